@@ -14,7 +14,7 @@ import logging
 import math
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,8 @@ class Ceilings:
     """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. bfloat16 and int8 have the best rates
     of their dot and matrix instructions, where the target has any. Levels are l1, l2, l3, memory; kinds are read, write, write_stream,
     copy, copy_stream. A quick measurement has no float64, and only memory reads and copies. `dispatch` is seconds of an empty launch inside
-    a plan, (one thread, all threads). `curve` has ascending sizes of the working set; it is empty where it was not measured."""
+    a plan, (one thread, all threads). `curve` has ascending sizes of the working set; it is empty where it was not measured.
+    `busy` says why the rates are too low, where the machine was busy while they were measured."""
 
     target: str
     threads: int
@@ -70,6 +71,7 @@ class Ceilings:
     bandwidth: dict[str, dict[str, tuple[float, float]]]
     dispatch: tuple[float, float]
     curve: tuple[CurvePoint, ...] = ()
+    busy: str | None = None
 
     def flops_per_second(self, dtype: DType, threads: int | None = None) -> float:
         """The arithmetic rate of `dtype`; a multiply-add counts as two. int8 and uint8 have one rate, integers of 16 bits half of it. A
@@ -194,7 +196,7 @@ def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, q
         log.log(logging.INFO if quick else logging.WARNING,
                 "the machine was busy while its ceilings were measured (%s): they are too low and are not kept; the next command that "
                 "needs them measures them again", busy)
-        return ceilings
+        return replace(ceilings, busy=busy)
     add_record(path, machine, asdict(ceilings))
     return ceilings
 

@@ -45,6 +45,12 @@ def seconds(value: float | None) -> str:
     return _scaled(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
 
 
+def gain(before: float | None, after: float | None) -> float | None:
+    """How many times shorter the duration `after` is than `before`: the quotient of the two as `seconds` shows them, so that a reader who
+    divides the figures of a page gets the gain that stands beside them. None where either is unknown."""
+    return float(f"{before:.3g}") / float(f"{after:.3g}") if before and after else None
+
+
 def flops_rate(value: float | None) -> str:
     """Floating-point operations per second: 258 GFLOP/s."""
     return NOTHING if not value else _scaled(value, ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")))

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from svod.bench.race import Ratio
-from svod.bench.report.data import Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step
+from svod.bench.report.data import NEXT_WIDTH, Course, TimedSize, Trial, TunedKernel, Tuning, fates_of, kind_of_step
 from svod.bench.roofline import Ceilings, known_ceilings
 from svod.compile.backend import target_with
-from svod.config import data_dir
-from svod.core.cost.op_count import count_operations
+from svod.config import BeamConfig, data_dir
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -24,7 +23,11 @@ from svod.core.machine.target import Target
 from svod.errors import SvodError
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner
+from svod.tune.measure.sizes import Size, work_of
+from svod.tune.session import bound_at
+from svod.tune.unfinished import what_is_left
 
+ASKED = BeamConfig(width=NEXT_WIDTH)        # the search that the report recommends
 NO_LIMIT = 1e6              # seconds: a budget of at least this many is none
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
@@ -44,11 +47,11 @@ def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | No
         return None
     machine = target_with(chosen)
     mine = [m for m in measurements if m.target == chosen]
-    kernels = _kernels(db, chosen, machine, mine, [s for s in searches if s.target == chosen])
-    newest = max(mine, key=lambda m: m.taken_at, default=None)
-    remarks = tuple(f"{s.where}: {s.reason}" for s in db.skipped[:5]) + ((db.problem,) if db.problem else ())
     if ceilings is None and machine is not None:
         ceilings = known_ceilings(data_dir() / "ceilings.json", machine)
+    kernels = _kernels(db, chosen, machine, mine, [s for s in searches if s.target == chosen], ceilings)
+    newest = max(mine, key=lambda m: m.taken_at, default=None)
+    remarks = tuple(f"{s.where}: {s.reason}" for s in db.skipped[:5]) + ((db.problem,) if db.problem else ())
     return Tuning(str(db.plan.write or ":none:"), chosen, newest.compiler if newest else "", _facts_of(db, chosen), tuple(kernels),
                   tuple(k for k in last if k != chosen), remarks, ceilings)
 
@@ -63,7 +66,7 @@ def _facts_of(db: TuningDB, target: str) -> dict[str, str]:
 
 
 def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Sequence[Measurement],
-             searches: Sequence[Search]) -> list[TunedKernel]:
+             searches: Sequence[Search], ceilings: Ceilings | None) -> list[TunedKernel]:
     """The kernels that were measured or searched on a target, those first that gained most."""
     records: dict[str, KernelRecord] = {}
     for k, _ in db.select(KernelRecord):
@@ -79,20 +82,30 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
     kernels = []
     for key in dict.fromkeys([*by_kernel, *(s.kernel for s in searches)]):
         winner = db.winner(key, target)
-        courses = _courses([s for s in searches if s.kernel == key], by_kernel.get(key, []))
-        kernels.append(_kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, machine, courses,
-                               verified.get((key, winner.linear), "") if winner else ""))
+        own = [s for s in searches if s.kernel == key]
+        evidence = next((m for m in by_kernel.get(key, ()) if winner is not None and m.id == winner.measurement), None)
+        found = _kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, evidence, machine, ceilings)
+        kernels.append(replace(found, courses=tuple(_courses(own, by_kernel.get(key, []))), left=what_is_left(own, ASKED),
+                               verified=verified.get((key, winner.linear), "") if winner else ""))
     return sorted(kernels, key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
 
 
-def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None, machine: Target | None, courses: Sequence[Course],
-            verified: str) -> TunedKernel:
+def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None, evidence: Measurement | None, machine: Target | None,
+            ceilings: Ceilings | None) -> TunedKernel:
+    """A kernel without its searches. `evidence`: the measurement that confirmed the winner."""
     shape = dtype = nest = problem = ""
     flops, moved = record.flops, record.bytes
+    share: float | None = None
+    timed: tuple[TimedSize, ...] = ()
+    seconds = winner.time if winner else None
+    heuristic = winner.heuristic_seconds if winner else None
     try:
         kernel = Kernel(data_to_ast(record.ast))
-        work = count_operations(kernel.ast)
-        flops, moved = float(work.flops), float(work.bytes_moved)
+        sizes = _sizes(kernel, evidence)
+        if sizes:
+            flops, moved = work_of(kernel, sizes)
+            timed = _timed(kernel, sizes, evidence, seconds, heuristic)
+            share = _share(kernel, sizes, machine, ceilings, seconds)
         out = kernel.stages[kernel.output]
         shape = "×".join(str(kernel.axes[a].extent) for a in out.outs) or "scalar"
         if out.reds:
@@ -107,11 +120,35 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
     except SvodError as e:
         problem = f"the stored chain or kernel cannot be replayed by this svod: {e}"
     chain = tuple(str(Opt.from_json(list(o))) for o in winner.chain) if winner else ()
-    speedup = Ratio(1 / winner.ratio, 1 / winner.ratio_high, 1 / winner.ratio_low) if winner else None
-    seconds = winner.time if winner else None
-    heuristic = seconds / winner.ratio if winner and seconds is not None else None
-    return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), flops, moved,
-                       chain, seconds, heuristic, speedup, verified, nest, problem, tuple(courses))
+    return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), flops, moved, chain, seconds, heuristic,
+                       winner.interval if winner else None, "", nest, problem, (), timed, share)
+
+
+def _sizes(kernel: Kernel, evidence: Measurement | None) -> tuple[Size, ...]:
+    """The sizes that the winner of a kernel was confirmed at: the one that a kernel without variables has; () where they are unknown."""
+    if not kernel.variables:
+        return ((),)
+    times = evidence.sizes if evidence is not None else ()
+    if any(s.at.keys() != set(kernel.variables) for s in times):
+        return ()
+    return tuple(tuple(s.at[name] for name in kernel.variables) for s in times)
+
+
+def _timed(kernel: Kernel, sizes: Sequence[Size], evidence: Measurement | None, seconds: float | None,
+           heuristic: float | None) -> tuple[TimedSize, ...]:
+    """The winner at each of these sizes, with the work of that size."""
+    if evidence is None or seconds is None or heuristic is None:
+        return ()
+    if not kernel.variables:
+        return (TimedSize("", seconds, heuristic, *work_of(kernel, sizes)),)
+    return tuple(TimedSize(str(s.named(evidence.variables)), s.seconds, s.seconds / s.ratio, *work_of(kernel, (size,)))
+                 for s, size in zip(evidence.sizes, sizes, strict=True))
+
+
+def _share(kernel: Kernel, sizes: Sequence[Size], machine: Target | None, ceilings: Ceilings | None, seconds: float | None) -> float | None:
+    """The share of the machine's ceiling that a kernel of `seconds` reaches; None where the ceiling was not measured."""
+    bound = bound_at(kernel, sizes, machine, ceilings) if machine is not None else None
+    return bound.seconds / seconds if bound is not None and bound.is_measured and seconds else None
 
 
 def _courses(searches: Sequence[Search], measurements: Sequence[Measurement]) -> list[Course]:

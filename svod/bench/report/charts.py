@@ -165,12 +165,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Roof:
-    """A ceiling: `rate` in flops per second (flat) or bytes per second (slanted)."""
+    """A ceiling: `rate` in flops per second (flat) or bytes per second (slanted). One that was measured on a busy machine is doubtful."""
 
     name: str
     rate: float
     flat: bool
     cls: str
+    is_doubtful: bool = False
 
     @property
     def rate_words(self) -> str:
@@ -202,10 +203,9 @@ def roofline(points: Sequence[Point], roofs: Sequence[Roof]) -> Frame:
     f = Frame(Scale(low_x, high_x, True), Scale(low_y, high_y, True), ROOF_HEIGHT, _short_rate,
               "operations per byte from and to memory", "FLOP/s")
     drawn_roofs = list(_draw_roofs(f, roofs, flat))
-    names = [*_place(points, roofs, f, WIDE, "wide"), *_place(points, roofs, f, NARROW, "narrow")]
+    names = [*_place_names(points, roofs, f, WIDE, "wide"), *_place_names(points, roofs, f, NARROW, "narrow")]
     leaders = [s for s in names if isinstance(s, Line)]
-    shapes = [*leaders, *(s for s in drawn_roofs if isinstance(s, Line)), *_draw_points(f, points),
-              *(s for s in (*drawn_roofs, *names) if isinstance(s, Text))]
+    shapes = [*leaders, *drawn_roofs, *_draw_points(f, points), *(s for s in names if isinstance(s, Text))]
     return replace(f, shapes=tuple(shapes), label=f"Roofline with {len(points)} kernels; the same figures stand in the table below")
 
 
@@ -214,8 +214,8 @@ def _short_rate(value: float) -> str:
     return next((f"{value / size:g} {unit}" for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")) if value >= size), f"{value:g}")
 
 
-def _draw_roofs(f: Frame, roofs: Sequence[Roof], flat: float) -> Iterator[Shape]:
-    """The ceilings as lines, and their names. `flat`: the highest arithmetic, or 0."""
+def _draw_roofs(f: Frame, roofs: Sequence[Roof], flat: float) -> Iterator[Line]:
+    """The ceilings as lines. `flat`: the highest arithmetic, or 0."""
     slants = [r for r in roofs if not r.flat]
     for roof in roofs:
         title = f"{roof.name}: {roof.rate_words}"
@@ -223,14 +223,15 @@ def _draw_roofs(f: Frame, roofs: Sequence[Roof], flat: float) -> Iterator[Shape]
             start = min((roof.rate / r.rate for r in slants), default=f.x.low)
             y = f.up(roof.rate)
             yield Line(max(0.0, f.x.at(max(start, f.x.low))), y, 1, y, f"roof {roof.cls}", title)
-            yield Text(1, y - 6, f"{roof.name} {roof.rate_words}", "rooftext halo", "end", -2)
-            continue
-        x0 = max(f.x.low, f.y.low / roof.rate)
-        x1 = min(f.x.high, (flat or f.y.high) / roof.rate)
-        if x1 > x0:
-            y0, left = f.up(roof.rate * x0), f.x.at(x0)
-            yield Line(left, y0, f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}", title)
-            yield Text(left, y0 - 7 if left < 0.01 else y0 - 14, roof.name, "rooftext halo", "start", 5)
+        elif (span := _span(f, roof, flat)) is not None:
+            x0, x1 = span
+            yield Line(f.x.at(x0), f.up(roof.rate * x0), f.x.at(x1), f.up(roof.rate * x1), f"roof {roof.cls}", title)
+
+
+def _span(f: Frame, roof: Roof, flat: float) -> tuple[float, float] | None:
+    """The intensities between which a slanted roof is drawn; None where it is outside the plot."""
+    x0, x1 = max(f.x.low, f.y.low / roof.rate), min(f.x.high, (flat or f.y.high) / roof.rate)
+    return (x0, x1) if x1 > x0 else None
 
 
 def _draw_points(f: Frame, points: Sequence[Point]) -> Iterator[Shape]:
@@ -255,16 +256,55 @@ _FAR = tuple((anchor, 4.0 * (anchor == "end") - 4.0 * (anchor == "start"), down)
 _Box = tuple[float, float, float, float]
 
 
-def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> Iterator[Shape]:
-    """The names of as many points as have room. First come the names that fit beside their points, fastest points first; the others are
-    placed further off, with lines to their points."""
+def _place_names(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: float, cls: str) -> Iterator[Shape]:
+    """The names of the roofs, and of as many points as have room, none over another."""
     taken: list[_Box] = []
-    for y in (f.up(roof.rate) for roof in roofs if roof.flat):
-        taken += [(0.0, y - 2, width, y + 2), (width - LETTER * 26, y - 20, width, y)]
     for p in points:
         x = f.x.at(p.intensity) * width
         taken += [(x - 6, f.up(rate) - 6, x + 6, f.up(rate) + 6) for rate in (p.rate, p.before, p.peer) if rate]
     labels: list[_Box] = []
+    yield from _place_roof_names(roofs, f, width, cls, taken, labels)
+    taken += [(0.0, y - 2, width, y + 2) for y in (f.up(roof.rate) for roof in roofs if roof.flat)]
+    yield from _place_point_names(points, f, width, cls, taken, labels)
+
+
+def _place_roof_names(roofs: Sequence[Roof], f: Frame, width: float, cls: str, marks: Sequence[_Box], labels: list[_Box]) -> Iterator[Text]:
+    """The name of each roof beside its line: a flat one's at the right end above it, a slanted one's above or below the first place along
+    it that is free of lines, marks and names. `labels` gets the boxes of the names."""
+    flat = max((r.rate for r in roofs if r.flat), default=0.0)
+    lines: list[_Box] = []
+    for roof in roofs:
+        if roof.flat:
+            y, text = f.up(roof.rate), f"{roof.name} {roof.rate_words}"
+            lines.append((0.0, y - 1, width, y + 1))
+            labels.append((width - LETTER * len(text) - 2, y - 18, width, y - 2))
+            yield Text(1, y - 6, text, f"rooftext halo {cls}", "end", -2)
+        elif (span := _span(f, roof, flat)) is not None:
+            places = [(f.x.at(x) * width, f.up(roof.rate * x)) for x in _along(span, 200)]
+            lines += [(x - 2, y - 2, x + 2, y + 2) for x, y in places]
+    for roof in roofs:
+        span = None if roof.flat else _span(f, roof, flat)
+        w = LETTER * len(roof.name)
+        for x, above in ((x, above) for x in _along(span, 60) for above in (True, False)) if span is not None else ():
+            at, y = f.x.at(x), f.up(roof.rate * x)
+            left, base = (at * width - 6 - w, y - 3) if above else (at * width + 8, y + 13)
+            box = (left, base - 10, left + w, base + 3)
+            if left >= 2 and left + w <= width and box[1] >= 0 and box[3] <= f.height and _is_free(box, [*lines, *marks, *labels]):
+                labels.append(box)
+                yield Text(at, base, roof.name, f"rooftext halo {cls}", "end" if above else "start", -6 if above else 8)
+                break
+
+
+def _along(span: tuple[float, float], count: int) -> list[float]:
+    """Intensities from one end of a slanted roof to the other, evenly spaced in the plot."""
+    low, high = span
+    return [low * (high / low) ** (i / count) for i in range(count + 1)]
+
+
+def _place_point_names(points: Sequence[Point], f: Frame, width: float, cls: str, taken: Sequence[_Box],
+                       labels: list[_Box]) -> Iterator[Shape]:
+    """The names of as many points as have room. First come the names that fit beside their points, fastest points first; the others are
+    placed further off, with lines to their points."""
     waiting = sorted(points, key=lambda p: -p.rate)
     for places in (_NEAR, _FAR):
         left_over = []
@@ -273,7 +313,7 @@ def _place(points: Sequence[Point], roofs: Sequence[Roof], f: Frame, width: floa
             for anchor, dx, dy in places:
                 left = at * width + dx - (0 if anchor == "start" else w if anchor == "end" else w / 2)
                 box = (left, y + dy - 10, left + w, y + dy + 3)
-                if left < 0 or left + w > width or y + dy < 10 or y + dy + 3 > f.height or not _is_free(box, taken + labels):
+                if left < 0 or left + w > width or y + dy < 10 or y + dy + 3 > f.height or not _is_free(box, [*taken, *labels]):
                     continue
                 if places is _FAR:
                     end = y + dy + (5 if dy < 0 else -12)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from svod.bench.race import Ratio
 from svod.bench.results import CaseResult, Run
 from svod.bench.roofline import Ceilings
+from svod.system import quantities as q
 
 OptText = str
 
@@ -87,13 +88,31 @@ class Course:
         return len(self.trials)
 
 
+#: The beam width of the command that goes on with the searches of a database.
+NEXT_WIDTH = 8
+
+
+@dataclass(frozen=True)
+class TimedSize:
+    """A kernel at one size: `at` has the values of its variables in words, "" for a kernel without variables. `seconds` are the winner's,
+    `heuristic` those of the heuristic's chain, at this size; `flops` and `bytes` are the work of this size."""
+
+    at: str
+    seconds: float
+    heuristic: float
+    flops: float
+    bytes: float
+
+
 @dataclass(frozen=True)
 class TunedKernel:
     """A kernel of the database on one target, and its winner.
 
     `speedup` is over the heuristic, in the race that confirmed the winner; None where no winner is confirmed. `seconds` is the winner's
-    median. `heuristic` is `seconds` times the speed-up, as two medians of a noisy machine may disagree with the paired ratio. `nest` is
-    the winner's loop nest; where it is "", `problem` says why."""
+    median. `heuristic` is `seconds` times the speed-up, as two medians of a noisy machine may disagree with the paired ratio. `sizes` are
+    those that the winner was confirmed at, one for a kernel without variables; `seconds`, `heuristic`, `flops` and `bytes` are geometric
+    means over them. `share` is that of the ceiling, None where that is unknown. `left` says what the command that goes on with searches
+    (`NEXT_WIDTH`) has left to try; None: nothing. `nest` is the winner's loop nest; where it is "", `problem` says why."""
 
     key: str
     name: str
@@ -110,6 +129,9 @@ class TunedKernel:
     nest: str
     problem: str
     courses: tuple[Course, ...]
+    sizes: tuple[TimedSize, ...] = ()
+    share: float | None = None
+    left: str | None = None
 
     @property
     def id(self) -> str:
@@ -118,8 +140,8 @@ class TunedKernel:
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the heuristic."""
-        return self.speedup.median if self.speedup else None
+        """How many times faster than the heuristic, as both times are shown; None where no winner is confirmed."""
+        return q.gain(self.heuristic, self.seconds)
 
     @property
     def saved(self) -> float:

@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from svod.bench.report.data import Overview, Tuning
-from svod.bench.report.words import CUT_SHORT, FASTER, NEAR_CEILING, kernel_title, listed, over_best_peer, over_heuristic, peer_names
+from svod.bench.report.words import FASTER, NEAR_CEILING, kernel_title, listed, over_best_peer, over_heuristic, peer_names
 from svod.bench.results import SVOD
+from svod.bench.roofline import Ceilings
+from svod.bench.suites.suites import SUITES
 from svod.bench.summary import geometric_mean, group_results
 from svod.core.machine.target import threads_of
 from svod.system import quantities as q
@@ -24,11 +26,19 @@ class KeyFigure(NamedTuple):
 
 
 def title(view: Overview, tuning: Tuning | None) -> str:
-    """`Core, odd on AMD EPYC`."""
+    """`Core, odd on AMD EPYC`, or `2 of 24 kernels of core on AMD EPYC` where the runs hold a part of a suite."""
     if view.latest is not None:
-        return f"{', '.join(dict.fromkeys(c.suite for c in view.cases)).capitalize()} on {view.latest.machine.cpu}"
+        suites = ", ".join(_suite_words(view, suite) for suite in dict.fromkeys(c.suite for c in view.cases))
+        return f"{suites[0].upper()}{suites[1:]} on {view.latest.machine.cpu}"
     assert tuning is not None, "there is something to show"
     return f"Tuned kernels on {tuning.target.split('/')[1] if '/' in tuning.target else tuning.target}"
+
+
+def _suite_words(view: Overview, suite: str) -> str:
+    """The name of a suite, after how many of its kernels the runs hold where these are not all."""
+    own = [c.name for c in view.cases if c.suite == suite]
+    total = len(SUITES[suite]) if suite in SUITES else max(view.source[name].settings.count or 0 for name in own)
+    return suite if len(own) >= total else f"{len(own)} of {q.count(total, 'model' if suite == 'models' else 'kernel')} of {suite}"
 
 
 def subtitle(view: Overview, tuning: Tuning | None) -> str:
@@ -46,7 +56,7 @@ def subtitle(view: Overview, tuning: Tuning | None) -> str:
     return " · ".join(p for p in parts if p)
 
 
-def warnings(view: Overview) -> Iterator[str]:
+def warnings(view: Overview, tuning: Tuning | None) -> Iterator[str]:
     """The facts that a reader must know before the figures."""
     if len(view.targets) > 1:
         yield (f"These runs are from {len(view.targets)} kinds of machine: ratios can be compared, times cannot. "
@@ -54,22 +64,30 @@ def warnings(view: Overview) -> Iterator[str]:
     busy = list(dict.fromkeys(r.load.busy for r in view.runs if r.load.busy))
     if busy:
         yield f"The machine was busy: {'; '.join(busy)}. Take small differences with care."
+    if (ceilings := ceilings_of(view, tuning)) is not None and ceilings.busy:
+        yield f"The machine was busy while its ceilings were measured ({ceilings.busy}): they are too low, and shares of them too high."
     wrong = [f"{c.title} ({o.name}): {o.why}" for c in view.cases for o in c.contestants if o.status == "wrong" and o.name in SVOD]
     if wrong:
         yield f"Wrong results of svod: {'; '.join(wrong)}"
 
 
+def ceilings_of(view: Overview, tuning: Tuning | None) -> Ceilings | None:
+    """The ceilings that a report shows: the latest run's, else those of the database's machine."""
+    return view.ceilings or (tuning.ceilings if tuning is not None else None)
+
+
 def tiles(view: Overview, tuning: Tuning | None) -> list[KeyFigure]:
     """The key figures, at most five."""
-    tiles = (_gain(view, tuning), _peers(view), _ceiling(view), _kernels(view, tuning), _time(view, tuning))
+    tiles = (_gain(view, tuning), _peers(view), _ceiling(view, tuning), _kernels(view, tuning), _time(view, tuning))
     return [t for t in tiles if t is not None]
 
 
 def _gain(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
     means = group_results(view.cases)[-1].speedups if view.cases else {}
-    gains = [s.median for c in view.cases if (s := over_heuristic(c)) is not None]
-    if not gains and tuning is not None:
-        gains = [k.gain for k in tuning.kernels if k.gain is not None]
+    if view.cases:
+        gains = [s.median for c in view.cases if (s := over_heuristic(c)) is not None]
+    else:
+        gains = [k.gain for k in tuning.kernels if k.gain is not None] if tuning is not None else []
     if not gains:
         return None
     detail = f"geometric mean; {sum(g >= FASTER for g in gains)} of {q.count(len(gains), 'kernel')} gained, the most {q.times(max(gains))}"
@@ -86,11 +104,17 @@ def _peers(view: Overview) -> KeyFigure | None:
     return KeyFigure(q.times(geometric_mean([s.median for s in peers])), "over the best peer", detail)
 
 
-def _ceiling(view: Overview) -> KeyFigure | None:
-    shares = [c.svod.ceiling_share for c in view.cases if c.svod is not None and c.svod.ceiling_share]
+def _ceiling(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
+    if view.cases:
+        shares = [c.svod.ceiling_share for c in view.cases if c.svod is not None and c.svod.ceiling_share]
+    else:
+        shares = [k.share for k in tuning.kernels if k.share] if tuning is not None else []
     if not shares:
         return None
+    ceilings = ceilings_of(view, tuning)
     detail = f"geometric mean; {sum(s >= NEAR_CEILING for s in shares)} of {len(shares)} above {q.percent(NEAR_CEILING)}"
+    if ceilings is not None and ceilings.busy:
+        detail += "; the ceilings are those of a busy machine"
     return KeyFigure(q.percent(geometric_mean(shares)), "of the ceiling", detail)
 
 
@@ -108,7 +132,7 @@ def _kernels(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
 
 
 def _time(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
-    if tuning is not None and tuning.courses:
+    if not view.runs and tuning is not None and tuning.courses:
         tried = f"{sum(c.candidates for c in tuning.courses):,}".replace(",", " ")
         timed = sum(c.fates[f] for c in tuning.courses for f in TIMED_FATES)
         return KeyFigure(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching",
@@ -125,7 +149,7 @@ def verdict(view: Overview, tuning: Tuning | None) -> str:
     gain, best = max(gains, default=(0.0, ""))
     if gain >= FASTER:
         sentences.append(f"Tuning gained most for {best}: {q.times(gain)} the heuristic.")
-    elif tuning is not None and tuning.kernels and (tuning.kernels[0].gain or 0) >= FASTER:
+    elif not view.cases and tuning is not None and tuning.kernels and (tuning.kernels[0].gain or 0) >= FASTER:
         k = tuning.kernels[0]
         sentences.append(f"The search saved most in {kernel_title(k)}: from {q.seconds(k.heuristic)} to {q.seconds(k.seconds)}, "
                          f"{q.times(k.gain)}.")
@@ -133,8 +157,8 @@ def verdict(view: Overview, tuning: Tuning | None) -> str:
     if below:
         sentences.append(f"{q.count(below, 'kernel')} {'is' if below == 1 else 'are'} below {q.percent(NEAR_CEILING)} of what the "
                          "machine can do.")
-    elif tuning is not None:
-        unfinished = sum(bool(k.courses) and k.courses[-1].ended_by in CUT_SHORT for k in tuning.kernels)
+    elif not view.cases and tuning is not None:
+        unfinished = sum(k.left is not None for k in tuning.kernels)
         if unfinished:
             sentences.append(f"{q.count(unfinished, 'search')} ended with more to try.")
     return " ".join(sentences)
@@ -147,11 +171,11 @@ def gaps(view: Overview, tuning: Tuning | None) -> Iterator[str]:
     else:
         if not peer_names(view):
             yield "peers (none took part: svod-bench run --peers numpy,torch,onnxruntime,jax)."
-        if view.ceilings is None and (tuning is None or tuning.ceilings is None):
+        if ceilings_of(view, tuning) is None:
             yield "ceilings (the run has none: svod-bench ceilings)."
         if not any(over_heuristic(c) is not None for c in view.cases):
             yield "gains of tuning in these runs (they hold no tuned contestant: svod-bench run --beam 8)."
     if tuning is None or not tuning.kernels:
-        yield "searches and winning chains (no tuning database with searches was given: --db PATH)."
+        yield "searches and winning chains (--with-db adds those of SVOD_TUNE_DB, --db PATH those of another database)."
     elif tuning.other_targets:
         yield f"records of {q.count(len(tuning.other_targets), 'other kind')} of machine in the database."

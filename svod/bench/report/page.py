@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from svod.bench.report import charts, headline, sections, words
-from svod.bench.report.data import FATES, Overview, Tuning, overview
+from svod.bench.report.data import FATES, NEXT_WIDTH, Overview, TimedSize, Tuning, overview
 from svod.bench.results import ContestantResult, Run
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, group_results
@@ -92,8 +92,8 @@ def _templates(kind: str) -> Environment:
                       lstrip_blocks=True, finalize=_no_break if kind == "html" else None)
     env.globals.update({name: value for name, value in vars(words).items() if callable(value)},
                        q=q, charts=charts, headline=headline, sections=sections, shapes_of_stack=charts.stacked, FASTER=words.FASTER,
-                       FATES=FATES, ALL=ALL, BEST_PEER=BEST_PEER, OPEN_KERNELS=OPEN_KERNELS, DRAWN_KERNELS=DRAWN_KERNELS,
-                       kinds_of=_kinds_of, column=sections.Column)
+                       FATES=FATES, NEXT_WIDTH=NEXT_WIDTH, ALL=ALL, BEST_PEER=BEST_PEER, OPEN_KERNELS=OPEN_KERNELS,
+                       DRAWN_KERNELS=DRAWN_KERNELS, timed_sizes=_timed_sizes, kinds_of=_kinds_of, column=sections.Column)
     env.filters.update(part=lambda x: f"{100 * x:.2f}%", px=lambda y: f"{y:.1f}", opt_words=words.opt_words, in_cell=_in_cell,
                        has_any=lambda values: any(v is not None for v in values), searched=words.search_seconds, fates_words=_fates_words,
                        time_or_status=_time_or_status)
@@ -114,6 +114,11 @@ def _kinds_of(ceilings: Ceilings) -> list[str]:
 
 def _fates_words(fates: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {name}" for name, n in fates.items() if n)
+
+
+def _timed_sizes(sizes: Sequence[TimedSize]) -> str:
+    """`v0=1: 3.20 µs, v0=64: 41.0 µs`."""
+    return ", ".join(f"{s.at}: {q.seconds(s.seconds)}" for s in sizes)
 
 
 def _in_cell(text: str) -> str:

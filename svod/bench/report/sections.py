@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from svod.bench.report import charts
 from svod.bench.report.charts import Bar, Frame, Point, Roof, Shape
-from svod.bench.report.data import FATES, Course, Fate, Overview, TunedKernel, Tuning
+from svod.bench.report.data import FATES, NEXT_WIDTH, Course, Fate, Overview, TimedSize, TunedKernel, Tuning
+from svod.bench.report.headline import ceilings_of
 from svod.bench.report.words import (
-    CUT_SHORT,
     FASTER,
     NEAR_CEILING,
     case_id,
@@ -19,11 +19,13 @@ from svod.bench.report.words import (
     over_best_peer,
     over_heuristic,
     peer_names,
+    search_seconds,
     short_name,
     side_of,
 )
 from svod.bench.results import CaseResult, ContestantResult, Run, Speedup
 from svod.bench.roofline import Ceilings
+from svod.bench.suites.suites import SUITES
 from svod.bench.summary import ALL, BEST_PEER, group_results, suite_results
 from svod.system import quantities as q
 
@@ -82,31 +84,48 @@ def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
     drawn = [(c, best) for c, best in timed if _has_intensity(c)]
     points = [_case_point(c, best) for c, best in drawn]
     if all(c.suite == "models" for c in view.cases) and tuning is not None:
-        points += [_kernel_point(k, k.seconds) for k in tuning.kernels if k.seconds and k.flops and k.bytes]
+        points += [_kernel_point(k, s) for k in tuning.kernels for s in k.sizes if s.flops and s.bytes]
     if not points:
         return None
-    ceilings = view.ceilings or (tuning.ceilings if tuning is not None else None)
+    ceilings = ceilings_of(view, tuning)
     roofs = roofs_of(ceilings, [c.dtype for c in view.cases]) if ceilings is not None else []
-    notes = []
-    if not roofs:
-        notes.append("The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them.")
-    if len(points) > len(drawn) > 0:
-        notes.append("Beside the models stand the kernels that the tuning database knows, as they were confirmed.")
+    notes = [*_notes_on_roofs(ceilings), *_notes_on_points(tuning if len(points) > len(drawn) else None, bool(drawn))]
     if len(drawn) < len(timed):
         notes.append(f"Not on this plot, because they do no arithmetic: {listed([c.title for c, _ in timed if not _has_intensity(c)])}.")
     return Roofline(charts.roofline(points, roofs), roofs, any(p.peer for p in points), notes)
 
 
+def _notes_on_roofs(ceilings: Ceilings | None) -> Iterator[str]:
+    if ceilings is None:
+        yield "The machine's ceilings are not known here, so no roofs are drawn: `svod-bench ceilings` measures them."
+    elif ceilings.busy:
+        yield ("The roofs are drawn pale: the machine was busy while they were measured, so they are too low. `svod-bench ceilings` on a "
+               "quiet machine measures them again.")
+
+
+def _notes_on_points(tuning: Tuning | None, beside_models: bool) -> Iterator[str]:
+    """What is to be said of the kernels of a database that stand on the plot."""
+    if tuning is None:
+        return
+    if beside_models:
+        yield "Beside the models stand the kernels that the tuning database knows, as they were confirmed."
+    if any(s.at for k in tuning.kernels for s in k.sizes):
+        yield "A kernel with variables has one point for each size that it was timed at."
+
+
 def roofs_of(ceilings: Ceilings, dtypes: Sequence[str]) -> list[Roof]:
     """The ceilings of all cores as lines: multiply-adds of the dtypes that occur, and the bandwidth of each level below L1."""
     peaks = {dtype: many for dtype, (_, many) in ceilings.flops.items()}
-    roofs = [Roof("f32 FMA", peaks["float32"], True, "flat")] if "float32" in peaks else []
+    busy = ceilings.busy is not None
+    doubt = " doubtful" if busy else ""
+    roofs = [Roof("f32 FMA", peaks["float32"], True, f"flat{doubt}", busy)] if "float32" in peaks else []
     if "float64" in dtypes and "float64" in peaks:
-        roofs.append(Roof("f64 FMA", peaks["float64"], True, "flat second"))
+        roofs.append(Roof("f64 FMA", peaks["float64"], True, f"flat second{doubt}", busy))
     for level, name in (("l2", "L2"), ("l3", "L3"), ("memory", "memory")):
         kinds = ceilings.bandwidth.get(level, {})
         if kinds:
-            roofs.append(Roof(name, max(many for kind, (_, many) in kinds.items() if not kind.startswith("write")), False, level))
+            rate = max(many for kind, (_, many) in kinds.items() if not kind.startswith("write"))
+            roofs.append(Roof(name, rate, False, level + doubt, busy))
     return roofs
 
 
@@ -125,10 +144,11 @@ def _case_point(case: CaseResult, best: ContestantResult) -> Point:
                  case.flops / peer.median if peer is not None and peer.median else None)
 
 
-def _kernel_point(k: TunedKernel, seconds: float) -> Point:
-    return Point(short_name(k), f"#{k.id}", k.flops / k.bytes, k.flops / seconds,
-                 f"{kernel_title(k)}: {q.flops_rate(k.flops / seconds)}, {q.seconds(seconds)}",
-                 k.flops / k.heuristic if k.heuristic and (k.gain or 1) > FASTER else None)
+def _kernel_point(k: TunedKernel, size: TimedSize) -> Point:
+    rate, at = size.flops / size.seconds, f" at {size.at}" if size.at else ""
+    return Point(f"{short_name(k)}{at}", f"#{k.id}", size.flops / size.bytes, rate,
+                 f"{kernel_title(k)}{at}: {q.flops_rate(rate)}, {q.seconds(size.seconds)}",
+                 size.flops / size.heuristic if (k.gain or 1) > FASTER else None)
 
 
 # -- speed-ups --------------------------------------------------------------------------------------
@@ -224,43 +244,58 @@ def _means(speedups: Mapping[str, float]) -> str:
 
 def database_speedups(tuning: Tuning | None) -> Speedups | None:
     """The winners of a database over the heuristic, largest gain first. Kernels that gained nothing are shown only if no kernel gained."""
-    kernels = sorted(tuning.kernels, key=lambda k: -k.speedup.median if k.speedup is not None else 0.0) if tuning is not None else []
-    won = [(k, s) for k in kernels if (s := k.speedup) is not None]
+    kernels = sorted(tuning.kernels, key=lambda k: -(k.gain or 0.0)) if tuning is not None else []
+    won = [(k, gain, k.speedup) for k in kernels if (gain := k.gain) is not None and k.speedup is not None]
     if not won:
         return None
-    scale = charts.speedup_scale([v for _, s in won for v in (s.low, s.median, s.high)])
-    gained = [(k, s) for k, s in won if abs((k.gain or 1.0) - 1.0) >= FASTER - 1.0] or won
+    scale = charts.speedup_scale([v for _, gain, s in won for v in (s.low, gain, s.high)])
+    gained = [w for w in won if abs(w[1] - 1.0) >= FASTER - 1.0] or won
     rows = []
-    for k, s in gained:
-        bar = Bar(s.median, s.low, s.high, "ahead" if s.low > 1 else "level", f"{q.times(s.median)} heuristic{_interval(s.low, s.high)}")
+    for k, gain, s in gained:
+        bar = Bar(gain, s.low, s.high, "ahead" if s.low > 1 else "level", f"{q.times(gain)} heuristic{_interval(s.low, s.high)}")
         rows.append(SpeedupRow(short_name(k), f"#{k.id}", k.shape, "", f"{kernel_title(k)}: {bar.title}", charts.speedup_height([bar]),
                                charts.speedup_row([bar], [], scale),
-                               [Figure(q.times(s.median), "", f"{q.seconds(k.heuristic)} → {q.seconds(k.seconds)}")]))
+                               [Figure(q.times(gain), "", f"{q.seconds(k.heuristic)} → {q.seconds(k.seconds)}")]))
     return Speedups(charts.speedup_axis(scale), [SpeedupGroup("", "", rows)], left_out=len(won) - len(gained))
 
 
 # -- what to tune next, suites, machine -------------------------------------------------------------
 
 class Room(NamedTuple):
-    """A case below its ceiling: svod's best, and how many times faster the ceiling is."""
+    """A case below its ceiling: svod's best, how many times faster the ceiling is, and the command that searches more for it."""
 
     case: CaseResult
     best: ContestantResult
     factor: float
+    command: str
 
 
 def furthest_below(view: Overview) -> list[Room]:
     """The cases furthest below their ceilings."""
-    rooms = [Room(c, c.svod, 1 / c.svod.ceiling_share) for c in view.cases
+    rooms = [Room(c, c.svod, 1 / c.svod.ceiling_share, _search_command(c, view.source[c.name])) for c in view.cases
              if c.svod is not None and c.svod.median and c.bound is not None and c.svod.ceiling_share is not None
              and c.svod.ceiling_share < NEAR_CEILING]
     return sorted(rooms, key=lambda r: -r.factor)[:NEXT]
 
 
+def _search_command(case: CaseResult, run: Run) -> str:
+    """The command that searches more for a case than its run did. A search of that run is gone on with at twice its width. Otherwise the
+    database that the command finds may know the kernel from a wider search, so the command asks for a fresh one."""
+    settings = run.settings
+    drawn = f" --seed {settings.seed} --count {settings.count}" if settings.count is not None and case.suite not in SUITES else ""
+    how = f"{2 * settings.beam}" if settings.beam is not None and search_seconds(case) else f"{settings.beam or NEXT_WIDTH} --fresh"
+    return f"svod-bench run --suite {case.suite} --kernels {case.name}{drawn} --beam {how}"
+
+
 def cut_short(tuning: Tuning | None) -> list[TunedKernel]:
-    """The longest kernels whose latest search had more to try."""
-    unfinished = [k for k in tuning.kernels if k.courses and k.courses[-1].ended_by in CUT_SHORT] if tuning is not None else []
+    """The longest kernels of which the command that goes on with searches has more to try."""
+    unfinished = [k for k in tuning.kernels if k.left is not None] if tuning is not None else []
     return sorted(unfinished, key=lambda k: -(k.seconds or 0.0))[:NEXT]
+
+
+def takes_part(view: Overview, contestant: str) -> bool:
+    """Whether any case has this contestant."""
+    return any(c.outcome(contestant) is not None for c in view.cases)
 
 
 class SuiteRow(NamedTuple):

@@ -9,7 +9,6 @@ from svod.bench.results import CaseResult, Speedup
 
 FASTER = 1.02           # the least speed-up that counts as a gain
 NEAR_CEILING = 0.8      # share of the ceiling above which a search is not worth its time
-CUT_SHORT = ("budget spent", "interrupted")     # the ends of searches that had more to try
 
 
 def case_id(case: CaseResult) -> str:

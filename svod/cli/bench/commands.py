@@ -217,11 +217,12 @@ def compare(before: Path, after: Path, as_json: bool, force: bool) -> None:
 
 @cli.command()
 @click.argument("runs", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="[RUN.json]...")
-@click.option("--db", metavar="PATHS", help="Tuning databases whose searches are shown; default: SVOD_TUNE_DB, else the user's.")
+@click.option("--db", metavar="PATHS", help="Tuning databases whose searches are shown.")
+@click.option("--with-db", is_flag=True, help="Also show the searches in SVOD_TUNE_DB, else the user's database. The default without runs.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default=Path("report.html"), show_default=True)
 @click.option("--markdown", is_flag=True, help="The figures as Markdown, for a pull request, to stdout.")
-def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool) -> None:
-    """Make one HTML file that opens offline from runs, and from the searches in a tuning database; either alone is enough."""
+def report(runs: tuple[Path, ...], db: str | None, with_db: bool, output: Path, markdown: bool) -> None:
+    """Make one HTML file that opens offline: of runs, of the searches in a tuning database, or of both. Runs alone show no database."""
     from svod.bench.report.page import render_markdown, write_report
     from svod.bench.results import read_run
     from svod.tune.db import TuningDB
@@ -231,7 +232,7 @@ def report(runs: tuple[Path, ...], db: str | None, output: Path, markdown: bool)
         check_output("-o", output, *runs)
     results = [read_run(path) for path in runs]
     tuning = None
-    spec = db if db is not None else config.PrepareConfig.env_value("db")
+    spec = db if db is not None else config.PrepareConfig.env_value("db") if with_db or not runs else config.NONE
     if spec != config.NONE:
         with TuningDB.open(spec, read_only=True) as database:
             if db is not None:

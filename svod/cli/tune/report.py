@@ -11,7 +11,7 @@ from svod.bench.summary import NOISY
 from svod.cli.tune.progress import short_origin
 from svod.cli.tune.survey import KernelRate, SurveyRow, rate_of
 from svod.core.machine.target import Target
-from svod.system.quantities import count, percent
+from svod.system.quantities import count, gain, percent
 from svod.system.quantities import seconds as in_words
 from svod.system.tables import text_table
 from svod.tune.db.records import SizeTime
@@ -45,8 +45,8 @@ class KernelReport:
 
     @property
     def gain(self) -> float | None:
-        """The speed-up over the heuristic."""
-        return self.heuristic / self.tuned if self.heuristic and self.tuned else None
+        """The speed-up over the heuristic, as both times are shown."""
+        return gain(self.heuristic, self.tuned)
 
 
 def work_lines(rows: Sequence[SurveyRow], beam: int) -> list[str]:
@@ -85,9 +85,9 @@ def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Cei
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else KernelRate(0.0, "", None)
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
-        gain = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
+        gained = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
         name = o.row.name if len(o.row.name) <= most else f"{o.row.name[:most - 1]}…"
-        rows.append((f"{name} {o.row.key[:KEY_SHOWN]}", _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gain, rate,
+        rows.append((f"{name} {o.row.key[:KEY_SHOWN]}", _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gained, rate,
                      percent(shown.share)))
     kept = [i for i, name in enumerate(header) if width >= NARROW or name != "rate"]
     lines = text_table([header[i] for i in kept], [[r[i] for i in kept] for r in rows],
@@ -161,7 +161,7 @@ def outcome_json(o: KernelReport, target: Target, ceilings: Ceilings | None) -> 
     rate = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else None
     interval = None if o.speedup is None else [o.speedup.low, o.speedup.median, o.speedup.high]
     return {**row_json(o.row), "chain": o.chain, "source": o.source, "heuristic_seconds": o.heuristic, "tuned_seconds": o.tuned,
-            "verified": o.verified, "confirmed": o.confirmed, "speedup": interval, "linear": o.linear, "why": o.why,
+            "gain": o.gain, "verified": o.verified, "confirmed": o.confirmed, "speedup": interval, "linear": o.linear, "why": o.why,
             "sizes": [asdict(s) for s in o.sizes],
             "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share}}
 

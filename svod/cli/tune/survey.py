@@ -16,7 +16,6 @@ from svod.compile.backend import device_named, target_with
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import BeamConfig, PrepareConfig
-from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target
 from svod.core.schedule.family import family_key
@@ -25,7 +24,7 @@ from svod.tune.chains import choose
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
 from svod.tune.measure.plan_sizes import profile_at_sizes
-from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes, variable_names
+from svod.tune.measure.sizes import Size, merged_sizes, variable_names, work_of
 from svod.tune.session import bound_at
 from svod.tune.unfinished import left_to_search
 
@@ -124,15 +123,6 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyR
                               calls[k] * seconds[k] / total, family_key(kernels[k].ast), *work_of(kernels[k], sizes), sizes=sizes,
                               variables=variable_names(kernels[k], called)))
     return sorted(rows, key=lambda r: (-r.share, r.key))
-
-
-def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
-    """Operations and bytes of one call; geometric means over the sizes of a kernel with variables."""
-    if not kernel.variables:
-        work = count_operations(kernel.ast)
-        return float(work.flops), float(work.bytes_moved)
-    counts = [count_operations(at_size(kernel, size).ast) for size in sizes]
-    return geometric_mean([max(1, e.flops) for e in counts]), geometric_mean([max(1, e.bytes_moved) for e in counts])
 
 
 def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, beam: BeamConfig, *,

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 from svod.compile.plan.plan_parts import VariableSpec
+from svod.core.cost.op_count import count_operations
 from svod.core.ir.launch import evaluate_extent
 from svod.core.ir.uop import UOp
 from svod.core.kernel.kernel import Kernel
@@ -78,6 +79,15 @@ def variable_names(kernel: Kernel, calls: Sequence[Sequence[VariableSpec]]) -> d
 def geometric_mean(values: Sequence[float]) -> float:
     """Of positive numbers."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
+    """Operations and bytes of one call; geometric means over the sizes of a kernel with variables."""
+    if not kernel.variables:
+        work = count_operations(kernel.ast)
+        return float(work.flops), float(work.bytes_moved)
+    counts = [count_operations(at_size(kernel, size).ast) for size in sizes]
+    return geometric_mean([max(1, e.flops) for e in counts]), geometric_mean([max(1, e.bytes_moved) for e in counts])
 
 
 # -- verifying ----------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,20 @@ from markupsafe import escape
 
 from svod.bench.race import Ratio
 from svod.bench.report import charts
-from svod.bench.report.data import FATES, KINDS, SEVERAL, START, Course, Trial, TunedKernel, Tuning, fates_of, kind_of_step, overview
+from svod.bench.report.data import (
+    FATES,
+    KINDS,
+    SEVERAL,
+    START,
+    Course,
+    TimedSize,
+    Trial,
+    TunedKernel,
+    Tuning,
+    fates_of,
+    kind_of_step,
+    overview,
+)
 from svod.bench.report.page import NO_DATA, render_html, render_markdown, write_report
 from svod.bench.results import Run, read_run
 from svod.core.kernel.opts import OPTS
@@ -76,6 +89,7 @@ def tuning(name: str = "layer1.0.conv1") -> Tuning:
         "phase 0: out → p0\n  for o0 in 0…64\n    p0[o0] = p1[o0]",
         "",
         (course,),
+        (TimedSize("", 1e-3, 2e-3, 2.3e8, 1.7e6),),
     )
     kept = replace(
         won, key="b" * 32, origins=(), speedup=Ratio(1.0, 1.0, 1.0), seconds=2e-3, nest="", problem="it is for another machine", courses=()
@@ -188,7 +202,7 @@ def test_missing_parts_are_left_out_and_said(run: Run, with_run: bool, with_data
     found = check(render_html([run] if with_run else [], tuning() if with_database else None, now=NOW))
     text = " ".join(found.text)
     assert ("kernels" in found.ids) is with_database and ("cases" in found.ids) is with_run
-    assert "Left out:" in text and ("--db PATH" in text) is with_run and ("no run was given" in text) is with_database
+    assert "Left out:" in text and ("--with-db" in text) is with_run and ("no run was given" in text) is with_database
 
 
 def test_without_peers_ceilings_or_tuned(run: Run, model_run: Run) -> None:
