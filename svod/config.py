@@ -72,6 +72,8 @@ def _parse_switch(text: str) -> bool:
 
 
 _SWITCH = Accept("0 or 1 (also true/false, yes/no, on/off)", _parse_switch, lambda v: isinstance(v, bool))
+_OPEN_SWITCH = _SWITCH._replace(check=lambda v: v is None or isinstance(v, bool))
+_PROFILE = Accept("0, 1 or 2", int, lambda v: v is None or (_is_int(v) and 0 <= v <= 2))
 _TEXT = Accept("text", str, lambda v: v is None or isinstance(v, str))
 _PATH = Accept("a path", str, lambda v: v is None or isinstance(v, (str, os.PathLike)))
 _PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t == "0" else t, _PATH.check)
@@ -265,6 +267,11 @@ class PrepareConfig(_Config):
                                 "what to print of every plan: 1 its kernels, 2 their loops, 3 their ASTs, 4 LINEAR, 5 LLVM IR")
     dump_after: str | None = _option("SVOD_DUMP_AFTER", None, _TEXT, "passes after which every plan is printed, with commas; "
                                      "see docs/debugging.md")
+    profile: int | None = _option("SVOD_PROFILE", None, _PROFILE, "time every kernel of every run: 1 prints a table when the program ends, "
+                                  "2 each kernel as it runs as well; kernels then run one after the other")
+    trace: str | None = _option("SVOD_TRACE", None, _PATH,
+                                "write the kernels of every run with their times to this file, for chrome://tracing and Perfetto")
+    perf_map: bool | None = _option("SVOD_PERF_MAP", None, _OPEN_SWITCH, "name compiled kernels in /tmp/perf-PID.map, which perf reads")
     opts: Mapping[str, Chain | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -308,8 +315,8 @@ class PrepareConfig(_Config):
         """This configuration with the fields that are None, but for `beam`, as the environment says. SVOD_CAPTURE and SVOD_NOOPT win over
         it: a captured script searches nothing, whatever it asks for."""
         _warn_of_unknown_variables()
-        changes = {name: self.env_value(name) for name in ("db", "threads", "object_cache", "device", "debug", "dump_after")
-                   if getattr(self, name) is None}
+        open_ones = ("db", "threads", "object_cache", "device", "debug", "dump_after", "profile", "trace", "perf_map")
+        changes = {name: self.env_value(name) for name in open_ones if getattr(self, name) is None}
         if (capture := self.env_value("capture")) is not None:
             changes["capture"] = capture
         if OptimizerConfig.env_value("noopt"):

@@ -18,6 +18,7 @@ from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Choice, Compiled, compile_all, compiler_for
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import PlannerMode
+from svod.compile.plan.observe import observe
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
 from svod.config import BeamConfig, PrepareConfig
@@ -172,6 +173,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if dumps:
         dump(sink, constants, unbound, plan, config)
+    observe(plan, config)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:

@@ -28,7 +28,7 @@ from svod.compile.plan.plan_parts import PreparedKernel
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.errors import ArgumentError, LaunchError
-from svod.system.quantities import count, percent
+from svod.system.quantities import count, giga, percent
 from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
@@ -54,6 +54,16 @@ class KernelTime:
     flops: int | None
     bytes: int | None
     bound: float | None
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """None where the work is unknown."""
+        return self.flops / self.seconds if self.flops is not None and self.seconds else None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The bytes of its arguments, each counted once, over its time; None where they are unknown."""
+        return self.bytes / self.seconds if self.bytes is not None and self.seconds else None
 
     @property
     def ceiling_share(self) -> float | None:
@@ -94,7 +104,9 @@ class Profile:
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, flops, bytes; shares are parts of 1."""
         def row(item: KernelTime | LayerTime) -> dict[str, Any]:
-            return {f.name: getattr(item, f.name) for f in fields(item)} | {"ceiling_share": item.ceiling_share}
+            rates = {"flops_per_second": item.flops_per_second, "bytes_per_second": item.bytes_per_second} \
+                if isinstance(item, KernelTime) else {}
+            return {f.name: getattr(item, f.name) for f in fields(item)} | rates | {"ceiling_share": item.ceiling_share}
         return {"format": "svod-profile", "version": 1, "plan_seconds": self.plan_seconds, "kernel_seconds": self.kernel_seconds,
                 "passes": self.passes, "threads": self.threads,
                 "kernels": [row(k) | {"chain": [list(o) for o in k.chain]} for k in self.kernels],
@@ -104,12 +116,12 @@ class Profile:
         """Two tables as text of at most `width` columns (at least 60): the `top` kernels that take most time, and the layers."""
         ranked = sorted(self.kernels, key=lambda k: -k.seconds)
         shown = ranked[:top]
-        rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
-                for k in shown]
+        rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), giga(k.flops_per_second), giga(k.bytes_per_second),
+                 percent(k.ceiling_share), k.source, k.origin or UNKNOWN) for k in shown]
         out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
                f"{count(self.threads, 'thread')}", ""]
-        out += text_table(("kernel", "time", "share", "ceiling", "opts", "origin"), rows, right={"time", "share", "ceiling"},
-                          shrink={"kernel", "origin"}, width=width)
+        header = ("kernel", "time", "share", "GFLOP/s", "GB/s", "ceiling", "opts", "origin")
+        out += text_table(header, rows, right=header[1:6], shrink={"kernel", "opts", "origin"}, width=width)
         if len(shown) < len(ranked):
             rest = sum(k.seconds for k in ranked[len(shown):])
             out.append(f"and {len(ranked) - len(shown)} more kernels, {duration(rest)}")
@@ -136,11 +148,12 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
     with plan.lock:
         plan.execute()
         running = plan.kernels
+        works = [k.work_at(plan.variable_values()) for k in running]
         passes, times, whole, empty = _time_passes(plan, seconds, clock)
     own = [max(0.0, statistics.median(t) - empty) for t in times]
     total = sum(own)
-    kernels = tuple(_kernel_time(i, k, t, t / total if total else 0.0, limits, target, plan.threads) for i, (k, t) in
-                    enumerate(zip(running, own, strict=True)))
+    kernels = tuple(_kernel_time(i, k, work, t, t / total if total else 0.0, limits, target, plan.threads) for i, (k, work, t) in
+                    enumerate(zip(running, works, own, strict=True)))
     return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads)
 
 
@@ -164,13 +177,13 @@ def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int
     return len(whole), times, whole, statistics.median(empty)
 
 
-def _kernel_time(index: int, k: PreparedKernel, seconds: float, share: float, limits: Ceilings | None, target: Target,
-                 threads: int) -> KernelTime:
+def _kernel_time(index: int, k: PreparedKernel, work: Work | None, seconds: float, share: float, limits: Ceilings | None,
+                 target: Target, threads: int) -> KernelTime:
     flops = moved = bound = None
-    if isinstance(k.estimate, Work):
-        flops, moved = k.estimate.flops, k.estimate.bytes_moved
+    if work is not None:
+        flops, moved = work.flops, work.bytes_moved
         if limits is not None:
-            roof = limits.bound(k.estimate.arithmetic, k.estimate.bytes_read, k.estimate.bytes_written, target, threads)
+            roof = limits.bound(work.arithmetic, work.bytes_read, work.bytes_written, target, threads)
             bound = roof.seconds if roof.is_measured else None
     elif k.is_callback:
         moved = sum(size * dtype.itemsize for dtype, size in k.spec.params)

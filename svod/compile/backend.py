@@ -66,6 +66,10 @@ class CompilerPair(ABC):
         """The assembly of the binary, for people. Raises UnsupportedError where the binary is no machine code."""
         raise UnsupportedError(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
 
+    def functions(self, code: LoadedCode) -> Sequence[tuple[int, int, str]]:
+        """The functions of loaded code in memory: (address, bytes, symbol); none where it is no machine code."""
+        return ()
+
     def binary_of(self, program: Program, target: Target, optimize: bool = True) -> bytes:
         """The binary of a program."""
         return self.compile(self.render(program, target, optimize), target, optimize)

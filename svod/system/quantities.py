@@ -56,6 +56,11 @@ def flops_rate(value: float | None) -> str:
     return NOTHING if not value else _scaled(value, ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")))
 
 
+def giga(value: float | None) -> str:
+    """A rate in 10⁹ per second, for a column whose header has the unit: 258."""
+    return NOTHING if not value else digits(value / 1e9)
+
+
 def bytes_rate(value: float | None) -> str:
     """Bytes per second in decimal units, as usual for bandwidth."""
     return NOTHING if not value else _scaled(value, ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s")))

@@ -49,6 +49,9 @@ class FakePlan(ExecutionPlan):
         self.calls += 1
         self.now += EMPTY_CALL + times * self.seconds[index] + (1.0 if self.calls == self.hiccup else 0.0)
 
+    def variable_values(self) -> dict[str, int]:
+        return {}
+
     def execute(self) -> None:
         self.now += EMPTY_CALL + 0.5 * sum(self.seconds)        # some kernels run at the same time
 
@@ -70,6 +73,10 @@ def test_kernels() -> None:
     conv, pool = p.kernels[:2]
     assert conv.bound == pytest.approx(1e-3) and conv.ceiling_share == pytest.approx(1 / 3)       # 512 GFLOP/s
     assert pool.bound == pytest.approx(1e-3) and pool.ceiling_share == pytest.approx(0.5)         # 52 GB/s
+    assert conv.flops_per_second == pytest.approx(512_000_000 / 3e-3) and pool.bytes_per_second == pytest.approx(52_000_000 / 2e-3)
+    (row,) = (line for line in str(p).splitlines() if line.startswith("pool"))
+    assert row.split()[:7] == ["pool", "2.00", "ms", "29", "%", "–", "26.0"]
+    assert p.to_json()["kernels"][0]["flops_per_second"] == conv.flops_per_second
     assert (conv.key, conv.source, conv.chain, conv.flops) == ("key of conv", "heuristic", (("UPCAST", "o0", 8),), 512_000_000)
 
 

@@ -16,7 +16,7 @@ from svod.compile.llvm.render import render
 from svod.compile.lower.linear_text import encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
-from svod.compile.plan.plan_parts import PreparedKernel, Variant
+from svod.compile.plan.plan_parts import LoadedCode, PreparedKernel, Variant
 from svod.core.cost.cost_model import Cost, cost_of
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.kernel.scheduler import Scheduler
@@ -42,6 +42,9 @@ class Llvm(CompilerPair):
 
     def load(self, code: bytes, spec: ProgramSpec) -> LoadedProgram:
         return LoadedProgram(code, [p.symbol for p in spec.phases])
+
+    def functions(self, code: LoadedCode) -> Sequence[tuple[int, int, str]]:
+        return code.functions if isinstance(code, LoadedProgram) else ()
 
 
 class Interpreter(CompilerPair):

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -154,24 +154,37 @@ def _architecture(code: bytes) -> str:
     return arch
 
 
-def undefined_symbols(code: bytes) -> tuple[str, ...]:
-    """The names an object expects from outside. Raises CompileError when `code` is not an object."""
+class Symbol(NamedTuple):
+    """An entry of an object's symbol table. `is_defined`: the object itself has it; its code takes `size` bytes."""
+
+    name: str
+    size: int
+    is_defined: bool
+
+
+def symbols_of(code: bytes) -> list[Symbol]:
+    """The named symbols of an object. Raises CompileError when `code` is not an object."""
     _architecture(code)
     sections_at, = struct.unpack_from("<Q", code, 40)
     entry_size, count = struct.unpack_from("<HH", code, 58)
     # per section header: name, type, flags, address, offset, size, link, info, alignment, entry size
     headers = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + k * entry_size) for k in range(count)]
-    names: list[str] = []
+    symbols: list[Symbol] = []
     for header in headers:
         if header[1] != 2:  # SHT_SYMTAB
             continue
         strings = headers[header[6]][4]
         for at in range(header[4] + 24, header[4] + header[5], 24):  # the first symbol is empty
-            name, _, _, section = struct.unpack_from("<IBBH", code, at)
-            if section == 0 and name:
+            name, _, _, section, _, size = struct.unpack_from("<IBBHQQ", code, at)
+            if name:
                 start = strings + name
-                names.append(code[start:code.index(b"\0", start)].decode())
-    return tuple(sorted(names))
+                symbols.append(Symbol(code[start:code.index(b"\0", start)].decode(), size, section != 0))
+    return symbols
+
+
+def undefined_symbols(code: bytes) -> tuple[str, ...]:
+    """The names an object expects from outside. Raises CompileError when `code` is not an object."""
+    return tuple(sorted(s.name for s in symbols_of(code) if not s.is_defined))
 
 
 def _free(engine: Any, context: Any) -> None:
@@ -181,7 +194,8 @@ def _free(engine: Any, context: Any) -> None:
 
 
 class LoadedProgram:
-    """An object in executable memory. `addresses`: those of `symbols`, in order, valid until `close()`.
+    """An object in executable memory. `addresses`: those of `symbols`, in order, valid until `close()`. `functions`: the same as (address,
+    bytes of code, symbol).
 
     Each has an engine of its own, so that closing one frees its memory and touches no other."""
 
@@ -201,6 +215,8 @@ class LoadedProgram:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         self.addresses: tuple[int, ...] = tuple(engine.get_function_address(name) for name in symbols)
+        sizes = {s.name: s.size for s in symbols_of(code)}
+        self.functions = tuple((address, sizes.get(name, 0), name) for address, name in zip(self.addresses, symbols, strict=True))
         if 0 in self.addresses:
             missing = [name for name, address in zip(symbols, self.addresses, strict=True) if not address]
             self.close()

@@ -31,6 +31,7 @@ from svod.compile.plan.memory_planner import PlannerMode, plan_memory
 from svod.compile.plan.mirror import Mirror
 from svod.compile.plan.plan_parts import (
     BufferKind,
+    KernelLog,
     Launches,
     LoadedCode,
     PlanBuffer,
@@ -94,6 +95,7 @@ class ExecutionPlan:
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
         self.runs = 0                       # of all kernels: what a capture weighs plans by
         self._outputs = tuple(outputs)
+        self._log: KernelLog | None = None     # what is told the time of each kernel
         self._failure: str | None = None    # why the plan refuses to run
         self._running = False               # launches do, or segments are being gone through
         self._calling = ""                  # the function of Python that is being called
@@ -241,7 +243,12 @@ class ExecutionPlan:
         for buffer, array in self._closed:
             buffer.bind(array)
         self._closed.clear()
-        self._is_plain = not self.segments[0].callbacks
+        self._is_plain = not self.segments[0].callbacks and self._log is None
+
+    def log_runs(self, log: KernelLog) -> None:
+        """Time each kernel in every run from now on, and tell `log`. Kernels then run one after the other, those of one level too."""
+        with self.lock:
+            self._log, self._is_plain = log, False
 
     def repeat_kernel(self, kernel: int, times: int) -> None:
         """Run the phases of one of `kernels` `times` times, without those that run once."""
@@ -287,6 +294,9 @@ class ExecutionPlan:
         self._running = True
         try:
             for _ in range(times):
+                if self._log is not None:
+                    self._run_logged(self._log, begun)
+                    continue
                 for launches, callbacks, kernels in self.segments:
                     begun.update(kernels)
                     if launches.size or not callbacks:
@@ -295,13 +305,26 @@ class ExecutionPlan:
                     for number in callbacks:
                         self._call(number)
         except BaseException:
-            if self.segments[0].callbacks:      # a single call of the queue runs to its end
+            if self.segments[0].callbacks or self._log is not None:     # a single call of the queue runs to its end
                 self._stopped_after(self.every[i] for i in begun)
             raise
         finally:
             self._running = False
         if self._closed and times:
             self._open()
+
+    def _run_logged(self, log: KernelLog, begun: set[int]) -> None:
+        """Run the kernels one by one, and tell the log what each took. `begun` gets their numbers."""
+        values = self.variable_values()
+        for number, kernel in zip(self.running, self.kernels, strict=True):
+            begun.add(number)
+            start = time.perf_counter()
+            if kernel.is_callback:
+                self._call(number)
+            else:
+                self._run(self._queue.kernel_launches(number), 1)
+                self._running = True
+            log.add(kernel, start, time.perf_counter() - start, values)
 
     def _call(self, number: int) -> None:
         """Call the function of Python that a kernel, by its number among all, is."""
@@ -458,7 +481,7 @@ class ExecutionPlan:
         self.kernels = variant.chosen
         self.segments = self._queue.segments(variant)
         self._launches, callbacks, _ = self.segments[0]
-        self._is_plain = not callbacks and not self._closed     # a run is one call of the queue, and nothing else
+        self._is_plain = not callbacks and not self._closed and self._log is None       # a run is one call of the queue, and nothing else
 
     def execute_with_vars(self, values: Mapping[str, int]) -> None:
         """`execute`, with the variables in a mapping."""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,14 @@ from svod.compile.backend import CompilerPair, device_named
 from svod.compile.lower.linear import format_linear
 from svod.compile.lower.program import Program
 from svod.compile.plan.stages import lower_kernel
+from svod.core.cost.op_count import Work, count_operations
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
+from svod.core.schedule.kernel_variables import specialize
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class KernelForm:
     def source(self) -> str:
         """What the device's compiler is given."""
         return self._pair.render(self.program, self.target)
+
+    def work(self, values: Mapping[str, int]) -> Work:
+        """The operations and bytes of one run, with these values of the kernel's variables (v0, v1, …)."""
+        return count_operations(specialize(self.kernel.ast, values) if values else self.kernel.ast)
 
     def nest(self) -> str:
         """The loop nest."""

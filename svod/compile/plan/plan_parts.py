@@ -21,6 +21,7 @@ import numpy as np
 
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.host_callback import HostProgram
+from svod.core.cost.op_count import Work
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
@@ -80,6 +81,7 @@ class KernelViews(Protocol):
 
     @property
     def chain_text(self) -> str: ...
+    def work(self, values: Mapping[str, int]) -> Work: ...
     def nest(self) -> str: ...
     def linear(self) -> str: ...
     def llvm(self, optimized: bool = False) -> str: ...
@@ -118,6 +120,12 @@ class PreparedKernel:
         """The chain of opts as text, as `PrepareConfig.opts` and `svod.kernel` take it."""
         return self.form.chain_text if self.form is not None else ""
 
+    def work_at(self, values: Mapping[str, int]) -> Work | None:
+        """The work of one run with these values of the plan's variables; None where it is unknown."""
+        if self.form is None or not self.variables:
+            return self.estimate if isinstance(self.estimate, Work) else None
+        return self.form.work({own: values[name] for own, name in names_of(self).items()})
+
     @property
     def views(self) -> KernelViews:
         """The kernel's loop nest, LINEAR, LLVM IR and assembly. Raises LaunchError for what svod did not compile of a kernel AST."""
@@ -150,6 +158,13 @@ class PreparedKernel:
     def is_callback(self) -> bool:
         """Whether it is a function of Python."""
         return isinstance(self.loaded, HostProgram)
+
+
+class KernelLog(Protocol):
+    """What is told the time of each kernel while plans run (`svod.compile.plan.run_log.RunLog`)."""
+
+    def add(self, kernel: PreparedKernel, start: float, seconds: float, values: Mapping[str, int]) -> None:
+        """A run of a kernel: when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's variables."""
 
 
 @dataclass(frozen=True, eq=False)

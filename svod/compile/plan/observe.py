@@ -1,0 +1,72 @@
+"""What a program lets others see of its plans: times of kernels (SVOD_PROFILE, SVOD_TRACE), names of code in memory (SVOD_PERF_MAP).
+
+`perf record python model.py; perf report` names functions that no file contains by `/tmp/perf-PID.map`, a line for each:
+
+    7f51c0a02000 3c8 svod gemm_0 1a64f5090b25 svod_p0
+"""
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from svod.compile.backend import device_named
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.host_callback import HostProgram
+from svod.compile.plan.plan_parts import kernel_name
+from svod.config import PrepareConfig
+from svod.errors import ConfigError
+from svod.system.forksafe import remake_after_fork
+
+if TYPE_CHECKING:
+    from svod.compile.plan.run_log import RunLog
+
+_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
+_logs: dict[tuple[int, str | None], RunLog] = {}
+_named: set[tuple[int, int, str]] = set()       # process, address and name of what stands in a map
+
+
+def observe(plan: ExecutionPlan, config: PrepareConfig) -> None:
+    """Let a plan be seen as a configuration asks. Raises ConfigError for a trace that cannot be written."""
+    if config.profile or config.trace is not None:
+        plan.log_runs(run_log(config.profile or 0, None if config.trace is None else os.fspath(config.trace)))
+    if config.perf_map:
+        add_to_perf_map(plan, config.device or plan.device)
+
+
+def run_log(level: int, trace: str | None) -> RunLog:
+    """The log of this process for a level of SVOD_PROFILE and a file of SVOD_TRACE; finished when the process ends."""
+    from svod.compile.plan.run_log import RunLog  # it prints tables, which takes 50 ms to import
+
+    with _lock:
+        log = _logs.get((level, trace))
+        if log is None or log.pid != os.getpid():
+            log = RunLog(level, trace is not None)
+            try:
+                log.write_trace(trace)
+            except OSError as e:
+                raise ConfigError(f"SVOD_TRACE={trace!r} cannot be written: {e.strerror}; name a file in a directory that exists") from None
+            _logs[level, trace] = log
+            atexit.register(log.finish, trace)
+        return log
+
+
+def add_to_perf_map(plan: ExecutionPlan, device: str, directory: Path = Path("/tmp")) -> None:
+    """Append the functions of a plan's kernels to the map of this process, each once."""
+    pair, lines = device_named(device).pair, []
+    with _lock:
+        for k in plan.every:
+            if isinstance(k.loaded, HostProgram):
+                continue
+            for address, size, symbol in pair.functions(k.loaded):
+                name = f"svod {kernel_name(k)} {k.key[:12]} {symbol}"
+                if (os.getpid(), address, symbol) not in _named:
+                    _named.add((os.getpid(), address, symbol))
+                    lines.append(f"{address:x} {size:x} {name}\n")
+        if lines:
+            with open(directory / f"perf-{os.getpid()}.map", "a", encoding="utf-8") as file:
+                file.writelines(lines)
