@@ -1,0 +1,47 @@
+"""Every block of Python in README.md and docs/ runs: page by page, the blocks of a page one after the other in one process.
+
+A block that needs a library that svod does not is fenced as ```python with the library's name, ```python torch, and is left out where that
+is not installed."""
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^```python ?(\w*)\n(.*?)^```$", re.M | re.S)
+NEVER = 300     # seconds
+PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(p.read_text(encoding="utf-8"))]
+
+
+def program_of(page: Path) -> str:
+    """The blocks of a page as one program, each line where it stands in the page."""
+    text = page.read_text(encoding="utf-8")
+    parts: list[str] = []
+    for found in BLOCK.finditer(text):
+        library, code = found.groups()
+        if library and importlib.util.find_spec(library) is None:
+            continue
+        parts.append("\n" * (text[:found.start()].count("\n") + 1 - sum(p.count("\n") for p in parts)) + code)
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    file = tmp_path / f"{page.stem}.py"
+    file.write_text(program_of(page), encoding="utf-8")
+    environment = {**os.environ, "SVOD_TUNE_DB": str(tmp_path / "tuning.db"), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, str(file)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=NEVER)
+    assert run.returncode == 0, f"{page.name}, line as in the page:\n{run.stderr[-3000:]}"
+
+
+def test_lines_are_those_of_the_page() -> None:
+    page = ROOT / "docs" / "jit.md"
+    lines = program_of(page).splitlines()
+    text = page.read_text(encoding="utf-8").splitlines()
+    assert lines and all(line in ("", text[i]) for i, line in enumerate(lines)) and any(lines)
