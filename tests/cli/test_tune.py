@@ -439,13 +439,13 @@ def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch)
 def test_tables_fit_their_width() -> None:
     row = a_row("a_kernel_with_a_rather_long_name")
     outcome = KernelReport(row, (), "database", 1e-4, 4e-5, True, True, Ratio(2.5, 2.4, 2.6), "", "budget spent")
-    for width in (80, 110):
+    for width in (80, 110, 140):
         lines = kernel_table([outcome], TARGET, CEILINGS, width)
         assert max(map(len, lines)) <= width and "2.50×" in lines[2]
         assert row.key[:8] in lines[2] and "model.py:12" in lines[2], "neither key nor origin are cut to uselessness"
-        assert (row.name in lines[2]) == ("GB/s" in lines[2]) == (width == 110)
+        assert (row.name in lines[2]) == (width == 140) and ("GB/s" in lines[2]) == (width > 80)
         lines = dry_table([row, replace(row, decision="known")], {row.key: 1e-6}, width)
-        assert max(map(len, lines)) <= width + 10 and "search" in lines[2] and "known" in lines[3]
+        assert max(map(len, lines)) <= width and "search" in lines[2] and "known" in lines[3] and row.key[:8] in lines[2]
     unmeasured = replace(outcome, tuned=None, verified=False)
     why = f"keeps the heuristic: {row.name} {row.key[:8]} (50 % of the time): budget spent"
     assert kernel_table([unmeasured], TARGET, None, 80) == [why], "what has no times pushes no rows aside"

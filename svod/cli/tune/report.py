@@ -1,7 +1,7 @@
 """The final report of svod-tune: the table of kernels, the whole plan, the next command; and the same as JSON."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from svod.tune.db.records import SizeTime
 from svod.tune.plan_check import PlanCheck, name_of
 
 KEY_SHOWN = 8
-NARROW, WIDE = 90, 100      # columns below which rates are left out, and from which names are whole
-MOST_NAME = 16              # characters of a name in a table that is not wide
+NARROW = 90                 # columns below which a table has fewer of its own
+MOST_NAME = 16              # characters of a name in a narrow table; a wider one gives it half of the columns that are more
 MOST_NAMES = 4              # kernels that a sentence names
 
 
@@ -52,7 +52,9 @@ class KernelReport:
 def work_lines(rows: Sequence[SurveyRow], beam: int) -> list[str]:
     """What there is to do, in a line, and why kernels are left out, in further ones."""
     groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
-    words = [f"{count(len(groups['search']), 'kernel')} to search" if groups["search"] else f"nothing to search with beam {beam}"]
+    known = sum(r.winner is not None for r in groups["search"])
+    on = f" ({known} of them known, with more to try)" if known else ""
+    words = [f"{count(len(groups['search']), 'kernel')} to search{on}" if groups["search"] else f"nothing to search with beam {beam}"]
     words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
     if small := groups["small"]:
         words.append(f"{len(small)} too small to matter ({_share(small)} of the time) keep{'s' * (len(small) == 1)} the heuristic")
@@ -78,21 +80,33 @@ def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Cei
     """The table of the kernels whose chain is verified, those first that take most time, and below it the others with the reason. Less
     than `NARROW` columns get no rates, so that names and keys are readable."""
     verified = [o for o in outcomes if o.verified]
-    header = ("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling")
-    most = max(MOST_NAME, max((len(o.row.name) for o in verified), default=0)) if width >= WIDE else MOST_NAME
     rows = []
     for o in verified:
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else KernelRate(0.0, "", None)
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
         gained = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
-        name = o.row.name if len(o.row.name) <= most else f"{o.row.name[:most - 1]}…"
-        rows.append((f"{name} {o.row.key[:KEY_SHOWN]}", _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gained, rate,
+        rows.append((_named(o.row, width), _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gained, rate,
                      percent(shown.share)))
-    kept = [i for i, name in enumerate(header) if width >= NARROW or name != "rate"]
-    lines = text_table([header[i] for i in kept], [[r[i] for i in kept] for r in rows],
-                       right={"heuristic", "tuned", "gain", "rate", "ceiling"}, width=width, shrink=("from",)) if rows else []
+    lines = _fitting(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling"), rows, width, text=(), without=("rate",))
     return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, verified)) else []), *_unverified(outcomes)]
+
+
+def _named(row: SurveyRow, width: int) -> str:
+    """A kernel's name and the beginning of its key. A name is cut where the table is not wide enough for it, the key never."""
+    most = MOST_NAME + max(0, width - NARROW) // 2
+    name = row.name if len(row.name) <= most else f"{row.name[:most - 1]}…"
+    return f"{name} {row.key[:KEY_SHOWN]}"
+
+
+def _fitting(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, text: Collection[str],
+             without: Collection[str]) -> list[str]:
+    """The lines of a table of kernels. Columns but the first two and those in `text` are numbers; those in `without` are left out where the
+    table is narrow. No lines for no rows."""
+    kept = [i for i, name in enumerate(header) if width >= NARROW or name not in without]
+    right = {name for name in header[2:] if name not in text}
+    return text_table([header[i] for i in kept], [[r[i] for i in kept] for r in rows], right=right, width=width, shrink=("from",)) \
+        if rows else []
 
 
 def _unverified(outcomes: Sequence[KernelReport]) -> list[str]:
@@ -115,15 +129,16 @@ def _doubt(o: KernelReport) -> str:
 
 
 def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: int) -> list[str]:
-    """The table of --dry-run: the decision for each kernel. `estimates` has the bounds of the machine's ceilings in seconds, by key."""
+    """The table of --dry-run: the decision for each kernel, and the gain that the database knows. `estimates` has the bounds of the
+    machine's ceilings in seconds, by key."""
     families = {f: i for i, f in enumerate(dict.fromkeys(r.family for r in rows), 1)}
     lines = []
     for r in rows:
-        database = f"{r.winner.speedup:.2f}× the heuristic" if r.winner is not None else "nothing"
-        lines.append((f"{r.name} {r.key[:KEY_SHOWN]}", _origin_words(r), f"{r.calls:g}", percent(r.share), str(families[r.family]),
+        database = f"{r.winner.speedup:.2f}×" if r.winner is not None else "nothing"
+        lines.append((_named(r, width), _origin_words(r), f"{r.calls:g}", percent(r.share), str(families[r.family]),
                       in_words(r.seconds), in_words(estimates.get(r.key)), database, r.decision))
-    return text_table(("kernel", "from", "calls", "share", "family", "heuristic", "bound", "database", "plan"), lines,
-                      right={"calls", "share", "family", "heuristic", "bound"}, width=width, shrink=("kernel", "from", "database"))
+    return _fitting(("kernel", "from", "calls", "share", "family", "heuristic", "bound", "database", "plan"), lines, width,
+                    text=("plan",), without=("family", "bound"))
 
 
 def size_lines(outcomes: Sequence[KernelReport]) -> list[str]:
