@@ -170,7 +170,7 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
     """List kernels and the chains in use: all of them, or those whose names fit NAMEs, which are patterns such as 'gemm*'."""
     db = _open(context)
     every = winner_rows(db)
-    rows = in_order(chosen(every, names=names, origin=origin, target=target, gain=gain), order)
+    rows = in_order(chosen(every, names=names, origin=origin, target=target, least=gain), order)
     if as_json:
         _print_json([r._asdict() for r in rows])
     elif not every:

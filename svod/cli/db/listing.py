@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from svod.system.quantities import seconds, times
+from svod.system.quantities import gain, seconds, times
 from svod.system.tables import print_table, text_table
 from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
 from svod.tune.db.why import no_winner_reason
@@ -112,12 +112,12 @@ def in_order(rows: Sequence[WinnerRow], order: Order) -> list[WinnerRow]:
 
 
 def chosen(rows: Iterable[WinnerRow], *, names: Sequence[str], origin: str | None, target: str | None,
-           gain: float | None) -> list[WinnerRow]:
+           least: float | None) -> list[WinnerRow]:
     """The rows whose name fits one of the patterns `names` (*, ? and […]), which come from a place with `origin` in it, on a target with
-    `target` in it, and whose chain is at least `gain` times as fast as the heuristic's. What is None or empty chooses all."""
+    `target` in it, and whose chain is at least `least` times as fast as the heuristic's. What is None or empty chooses all."""
     return [r for r in rows if (not names or any(fnmatchcase(r.name, n) for n in names))
             and (origin is None or any(origin in o for o in r.origins)) and (target is None or target in r.target)
-            and (gain is None or (r.speedup or 0.0) >= gain)]
+            and (least is None or (r.speedup or 0.0) >= least)]
 
 
 def print_rows(rows: Sequence[WinnerRow]) -> None:
@@ -156,7 +156,7 @@ def _named(r: WinnerRow) -> str:
 
 
 def _gain(r: WinnerRow) -> str:
-    return "" if r.speedup is None else times(r.speedup)
+    return "" if r.speedup is None else times(gain(r.heuristic, r.time))
 
 
 def _time(r: WinnerRow) -> str:

@@ -134,7 +134,8 @@ def dry_table(rows: Sequence[SurveyRow], estimates: Mapping[str, float], width: 
     families = {f: i for i, f in enumerate(dict.fromkeys(r.family for r in rows), 1)}
     lines = []
     for r in rows:
-        database = f"{r.winner.speedup:.2f}×" if r.winner is not None else "nothing"
+        known = None if r.winner is None else gain(r.winner.heuristic_seconds, r.winner.time)
+        database = "nothing" if known is None else f"{known:.2f}×"
         lines.append((_named(r, width), _origin_words(r), f"{r.calls:g}", percent(r.share), str(families[r.family]),
                       in_words(r.seconds), in_words(estimates.get(r.key)), database, r.decision))
     return _fitting(("kernel", "from", "calls", "share", "family", "heuristic", "bound", "database", "plan"), lines, width,
