@@ -13,6 +13,7 @@ from svod.compile.backend import device_named
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.graph import graph
+from svod.core.graph.callback import functions_of
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST
@@ -28,12 +29,16 @@ def kernel(tensor: Tensor, which: int | str | None = None, *, chain: str = "", c
     """The kernel that computes a tensor, or one of several: `which` is its number, its name, or the beginning of its key. `chain`: opts to
     begin with, as text. `constants`: tensors that are weights, as in `prepare`. Nothing is computed.
 
-    Raises ScheduleError for a tensor that no kernel computes, and ArgumentError where `which` does not name one kernel: both list them."""
+    Raises ScheduleError for a tensor that no kernel computes, and ArgumentError where `which` does not name one kernel, with a list of
+    them, and for a library kernel (a scan, a sort, scatter), which has one form."""
     if not isinstance(tensor, Tensor):
         raise ArgumentError(f"svod.kernel takes a tensor that is not computed yet, got {type(tensor).__name__}")
     options = complete_config(config)
     kernels = _kernels(tensor, constants)
     name, found = _chosen(kernels, which)
+    if found.library_kernel is not None:
+        raise ArgumentError(f"{name} is a library kernel: it has one form and takes no opts; a plan shows its LINEAR and assembly, as in "
+                            "t.prepare().kernels[0].asm()")
     target = device_named(options.device or HOST).backend.target(options.threads)
     target = target.allowing(options.optimizer.tc, not options.optimizer.nolocals)
     k = HandKernel.of(found, target, name, lambda: database(options))
@@ -45,12 +50,12 @@ def _kernels(tensor: Tensor, constants: Iterable[Tensor]) -> dict[str, Kernel]:
     sink, _, _ = without_binds(graph.sink(tensor.uop))
     fixed = frozenset(graph.base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
     unbound: UnboundPlan
-    unbound, _, _ = make_unbound_plan(schedule_of(sink, fixed), fixed)
+    unbound, _, _ = make_unbound_plan(schedule_of(sink, fixed), fixed, functions_of(sink))
     named: dict[str, Kernel] = {}
-    for number, call in enumerate(unbound.calls):
-        own = unbound.kernels[call.kernel]
-        if own not in named.values():
-            named[f"{call.name}_{number}"] = own
+    for name, call in zip(unbound.names, unbound.calls, strict=True):
+        own = unbound.kernels.get(call.kernel)      # a call of a function of Python has none
+        if own is not None and own not in named.values():
+            named[name] = own
     return named
 
 

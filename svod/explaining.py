@@ -1,6 +1,6 @@
 """`svod.explain(tensor)`: for a person, how a tensor's graph becomes kernels, and what the plan of them does.
 
-    svod.explain((x @ w).softmax(-1))
+    print(svod.explain((x @ w).softmax(-1)))
 
     graph: 15 nodes, as the schedule sees it
        …
@@ -20,11 +20,10 @@ compiled with the chains that are known (nothing is searched); nothing is run, a
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TextIO
 
+from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph import graph
 from svod.core.graph.callback import call_of, is_callback
 from svod.core.ir.origin import origin_of
@@ -34,25 +33,62 @@ from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
 from svod.prepare import complete_config, prepare_graph
 from svod.tensor import Tensor
+from svod.tracing import Jit
 
 _HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
 _READ = (Ops.BUFFER, Ops.CALL, Ops.END)      # where what is computed by one kernel begins
 
 
-def explain(*tensors: Tensor, file: TextIO | None = None) -> None:
-    """Print `explanation(*tensors)` to `file` (default: standard output)."""
-    print(explanation(*tensors), file=sys.stdout if file is None else file)
+class Explanation(str):
+    """Text that a prompt shows as it is printed."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
-def explanation(*tensors: Tensor) -> str:
-    """The graph of the tensors, its kernels with the rule that cut each, and the analysis of their plan, as text.
+def explain(*asked: Tensor | Jit | ExecutionPlan) -> Explanation:
+    """What tensors, a function under `svod.jit` or a plan compute and how, as text: `print(svod.explain(t))`.
 
-    Raises ScheduleError when nothing is given, ArgumentError for anything but a tensor, and what preparing the tensors raises."""
-    if not tensors:
+    Of tensors: their graph, its kernels with the rule that cut each, and the analysis of their plan. Of a function that was called, and of
+    a plan: the kernels with their chains and the analysis, plan by plan.
+
+    Raises ScheduleError when nothing is given, ArgumentError for anything else and for a function that was not called yet, and what
+    preparing the tensors raises."""
+    if not asked:
         raise ScheduleError("explain needs at least one tensor")
-    for t in tensors:
-        if not isinstance(t, Tensor):
-            raise ArgumentError(f"explain takes tensors, one by one: explain(a, b); got {type(t).__name__}")
+    if len(asked) == 1 and isinstance(asked[0], Jit):
+        return Explanation(_explain_function(asked[0]))
+    if len(asked) == 1 and isinstance(asked[0], ExecutionPlan):
+        return Explanation(_explain_plan(asked[0]))
+    tensors = [t for t in asked if isinstance(t, Tensor)]
+    if len(tensors) != len(asked):
+        other = next(type(t).__name__ for t in asked if not isinstance(t, Tensor))
+        raise ArgumentError(f"explain takes tensors, one by one: explain(a, b); or one function under svod.jit, or one plan; got {other}")
+    return Explanation(_explain_tensors(tensors))
+
+
+def _explain_function(f: Jit) -> str:
+    plans = f.plans
+    if not plans:
+        raise ArgumentError(f"{getattr(f, '__name__', 'the function')} has no plan yet: it is captured when it is called; call it with its "
+                            "arguments, then explain it")
+    return "\n\n".join(f"plan {i} of {len(plans)}: {_explain_plan(plan)}" for i, plan in enumerate(plans))
+
+
+def _explain_plan(plan: ExecutionPlan) -> str:
+    lines = [repr(plan)]
+    for k in plan.every:
+        read = ", ".join(f"b{b}" for slot, b in enumerate(k.buffers) if slot not in k.spec.outs)
+        written = ", ".join(f"b{k.buffers[slot]}" for slot in k.spec.outs)
+        lines.append(f"  {k.name}  {written} ← {read or 'nothing'}  {k.origin}".rstrip())
+        lines.append(f"     because: {'it is an output' if k.cut == 'output' else k.cut}")
+        lines.append(f"     {k.opts_source}: {k.chain or 'no opts'}")
+    return "\n".join([*lines, "", str(plan.analyze())] if plan.every else lines)
+
+
+def _explain_tensors(tensors: Sequence[Tensor]) -> str:
     nodes = [t.uop for t in tensors]
     sink, _, _ = without_binds(graph.sink(*nodes))
     explained = explain_schedule(sink)

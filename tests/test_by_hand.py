@@ -151,3 +151,12 @@ def test_opts_of_a_plan_by_name_and_by_key() -> None:
         product().prepare(PrepareConfig(opts={"gemm_9": "UPCAST(o0, 4)"}, db=":none:"))
     f = svod.jit(lambda x: x @ Tensor(drawn(24, 40)).exp(), config=PrepareConfig(opts={"": "UPCAST(o0, 4)"}, db=":none:"))
     np.testing.assert_allclose(f(drawn(37, 24)).numpy(), drawn(37, 24) @ np.exp(drawn(24, 40)), rtol=1e-4, atol=1e-3)
+
+
+def test_library_kernels_and_functions_of_python() -> None:
+    with pytest.raises(ArgumentError, match=r"scan_0 is a library kernel: it has one form and takes no opts"):
+        svod.kernel(Tensor(drawn(8, 8)).cumsum(0))
+    y = svod.custom_function(np.sin, product() * 2, dtype="float32", shape=(37, 40)) + 1
+    with pytest.raises(ArgumentError, match=r"computed by 2 kernels, which one\?: 0: gemm_0 \(\w{12}\), 1: elementwise_2 "):
+        svod.kernel(y)
+    assert svod.kernel(y, "elementwise_2").nest().startswith("phase 0")

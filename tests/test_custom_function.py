@@ -27,7 +27,6 @@ from svod.core.schedule.schedule import create_schedule
 from svod.core.schedule.schedule_cache import normal_form
 from svod.core.spec.evaluate import evaluate
 from svod.errors import ArgumentError, DTypeError, FormatError, LaunchError, ScheduleError, ShapeError, UnsupportedError
-from svod.explaining import explanation
 from svod.prepare import make_unbound_plan, prepare_graph
 from svod.tune import capture
 from svod.tune.capture import read_capture
@@ -343,7 +342,7 @@ def test_it_is_shown_with_its_name_and_its_bytes(capsys: pytest.CaptureFixture[s
         return x * 2, x[0]
     first, second = svod.custom_function(middle, Tensor(values(6, 4)) + 1, shape=((6, 4), (4,)), dtype=("float64", "float64"))
     y = (first + second).sum(0)
-    shown = explanation(y)
+    shown = svod.explain(y)
     assert "custom_function middle %" in shown and "because: host callback" in shown and "1 middle_1; native calls 2" in shown
     plan = y.prepare(PrepareConfig(db=":none:", dump_after="normalize,cut,canonical,schedule,linear,memory"))
     assert 'CUSTOM_FUNCTION float64' in (dumped := capsys.readouterr().err) and '"middle"' in dumped and "middle_1: level 1" in dumped

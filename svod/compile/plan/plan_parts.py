@@ -150,6 +150,10 @@ class PreparedKernel:
         """Its assembly."""
         return self.views.asm()
 
+    def object(self, path: str | os.PathLike[str]) -> Path:
+        """Write its object file, which `objdump -d` reads, and return the path. Raises OSError."""
+        return self.views.object(path)
+
     @property
     def single_core(self) -> bool:
         return bool(self.spec.phases) and all(phase.threads <= 1 for phase in self.spec.phases)

@@ -30,7 +30,7 @@ def test_the_views_of_a_prepared_kernel(tmp_path: Path) -> None:
     assert "define void @svod_p0" in kernel.llvm() and "define void @svod_p0" in kernel.llvm(optimized=True)
     assert kernel.llvm() != kernel.llvm(optimized=True)
     assert "svod_p0:" in kernel.asm() and "ret" in kernel.asm()
-    path = kernel.views.object(tmp_path / "k.o")
+    path = kernel.object(tmp_path / "k.o")
     listing = subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True).stdout
     assert "<svod_p0>:" in listing and "ret" in listing
 
