@@ -7,7 +7,7 @@ linalg → products → activations → nn → resample → losses → random �
 from __future__ import annotations
 
 import math
-import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim, number_of
 from svod.core.machine.target import HOST
 from svod.errors import DTypeError, ShapeError
+from svod.system.forksafe import remake_after_fork
 
 Scalar = bool | int | float
 Shape = tuple[int, ...]
@@ -33,15 +34,7 @@ DTypeLike = DType | str | type | np.dtype[Any]  # a svod dtype, its name, or wha
 _pending: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
 _computed: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
 _building = threading.Lock()
-
-
-def _make_lock() -> None:
-    global _building
-    _building = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_lock)
+remake_after_fork(sys.modules[__name__], "_building", threading.Lock)
 
 
 def live_tensors() -> list[TensorBase]:
