@@ -17,13 +17,16 @@ _WHERE = {
     "Tensor": "svod.tensor", "where": "svod.tensor", "call_kernel": "svod.tensor.calls",
     "custom_function": "svod.tensor.callbacks", "scope": "svod.core.ir.origin",
     "dtypes": "svod.core.ir.dtype",
+    "unique": "svod.tensor.host", "bincount": "svod.tensor.host", "searchsorted": "svod.tensor.host", "histc": "svod.tensor.host",
     "jit": "svod.tracing", "kernel": "svod.by_hand", "profile": "svod.bench.profile", "explain": "svod.explaining",
     "ExecutionPlan": "svod.compile.plan.execution_plan",
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors", "Variable": "svod.core.ir.variable",
 }
+_MODULES = {"nn": "svod.nn", "linalg": "svod.tensor.linalg", "fft": "svod.tensor.fft"}
 __all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
-           "call_kernel", "custom_function", "dtypes", "explain", "jit", "kernel", "nn", "profile", "scope", "where"]
+           "bincount", "call_kernel", "custom_function", "dtypes", "explain", "fft", "histc", "jit", "kernel", "linalg", "nn", "profile",
+           "scope", "searchsorted", "unique", "where"]
 
 if TYPE_CHECKING:
     from svod import nn
@@ -36,15 +39,16 @@ if TYPE_CHECKING:
     from svod.core.ir.variable import Variable
     from svod.errors import SvodError
     from svod.explaining import explain
-    from svod.tensor import Tensor, where
+    from svod.tensor import Tensor, fft, linalg, where
     from svod.tensor.callbacks import custom_function
     from svod.tensor.calls import call_kernel
+    from svod.tensor.host import bincount, histc, searchsorted, unique
     from svod.tracing import jit
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return import_module("svod.nn")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _WHERE:
         from svod.tensor import Tensor
 
