@@ -1,6 +1,6 @@
 """`svod.kernel(tensor)`: a kernel of a tensor's graph, to look at and to optimise by hand (docs/kernels_by_hand.md).
 
-    k = svod.kernel(a @ b)
+    k = svod.kernel(a @ b)                          # or svod.kernel(f.plans[0], "gemm_0")
     k = k.apply("UPCAST", "o0", 8).apply("UPCAST", "o1", 16)
     print(k.nest())
     print(k.time())
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from svod.compile.backend import device_named
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.graph import graph
@@ -24,25 +26,42 @@ from svod.tensor import Tensor
 from svod.tune.hand_kernel import HandKernel
 
 
-def kernel(tensor: Tensor, which: int | str | None = None, *, chain: str = "", constants: Iterable[Tensor] = (),
+def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, chain: str = "", constants: Iterable[Tensor] = (),
            config: PrepareConfig | None = None) -> HandKernel:
     """The kernel that computes a tensor, or one of several: `which` is its number, its name, or the beginning of its key. `chain`: opts to
     begin with, as text. `constants`: tensors that are weights, as in `prepare`. Nothing is computed.
 
+    A kernel of a plan, `svod.kernel(f.plans[0], "gemm_0")`, begins with the chain that the plan runs it with, for the plan's target.
+
     Raises ScheduleError for a tensor that no kernel computes, and ArgumentError where `which` does not name one kernel, with a list of
     them, and for a library kernel (a scan, a sort, scatter), which has one form."""
-    if not isinstance(tensor, Tensor):
-        raise ArgumentError(f"svod.kernel takes a tensor that is not computed yet, got {type(tensor).__name__}")
     options = complete_config(config)
-    kernels = _kernels(tensor, constants)
-    name, found = _chosen(kernels, which)
-    if found.library_kernel is not None:
-        raise ArgumentError(f"{name} is a library kernel: it has one form and takes no opts; a plan shows its LINEAR and assembly, as in "
-                            "t.prepare().kernels[0].asm()")
+    if isinstance(source, ExecutionPlan):
+        return _of_plan(source, which, chain, options)
+    if not isinstance(source, Tensor):
+        raise ArgumentError(f"svod.kernel takes a tensor that is not computed yet, or a plan, got {type(source).__name__}")
+    kernels = _kernels(source, constants)
+    name, found = _chosen(kernels, which, "the tensor is computed by")
+    _refuse_library_kernel(name, found)
     target = device_named(options.device or HOST).backend.target(options.threads)
     target = target.allowing(options.optimizer.tc, not options.optimizer.nolocals)
     k = HandKernel.of(found, target, name, lambda: database(options))
     return k.apply(chain) if chain else k
+
+
+def _of_plan(plan: ExecutionPlan, which: int | str | None, chain: str, options: PrepareConfig) -> HandKernel:
+    """A kernel of a plan under its chain, or under `chain`."""
+    forms = {k.name: k.form for k in plan.every if isinstance(k.form, KernelForm)}
+    name, found = _chosen({name: form.kernel for name, form in forms.items()}, which, "the plan runs")
+    _refuse_library_kernel(name, found)
+    form = forms[name]
+    return HandKernel.of(found, form.target, name, lambda: database(options)).apply(chain or form.chain_text)
+
+
+def _refuse_library_kernel(name: str, kernel: Kernel) -> None:
+    if kernel.library_kernel is not None:
+        raise ArgumentError(f"{name} is a library kernel: it has one form and takes no opts; a plan shows its LINEAR and assembly, as in "
+                            "t.prepare().kernels[0].asm()")
 
 
 def _kernels(tensor: Tensor, constants: Iterable[Tensor]) -> dict[str, Kernel]:
@@ -59,16 +78,16 @@ def _kernels(tensor: Tensor, constants: Iterable[Tensor]) -> dict[str, Kernel]:
     return named
 
 
-def _chosen(kernels: dict[str, Kernel], which: int | str | None) -> tuple[str, Kernel]:
+def _chosen(kernels: dict[str, Kernel], which: int | str | None, what: str) -> tuple[str, Kernel]:
     listed = ", ".join(f"{i}: {name} ({k.key[:12]})" for i, (name, k) in enumerate(kernels.items()))
     if not kernels:
-        raise ScheduleError("no kernel computes this tensor: it is in memory, or a constant")
+        raise ScheduleError("no kernel computes this tensor: it is in memory, or a constant; build its graph anew from its inputs")
     if which is None and len(kernels) == 1:
         return next(iter(kernels.items()))
     matches = [(name, k) for i, (name, k) in enumerate(kernels.items())
                if which == i or (isinstance(which, str) and (name == which or k.key.startswith(which)))]
-    if len(matches) != 1:
+    if len({k.key for _, k in matches}) != 1:
         asked = "which one?" if which is None else f"which={which!r} names {len(matches)} of them"
-        raise ArgumentError(f"the tensor is computed by {len(kernels)} kernels, {asked}: {listed}; give a number, a name or a key")
+        raise ArgumentError(f"{what} {len(kernels)} kernels, {asked}: {listed}; give a number, a name or a key")
     return matches[0]
 

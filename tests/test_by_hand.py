@@ -160,3 +160,20 @@ def test_library_kernels_and_functions_of_python() -> None:
     with pytest.raises(ArgumentError, match=r"computed by 2 kernels, which one\?: 0: gemm_0 \(\w{12}\), 1: elementwise_2 "):
         svod.kernel(y)
     assert svod.kernel(y, "elementwise_2").nest().startswith("phase 0")
+
+
+def test_a_kernel_of_a_plan() -> None:
+    w = Tensor(drawn(24, 40))
+    f = svod.jit(lambda x: (x @ w).exp().sum(1), config=PrepareConfig(db=":none:", threads=1))
+    f(drawn(37, 24))
+    plan = f.plans[0]
+    k = svod.kernel(plan, plan.kernels[0].name)
+    assert (k.key, k.chain, k.state.target.threads) == (plan.kernels[0].key, plan.kernels[0].chain, 1)
+    assert k.nest() == plan.kernels[0].nest() and k.asm() == plan.kernels[0].asm() and k.check()
+    assert svod.kernel(plan, 0, chain="UPCAST(o0, 2)").chain == "UPCAST(o0, 2)"
+    with pytest.raises(ArgumentError, match=r"the plan runs \d kernels, which='gemm_77' names 0"):
+        svod.kernel(plan, "gemm_77")
+    twice = svod.jit(lambda x: ((x @ Tensor(drawn(24, 24))).exp() @ Tensor(drawn(24, 24))).exp(), config=PrepareConfig(db=":none:"))
+    twice(drawn(24, 24))
+    same = {k.key: k.name for k in reversed(twice.plans[0].kernels)}
+    assert all(svod.kernel(twice.plans[0], key).name == name for key, name in same.items())
