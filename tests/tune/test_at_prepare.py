@@ -55,6 +55,23 @@ def test_kernels_that_could_not_be_measured_are_said(monkeypatch: pytest.MonkeyP
     assert [k.opts_source for k in plan.kernels] == ["heuristic"]
 
 
+def test_the_budget_of_a_process_is_spent_once_unless_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def run(unbound: Any, unknown: Any, compiler: Any, config: Any, db: Any, seconds: float, workers: str) -> Any:
+        given.append(seconds)
+        return {}, "searched", False
+    monkeypatch.setattr(search, "_run", run)
+    monkeypatch.setattr(search, "_spent", 7.0)
+    monkeypatch.setattr(search, "_spent_before", 0.0)
+    plan: Any = None
+    config = PrepareConfig(beam=BeamConfig(width=1, budget=6.0), db=":none:")
+    assert search.search_at_prepare(plan, {}, plan, config, plan) == {} and given == []
+    search.begin_budget()
+    search.search_at_prepare(plan, {}, plan, config, plan)
+    assert given == [6.0] and search.seconds_searched() >= 7.0
+
+
 @pytest.mark.parametrize("debug", [0, 1, 2])
 def test_beam_debug_prints_what_a_search_does(debug: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class Dropping(TuneSession):
