@@ -7,7 +7,8 @@ Arrays and tensors of any library are tensors. Every other argument is a constan
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,3 +160,26 @@ def rebuild(structure: Any, results: Iterator[Tensor]) -> Any:
     """The value of a `structure_of`, with the next of `results` for each tensor."""
     return mapped(structure, lambda v: next(results) if v is Tensor else v)
 
+
+
+def names_of_leaves(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """What people call each leaf of a call's arguments, in order: `x`, or `x[0]`, `x[1]`, … where an argument has several."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):     # a function that is not Python's tells nothing
+        parameters = []
+    variadic = inspect.Parameter.VAR_POSITIONAL
+    positional = [p.name for p in parameters if p.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is variadic), "argument")
+    named = [(positional[i] if i < len(positional) else f"{rest}[{i - len(positional)}]", a) for i, a in enumerate(args)]
+    names: list[str] = []
+    for name, value in (*named, *kwargs.items()):
+        count = _leaves_in(value)
+        names += [name] if count == 1 else [f"{name}[{i}]" for i in range(count)]
+    return names
+
+
+def _leaves_in(value: Any) -> int:
+    found: list[bool] = []
+    mapped(value, lambda v: found.append(is_leaf(v)))
+    return sum(found)

@@ -23,7 +23,7 @@ from svod.tensor import Tensor
 from svod.tensor.base import TensorBase, live_tensors
 from svod.tensor.operations.random import random_keys
 from svod.tensor.realize import assignments, realize_tensors
-from svod.tracing.arguments import is_leaf, mapped, structure_of, substitute
+from svod.tracing.arguments import is_leaf, mapped, names_of_leaves, structure_of, substitute
 from svod.tracing.captured import Captured
 from svod.tracing.watch import Watch
 
@@ -87,6 +87,8 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
     mapped([*args, *kwargs.values()], lambda v: None if is_leaf(v) else watch.follow(v))
     watch.close(constants)
     captured.changed = watch.changed
+    names = names_of_leaves(fn, args, kwargs)
+    captured.plan.names = {number: names[i] for i, number in captured.reads if i < len(names)}
     return captured
 
 

@@ -95,6 +95,7 @@ class ExecutionPlan:
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
         self.runs = 0                       # of all kernels: what a capture weighs plans by
         self._outputs = tuple(outputs)
+        self.names: Mapping[int, str] = {}  # of inputs, by buffer, where they are arguments of a function
         self._log: KernelLog | None = None     # what is told the time of each kernel
         self._failure: str | None = None    # why the plan refuses to run
         self._running = False               # launches do, or segments are being gone through
@@ -141,7 +142,7 @@ class ExecutionPlan:
 
     def __repr__(self) -> str:
         def listed(kind: str, numbers: Iterable[int]) -> str:
-            found = [f"b{i} {describe_buffer(self.buffers[i])}" for i in numbers]
+            found = [f"{self.names.get(i, f'b{i}')} {describe_buffer(self.buffers[i])}" for i in numbers]
             return f", {kind} {', '.join(found[:8])}{', …' if len(found) > 8 else ''}" if found else ""
         inputs = [i for i, b in enumerate(self.buffers) if b.kind == "input"]
         count = len(self.every)

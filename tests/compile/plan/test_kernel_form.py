@@ -65,6 +65,19 @@ def test_plans_and_kernels_say_what_they_are() -> None:
     assert repr((data(8, 4)[:n] * 2).prepare(PrepareConfig(db=NONE))).endswith("variables n>")
 
 
+def test_inputs_of_a_captured_function_have_its_names() -> None:
+    @svod.jit
+    def model(x: Tensor, pair: list[Tensor], *more: Tensor, scale: Tensor) -> Tensor:
+        return (x + pair[0] * pair[1] + more[0]) * scale
+
+    rows = [np.full((4, 2), i, np.float32) for i in range(5)]
+    np.testing.assert_array_equal(model(rows[0], [rows[1], rows[2]], rows[3], scale=rows[4]).numpy(), np.full((4, 2), 20))
+    (plan,) = model.plans
+    shown = repr(plan)
+    assert all(f"{name} float32 8" in shown for name in ("x", "pair[0]", "pair[1]", "more[0]", "scale"))
+    plan.bind_array(next(i for i, name in plan.names.items() if name == "x"), np.full((4, 2), 5, np.float32))
+
+
 def test_what_has_no_views() -> None:
     x = Tensor(np.ones(4, np.float32))
     plan = svod.custom_function(np.sin, x, dtype="float32", shape=(4,)).prepare(PrepareConfig(db=NONE))
