@@ -27,7 +27,6 @@ from svod.tune.measure.sizes import Size, work_of
 from svod.tune.session import bound_at
 from svod.tune.unfinished import what_is_left
 
-ASKED = BeamConfig(width=NEXT_WIDTH)        # the search that the report recommends
 NO_LIMIT = 1e6              # seconds: a budget of at least this many is none
 _STATUS_FATE = {"timeout": "timeout", "crash": "failed", "error": "failed", "lost": "failed", "wrong": "wrong", "slow": "slow"}
 _STEP_FATE = {"screen": "screened", "race": "raced", "confirm": "confirmed"}
@@ -79,13 +78,14 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
     by_kernel: dict[str, list[Measurement]] = {}
     for m in measurements:
         by_kernel.setdefault(m.kernel, []).append(m)
+    asked = BeamConfig.from_env(width=NEXT_WIDTH)       # the search that the report recommends
     kernels = []
     for key in dict.fromkeys([*by_kernel, *(s.kernel for s in searches)]):
         winner = db.winner(key, target)
         own = [s for s in searches if s.kernel == key]
         evidence = next((m for m in by_kernel.get(key, ()) if winner is not None and m.id == winner.measurement), None)
         found = _kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, evidence, machine, ceilings)
-        kernels.append(replace(found, courses=tuple(_courses(own, by_kernel.get(key, []))), left=what_is_left(own, ASKED),
+        kernels.append(replace(found, courses=tuple(_courses(own, by_kernel.get(key, []))), left=what_is_left(own, asked),
                                verified=verified.get((key, winner.linear), "") if winner else ""))
     return sorted(kernels, key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
 

@@ -1,0 +1,66 @@
+"""Every command that a report recommends is run as it stands in the page, and searches more."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from svod.bench import roofline
+from svod.bench.load import MachineLoad
+from svod.compile.cpu.host import host_target
+from tests.bench.example_run import CEILINGS
+from tests.cli.test_next_steps import Shell
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """Command lines with a database of their own, where the ceilings are known."""
+    monkeypatch.setattr(roofline, "measure_ceilings", lambda target, threads=None, *, quick=False: CEILINGS)
+    (tmp_path / "data" / "svod").mkdir(parents=True)
+    roofline.cached_ceilings(tmp_path / "data" / "svod" / "ceilings.json", host_target(), watch=lambda: MachineLoad)
+    made = Shell(tmp_path)
+    made.env |= {"SVOD_TUNE_DB": "t.db", "BEAM_KERNEL_BUDGET": "4", "BEAM_EXECUTOR": "inline", "SVOD_BENCH_CASE_SECONDS": "0",
+                 "SVOD_BENCH_ROUNDS": "6"}
+    return made
+
+
+def report_of(shell: Shell, *args: str) -> str:
+    shell(shlex.join(["svod-bench", "report", *args, "-o", "r.html"]))
+    return html.unescape((shell.directory / "r.html").read_text())
+
+
+@pytest.mark.parametrize("how", ["--beam 1", "--heuristic"])
+def test_what_a_report_of_a_run_recommends_searches_more(shell: Shell, how: str) -> None:
+    """Also where the database knows the kernel from a search that was as wide as the recommended one."""
+    shell("svod-bench run --suite random --seed 3 --count 1 --peers none --beam 8")
+    shell(f"svod-bench run --suite random --seed 3 --count 1 --peers none {how} --json run.json")
+    next_steps = report_of(shell, "run.json").split('id="next"')[1].split("</section>")[0]
+    commands = re.findall(r'class="command">(svod-bench run .*?)</code>', next_steps)
+    assert commands, "no kernel comes near these ceilings"
+    for command in commands:
+        before = len(shell.searches)
+        shell(f"{command} --peers none")
+        assert len(shell.searches) > before, command
+
+
+def test_what_a_report_of_a_database_recommends_goes_on(shell: Shell) -> None:
+    shell("svod-tune model.py --beam 1 --budget 10 --workers inline")
+    page = report_of(shell, "--db", "t.db")
+    assert "Searches with more to try" in page and re.findall(r"budget [\d.]+\s\w+", page) == ["budget 10\u00a0s"], "as it was given"
+    command, = re.findall(r"<code>(svod-tune MODEL.py .*?)</code>", page)
+    before = len(shell.searches)
+    shell(f"{command.replace('MODEL.py', 'model.py')} --workers inline")
+    assert len(shell.searches) > before and shell.searches[-1].config["width"] == 8
+    assert "Searches with more to try" not in report_of(shell, "--db", "t.db")
+
+
+def test_a_report_of_a_run_shows_a_database_on_request_only(shell: Shell) -> None:
+    shell("svod-bench run --kernels gemm_256 --beam 1 --peers none --json run.json")
+    alone = report_of(shell, "run.json")
+    assert '<section id="kernels"' not in alone and "1 of 24 kernels of core" in alone
+    for option in (["--with-db"], ["--db", "t.db"]):
+        assert '<section id="kernels"' in report_of(shell, "run.json", *option)
