@@ -115,6 +115,11 @@ class Prepared:
         self.numbers = numbers           # BUFFER of the graph → buffer number
         self.overwritten = overwritten   # numbers of the BUFFERs of the graph that the plan writes
 
+    @property
+    def outputs(self) -> tuple[UOp, ...]:
+        """The BUFFERs of the outputs, in the order of the nodes that were asked for."""
+        return tuple([self.nodes[i] for i in self.unbound.outputs])
+
     def is_new(self, number: int) -> bool:
         """Whether the plan made the buffer. A buffer of the graph is not new."""
         return self.nodes[number] not in self.numbers
@@ -168,7 +173,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         capture.announce(str(config.capture), native, target=target)
     compiled = compile_unbound_plan(native, target, config)
     plan = build_plan(unbound, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
-                      device=backend.name)
+                      device=backend.name,
+                      storages={i: buffer_of(nodes[i]) for i, spec in enumerate(unbound.buffers) if spec.kind == "constant"})
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if dumps:

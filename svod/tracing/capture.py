@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,6 +14,7 @@ from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import is_callback
+from svod.core.graph.derived import find_derived, remember_derived
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
 from svod.core.ir.variable import is_symbolic
 from svod.core.machine.target import HOST
@@ -22,7 +23,7 @@ from svod.prepare import buffers_under, complete_config, prepare_graph
 from svod.tensor import Tensor
 from svod.tensor.base import TensorBase, live_tensors
 from svod.tensor.operations.random import random_keys
-from svod.tensor.realize import assignments, realize_tensors
+from svod.tensor.realize import assignments, realize_tensors, replace_nodes
 from svod.tracing.arguments import is_leaf, mapped, names_of_leaves, structure_of, substitute
 from svod.tracing.captured import Captured
 from svod.tracing.watch import Watch
@@ -77,7 +78,7 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
             outputs = [_in_own_layout(t) for t in outputs]
             if keys.node is not None:
                 inputs.append(keys.node)
-            captured, constants = _prepare(tensors, inputs, structure, outputs, effects, complete_config(config), watch, keys.drawn)
+            captured = _prepare(tensors, inputs, structure, outputs, effects, complete_config(config), watch, keys.drawn)
     finally:
         for t, u in assigned.values():
             if _is_effect(t, u):
@@ -85,7 +86,7 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
     # what the function changes while it is captured is no change
     watch.follow(fn)
     mapped([*args, *kwargs.values()], lambda v: None if is_leaf(v) else watch.follow(v))
-    watch.close(constants)
+    watch.close()
     captured.changed = watch.changed
     names = names_of_leaves(fn, args, kwargs)
     captured.plan.names = {number: names[i] for i, number in captured.reads if i < len(names)}
@@ -107,13 +108,14 @@ def _in_own_layout(t: Tensor) -> Tensor:
 
 
 def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor], effects: list[Tensor],
-             config: PrepareConfig, watch: Watch, draws: int) -> tuple[Captured, list[Buffer]]:
-    """The plan that computes the returned tensors and the assignments of the function, and the buffers whose content went into it."""
+             config: PrepareConfig, watch: Watch, draws: int) -> Captured:
+    """The plan that computes the returned tensors and the assignments of the function."""
     roots = [*outputs, *effects]
     assigned = frozenset(graph.storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
     read = buffers_under([t.uop for t in roots]) - assigned.union(inputs)
     constants = {u for u in read if _stays(buffer_of(u), watch)}
     changing = assigned.union(inputs, read - constants)
+    watch.hold([buffer_of(u) for u in constants])
     _fold_constants(roots, changing, config)
     results = [t.uop for t in outputs]
     computed = [t.uop for t in roots if graph.base_of(t.uop).op is not Ops.BUFFER]
@@ -124,8 +126,7 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
         if _has_memory(u) and (u in assigned or config.capture is not None):
             buffer_of(u).bind(buffer_of(graph.base_of(t.uop)).array)
             bound.discard(u)
-    captured = Captured(prepare_graph(computed, config, fixed, frozenset(bound)), inputs, structure, results, draws)
-    return captured, [buffer_of(u) for u in constants]
+    return Captured(prepare_graph(computed, config, fixed, frozenset(bound)), inputs, structure, results, draws)
 
 
 def _stays(buffer: Buffer, watch: Watch) -> bool:
@@ -154,12 +155,25 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
                 node = node.src[0]
             if node not in varies and node.op in _FOLDED and (node in dear or _is_long(node)):
                 folded[node] = None
-    if folded:
-        tensors = [Tensor.from_uop(u) for u in folded]
+    replace_nodes({node: graph.storage_view(storage, graph.shape_of(node)) for node, storage in _computed(folded, config).items()})
+
+
+def _computed(nodes: Iterable[UOp], config: PrepareConfig) -> dict[UOp, UOp]:
+    """The BUFFER that holds the value of each node, computed now unless another capture has it."""
+    stored = {node: found for node in nodes if (found := find_derived(_content(node), node)) is not None}
+    new = [node for node in nodes if node not in stored]
+    if new:
         # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
-        prepared = prepare_graph([t.uop for t in tensors], replace(config, beam=None, capture=None, opts={}))
+        prepared = prepare_graph(new, replace(config, beam=None, capture=None, opts={}))
         prepared.plan.execute()
-        prepared.attach(tensors)
+        for node, storage in zip(new, prepared.outputs, strict=True):
+            stored[node] = remember_derived(_content(node), node, storage)
+    return stored
+
+
+def _content(node: UOp) -> list[Buffer]:
+    """The memory that a value is computed from."""
+    return [buffer_of(u) for u in node.walk(Ops.BUFFER)]
 
 
 def _is_long(node: UOp) -> bool:

@@ -65,12 +65,15 @@ class Watch:
         self._count = changes.count
         weakref.finalize(self, _release, self._held, self._frozen)
 
-    def close(self, constants: Iterable[Buffer]) -> None:
-        """End the snapshot: `constants` are the buffers whose content went into the capture."""
+    def hold(self, constants: Iterable[Buffer]) -> None:
+        """Watch the buffers whose content goes into the capture."""
         for buffer in constants:
             buffer.watched += 1
             self._held.append(buffer)
-            self._buffers[buffer] = buffer.version
+
+    def close(self) -> None:
+        """End the snapshot."""
+        self._buffers = {buffer: buffer.version for buffer in self._held}
         self._tensors = [(t, t.uop) for t, _ in self._tensors]      # computed meanwhile, perhaps
         if self._named.isdisjoint(_BY_ANY_NAME):
             self._attributes = [entry for entry in self._attributes if entry[1] in self._named]
@@ -277,6 +280,8 @@ def _release(buffers: list[Buffer], frozen: list[Array]) -> None:
     """The watch is gone: nothing depends on the buffers and arrays any more."""
     for buffer in buffers:
         buffer.watched -= 1
+        if not buffer.watched and buffer.shared:
+            buffer.derived = None       # from now on its array can change, and nobody tells
     for array in frozen:
         entry = _guarded[id(array)]
         entry[1] -= 1

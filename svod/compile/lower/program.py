@@ -186,6 +186,15 @@ def _interface_of(ast: UOp) -> Interface:
     return Interface(tuple(params[slot] for slot in sorted(params)), tuple(sorted(outs)), tuple(sorted(ins)), tuple(sorted(variables)))
 
 
+class Packing(NamedTuple):
+    """What the phases that run once leave: the content of `temps`, computed from the parameters `slots`, which are constants. Programs of
+    one `digest` leave the same."""
+
+    temps: tuple[int, ...]
+    slots: tuple[int, ...]
+    digest: str
+
+
 def derive_spec(ast: UOp, target: Target, temps: tuple[int, ...], phases: tuple[PhaseSpec, ...]) -> ProgramSpec:
     """The description of a program of a kernel: its interface and its launch, beside what lowering has decided.
 
@@ -226,3 +235,13 @@ class Program:
             h.update(repr(code).encode())
         h.update(repr((self.spec.temps, self.spec.params, self.spec.outs, self.spec.variables)).encode())
         return h.hexdigest()
+
+    @property
+    def packing(self) -> Packing | None:
+        """What the phases that run once leave; None where there are none."""
+        phases = [(phase.extent, code) for phase, code in zip(self.spec.phases, self.code, strict=True) if phase.once]
+        pointers = {(i.op, i.arg) for _, code in phases for i in code if i.op in ("ARG", "TEMP")}
+        temps = tuple(sorted(number for op, number in pointers if op == "TEMP"))
+        slots = tuple(sorted(slot for op, slot in pointers if op == "ARG"))
+        text = repr((phases, [self.spec.temps[t] for t in temps], [self.spec.params[s] for s in slots]))
+        return Packing(temps, slots, hashlib.blake2b(text.encode(), digest_size=16).hexdigest()) if phases else None

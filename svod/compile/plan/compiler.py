@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from svod.compile.backend import Device, device_named
-from svod.compile.lower.program import ProgramSpec
+from svod.compile.lower.program import Packing, ProgramSpec
 from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.plan.plan_parts import LoadedCode
@@ -56,6 +56,7 @@ class Compiled:
     source: str
     why: str
     estimate: Any = None
+    packing: Packing | None = None      # what its phases that run once leave
     form: KernelForm | None = None      # the kernel, its chain and the target
 
 
@@ -101,10 +102,13 @@ class Compiler:
         if entry is None or "linear" not in entry.remarks:
             lowered = lower_kernel(kernel, self.target, choice.chain)
             program = build(add_stage(make_program(kernel.ast, self.device), Ops.LINEAR, lowered), self.target)
-            entry = CachedObject(spec_of(program, self.target), stage_of(program, Ops.BINARY).arg, {"linear": lowered.digest})
+            entry = CachedObject(spec_of(program, self.target), stage_of(program, Ops.BINARY).arg,
+                                 {"linear": lowered.digest, "packing": lowered.packing})
             self.cache.put(key, entry)
         loaded = self.pair.load(entry.code, entry.spec)
-        return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why)
+        packing = entry.remarks.get("packing")
+        return Compiled(entry.spec, loaded, entry.remarks["linear"], choice.chain, choice.source, choice.why,
+                        packing=Packing(tuple(packing[0]), tuple(packing[1]), packing[2]) if packing else None)
 
     def heuristic(self, kernel: Kernel) -> Chain:
         """The heuristic's chain, remembered in memory and beside the objects: finding it costs more than loading one."""

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.host_callback import HostProgram
 from svod.compile.plan.memory_planner import PlannerMode, plan_memory
 from svod.compile.plan.mirror import Mirror
+from svod.compile.plan.packed import PackedMemory, packed_memory
 from svod.compile.plan.plan_parts import (
     BufferKind,
     KernelLog,
@@ -46,6 +47,7 @@ from svod.compile.plan.plan_parts import (
     lifetimes_of,
     names_of,
     ranges_of,
+    temporary_numbers,
     variables_of,
     variants_of,
     written_by,
@@ -63,7 +65,8 @@ ANALYSIS = "svod.bench.analyze"     # the module behind `ExecutionPlan.analyze`:
 @dataclass(frozen=True)
 class PlanMemory:
     """Bytes that a plan allocates. `shared`: intermediates and temporaries of one run, as the planner placed them; its peak. `lower_bound`:
-    the largest sum of those that are alive at one level. `kept`: what stays from run to run (weights in the order that a kernel wants)."""
+    the largest sum of those that are alive at one level. `kept`: what stays from run to run (weights in the order that a kernel wants);
+    plans that keep the same share it."""
 
     mode: PlannerMode
     shared: int
@@ -122,6 +125,7 @@ class ExecutionPlan:
         self._mirror = None if self._backend.reads_host_memory else Mirror(self._backend)
         self._shared: Memory | None = None  # the memory of intermediates and temporaries
         self._released = False              # ... was given back
+        self._packed: dict[int, PackedMemory]       # of kernels whose constants other plans may have packed
         addresses = self._allocate(planner)
         self._queue = self._backend.queue(self.every, self._variants, addresses, threads)
         self.threads = self._queue.threads
@@ -527,8 +531,17 @@ class ExecutionPlan:
         alive = lifetimes_of(self.every, self.buffers)
         end = len(self.buffers) + sum(len(k.spec.temps) for k in self.every)
         shared = plan_memory(alive.sizes, alive.first, alive.last, planner)
-        always = plan_memory(alive.kept, dict.fromkeys(alive.kept, 0), dict.fromkeys(alive.kept, 0), "disabled")
-        self.memory = PlanMemory(planner, shared.total, shared.lower_bound, always.total)
+        packed: dict[int, int] = {}         # addresses of temporaries that plans share
+        self._packed = {}
+        for number, (k, temps) in enumerate(zip(self.every, temporary_numbers(self.every, end), strict=True)):
+            memory = packed_memory(k, self.buffers, self._backend)
+            if memory is not None:
+                self._packed[number] = memory
+                packed.update((temps[t], address) for t, address in memory.addresses.items())
+        own = {number: size for number, size in alive.kept.items() if number not in packed}
+        always = plan_memory(own, dict.fromkeys(own, 0), dict.fromkeys(own, 0), "disabled")
+        kept = always.total + sum(m.nbytes for m in set(self._packed.values()))
+        self.memory = PlanMemory(planner, shared.total, shared.lower_bound, kept)
         addresses = [self._device_address(i, address_of(b.array)) if b.array is not None else 0 for i, b in enumerate(self.buffers)]
         addresses += [0] * (end - len(self.buffers))
         self._shared = self._backend.allocate(shared.total) if shared.total else None
@@ -536,6 +549,8 @@ class ExecutionPlan:
         for arena, placement in ((self._shared, shared), (self._kept, always)):
             for index, offset in placement.offsets.items():
                 addresses[index] = offset + (arena.address if arena is not None else 0)
+        for index, address in packed.items():
+            addresses[index] = address
         self._offsets = shared.offsets
         return addresses
 
@@ -554,9 +569,15 @@ class ExecutionPlan:
         unset, self._unset = self._unset, set()
         for number in range(len(self.every)):
             launches = self._queue.once_launches(number)
-            if launches.size:
-                self._run(launches, 1)
-                ran = True
+            if not launches.size:
+                continue
+            packed = self._packed.get(number)
+            with packed.lock if packed is not None else nullcontext():
+                if packed is None or not packed.filled:
+                    self._run(launches, 1)
+                    ran = True
+                if packed is not None:
+                    packed.filled = True
         self._unbound, self._unset = unbound, unset
         return time.perf_counter() - start if ran else 0.0
 

@@ -19,9 +19,10 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.compile.lower.program import Packing, PhaseSpec, ProgramSpec
 from svod.compile.plan.host_callback import HostProgram
 from svod.core.cost.op_count import Work
+from svod.core.graph.buffer import Buffer
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
@@ -38,6 +39,7 @@ class PlanBuffer:
     kind: BufferKind
     array: np.ndarray[Any, Any] | None = None
     dtype: DType | None = None          # None: any
+    storage: Buffer | None = None       # the tensor's memory that a constant is
 
 
 def describe_buffer(buffer: PlanBuffer) -> str:
@@ -108,6 +110,7 @@ class PreparedKernel:
     offsets: tuple[int, ...] = ()       # per slot: bytes of the buffer before what the kernel is given; (): none
     regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
     variables: tuple[VariableSpec, ...] = ()    # the plan's variable that each of the program's is; (): those of its names
+    packing: Packing | None = None      # what its phases that run once leave
     form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: made elsewhere, or a function
 
     def __repr__(self) -> str:

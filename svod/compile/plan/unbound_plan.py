@@ -16,7 +16,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_callback import HostProgram
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, PlanBuffer, PreparedKernel, VariableSpec
-from svod.core.graph.buffer import aligned_empty
+from svod.core.graph.buffer import Buffer, aligned_empty
 from svod.core.graph.callback import HostCall
 from svod.core.ir.dtype import DType
 from svod.core.ir.uop import UOp
@@ -108,10 +108,14 @@ def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
 
 
 def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
-               threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST) -> ExecutionPlan:
+               threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST,
+               storages: Mapping[int, Buffer] | None = None) -> ExecutionPlan:
     """The plan that runs `unbound` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
-    inputs that are bound later. Raises LaunchError for an unbound plan that cannot be run with that code and memory."""
-    buffers = [PlanBuffer(b.nbytes, b.kind, a, b.dtype) for b, a in zip(unbound.buffers, arrays, strict=True)]
+    inputs that are bound later. `storages`: constants, by buffer, whose packed copies are shared with other plans.
+    Raises LaunchError for an unbound plan that cannot be run with that code and memory."""
+    storages = storages or {}
+    buffers = [PlanBuffer(b.nbytes, b.kind, array, b.dtype, storages.get(i))
+               for i, (b, array) in enumerate(zip(unbound.buffers, arrays, strict=True))]
     kernels = []
     for name, c in zip(unbound.names, unbound.calls, strict=True):
         if c.kernel in unbound.functions:
@@ -128,7 +132,8 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         chain = tuple(o.to_json() for o in code.chain)
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, name, c.kernel, chain, code.source,
                                       code.why, c.origin, code.estimate, c.level, c.why,
-                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions, c.variables, code.form))
+                                      tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions,
+                                      c.variables, code.packing, code.form))
     return ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
 
 

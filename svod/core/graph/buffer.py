@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 class Buffer:
     """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
 
-    __slots__ = ("__weakref__", "_address", "_array", "_source", "closed", "device", "dtype", "given", "read_only", "shared", "size",
-                 "version", "watched")
+    __slots__ = ("__weakref__", "_address", "_array", "_source", "closed", "derived", "device", "dtype", "given", "read_only", "shared",
+                 "size", "version", "watched")
 
     def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
         """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
@@ -52,6 +53,7 @@ class Buffer:
         self.version = 0        # number of writes by svod that were noted (`svod.core.graph.changes`)
         self.watched = 0        # number of captures that hold what was computed from the content
         self.given: Array | None = None     # the array of the user's that lies in this memory
+        self.derived: weakref.WeakValueDictionary[Any, Any] | None = None       # see `svod.core.graph.derived`
         self.shared = False     # others than svod can write to the memory, and nothing tells
         self._address: int | None = None        # of `_array`, when somebody has asked
         self._array: Array | None = None
@@ -95,7 +97,7 @@ class Buffer:
             layout = "" if array.flags.c_contiguous else ", not contiguous"
             raise DeviceError(f"memory for {self.size} elements of {kind}: got {array.dtype} of shape {array.shape}{layout}; "
                               "pass a flat contiguous array of that type and size")
-        self._array, self._address = array, None
+        self._array, self._address, self.derived = array, None, None
         self.read_only = not array.flags.writeable
 
     def bind_bytes(self, source: Array) -> None:

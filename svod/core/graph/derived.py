@@ -1,0 +1,47 @@
+"""What was computed from the content of buffers, once for all who need it: weights in the order that a kernel wants, constants folded.
+
+A result is remembered at the first of its buffers as long as somebody holds it. It is found while the content is the same: svod has not
+written to it since, and nobody else can write to the memory unseen.
+"""
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeVar
+
+from svod.core.graph.buffer import Buffer
+from svod.system.forksafe import remake_after_fork
+
+Result = TypeVar("Result")
+
+_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
+
+
+def find_derived(buffers: Sequence[Buffer], what: Hashable) -> Any:
+    """What was computed from the content of `buffers` and is still held by somebody; None: nothing. `what` says what it is."""
+    with _lock:
+        return _known(buffers).get(_key(buffers, what))
+
+
+def remember_derived(buffers: Sequence[Buffer], what: Hashable, result: Result) -> Result:
+    """Have others find `result`. Returns what they find: the first, where two threads computed it at the same time."""
+    with _lock:
+        first: Result = _known(buffers).setdefault(_key(buffers, what), result)
+        return first
+
+
+def _known(buffers: Sequence[Buffer]) -> Any:
+    """The results that are remembered at the first buffer; an empty dictionary where the content can change unseen."""
+    if not buffers or any(b.shared and not b.watched for b in buffers):
+        return {}
+    first = buffers[0]
+    if first.derived is None:
+        first.derived = weakref.WeakValueDictionary()
+    return first.derived
+
+
+def _key(buffers: Sequence[Buffer], what: Hashable) -> Hashable:
+    return what, tuple([(b, b.version) for b in buffers])

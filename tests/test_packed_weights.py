@@ -1,0 +1,102 @@
+"""Weights in the order that a kernel wants: one copy for all plans that want the same, and none that is old."""
+import gc
+
+import numpy as np
+import pytest
+
+import svod
+from svod import Tensor
+from svod.config import PrepareConfig
+
+SPLIT = {"gemm_0": "UPCAST(o0, 2) UPCAST(o1, 16) LANES(o1.in) ORDER(out, o1,o0) STAGE(s1, root)"}
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+def weights(rng, k=37, n=64):
+    return rng.standard_normal((k, n)).astype(np.float32)
+
+
+def packed_of(plan):
+    return set(plan._packed.values())
+
+
+def product(w):
+    return svod.jit(lambda x: x @ w, config=PrepareConfig(opts=SPLIT))
+
+
+def test_plans_of_two_lengths_share_a_packed_weight(rng):
+    own = weights(rng)
+    w = Tensor(own).clone().realize()
+    f = product(w)
+    for rows in (8, 12, 14):
+        x = rng.standard_normal((rows, 37)).astype(np.float32)
+        np.testing.assert_allclose(f(x).numpy(), x.astype(np.float64) @ own, rtol=1e-4, atol=1e-4)
+    first, second, third = f.plans
+    assert packed_of(first) == packed_of(second) == packed_of(third) and len(packed_of(first)) == 1
+    assert second.prepare_seconds == 0.0 and first.memory.kept >= own.nbytes
+
+
+def test_a_weight_that_is_assigned_to_is_packed_anew(rng):
+    w = Tensor(weights(rng)).clone().realize()
+    f, g = product(w), product(w)
+    x = rng.standard_normal((8, 37)).astype(np.float32)
+    f(x)
+    (before,) = f.plans
+    new = weights(rng)
+    w.assign(Tensor(new)).realize()
+    for call in (g, f):
+        np.testing.assert_allclose(call(x).numpy(), x.astype(np.float64) @ new, rtol=1e-4, atol=1e-4)
+    assert packed_of(g.plans[0]) == packed_of(f.plans[0]) != packed_of(before)
+
+
+def test_an_array_of_numpy_that_was_free_to_change_is_packed_anew(rng):
+    array = weights(rng)
+    w = Tensor(array)
+    f = product(w)
+    x = rng.standard_normal((8, 37)).astype(np.float32)
+    f(x)
+    (held,) = f.plans       # lives on, with what it packed
+    del f
+    gc.collect()
+    array[:] = weights(rng)
+    g = product(w)
+    np.testing.assert_allclose(g(x).numpy(), x.astype(np.float64) @ array, rtol=1e-4, atol=1e-4)
+    assert packed_of(held).isdisjoint(packed_of(g.plans[0]))
+
+
+def test_prepared_plans_share_what_svod_owns_and_pack_what_others_may_write(rng):
+    x = Tensor(rng.standard_normal((8, 37)).astype(np.float32))
+    array = weights(rng)
+    for w, shared in ((Tensor(array).clone().realize(), True), (Tensor(array), False)):
+        plans = [(x @ w).prepare(PrepareConfig(opts=SPLIT), constants=[w]) for _ in range(2)]
+        assert (packed_of(plans[0]) == packed_of(plans[1])) is shared and all(packed_of(p) for p in plans)
+        for plan in plans:
+            plan.execute()
+            np.testing.assert_allclose(plan.output_buffer().reshape(8, 64), x.numpy().astype(np.float64) @ array, rtol=1e-4, atol=1e-4)
+
+
+def test_what_two_plans_pack_differently_is_not_shared(rng):
+    own = weights(rng)
+    w = Tensor(own).clone().realize()
+    x = rng.standard_normal((8, 37)).astype(np.float32)
+    wide = {"gemm_0": "UPCAST(o0, 2) UPCAST(o1, 32) LANES(o1.in) ORDER(out, o1,o0) STAGE(s1, root)"}
+    functions = [product(w), svod.jit(lambda x: x @ w, config=PrepareConfig(opts=wide))]
+    for f in functions:
+        np.testing.assert_allclose(f(x).numpy(), x.astype(np.float64) @ own, rtol=1e-4, atol=1e-4)
+    first, second = (packed_of(f.plans[0]) for f in functions)
+    assert first and second and first.isdisjoint(second)
+
+
+def test_constants_that_are_computed_once_are_shared_too(rng):
+    own = weights(rng)
+    w = Tensor(own).clone().realize()
+    f = svod.jit(lambda x: x @ (w.exp() * 2))
+    for rows in (8, 12):
+        x = rng.standard_normal((rows, 37)).astype(np.float32)
+        np.testing.assert_allclose(f(x).numpy(), x.astype(np.float64) @ (np.exp(own.astype(np.float64)) * 2), rtol=1e-4, atol=1e-3)
+    stored = [{b.storage for b in plan.buffers if b.kind == "constant"} for plan in f.plans]
+    assert stored[0] == stored[1] and len(stored[0]) == 1
