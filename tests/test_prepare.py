@@ -186,7 +186,7 @@ def test_without_a_schedule_cache_nothing_is_looked_up_or_kept(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("act", "said"), [
-    (lambda: svod.profile(Tensor(X)), "takes an ExecutionPlan, got Tensor; a tensor has one by plan = t.prepare()"),
+    (lambda: svod.profile(Tensor(X)), "and its arguments, got Tensor; a tensor has a plan by plan = t.prepare()"),
     (lambda: Tensor.realize_batch([Tensor(X), 3]), "realize_batch takes tensors in a list, got int"),
     (lambda: Tensor.prepare_batch(3), "prepare_batch takes tensors in a list, got int"),
     (lambda: Tensor.cat(3), "cat of int"), (lambda: Tensor.stack([Tensor(X), "b"]), "stack of str"),

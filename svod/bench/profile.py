@@ -3,6 +3,7 @@
     p = svod.profile(f.plans[0])        # f = svod.jit(model), called once
     print(p)                            # kernels by time, then the layers as a tree
     p.to_json()
+    svod.profile(f, x)                  # the plan that the call runs, and what the caller waits for beside it
 
 A pass times each kernel once, in the plan's order, so that each finds the caches as the previous one leaves them. A kernel's time is the
 median over passes minus the cost of an empty call. In the plan itself independent kernels may run at the same time, so `plan_seconds` can
@@ -16,10 +17,11 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from svod.bench.roofline import Ceilings, plan_ceilings
 from svod.bench.timer import Clock
@@ -35,6 +37,16 @@ from svod.system.tables import text_table
 LEAST_PASSES, MOST_PASSES = 5, 1000
 UNKNOWN = "(no origin)"
 _FILE_AND_LINE = re.compile(r"(.+):(\d+)")
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """A function whose calls run plans, such as one under `svod.jit`."""
+
+    @property
+    def plans(self) -> tuple[ExecutionPlan, ...]: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,8 @@ class LayerTime:
 @dataclass(frozen=True)
 class Profile:
     """`kernels` are in the plan's order; `layers` are a tree, depth first, in the plan's order. `plan_seconds` is the median of a run of
-    the whole plan, `kernel_seconds` the sum over the kernels."""
+    the whole plan, `kernel_seconds` the sum over the kernels, `call_seconds` the median of a call of the function, from arguments to
+    results; None where a plan was profiled."""
 
     kernels: tuple[KernelTime, ...]
     layers: tuple[LayerTime, ...]
@@ -100,6 +113,7 @@ class Profile:
     kernel_seconds: float
     passes: int
     threads: int
+    call_seconds: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, flops, bytes; shares are parts of 1."""
@@ -108,7 +122,7 @@ class Profile:
                 if isinstance(item, KernelTime) else {}
             return {f.name: getattr(item, f.name) for f in fields(item)} | rates | {"ceiling_share": item.ceiling_share}
         return {"format": "svod-profile", "version": 1, "plan_seconds": self.plan_seconds, "kernel_seconds": self.kernel_seconds,
-                "passes": self.passes, "threads": self.threads,
+                "call_seconds": self.call_seconds, "passes": self.passes, "threads": self.threads,
                 "kernels": [row(k) | {"chain": [list(o) for o in k.chain]} for k in self.kernels],
                 "layers": [row(x) for x in self.layers]}
 
@@ -119,7 +133,12 @@ class Profile:
         rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), giga(k.flops_per_second), giga(k.bytes_per_second),
                  percent(k.ceiling_share), k.source, k.origin or UNKNOWN) for k in shown]
         out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
-               f"{count(self.threads, 'thread')}", ""]
+               f"{count(self.threads, 'thread')}"]
+        if self.call_seconds is not None:
+            around = max(0.0, self.call_seconds - self.plan_seconds)
+            out.append(f"call {duration(self.call_seconds)} as the caller waits: {duration(around)} "
+                       f"({percent(around / self.call_seconds)}) for arguments, checks and results, the rest for the plan")
+        out.append("")
         header = ("kernel", "time", "share", "GFLOP/s", "GB/s", "ceiling", "opts", "origin")
         out += text_table(header, rows, right=header[1:6], shrink={"kernel", "opts", "origin"}, width=width)
         if len(shown) < len(ranked):
@@ -135,13 +154,23 @@ class Profile:
         return self.table()
 
 
-def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | None = None, clock: Clock = time.perf_counter) -> Profile:
-    """Time the kernels of a plan for about `seconds`. Without `ceilings` it uses the cached ones of this machine, or measures them quickly.
+def profile(what: ExecutionPlan | Planned, *arguments: Any, seconds: float = 1.0, ceilings: Ceilings | None = None,
+            clock: Clock = time.perf_counter) -> Profile:
+    """Time the kernels of a plan for about `seconds`: of `what`, or of the plan that the call `what(*arguments)` of a function under
+    `svod.jit` runs. Then the call is timed too; a function with state is called many times, and its state goes on.
 
-    Raises ArgumentError for an argument that is not a plan, LaunchError for a plan without kernels, and the errors of running it."""
-    if not isinstance(plan, ExecutionPlan):
-        raise ArgumentError(f"svod.profile takes an ExecutionPlan, got {type(plan).__name__}; a tensor has one by plan = t.prepare(), "
-                            "and a function f under svod.jit, once it was called, has them in f.plans")
+    Without `ceilings` it uses the cached ones of this machine, or measures them quickly. Raises ArgumentError for an argument that is
+    neither, LaunchError for a plan without kernels, and the errors of running it."""
+    call: Callable[[], object] | None = None
+    if isinstance(what, ExecutionPlan) and not arguments:
+        plan = what
+    elif isinstance(what, Planned):
+        call = partial(what, *arguments)
+        plan = _plan_of_call(what, arguments)
+    else:
+        given = f"{type(what).__name__} and arguments" if isinstance(what, ExecutionPlan) else type(what).__name__
+        raise ArgumentError(f"svod.profile takes an ExecutionPlan, or a function under svod.jit and its arguments, got {given}; a tensor "
+                            "has a plan by plan = t.prepare(), and a function f under svod.jit, once it was called, has them in f.plans")
     if not plan.kernels:
         raise LaunchError("this plan has no kernels: its outputs are inputs or constants, so there is nothing to profile")
     target, limits = plan_ceilings(plan, ceilings)
@@ -149,19 +178,30 @@ def profile(plan: ExecutionPlan, *, seconds: float = 1.0, ceilings: Ceilings | N
         plan.execute()
         running = plan.kernels
         works = [k.work_at(plan.variable_values()) for k in running]
-        passes, times, whole, empty = _time_passes(plan, seconds, clock)
+        passes, times, whole, empty, calls = _time_passes(plan, call, seconds, clock)
     own = [max(0.0, statistics.median(t) - empty) for t in times]
     total = sum(own)
     kernels = tuple(_kernel_time(i, k, work, t, t / total if total else 0.0, limits, target, plan.threads) for i, (k, work, t) in
                     enumerate(zip(running, works, own, strict=True)))
-    return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads)
+    return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads,
+                   statistics.median(calls) if calls else None)
 
 
-def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int, list[list[float]], list[float], float]:
-    """(passes, seconds of each kernel by pass, seconds of the whole plan by pass, seconds of an empty call)."""
+def _plan_of_call(function: Planned, arguments: Sequence[Any]) -> ExecutionPlan:
+    """The plan that a call runs."""
+    function(*arguments)                # captures, if it is the first one
+    before = {id(plan): plan.runs for plan in function.plans}
+    function(*arguments)
+    return next(plan for plan in function.plans if plan.runs != before.get(id(plan)))
+
+
+def _time_passes(plan: ExecutionPlan, call: Callable[[], object] | None, seconds: float,
+                 clock: Clock) -> tuple[int, list[list[float]], list[float], float, list[float]]:
+    """(passes, seconds of each kernel by pass, seconds of the whole plan by pass, seconds of an empty call, seconds of `call` by pass)."""
     times: list[list[float]] = [[] for _ in plan.kernels]
     whole: list[float] = []
     empty: list[float] = []
+    calls: list[float] = []
     begin = clock()
     while len(whole) < LEAST_PASSES or (len(whole) < MOST_PASSES and clock() - begin < seconds):
         for i, t in enumerate(times):
@@ -174,7 +214,11 @@ def _time_passes(plan: ExecutionPlan, seconds: float, clock: Clock) -> tuple[int
         start = clock()
         plan.execute()
         whole.append(clock() - start)
-    return len(whole), times, whole, statistics.median(empty)
+        if call is not None:
+            start = clock()
+            call()
+            calls.append(clock() - start)
+    return len(whole), times, whole, statistics.median(empty), calls
 
 
 def _kernel_time(index: int, k: PreparedKernel, work: Work | None, seconds: float, share: float, limits: Ceilings | None,

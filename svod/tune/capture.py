@@ -9,7 +9,8 @@ several processes; `write_capture` writes all of it to one file.
     {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …],
                                               [[variable, min, max, [hint, …], bucket or null], …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
-    {"runs": digest, "count": n}                           how often the plan was run so far; the last such line of a file counts
+    {"runs": digest, "count": n, "waited": seconds}        how often the plan was run so far, and what a call of a jitted function that
+                                                           runs it took (median; null: not timed); the last such line of a file counts
 
 A capture is data: JSON, never a pickle. Its fields are checked, its kernels rebuilt through `svod.core.ir.serialize`, and their keys
 recomputed. An invalid line is skipped and reported in `Capture.problems`; the half line of a process that was killed is ignored.
@@ -26,13 +27,15 @@ import json
 import logging
 import math
 import os
+import statistics
 import sys
 import threading
 import time
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -69,9 +72,10 @@ class StopCapture(BaseException):
 
 
 class Counted(Protocol):
-    """An object that counts its runs, such as an ExecutionPlan."""
+    """An object that counts its runs, such as an ExecutionPlan. `waits`: seconds of calls that ran it."""
 
     runs: int
+    waits: deque[float]
 
 
 # -- the lines ----------------------------------------------------------------------------------------------------------
@@ -124,10 +128,11 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class RunsLine:
-    """How often the plan with the digest `runs` was run so far."""
+    """How often the plan with the digest `runs` was run so far, and the median of the seconds that callers waited for a run."""
 
     runs: str
     count: Annotated[int, Meta(ge=0, le=1 << 60)]
+    waited: Seconds | None = None
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
@@ -167,6 +172,7 @@ class _Runs:
         self.finished = 0
         self.live: list[tuple[weakref.ref[Counted], int]] = []
         self.written = 0
+        self.waited: float | None = None
 
     def add(self, plan: Counted | None) -> None:
         if plan is None:
@@ -183,6 +189,8 @@ class _Runs:
                 self.finished += seen
             else:
                 live.append((ref, max(1, plan.runs)))
+                if plan.waits:
+                    self.waited = statistics.median(plan.waits.copy())      # other threads append to it
         self.live = live
         return self.finished + sum(seen for _, seen in live)
 
@@ -228,7 +236,7 @@ class _Recorder:
                 total = runs.total()
                 if total != runs.written:
                     runs.written = total
-                    lines.append({"runs": digest, "count": total})
+                    lines.append({"runs": digest, "count": total, "waited": runs.waited})
             try:
                 self._write(lines)
             except TuneError as e:
@@ -321,13 +329,15 @@ def plan_digest(unbound: UnboundPlan, target: str) -> str:
 
 @dataclass
 class CapturedPlan:
-    """One plan. `runs`: how often all processes have run it. `seconds`: of one call, by kernel key, where it was timed."""
+    """One plan. `runs`: how often all processes have run it. `seconds`: of one call, by kernel key, where it was timed. `waited`: seconds
+    of a call of the jitted function that runs it, from arguments to results (median), where the program made several."""
 
     digest: str
     target: str
     unbound: UnboundPlan
     seconds: dict[str, float]
     runs: int = 0
+    waited: float | None = None
 
 
 @dataclass
@@ -369,7 +379,7 @@ def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
     written: set[tuple[str, str]] = set()
     for plan in capture.plans:
         lines += [*kernel_lines(plan.unbound, plan.target, written), plan_line(plan.unbound, plan.seconds, plan.target),
-                  {"runs": plan.digest, "count": plan.runs}]
+                  {"runs": plan.digest, "count": plan.runs, "waited": plan.waited}]
     write_text(Path(path), to_text(lines))
 
 
@@ -379,7 +389,7 @@ class _Reader:
     def __init__(self, file: Path, capture: Capture, plans: dict[str, CapturedPlan]) -> None:
         self.file, self.capture, self.plans = file, capture, plans
         self.kernels: dict[str, Kernel] = {}
-        self.runs: dict[str, int] = {}
+        self.runs: dict[str, RunsLine] = {}
 
     def read(self, data: bytes, *, whole: bool) -> None:
         """Read the file's content. Unless `whole`, its last line may be cut off: its process may have been killed."""
@@ -405,9 +415,10 @@ class _Reader:
                     continue
                 where = f"{self.file.name}, line {number}"
                 self.capture.problems.append(f"{where} is cut off, the end of the file is missing" if cut else f"{where}: {e}")
-        for digest, count in self.runs.items():
+        for digest, counted in self.runs.items():
             if digest in self.plans:
-                self.plans[digest].runs += count
+                self.plans[digest].runs += counted.count
+                self.plans[digest].waited = counted.waited or self.plans[digest].waited
 
     def _header(self, line: dict[str, Any]) -> None:
         if line.get("format") == RECORDS_FORMAT:
@@ -428,10 +439,10 @@ class _Reader:
             plan = self._plan(_checked(line, PlanLine))
             self.plans.setdefault(plan.digest, plan).seconds.update(
                 {k: min(v, self.plans[plan.digest].seconds.get(k, v)) for k, v in plan.seconds.items()})
-            self.runs.setdefault(plan.digest, 1)
+            self.runs.setdefault(plan.digest, RunsLine(plan.digest, 1))
         elif "runs" in line:
             counted = _checked(line, RunsLine)
-            self.runs[counted.runs] = max(1, counted.count)
+            self.runs[counted.runs] = replace(counted, count=max(1, counted.count))
         else:
             raise FormatError(f"it is neither a kernel nor a plan: {sorted(map(str, line))[:4]}")
 

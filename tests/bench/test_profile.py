@@ -17,7 +17,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.core.cost.op_count import Work
 from svod.core.ir.dtype import dtypes
-from svod.errors import LaunchError
+from svod.errors import ArgumentError, LaunchError
 from tests.bench.example_run import CEILINGS
 
 EMPTY_CALL = 1e-6
@@ -41,6 +41,7 @@ class FakePlan(ExecutionPlan):
     now: float = 0.0
     hiccup: int = -1                # this call takes a second longer
     calls: int = 0
+    runs: int = 0
 
     def clock(self) -> float:
         return self.now
@@ -53,6 +54,7 @@ class FakePlan(ExecutionPlan):
         return {}
 
     def execute(self) -> None:
+        self.runs += 1
         self.now += EMPTY_CALL + 0.5 * sum(self.seconds)        # some kernels run at the same time
 
 
@@ -150,3 +152,35 @@ def test_a_real_plan() -> None:
     assert p.layers[0].path == "block" and p.layers[0].kernels == len(p.kernels)
     assert sum(k.share for k in p.kernels) == pytest.approx(1.0)
     assert "block" in str(p)
+
+
+class FakeFunction:
+    """Runs the first of its plans and takes two milliseconds more."""
+
+    def __init__(self, *plans: FakePlan) -> None:
+        self.plans = plans
+
+    def __call__(self, rows: int) -> int:
+        self.plans[0].execute()
+        self.plans[0].now += 2e-3 * rows
+        return rows
+
+
+def test_what_a_caller_waits_for() -> None:
+    plan = FakePlan(KERNELS, SECONDS)
+    p = profile(FakeFunction(plan, FakePlan(KERNELS, SECONDS)), 1, seconds=0.1, ceilings=CEILINGS, clock=plan.clock)
+    assert p.call_seconds == pytest.approx(p.plan_seconds + 2e-3) and p.to_json()["call_seconds"] == p.call_seconds
+    assert p.table().splitlines()[1] == ("call 5.50 ms as the caller waits: 2.00 ms (36 %) for arguments, checks and results, the rest for "
+                                         "the plan")
+    assert of(FakePlan(KERNELS, SECONDS)).call_seconds is None
+
+
+def test_a_call_of_a_jitted_function_is_profiled() -> None:
+    f = svod.jit(lambda x: x * 2 + 1)
+    f(np.ones(3, np.float32))
+    x = np.ones((4, 4), np.float32)
+    p = svod.profile(f, x, seconds=0.01)
+    assert p.call_seconds is not None and p.call_seconds > p.plan_seconds > 0
+    assert len(f.plans) == 2 and f.plans[1].runs > p.passes and len(p.kernels) == 1
+    with pytest.raises(ArgumentError, match="got ExecutionPlan and arguments"):
+        svod.profile(f.plans[0], x)     # type: ignore[arg-type]

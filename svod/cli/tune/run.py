@@ -437,7 +437,7 @@ class _TuneRun:
         lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), *size_lines(outcomes), ""]
         for number, (plan, check) in enumerate(checks, 1):
             name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
-            lines += plan_lines(check, name, len(plan.unbound.calls))
+            lines += plan_lines(check, name, len(plan.unbound.calls), plan.waited)
         lines += ["", self._summary(), *self._stored(status), *self._next(outcomes, checks, target, status)]
         self._print(lines)
 
@@ -481,7 +481,7 @@ class _TuneRun:
             "phases_end_seconds": self.seconds,
             "script": None if self.script is None else asdict(self.script),
             "kernels": [outcome_json(o, target, ceilings) for o in outcomes] + [row_json(x) for x in rows if x.key not in done],
-            "plans": [plan_json(check, plan.digest, plan.unbound) for plan, check in checks],
+            "plans": [plan_json(check, plan.digest, plan.unbound, plan.waited) for plan, check in checks],
             "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
                                               "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
             "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,

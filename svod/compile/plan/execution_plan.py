@@ -17,6 +17,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -96,6 +97,7 @@ class ExecutionPlan:
         self.keep: object = None            # what has to live as long as the plan: owners of memory that it uses
         self.carried: frozenset[int] = frozenset()      # buffers whose content is the state that a run starts from and changes
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
+        self.waits: deque[float] = deque(maxlen=1000)   # seconds of the last calls of a function that ran it, where those are timed
         self.runs = 0                       # of all kernels: what a capture weighs plans by
         self._outputs = tuple(outputs)
         self.names: Mapping[int, str] = {}  # of inputs, by buffer, where they are arguments of a function
