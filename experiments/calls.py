@@ -21,7 +21,7 @@ import svod
 from svod import Tensor, Variable, nn
 
 Contestants = dict[str, tuple[Callable[[], object], int]]       # by name: a call, and how many make a sample
-WIDTH, HEADS, LENGTH, TOKENS = 64, 4, 256, 500
+WIDTH, HEADS, LENGTH, TOKENS = 256, 8, 256, 1000
 
 
 def small_functions() -> Iterator[tuple[str, Callable[[], object], int]]:
