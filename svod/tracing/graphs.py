@@ -34,7 +34,6 @@ _plans: OrderedDict[Hashable, _Kept] = OrderedDict()
 _lock = Lock()
 remake_after_fork(sys.modules[__name__], "_lock", Lock)
 remake_after_fork(sys.modules[__name__], "_plans", OrderedDict)     # a plan that ran during the fork cannot be run in the child
-remake_after_fork(sys.modules[__name__], "_plans", OrderedDict)      # one that ran in another thread cannot run in the child
 
 
 def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None = None) -> None:
