@@ -13,5 +13,5 @@ def checked(value: object, kind: Any, error: type[SvodError], where: str = "") -
     Raises `error`, with the place within the value, where something does not fit."""
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as e:
+    except (msgspec.ValidationError, OverflowError, RecursionError, UnicodeError) as e:     # 400 digits fit no float
         raise error(f"{where}{': ' * bool(where)}{e}") from None

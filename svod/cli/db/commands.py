@@ -85,15 +85,19 @@ def cli(context: click.Context) -> None:
     logging.getLogger("svod").addHandler(logging.NullHandler())  # the commands report the problems themselves
 
 
+CHECKED_ALWAYS = 64 << 20       # bytes of a database that every command checks for damaged pages
+
+
 def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
     spec = context.obj if context.obj is not None else config.PrepareConfig.env_value("db")
     db = TuningDB.open(spec, read_only=read_only)
     context.call_on_close(db.close)
+    for path in (db.plan.write, *(p for p, _ in db.plan.read)):
+        # the check reads every page: a large database is checked by the commands that write it
+        if path is not None and path.suffix != ".jsonl" and (not read_only or (path.exists() and path.stat().st_size < CHECKED_ALWAYS)):
+            _check_whole(path)
     if db.problem is not None:
         raise DatabaseError(db.problem)
-    for path in (db.plan.write, *(p for p, _ in db.plan.read)):
-        if path is not None and path.suffix != ".jsonl":
-            _check_whole(path)
     return db
 
 
@@ -414,16 +418,19 @@ def _add(db: TuningDB, sources: tuple[Path, ...], add: Callable[[Path], Merged])
 @click.option("--target", help="Only on this target; default: on all.")
 @click.option("--linear", help="Only this LINEAR digest; default: every chain that was confirmed.")
 @click.option("--reason", default="", help="Why; kept for later readers.")
+@click.option("--undo", is_flag=True, help="Take earlier retractions back.")
 @click.pass_context
-def retract(context: click.Context, kernel: str, target: str | None, linear: str | None, reason: str) -> None:
-    """Never use the chains recorded for KERNEL again (until the code generator changes), whatever is merged later."""
+def retract(context: click.Context, kernel: str, target: str | None, linear: str | None, reason: str, undo: bool) -> None:
+    """Never use the chains recorded for KERNEL again (until the code generator changes), whatever is merged later. --undo takes earlier
+    retractions back, here and wherever this database is merged into; chains with wrong numbers stay barred."""
     db = _open(context, read_only=False)
     key = _resolve_kernel(db, kernel)
-    count = db.retract(key, target, linear, reason)
+    count = db.restore(key, target, linear, reason) if undo else db.retract(key, target, linear, reason)
     if not count:
-        raise DatabaseError(f"nothing to retract: {key[:SHOWN_KEY]} has no confirmed chain" + (f" on {target}" if target else "")
+        what, has = ("restore", "retracted") if undo else ("retract", "confirmed")
+        raise DatabaseError(f"nothing to {what}: {key[:SHOWN_KEY]} has no {has} chain" + (f" on {target}" if target else "")
                             + (f" with LINEAR {linear}" if linear else ""))
-    click.echo(f"{count} chain{'s' * (count != 1)} of {key[:SHOWN_KEY]} retracted")
+    click.echo(f"{count} chain{'s' * (count != 1)} of {key[:SHOWN_KEY]} {'may be used again' if undo else 'retracted'}")
 
 
 @cli.command()

@@ -182,4 +182,6 @@ def _connect(name: str) -> sqlite3.Connection:
     # isolation_level None: transactions are begun by hand, IMMEDIATE. Under contention a deferred one fails at once, whatever the timeout.
     conn = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=name.startswith("file:"))
     conn.row_factory = sqlite3.Row
+    conn.text_factory = lambda text: str(text, "utf-8", "replace")      # a row that is not UTF-8 costs that row, not the file
+    conn.execute("PRAGMA trusted_schema = OFF")
     return conn

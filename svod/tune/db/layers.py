@@ -9,8 +9,10 @@ On a network file system WAL does not work between machines, so each host writes
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -18,8 +20,8 @@ from svod import config
 from svod.errors import DatabaseError
 from svod.tune.db import files
 from svod.tune.db.records import Measurement, Record, RecordError, Verdict
-from svod.tune.db.schema import SHIPPED, TEAM, ForeignDatabase, NewerSchema
-from svod.tune.db.transfer import Skipped, read_records
+from svod.tune.db.schema import OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
+from svod.tune.db.transfer import Skipped, admit, open_lines, parse_line
 
 R = TypeVar("R", bound=Record)
 
@@ -27,7 +29,7 @@ FILE_NAME = "tuning.db"
 
 # INDEXED BY: without it SQLite may choose the index of all measurements and read hundreds of rows to drop them
 SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding "
-                   "WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong')")
+                   "WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong') LIMIT 20000")
 
 Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements with their layer rank, verdicts
 
@@ -138,12 +140,19 @@ class SqliteLayer:
 
     def _records(self, record: type[R], rows: Iterable[sqlite3.Row]) -> Iterator[tuple[R, int]]:
         for row in rows:
-            try:
-                content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
-            except (RecordError, IndexError) as e:  # IndexError: a column is missing
-                self.report.append(Skipped(f"{self.name}:{record.table}:{row['id']}", str(e)))
-            else:
-                yield content, min(self.rank + int(row["layer"]), SHIPPED)
+            content = admit(partial(self._ranked, record, row), f"{self.name}:{record.table}:{row[0]!s:.40}", self.report)
+            if content is not None:
+                yield content
+
+    def _ranked(self, record: type[R], row: sqlite3.Row) -> tuple[R, int]:
+        """The record of a row and its rank. Raises RecordError, or IndexError where a column is missing."""
+        layer = row["layer"]
+        if not isinstance(layer, int) or not OWN <= layer <= SHIPPED:
+            raise RecordError(f"its layer should be 0, 1 or 2, found {layer!r:.40}")
+        content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
+        if self.rank != OWN:
+            content.check_id(row["id"])
+        return content, min(self.rank + layer, SHIPPED)
 
     def version(self) -> int:
         return int(self.conn.execute("PRAGMA data_version").fetchone()[0])
@@ -152,30 +161,48 @@ class SqliteLayer:
         self.conn.close()
 
 
+KERNEL = re.compile(r'"kernel"\s*:\s*"([^"\\]*)"')
+
+
 class JsonlLayer:
-    """A .jsonl file, read when records of a target that its header names are first needed."""
+    """A .jsonl file. Its lines are read when records of a target that its header names are first needed, and a line is parsed when its
+    kernel is asked for: a file of 20,000 records costs a look-up its own records."""
 
     def __init__(self, path: Path, rank: int, report: list[Skipped]) -> None:
         self.path, self.name, self.rank, self.report = path, str(path), rank, report
-        self._by_target: dict[str | None, list[Record]] = {}
+        self._lines: dict[str | None, dict[str, list[tuple[int, str]]]] = {}        # by target, then by kernel; "": lines that name none
+        self._parsed: dict[int, Record | None] = {}
 
-    def _load(self, target: str | None) -> list[Record]:
-        target = None if None in self._by_target else target    # everything is read
-        if target not in self._by_target:
+    def _lines_of(self, target: str | None) -> dict[str, list[tuple[int, str]]]:
+        target = None if None in self._lines else target    # everything is read
+        if target not in self._lines:
+            lines: dict[str, list[tuple[int, str]]] = {}
             try:
-                records, skipped = read_records(self.path, target)
+                for number, line in open_lines(self.path, target):
+                    named = KERNEL.search(line)
+                    lines.setdefault(named[1] if named else "", []).append((number, line))
             except (OSError, DatabaseError) as e:
-                records, skipped = [], [Skipped(self.name, str(e))]
-            self.report.extend(s for s in skipped if s not in self.report)
-            self._by_target[target] = records
-        return self._by_target[target]
+                problem = Skipped(self.name, str(e))
+                self.report.extend([problem] * (problem not in self.report))
+            self._lines[target] = lines
+        return self._lines[target]
+
+    def _records(self, kernel: str | None, target: str | None) -> Iterator[Record]:
+        lines = self._lines_of(target)
+        asked = lines.values() if kernel is None else [lines.get(kernel, []), lines.get("", [])]
+        for number, line in (pair for part in asked for pair in part):
+            if number not in self._parsed:
+                self._parsed[number] = admit(partial(parse_line, line), f"{self.path}:{number}", self.report)
+            record = self._parsed[number]
+            if record is not None:
+                yield record
 
     def deciding(self, kernel: str, target: str) -> Deciding:
         measurements = [(m, rank) for m, rank in self.select(Measurement, kernel, target) if m.step == "confirm" or m.status == "wrong"]
         return measurements, [v for v, _ in self.select(Verdict, kernel, target)]
 
     def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterator[tuple[R, int]]:
-        for r in self._load(target):
+        for r in self._records(kernel, target):
             if isinstance(r, record) and kernel in (None, getattr(r, "kernel", kernel)) and target in (None, getattr(r, "target", target)):
                 yield r, self.rank
 
@@ -183,7 +210,8 @@ class JsonlLayer:
         return 0
 
     def close(self) -> None:
-        self._by_target.clear()
+        self._lines.clear()
+        self._parsed.clear()
 
 
 def open_layer(path: Path, rank: int, report: list[Skipped]) -> Layer | None:

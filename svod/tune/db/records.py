@@ -4,15 +4,20 @@ A record has a JSON form (`to_json`, `from_json`), which travels between machine
 values are JSON text. Every field is checked. An unfit field raises `RecordError` with the reason, so that a reader can skip that record
 and report it. Nothing read here is executed or unpickled.
 
-Digest: blake2b-128 of the record's canonical JSON (sorted keys, no spaces, floats in the shortest form that gives the same bits).
+Digest: blake2b-128 of the record's canonical JSON (sorted keys, no spaces, floats in the shortest form that gives the same bits), in
+which fields that have their default are left out.
+
+Fields come and go without a new format. A new field needs a default that means "not said": a record that does not say it has the same
+content and the same digest for every svod. A field that this svod does not know is kept in `extra`, belongs to the digest, and travels
+on. Records of format 1, whose digests cover the defaults as well, are read and get the digest of today.
 """
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache, cached_property
 from sys import float_info
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
 
@@ -34,13 +39,17 @@ def canonical(value: Any, what: str = "the record") -> str:
     """The canonical JSON text of a value. Raises RecordError for NaN, infinities, and values that are not JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
         raise RecordError(f"{what} is not JSON: {e}") from e
 
 
-def digest(kind: str, content: Mapping[str, Any]) -> str:
-    """The 32 hex digits that name a record of this kind with this content."""
-    return hashlib.blake2b(f"svod-{kind}-1\n{canonical(content)}".encode(), digest_size=16).hexdigest()
+def digest(kind: str, content: Mapping[str, Any], version: int = 2) -> str:
+    """The 32 hex digits that name a record of this kind with this content. Raises RecordError for text that is not Unicode."""
+    try:
+        text = f"svod-{kind}-{version}\n{canonical(content)}".encode()
+    except UnicodeEncodeError as e:
+        raise RecordError(f"a {kind} has text that is not Unicode: {e.reason}") from None
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def parse_json(text: str, what: str) -> Any:
@@ -48,7 +57,10 @@ def parse_json(text: str, what: str) -> Any:
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not allowed")
     try:
-        return json.loads(text, parse_constant=refuse)
+        value = json.loads(text, parse_constant=refuse)
+        if "\\u" in text:
+            canonical(value).encode()       # refuses half of a surrogate pair
+        return value
     except (ValueError, RecursionError) as e:
         raise RecordError(f"{what} is not JSON: {e}") from e
 
@@ -90,9 +102,32 @@ def check_chain(v: Any, name: str = "chain") -> Chain:
 
 R = TypeVar("R", bound="Record")
 
+#: By kind the fields of format 1, which have columns of their own in the database. A field that came later is in the column `extra`.
+COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kind, names in {
+    "target": "target facts",
+    "kernel": "kernel name ast ast_version structure flops bytes",
+    "origin": "kernel origin",
+    "search": "search kernel target strategy executor config svod by started_at ended_at outcome result",
+    "measurement": "kernel target chain linear status codegen compiler protocol step reason time samples anchor baseline "
+                   "baseline_linear ratio ratio_low ratio_high noisy search host taken_at",
+    "verdict": "kernel target linear verdict codegen compiler by method reason search taken_at"}.items()}
+MAX_EXTRA = 64      # unknown fields of one record; more are an accident
 
+
+@cache
+def _defaults(kind: str) -> dict[str, Any]:
+    """The defaults of the fields that have one."""
+    record = BY_KIND[kind]
+    made = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(record)}
+    return {name: value for name, value in made.items() if value is not MISSING and name != "extra"}
+
+
+@dataclass(frozen=True)
 class Record:
-    """Base of all records. The fields of a subclass, in order, are the fields of its JSON form. `json_fields` are JSON text in a row."""
+    """Base of all records. The fields of a subclass, in order, are the fields of its JSON form. `json_fields` are JSON text in a row.
+    `extra` has the fields of another svod that this one does not know."""
+
+    extra: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     kind: ClassVar[str]
     table: ClassVar[str]
@@ -101,7 +136,7 @@ class Record:
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)
-        cls.types = {name: kind for name, kind in hints.items() if get_origin(kind) is not ClassVar}
+        cls.types = {name: kind for name, kind in hints.items() if get_origin(kind) is not ClassVar and name != "extra"}
 
     def __post_init__(self) -> None:
         for name, kind in self.types.items():
@@ -111,6 +146,11 @@ class Record:
             else:       # nested values become lists and objects of JSON
                 value = checked(parse_json(canonical(value, name), name) if name in self.json_fields else value, kind, RecordError, name)
             object.__setattr__(self, name, value)
+        if self.extra:
+            extra = checked(parse_json(canonical(self.extra, "unknown fields"), "unknown fields"), dict[str, Any], RecordError)
+            if len(extra) > MAX_EXTRA or extra.keys() & {*self.types, "kind", "id"}:
+                raise RecordError(f"a {self.kind} has {len(extra)} unknown fields, or a known one among them")
+            object.__setattr__(self, "extra", extra)
 
     @cached_property
     def id(self) -> str:
@@ -118,40 +158,49 @@ class Record:
         return digest(self.kind, self.content())
 
     def content(self) -> dict[str, Any]:
-        """All fields as JSON values."""
-        return {name: getattr(self, name) for name in self.types}
+        """The fields that differ from their defaults, and the unknown ones, as JSON values."""
+        defaults = _defaults(self.kind)
+        return {**self.extra, **{name: value for name in self.types if (value := getattr(self, name)) != defaults.get(name, MISSING)}}
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "id": self.id, **self.content()}
 
     def to_row(self) -> dict[str, Any]:
-        row = {name: canonical(v) if name in self.json_fields else int(v) if isinstance(v, bool) else v
-               for name, v in self.content().items()}
-        return {"id": self.id, **row}
+        columns = COLUMNS[self.kind]
+        values = ((name, getattr(self, name)) for name in columns)
+        row = {name: canonical(v) if name in self.json_fields else int(v) if isinstance(v, bool) else v for name, v in values}
+        later = {name: v for name, v in self.content().items() if name not in columns}
+        return {"id": self.id, **row, "extra": canonical(later) if later else "{}"}
 
     @classmethod
     def from_json(cls: type[R], data: Mapping[str, Any]) -> R:
-        """The record in a JSON object. Raises RecordError for a missing, unknown or unfit field, and for an id that is not the digest."""
-        extra = set(data) - set(cls.types) - {"kind", "id"}
-        missing = set(cls.types) - set(data)
-        if extra or missing:
-            raise RecordError(f"a {cls.kind} " + " and ".join(
-                [f"lacks {', '.join(sorted(missing))}"] * bool(missing) + [f"has unknown {', '.join(sorted(extra))}"] * bool(extra)))
-        record = cls(**{name: data[name] for name in cls.types})
+        """The record in a JSON object. Raises RecordError for a missing or unfit field, and for an id that is not the digest."""
+        missing = set(cls.types) - set(data) - set(_defaults(cls.kind))
+        if missing:
+            raise RecordError(f"a {cls.kind} lacks {', '.join(sorted(missing))}")
+        extra = {name: value for name, value in data.items() if name not in cls.types and name not in ("kind", "id")}
+        record = cls(**{name: data[name] for name in cls.types if name in data}, extra=extra)
         record.check_id(data.get("id", record.id))
         return record
 
     def check_id(self, stored: Any) -> None:
-        """Raise RecordError where the stored id of this record is not its digest."""
-        if stored != self.id:
+        """Raise RecordError where the stored id of this record is not its digest, of today's format or of format 1."""
+        columns = COLUMNS[self.kind]
+        if stored != self.id and (self.content().keys() - set(columns)
+                                  or stored != digest(self.kind, {name: getattr(self, name) for name in columns}, version=1)):
             raise RecordError(f"{self.kind} {stored!r:.40} was altered: its content has the digest {self.id}")
 
     @classmethod
     def from_row(cls: type[R], row: Mapping[str, Any]) -> R:
         """The record in a database row. Raises RecordError for an unfit field. The id is not checked: `check_id` is for rows of others."""
-        values = {name: parse_json(checked(v, str, RecordError, name), name) if name in cls.json_fields
-                  else bool(v) if kind is bool and v in (0, 1) else v for name, kind, v in ((n, k, row[n]) for n, k in cls.types.items())}
-        return cls(**values)
+        values: dict[str, Any] = {name: parse_json(checked(v, str, RecordError, name), name)
+                                  if name in cls.json_fields else bool(v) if cls.types[name] is bool and v in (0, 1) else v
+                                  for name, v in ((n, row[n]) for n in COLUMNS[cls.kind])}
+        if row["extra"] == "{}":
+            return cls(**values)
+        extra = checked(parse_json(checked(row["extra"], str, RecordError, "extra"), "extra"), dict[str, Any], RecordError, "extra")
+        values.update({name: extra.pop(name) for name in cls.types if name in extra and name not in values})
+        return cls(**values, extra=extra)
 
 
 @dataclass(frozen=True)
@@ -235,15 +284,16 @@ class Measurement(Record):
 
 @dataclass(frozen=True)
 class Verdict(Record):
-    """A judgement on one LINEAR of a kernel on a target: `verified`, `wrong` or `retracted`.
+    """A judgement on one LINEAR of a kernel on a target: `verified`, `wrong`, `retracted` or `restored`.
 
     A wrong or retracted verdict holds for all measurements of that LINEAR up to its own code generator revision; a later revision needs a
-    new verification. `by` is user@host or the name of a tool, `method` says how it was judged (oracle, inputs, bound)."""
+    new verification. A `restored` verdict takes back the records whose ids are in `lifts`. `by` is user@host or the name of a tool,
+    `method` says how it was judged (oracle, inputs, bound)."""
 
     kernel: Name
     target: Name
     linear: Name
-    verdict: Literal["verified", "wrong", "retracted"]
+    verdict: Literal["verified", "wrong", "retracted", "restored"]
     codegen: Count
     compiler: Text = ""
     by: Text = ""
@@ -251,6 +301,7 @@ class Verdict(Record):
     reason: Text = ""
     search: Text = ""
     taken_at: Number = 0.0
+    lifts: Annotated[tuple[Name, ...], Meta(max_length=1000)] = ()
 
     kind: ClassVar[str] = "verdict"
     table: ClassVar[str] = "verdicts"

@@ -1,15 +1,21 @@
 """The tables, their version, and the upgrades from older versions.
 
-Every table but `claims` holds records (`records.py`). The primary key is the digest of the row's content, the columns are the record's
-fields, and nested values are JSON text. Rows of records are only inserted, so merging two databases is set union. The column `layer` is
-local and no part of the content: 0 for what the searches of this database measured, 1 for what was merged or imported.
+The tables of evidence hold records (`records.py`). The primary key is the digest of the row's content, the columns are the fields that
+records had in format 1, nested values are JSON text, and fields that came later are in the JSON object `extra`: a new field needs no new
+schema. Rows of records are only inserted, so merging two databases is set union. The column `layer` is local and no part of the content:
+0 for what the searches of this database measured, 1 for what was merged or imported.
 
     targets       what is known about machines with a target key
     kernels       what a kernel computes (AST as data, structure, flops, bytes); origins: where in a model it comes from
     searches      who searched what, with which settings: a row at the start and one at the end
     measurements  what each candidate did
     verdicts      verified, wrong, retracted
-    claims        who searches what right now (never exported or merged)
+
+Three tables are local, and are never exported or merged:
+
+    claims        who searches what right now
+    checks        chains of others that were checked on this machine
+    pruned        what `svod-db gc` removed, and a later merge does not bring back
 
 `PRAGMA application_id` marks a file as a tuning database of svod. `PRAGMA user_version` holds the version of its schema. A new version is
 one more function in UPGRADES. A database of each older version is kept under tests and upgraded there.
@@ -18,17 +24,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from svod.errors import DatabaseError
-from svod.tune.db.records import RECORDS, Record
+from svod.tune.db.records import COLUMNS, RECORDS, Record, RecordError
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID = 0x53564F44  # "SVOD"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 OWN, TEAM, SHIPPED = 0, 1, 2
 LAYER_NAMES = ("own", "team", "shipped")
@@ -43,21 +49,13 @@ class ForeignDatabase(DatabaseError):
 
 
 def create_version_1(db: Database) -> None:
-    """The tables of version 1, in an empty database. The names of columns stand here, not in the records: a version never changes."""
+    """The tables of version 1, in an empty database."""
     integers = {"codegen", "protocol", "noisy", "ast_version", "layer"}
     nullable = {"time", "anchor", "baseline", "ratio", "ratio_low", "ratio_high", "ended_at"}
     reals = {*nullable, "taken_at", "started_at", "flops", "bytes"}
-    tables = {
-        "targets": "target facts",
-        "kernels": "kernel name ast ast_version structure flops bytes",
-        "origins": "kernel origin",
-        "searches": "search kernel target strategy executor config svod by started_at ended_at outcome result",
-        "measurements": "kernel target chain linear status codegen compiler protocol step reason time samples anchor baseline "
-                        "baseline_linear ratio ratio_low ratio_high noisy search host taken_at",
-        "verdicts": "kernel target linear verdict codegen compiler by method reason search taken_at"}
-    for name, fields in tables.items():
-        columns = {c: int if c in integers else float if c in reals else str for c in ("id", *fields.split(), "layer")}
-        db.table(name).create(columns, pk="id", not_null=columns.keys() - nullable)
+    for record in RECORDS:
+        columns = {c: int if c in integers else float if c in reals else str for c in ("id", *COLUMNS[record.kind], "layer")}
+        db.table(record.table).create(columns, pk="id", not_null=columns.keys() - nullable)
     claims = {"kernel": str, "target": str, "token": str, "host": str, "boot_id": str, "pid": int, "heartbeat": float, "since": float}
     db.table("claims").create(claims, pk=("kernel", "target"), not_null=claims.keys() - {"kernel", "target"})
     for name in ("measurements", "verdicts"):
@@ -68,8 +66,23 @@ def create_version_1(db: Database) -> None:
     db.execute("CREATE INDEX measurements_deciding ON measurements(kernel, target) WHERE step = 'confirm' OR status = 'wrong'")
 
 
+def add_version_2(db: Database) -> None:
+    """Fields that came later, digests without defaults, and the local tables of checks and of what was removed."""
+    for record in RECORDS:
+        db.execute(f"ALTER TABLE {record.table} ADD COLUMN extra TEXT NOT NULL DEFAULT '{{}}'")
+        renamed = []
+        for row in db.execute(f"SELECT * FROM {record.table}").fetchall():
+            with suppress(RecordError):     # a row that is no record stays as it is: readers skip and report it
+                renamed.append((record.from_row(row).id, row["id"]))
+        db.conn.executemany(f"UPDATE OR REPLACE {record.table} SET id = ? WHERE id = ?", renamed)
+    check = {"kernel": str, "target": str, "linear": str, "codegen": int, "compiler": str, "usable": int, "ratio": float, "reason": str,
+             "checked_at": float}
+    db.table("checks").create(check, pk=("kernel", "target", "linear", "codegen", "compiler"), not_null=check.keys() - {"ratio"})
+    db.table("pruned").create({"kernel": str, "target": str, "before": float}, pk=("kernel", "target"))
+
+
 #: UPGRADES[v] turns a database of version v into one of version v + 1. 0 is an empty file.
-UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1,)
+UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2)
 
 
 def read_version(conn: sqlite3.Connection) -> int:
@@ -80,6 +93,10 @@ def read_version(conn: sqlite3.Connection) -> int:
         return 0
     if application != APPLICATION_ID:
         raise ForeignDatabase("it is an SQLite database of another program")
+    ours = [r.table for r in RECORDS] + ["claims", "checks", "pruned"]
+    for kind, name, sql in conn.execute("SELECT type, name, sql FROM sqlite_master"):
+        if kind == "trigger" or (name in ours and (kind != "table" or str(sql).upper().startswith("CREATE VIRTUAL"))):
+            raise ForeignDatabase(f"it has the {kind} {name!r:.40}, and svod makes plain tables only")
     if version > SCHEMA_VERSION:
         raise NewerSchema(f"it has schema version {version}, this svod knows versions up to {SCHEMA_VERSION}; update svod, "
                           "or name another database with --db or SVOD_TUNE_DB")
@@ -114,7 +131,7 @@ def upgrade(conn: sqlite3.Connection) -> None:
 
 def insert_statement(record: type[Record]) -> str:
     """Set union for one row: insert it; where it is known, keep the nearer layer."""
-    columns = ("id", *record.types, "layer")
+    columns = ("id", *COLUMNS[record.kind], "extra", "layer")
     return (f"INSERT INTO {record.table}({', '.join(f'[{c}]' for c in columns)}) VALUES ({', '.join(':' + c for c in columns)}) "
             "ON CONFLICT(id) DO UPDATE SET layer = excluded.layer WHERE excluded.layer < layer")
 

@@ -14,6 +14,7 @@ Only the process that drives a search writes. Workers never open the database.
 from __future__ import annotations
 
 import getpass
+import itertools
 import logging
 import os
 import socket
@@ -21,8 +22,10 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -31,10 +34,10 @@ from svod import config
 from svod.errors import DatabaseError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import claims, files, layers, transfer
-from svod.tune.db.records import RECORDS, KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict
+from svod.tune.db.records import RECORDS, KernelRecord, Measurement, OriginRecord, Record, Search, TargetFacts, Verdict
 from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema, write_transaction
 from svod.tune.db.transfer import Skipped
-from svod.tune.db.winners import Winner, rank_winners
+from svod.tune.db.winners import Winner, rank_winners, standing_bars
 
 if TYPE_CHECKING:
     from typing import Self
@@ -43,6 +46,7 @@ log = logging.getLogger("svod.tune.db")
 
 R = TypeVar("R", bound=Record)
 
+TAKEN_AT_ONCE = 10_000      # records of a merge that are in memory at once
 IN_MEMORY = "What is found now is kept in memory"
 
 _abandoned: list[Any] = []  # connections inherited through a fork: closing them would drop the parent's locks
@@ -233,11 +237,12 @@ class TuningDB:
 
     def known_digests(self, kernel: str, target: str, codegen: int | None = None, compiler: str | None = None,
                       protocol: int | None = None) -> dict[str, Measurement]:
-        """By LINEAR digest the most telling measurement: such a candidate need not be compiled or timed again. `codegen`, `compiler` and
-        `protocol` select one code generator, compiler and timing protocol. A candidate whose worker was lost is not known."""
+        """By LINEAR digest the most telling measurement of this database's own searches: such a candidate need not be compiled or timed
+        again. `codegen`, `compiler` and `protocol` select one code generator, compiler and timing protocol. A candidate whose worker was
+        lost is not known, nor is one that only others have measured: their failures hide no candidate here."""
         ranks, best = dict[str, tuple[int, float, str]](), dict[str, Measurement]()
-        for m, _ in self.select(Measurement, kernel, target):
-            if not m.linear or m.status == "lost" or (codegen is not None and m.codegen != codegen) \
+        for m, layer in self.select(Measurement, kernel, target):
+            if layer != OWN or not m.linear or m.status == "lost" or (codegen is not None and m.codegen != codegen) \
                     or (compiler is not None and m.compiler != compiler) or (protocol is not None and m.protocol != protocol):
                 continue
             rank = (_TELLING[m.status, m.step if m.status == "ok" else ""], -m.taken_at, m.id)
@@ -299,12 +304,8 @@ class TuningDB:
         """Store records of `layer` (OWN, TEAM), all or none. Returns how many were new, or known only from a farther layer.
 
         Where the file cannot be written they are kept in memory (`problem` says why), or, with `must`, DatabaseError is raised."""
-        by_type: dict[type[Record], list[dict[str, Any]]] = {}
-        for r in records:
-            by_type.setdefault(type(r), []).append({**r.to_row(), "layer": layer})
-        if not by_type:
-            return 0
-        return int(self._write(lambda conn: sum(conn.executemany(INSERT[t], rows).rowcount for t, rows in by_type.items()), must=must))
+        records = list(records)
+        return int(self._write(lambda conn: _insert(conn, records, layer), must=must)) if records else 0
 
     def begin_search(self, kernel: str, target: str, *, strategy: str = "beam", executor: str = "",
                      config: Mapping[str, Any] | None = None, svod: str = "") -> str:
@@ -335,6 +336,21 @@ class TuningDB:
                 newest[at] = m
         verdicts = [Verdict(m.kernel, m.target, m.linear, "retracted", m.codegen, compiler=m.compiler, by=whoami(),
                             method="svod-db retract", reason=reason, taken_at=time.time()) for m in newest.values()]
+        if verdicts:
+            self.record(verdicts, must=True)
+        return len(verdicts)
+
+    def restore(self, kernel: str, target: str | None, linear: str | None, reason: str) -> int:
+        """Take back the `retracted` verdicts that stand for a kernel, optionally of one target or one LINEAR, by `restored` verdicts, which
+        merges carry on as well. What was found wrong stays wrong. Returns the number of LINEARs. Raises DatabaseError where nothing can be
+        written."""
+        bars: dict[tuple[str, str], list[Verdict]] = {}
+        for v in standing_bars([], (v for v, _ in self.select(Verdict, kernel, target))):
+            if isinstance(v, Verdict) and v.verdict == "retracted" and linear in (None, v.linear):
+                bars.setdefault((v.target, v.linear), []).append(v)
+        verdicts = [Verdict(kernel, at, of, "restored", max(v.codegen for v in lifted), by=whoami(), method="svod-db retract --undo",
+                            reason=reason, taken_at=time.time(), lifts=tuple(sorted(v.id for v in lifted)))
+                    for (at, of), lifted in bars.items()]
         if verdicts:
             self.record(verdicts, must=True)
         return len(verdicts)
@@ -443,37 +459,46 @@ class TuningDB:
 
     def import_file(self, path: Path) -> Merged:
         """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that cannot be read or stored, or is foreign."""
-        try:
-            records, skipped = transfer.read_records(path)
-        except OSError as e:
-            raise DatabaseError(f"{path} cannot be read: {e.strerror or e}") from e
-        added = self.record(records, layer=TEAM, must=True)
-        return Merged(added, len(records) - added, skipped)
+        def read(skipped: list[Skipped]) -> Iterator[Record]:
+            try:
+                yield from transfer.iterate_records(path, skipped)
+            except OSError as e:
+                raise DatabaseError(f"{path} cannot be read: {e.strerror or e}") from e
+        return self._take_in(read)
 
     def merge(self, path: Path) -> Merged:
         """Add the records of another database file, as the team's. Raises DatabaseError where it is none, or cannot be read or stored."""
         if self.plan.write is not None and path.exists() and self.plan.write.exists() and path.samefile(self.plan.write):
             raise DatabaseError(f"{path} is the database that is merged into; name another one")
-        try:
-            conn = files.open_for_reading(path)
-            if conn is None:
-                raise DatabaseError(f"{path} does not exist or is empty")
-            records: list[Record] = []
+
+        def read(skipped: list[Skipped]) -> Iterator[Record]:
+            try:
+                conn = files.open_for_reading(path)
+                if conn is None:
+                    raise DatabaseError(f"{path} does not exist or is empty")
+                with closing(conn):
+                    for record in RECORDS:
+                        yield from _checked_rows(conn, path, record, skipped)
+            except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
+                advice = "; svod-db import reads .jsonl files" if path.suffix == ".jsonl" else ""
+                raise DatabaseError(f"{path} cannot be merged: {e}{advice}") from e
+        return self._take_in(read)
+
+    def _take_in(self, read: Callable[[list[Skipped]], Iterator[Record]]) -> Merged:
+        """Add the records that `read` gives, as the team's, all or none, without holding them in memory. What `gc` removed stays away."""
+        def add(conn: sqlite3.Connection) -> Merged:
             skipped: list[Skipped] = []
-            for record in RECORDS:
-                for row in conn.execute(f"SELECT * FROM {record.table}"):
-                    try:
-                        content = record.from_row(row)
-                        content.check_id(row["id"])
-                        records.append(content)
-                    except RecordError as e:
-                        skipped.append(Skipped(f"{path}:{record.table}:{row['id']}", str(e)))
-            conn.close()
-        except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
-            advice = "; svod-db import reads .jsonl files" if path.suffix == ".jsonl" else ""
-            raise DatabaseError(f"{path} cannot be merged: {e}{advice}") from e
-        added = self.record(records, layer=TEAM, must=True)
-        return Merged(added, len(records) - added, skipped)
+            pruned = {(row["kernel"], row["target"]): row["before"] for row in conn.execute("SELECT * FROM pruned")}
+            added = count = 0
+            records = read(skipped)
+            while chunk := list(itertools.islice(records, TAKEN_AT_ONCE)):
+                count += len(chunk)
+                added += _insert(conn, (r for r in chunk if not (isinstance(r, Measurement) and _is_prunable(r)
+                                                                 and r.taken_at < pruned.get((r.kernel, r.target), 0.0))), TEAM)
+            return Merged(added, count - added, skipped)
+        next(read([]), None)        # what cannot be read is refused before anything is made
+        merged: Merged = self._write(add, must=True)
+        return merged
 
     def gc(self, older_than: float) -> Collected:
         """Remove void claims, and measurements that can no longer decide anything: those screened or raced more than `older_than` seconds
@@ -483,6 +508,7 @@ class TuningDB:
         horizon = time.time() - older_than
 
         def collect(conn: sqlite3.Connection) -> Collected:
+            conn.executemany("INSERT OR REPLACE INTO pruned(kernel, target, before) VALUES (?, ?, ?)", [(*p, horizon) for p in settled])
             removed = conn.executemany("DELETE FROM measurements WHERE kernel = ? AND target = ? AND step != 'confirm' "
                                        "AND status != 'wrong' AND taken_at < ?", [(*pair, horizon) for pair in settled]).rowcount
             void = [h for h in map(claims.holder_of, conn.execute("SELECT * FROM claims").fetchall()) if claims.is_void(h, time.time())]
@@ -557,6 +583,31 @@ class TuningDB:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _insert(conn: sqlite3.Connection, records: Iterable[Record], layer: int) -> int:
+    """Add records of `layer` inside a transaction. Returns how many were new, or known only from a farther layer."""
+    by_type: dict[type[Record], list[dict[str, Any]]] = {}
+    for r in records:
+        by_type.setdefault(type(r), []).append({**r.to_row(), "layer": layer})
+    return sum(conn.executemany(INSERT[t], rows).rowcount for t, rows in by_type.items())
+
+
+def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped: list[Skipped]) -> Iterator[R]:
+    """The records in a table of a stranger's database, whose ids are checked."""
+    def read(row: sqlite3.Row) -> R:
+        content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
+        content.check_id(row["id"])
+        return content
+    for row in conn.execute(f"SELECT * FROM {record.table}"):
+        content = transfer.admit(partial(read, row), f"{path}:{record.table}:{row[0]!s:.40}", skipped)
+        if content is not None:
+            yield content
+
+
+def _is_prunable(m: Measurement) -> bool:
+    """Whether a measurement decides nothing once its kernel has a winner: what `gc` removes."""
+    return m.step != "confirm" and m.status != "wrong"
 
 
 def origins_of(db: TuningDB, kernel: str) -> list[str]:

@@ -1,22 +1,27 @@
 """The file format in which records travel: JSON Lines.
 
-The first line is a header, `{"format": "svod-tune-db", "version": 1, "targets": [...]}`. Every further line is one record in the JSON
-form of `records.py`. A record that is malformed, altered or of an unknown kind is skipped and reported with its line. A file of a newer
-version is refused as a whole. The file is data: nothing in it is executed or unpickled, and no chain in it is assumed to apply.
+The first line is a header, `{"format": "svod-tune-db", "version": 2, "targets": [...]}`. Every further line is one record in the JSON
+form of `records.py`, without fields that have their defaults. A record that is malformed, altered or of an unknown kind is skipped and
+reported with its line. Unknown fields are kept. Files of version 1 are read. A file of a newer version is refused as a whole. The file is
+data: nothing in it is executed or unpickled, and no chain in it is assumed to apply.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from svod.errors import DatabaseError
 from svod.system.files import write_text
 from svod.tune.db.records import Record, RecordError, canonical, parse_json, record_from_json
 
 FORMAT = "svod-tune-db"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CAPTURE_FORMAT = "svod-capture"     # the format of captures, which people may mistake for this one
+
+
+R = TypeVar("R")
 
 
 class Skipped(NamedTuple):
@@ -24,6 +29,17 @@ class Skipped(NamedTuple):
 
     where: str
     reason: str
+
+
+def admit(read: Callable[[], R], where: str, skipped: list[Skipped]) -> R | None:
+    """What `read` returns, or None, with a line in `skipped`, where the data is no valid record: whatever it is, its reader goes on."""
+    try:
+        return read()
+    except RecordError as e:
+        skipped.append(Skipped(where, str(e)))
+    except Exception as e:  # the border: data of strangers
+        skipped.append(Skipped(where, f"it is no record: {type(e).__name__}: {e!s:.200}"))
+    return None
 
 
 def write_records(path: Path, records: Iterable[Record]) -> int:
@@ -60,26 +76,40 @@ def read_header(line: str, path: Path) -> frozenset[str]:
     return frozenset(t for t in targets if isinstance(t, str))
 
 
-def read_records(path: Path, only_target: str | None = None) -> tuple[list[Record], list[Skipped]]:
-    """The records of a file, and those that were skipped. `only_target`: of a file without records for that target only the header is read.
+def open_lines(path: Path, only_target: str | None = None) -> Iterator[tuple[int, str]]:
+    """The lines of a file that hold records, with their numbers. `only_target`: none of a file without records for that target.
 
     Raises DatabaseError for another kind of file or one of a newer version, OSError where it cannot be read."""
-    records: list[Record] = []
-    skipped: list[Skipped] = []
     # surrogateescape: a line that is not UTF-8 is malformed, and the others are read
     with open(path, encoding="utf-8", errors="surrogateescape") as f:
         targets = read_header(f.readline(), path)
-        if only_target is not None and only_target not in targets:
-            return records, skipped
-        for number, line in enumerate(f, 2):
-            if not line.strip():
-                continue
-            try:
-                line.encode()  # refuses what the surrogates stand for
-                records.append(record_from_json(parse_json(line, "the line")))
-            except (RecordError, UnicodeEncodeError) as e:
-                cut = not line.endswith("\n")
-                reason = "the line is not text in UTF-8" if isinstance(e, UnicodeEncodeError) else str(e)
-                reason = f"the line is cut off, the end of the file is missing ({reason})" if cut else reason
-                skipped.append(Skipped(f"{path}:{number}", reason))
-    return records, skipped
+        if only_target is None or only_target in targets:
+            yield from ((number, line) for number, line in enumerate(f, 2) if line.strip())
+
+
+def parse_line(line: str) -> Record:
+    """The record in a line. Raises RecordError."""
+    try:
+        line.encode()  # refuses what the surrogates stand for
+        return record_from_json(parse_json(line, "the line"))
+    except UnicodeEncodeError:
+        problem = RecordError("the line is not text in UTF-8")
+    except RecordError as e:
+        problem = e
+    if line.endswith("\n"):
+        raise problem
+    raise RecordError(f"the line is cut off, the end of the file is missing ({problem})")
+
+
+def iterate_records(path: Path, skipped: list[Skipped], only_target: str | None = None) -> Iterator[Record]:
+    """The records of a file, one after the other. Those that were skipped are added to `skipped`. Raises what `open_lines` raises."""
+    for number, line in open_lines(path, only_target):
+        record = admit(partial(parse_line, line), f"{path}:{number}", skipped)
+        if record is not None:
+            yield record
+
+
+def read_records(path: Path, only_target: str | None = None) -> tuple[list[Record], list[Skipped]]:
+    """The records of a file, and those that were skipped. Raises what `open_lines` raises."""
+    skipped: list[Skipped] = []
+    return list(iterate_records(path, skipped, only_target)), skipped

@@ -7,10 +7,12 @@ merged do not matter. The rules, in order:
    the times. An absolute time is never compared with anything.
 2. A LINEAR needs a `verified` verdict under the measurement's code generator revision.
 3. A `wrong` or `retracted` verdict, or a measurement with status `wrong`, beats any time: it bars all measurements of that LINEAR up to
-   its own code generator revision, in all layers and for ever. A later revision needs a new verification.
-4. The nearest layer wins (own, team, shipped), then the newest code generator revision.
-5. Several measurements of one LINEAR in one layer and revision count as their upper median, so one lucky or forged time among honest ones
-   decides nothing. Measurements that say that the chain is slower count as well.
+   its own code generator revision, wherever it comes from, until a `restored` verdict names it. A later revision needs a new verification.
+4. The newest code generator revision wins. Where a record comes from does not matter: what a colleague found on the same target counts like
+   what was found here, and two databases that were merged in either direction agree.
+5. Several measurements of one LINEAR under one revision count as their upper median, so one lucky or forged time among honest ones
+   decides nothing. Measurements that say that the chain is slower count as well. Copies of one measurement count once, also where the
+   names in one of them were left out.
 6. A chain whose whole interval is above 1 is slower than the heuristic and is not used. Nor is a chain of a kernel with variables that
    takes more than 1.2 times the heuristic's time at one of the measured sizes.
 7. The lowest *upper end* of the ratio's interval wins: the speed-up that is certain, not the one that was seen once.
@@ -22,7 +24,7 @@ A search chooses among its finalists by the same function (`best_of`), so that i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from svod.bench.race import Ratio
 from svod.tune.db.records import Chain, Measurement, Verdict
@@ -56,7 +58,8 @@ class Winner(NamedTuple):
     """The decision for (kernel, target), and the evidence for it.
 
     `ratio` is tuned ÷ heuristic in the run that confirmed the chain (below 1: faster). `time` and `baseline` are seconds in that run,
-    `baseline_linear` is the heuristic's LINEAR digest then. `layer` is OWN, TEAM or SHIPPED. The chain is verified for `linear` under
+    `baseline_linear` is the heuristic's LINEAR digest then. `layer` is the nearest that has evidence for it: OWN, TEAM or SHIPPED. The
+    chain is verified for `linear` under
     `codegen`: where today's LINEAR has another digest, it is only a seed."""
 
     kernel: str
@@ -131,12 +134,19 @@ def drawback(m: Measurement) -> str | None:
     return None
 
 
+def standing_bars(measurements: Iterable[Measurement], verdicts: Iterable[Verdict]) -> list[Verdict | Measurement]:
+    """The records that bar a LINEAR, by rule 3, and that no `restored` verdict takes back."""
+    verdicts = list(verdicts)
+    lifted = {i for v in verdicts if v.verdict == "restored" for i in v.lifts}
+    bars: list[Verdict | Measurement] = [v for v in verdicts if v.verdict in ("wrong", "retracted")]
+    bars += [m for m in measurements if m.status == "wrong" and m.linear]
+    return [b for b in bars if b.id not in lifted]
+
+
 def barred_revisions(measurements: Iterable[Measurement], verdicts: Iterable[Verdict]) -> dict[str, int]:
     """Per LINEAR digest the last code generator revision under which it may not be used, by rule 3."""
     barred: dict[str, int] = {}
-    bars: list[Verdict | Measurement] = [v for v in verdicts if v.verdict != "verified"]
-    bars += [m for m in measurements if m.status == "wrong" and m.linear]
-    for record in bars:
+    for record in standing_bars(measurements, verdicts):
         barred[record.linear] = max(record.codegen, barred.get(record.linear, 0))
     return barred
 
@@ -153,13 +163,17 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
     measurements, verdicts = list(measurements), list(verdicts)
     barred = barred_revisions(measurements, verdicts)
     verified = {(v.linear, v.codegen) for v in verdicts if v.verdict == "verified"}
-    groups: dict[tuple[int, int, str], dict[str, Measurement]] = {}
-    for m in measurements:
+    groups: dict[tuple[int, str], dict[tuple[Any, ...], Measurement]] = {}
+    layers: dict[tuple[int, str], int] = {}
+    for m in sorted(measurements, key=lambda m: m.id):
         if (m.linear, m.codegen) in verified and not is_barred(m, barred) and doubt(m) is None:
-            groups.setdefault((layer_ranks.get(m.id, SHIPPED), -m.codegen, m.linear), {})[m.id] = m
+            at = (-m.codegen, m.linear)
+            groups.setdefault(at, {}).setdefault((m.chain, m.ratio, m.ratio_low, m.ratio_high, m.time, m.baseline, m.taken_at), m)
+            layers[at] = min(layers.get(at, SHIPPED), layer_ranks.get(m.id, SHIPPED))
 
-    pools: dict[tuple[int, int], list[tuple[Standing, Winner]]] = {}
-    for (layer, age, linear), group in groups.items():
+    pools: dict[int, list[tuple[Standing, Winner]]] = {}
+    for (age, linear), group in groups.items():
+        layer = layers[age, linear]
         ranked = sorted(group.values(), key=lambda m: (m.ratio_high, m.id))
         middle = ranked[len(ranked) // 2]
         if drawback(middle) is not None:
@@ -169,7 +183,7 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio, middle.ratio_low,
                         middle.ratio_high, middle.time, middle.baseline, layer, middle.id, middle.search, middle.baseline_linear)
         standing = Standing(middle.ratio_high, winner.own, len(shown.chain), shown.chain_text, linear)
-        pools.setdefault((layer, age), []).append((standing, winner))
+        pools.setdefault(age, []).append((standing, winner))
 
     order: list[Winner] = []
     for _, pool in sorted(pools.items()):

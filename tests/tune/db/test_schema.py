@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from svod.errors import DatabaseError
 from svod.tune.db import TuningDB, layers
 from svod.tune.db.files import open_for_reading, open_for_writing
-from svod.tune.db.records import RECORDS
+from svod.tune.db.records import COLUMNS, RECORDS
 from svod.tune.db.schema import APPLICATION_ID, SCHEMA_VERSION, UPGRADES, ForeignDatabase, NewerSchema, read_version
 from tests.tune.db.make_version import CONTENT, KERNEL
 from tests.tune.db.samples import OTHER, TARGET
@@ -94,11 +95,29 @@ def test_a_failed_upgrade_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
     conn.close()
 
 
+def test_a_database_with_triggers_or_with_views_for_tables_is_refused(tmp_path: Path) -> None:
+    """A view over an endless query would hang a look-up; a trigger would run."""
+    for n, hostile in enumerate(["CREATE TRIGGER t AFTER INSERT ON verdicts BEGIN DELETE FROM measurements; END",
+                                 "DROP TABLE verdicts; CREATE VIEW verdicts AS WITH RECURSIVE x(id) AS "
+                                 "(SELECT 1 UNION ALL SELECT id FROM x) SELECT id, 'k' AS kernel FROM x",
+                                 "DROP TABLE kernels; CREATE VIRTUAL TABLE kernels USING fts5(id)"]):
+        path = tmp_path / f"{n}.db"
+        open_for_writing(path, wal=False).close()
+        conn = sqlite3.connect(path)
+        conn.executescript(hostile)
+        conn.close()
+        for opened in (lambda path=path: open_for_reading(path), lambda path=path: open_for_writing(path, wal=False)):
+            with pytest.raises(ForeignDatabase, match="plain tables"):
+                opened()
+        with TuningDB.open(tmp_path / "own.db") as db, pytest.raises(DatabaseError, match="plain tables"):
+            db.merge(path)
+
+
 def test_the_columns_of_a_table_are_the_fields_of_its_record(tmp_path: Path) -> None:
     conn = open_for_writing(tmp_path / "t.db", wal=True)
     for record in RECORDS:
         columns = [row["name"] for row in conn.execute(f"PRAGMA table_info({record.table})")]
-        assert columns == ["id", *record.types, "layer"]
+        assert columns == ["id", *COLUMNS[record.kind], "layer", "extra"] and set(COLUMNS[record.kind]) <= set(record.types)
     plan = conn.execute(f"EXPLAIN QUERY PLAN {layers.SELECT_DECIDING}", ("k", "t")).fetchall()
     assert "measurements_deciding" in plan[0]["detail"], "a look-up does not read what was only screened"
     conn.close()

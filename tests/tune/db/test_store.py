@@ -129,12 +129,12 @@ def test_layers_own_team_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         db.record(winning(0.3, "tt"))
     spec = os.pathsep.join(str(tmp_path / name) for name in ("own.db", "team.db", "missing.db", "missing.jsonl"))
     with TuningDB.open(spec) as db:
-        assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("tt", TEAM), ("ss", SHIPPED)]
-        db.record(winning(0.9, "oo"))
-        assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("oo", OWN), ("tt", TEAM), ("ss", SHIPPED)]
+        assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("ss", SHIPPED), ("tt", TEAM)]
+        db.record(winning(0.2, "oo"))
+        assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("ss", SHIPPED), ("oo", OWN), ("tt", TEAM)]
         assert {m.linear for m, _ in db.select(Measurement, K)} == {"oo", "tt", "ss"}
         db.record([verdict("wrong", "tt")])
-        assert [w.linear for w in db.ranking(K, TARGET)] == ["oo", "ss"], "a verdict holds across layers"
+        assert [w.linear for w in db.ranking(K, TARGET)] == ["ss", "oo"], "a verdict holds across layers"
     with TuningDB.open(":none:") as db:
         assert db.winner(K, TARGET) is None, ":none: turns the shipped records off as well"
 
@@ -163,6 +163,49 @@ def test_retracted_does_not_come_back(tmp_path: Path) -> None:
         a.merge(tmp_path / "b.db")
         assert a.winner(K, TARGET) is None, "the retraction travels"
         assert b.retract("nothing", None, None, "") == 0
+
+
+def test_a_retraction_is_taken_back_and_that_travels_too(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
+        a.record(winning(0.5, "aa"))
+        assert a.retract(K, None, None, "a mistake") == 1
+        b.merge(tmp_path / "a.db")
+        assert b.winner(K, TARGET) is None
+        assert a.restore(K, None, None, "it was the web server") == 1 and a.restore(K, None, None, "again") == 0
+        assert (w := a.winner(K, TARGET)) is not None and w.linear == "aa"
+        b.merge(tmp_path / "a.db")
+        assert b.winner(K, TARGET) == w._replace(layer=TEAM)
+        assert a.retract(K, None, None, "after all") == 1 and a.winner(K, TARGET) is None, "a later retraction is another one"
+        a.record([verdict("wrong", "aa")])
+        assert a.restore(K, None, None, "") == 1 and a.winner(K, TARGET) is None, "wrong stays wrong"
+
+
+def test_failures_of_others_hide_no_candidate(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
+        a.record([screened("bad", status="crash"), screened("slow", status="slow"), screened("fine")])
+        b.merge(tmp_path / "a.db")
+        assert set(a.known_digests(K, TARGET)) == {"bad", "slow", "fine"} and b.known_digests(K, TARGET) == {}
+
+
+def test_merges_in_both_directions_give_one_winner(tmp_path: Path) -> None:
+    """"No faster chain was found" here does not outrank what a colleague found on the same target."""
+    with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
+        a.record(winning(1.0, "hh", ratio_low=1.0, ratio_high=1.0, baseline_linear="hh"))
+        b.record(winning(0.4, "ff", baseline_linear="hh"))
+        a.merge(tmp_path / "b.db")
+        b.merge(tmp_path / "a.db")
+        assert (w := a.winner(K, TARGET)) is not None and w.linear == "ff" and w.layer == TEAM
+        assert b.winner(K, TARGET) == w._replace(layer=OWN)
+
+
+def test_what_gc_removed_is_not_merged_again(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
+        b.record([*winning(), screened("old"), screened("new", taken_at=4e9)])
+        a.merge(tmp_path / "b.db")
+        assert a.gc(3600.0).measurements == 1
+        assert a.merge(tmp_path / "b.db").added == 0
+        b.record([confirmed(0.4, "cc", taken_at=1.0)])
+        assert a.merge(tmp_path / "b.db").added == 1, "what decides always comes"
 
 
 def test_gc_keeps_what_decides(tmp_path: Path) -> None:

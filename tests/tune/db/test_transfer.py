@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from svod.errors import DatabaseError
 from svod.tune.db import SHIPPED, TEAM, Measurement, Record, Skipped, TuningDB, derive_winner, layers
-from svod.tune.db.records import RECORDS
+from svod.tune.db.records import COLUMNS, RECORDS, digest
 from svod.tune.db.transfer import read_records, write_records
 from tests.tune.db.make_version import CONTENT
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
@@ -67,9 +68,9 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_newer_format_is_refused_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"format":"svod-tune-db","version":2}\n')
+    (tmp_path / "a.jsonl").write_text('{"format":"svod-tune-db","version":3}\n')
     with TuningDB.open(":none:") as db:
-        with pytest.raises(DatabaseError, match=r"version 2.*update svod"):
+        with pytest.raises(DatabaseError, match=r"version 3.*update svod"):
             db.import_file(tmp_path / "a.jsonl")
         with pytest.raises(DatabaseError, match="cannot be read"):
             db.import_file(tmp_path / "missing.jsonl")
@@ -112,7 +113,10 @@ def test_exporting_over_a_file_is_all_or_nothing(tmp_path: Path, monkeypatch: py
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-POOL: list[Record] = [*CONTENT, confirmed(0.3, "ee"), verdict("verified", "ee"), verdict("retracted", "aa"), screened("ff")]
+POOL: list[Record] = [*CONTENT, confirmed(0.3, "ee"), verdict("verified", "ee"), verdict("retracted", "aa"), screened("ff"),
+                      verdict("restored", "aa", lifts=(verdict("retracted", "aa").id,)), confirmed(0.002, "ee", taken_at=7.0),
+                      confirmed(1.0, "hh", ratio_low=1.0, ratio_high=1.0, baseline_linear="hh"), verdict(linear="hh"),
+                      replace(confirmed(0.3, "gg"), extra={"power": 65.0}), verdict(linear="gg")]
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -128,15 +132,72 @@ def test_merging_is_idempotent_commutative_and_associative(tmp_path_factory: pyt
         with TuningDB.open(directory / f"all{n}.db") as db:
             for path in (*order, order[0]):
                 db.merge(path)
-            w = db.winner(K, TARGET)
-            results.add((frozenset(content(db)), w))
+            results.add((frozenset(content(db)), tuple(db.ranking(K, TARGET))))
     with TuningDB.open(directory / "left.db") as left, TuningDB.open(directory / "right.db") as right:
         left.merge(paths[0])
         left.merge(paths[1])
         right.merge(paths[2])
         right.merge(directory / "left.db")
-        results.add((frozenset(content(right)), right.winner(K, TARGET)))
+        results.add((frozenset(content(right)), tuple(right.ranking(K, TARGET))))
     assert len(results) == 1
+
+
+def test_files_of_an_older_and_of_a_newer_svod_keep_their_identity(tmp_path: Path) -> None:
+    """Format 1 has all fields and digests over all of them. A newer svod adds fields: this one keeps them, gives the record the digest that
+    the newer one gave it, and hands both on."""
+    newer = [{**confirmed(0.4, "nn").to_json(), "power": 65.0, "rounds": [3, 4]}, {**verdict(linear="nn").to_json(), "trust": "lab"}]
+    for line in newer:
+        line["id"] = digest(str(line["kind"]), {k: v for k, v in line.items() if k not in ("kind", "id")})
+    first = [{"kind": r.kind, **{n: getattr(r, n) for n in COLUMNS[r.kind]}} for r in (confirmed(0.5, "oo"), verdict(linear="oo"))]
+    for line in first:
+        line["id"] = digest(line["kind"], {k: v for k, v in line.items() if k not in ("kind", "id")}, version=1)
+    for name, version, lines in (("newer", 2, newer), ("first", 1, first)):
+        text = [{"format": "svod-tune-db", "version": version, "targets": [TARGET]}, *lines]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in text))
+    with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
+        assert a.import_file(tmp_path / "newer.jsonl") == (2, 0, []) and a.import_file(tmp_path / "first.jsonl") == (2, 0, [])
+        assert [w.linear for w in a.ranking(K, TARGET)] == ["nn", "oo"]
+        assert {m.id for m, _ in a.select(Measurement)} == {newer[0]["id"], confirmed(0.5, "oo").id}
+        assert b.merge(tmp_path / "a.db").added == 4 and content(b) == content(a)
+        b.export(tmp_path / "again.jsonl")
+        exported = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()[1:]]
+        assert [x for x in exported if x.get("power")] == [json.loads(json.dumps(newer[0]))]
+        b.record([confirmed(0.5, "oo"), verdict(linear="oo")])
+        assert len(content(b)) == 4, "a record of format 1 and the same of today are one"
+
+
+def test_every_line_of_a_hostile_file_is_skipped_with_a_reason(tmp_path: Path) -> None:
+    good = confirmed(0.5, "aa").to_json()
+    deep = json.dumps(good).replace('"load": 0.25', '"load": ' + "[" * 900 + "]" * 900)
+    lines = [json.dumps({**good, "time": 0}).replace('"time": 0', '"time": 1' + "0" * 320), deep, '{"kind":"measurement"}', "null", "[[[[",
+             json.dumps({**{k: v for k, v in good.items() if k != "id"}, "reason": "\ud800"}),
+             json.dumps({**good, "id": "x"}),
+             json.dumps({**good, "layer": -1}),
+             json.dumps({**good, **{f"f{i}": 0 for i in range(100)}}), '{"kind": "pickle", "x": "os.system"}']
+    (tmp_path / "a.jsonl").write_text('{"format":"svod-tune-db","version":2,"targets":["' + TARGET + '"]}\n' + "\n".join(lines) + "\n"
+                                      + json.dumps(good) + "\n" + json.dumps(verdict(linear="aa").to_json()) + "\n")
+    with TuningDB.open(tmp_path / "t.db") as db:
+        merged = db.import_file(tmp_path / "a.jsonl")
+        assert merged.added == 2 and [s.where.rsplit(":", 1)[1] for s in merged.skipped] == [str(n) for n in range(2, 2 + len(lines))]
+    with TuningDB.open(str(tmp_path / "o.db") + ":" + str(tmp_path / "a.jsonl")) as db:
+        assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"] and len(db.skipped) >= len(lines) - 3
+
+
+def test_rows_that_no_svod_wrote_cost_themselves_only(tmp_path: Path) -> None:
+    import sqlite3
+    with TuningDB.open(tmp_path / "a.db") as a:
+        a.record([*winning(0.5, "aa"), *(confirmed(0.1, f"x{i}") for i in range(8)), *(verdict(linear=f"x{i}") for i in range(8))])
+    conn = sqlite3.connect(tmp_path / "a.db")
+    for i, change in enumerate(["layer = -1", "layer = 'own'", "reason = CAST(x'ff80' AS TEXT)", "samples = '" + "[" * 5000 + "'",
+                                "extra = '{\"ratio\": 0.1}'", "time = 'x'", "extra = 7", "host = x'00'"]):
+        conn.execute(f"UPDATE measurements SET {change} WHERE linear = 'x{i}'")
+    conn.commit()
+    conn.close()
+    with TuningDB.open(str(tmp_path / "o.db") + ":" + str(tmp_path / "a.db")) as db:
+        assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"] and db.problem is None
+        assert len([s for s in db.skipped if ":measurements:" in s.where]) == 8
+        merged = db.merge(tmp_path / "a.db")
+        assert len(merged.skipped) >= 6 and [w.linear for w in db.ranking(K, TARGET) if w.linear == "aa"]
 
 
 def test_altered_rows_of_another_database_are_skipped(tmp_path: Path) -> None:

@@ -65,12 +65,12 @@ def test_a_measurement_that_ended_wrong_bars_its_linear() -> None:
     assert won is None
 
 
-def test_layer_then_code_generator_then_ratio() -> None:
-    own, team, shipped = confirmed(0.9, "oo"), confirmed(0.5, "tt", codegen=5), confirmed(0.1, "ss", codegen=9)
-    records = [own, team, shipped, verdict(linear="oo"), verdict(linear="tt", codegen=5), verdict(linear="ss", codegen=9)]
+def test_code_generator_then_ratio_wherever_it_comes_from() -> None:
+    own, team, shipped = confirmed(0.9, "oo"), confirmed(0.5, "tt"), confirmed(0.7, "ss")
+    records = [own, team, shipped, verdict(linear="oo"), verdict(linear="tt"), verdict(linear="ss")]
     ranks = {own.id: OWN, team.id: TEAM, shipped.id: SHIPPED}
     order = rank_winners([own, team, shipped], [r for r in records if isinstance(r, Verdict)], ranks)
-    assert [(w.linear, w.layer) for w in order] == [("oo", OWN), ("tt", TEAM), ("ss", SHIPPED)]
+    assert [(w.linear, w.layer) for w in order] == [("tt", TEAM), ("ss", SHIPPED), ("oo", OWN)]
     newer = confirmed(0.95, "nn", codegen=2)
     won = derive([own, newer, verdict(linear="oo"), verdict(linear="nn", codegen=2)])
     assert won is not None and won.linear == "nn"
@@ -147,11 +147,23 @@ def test_one_lie_among_honest_measurements_of_a_chain_decides_nothing() -> None:
     assert derive([*slow, lie, verdict(linear="ll")]) is None, "those that say slower count as well"
 
 
-def test_a_lie_of_the_team_does_not_displace_what_was_found_here() -> None:
-    lie = confirmed(0.002, "ll")
-    own = confirmed(0.9, "oo")
-    won = derive([lie, own, verdict(linear="ll"), verdict(linear="oo")], {lie.id: TEAM})
-    assert won is not None and won.linear == "oo"
+def test_copies_of_a_measurement_count_once() -> None:
+    """A copy without names, as `export --anonymous` writes it, adds no weight."""
+    slow, lie = confirmed(0.9, "ll", taken_at=5.0), confirmed(0.002, "ll", taken_at=6.0)
+    copies = [replace(lie, host={"n": n}) for n in range(5)]
+    rival = confirmed(0.7, "rr")
+    won = derive([rival, slow, lie, *copies, verdict(linear="rr"), verdict(linear="ll")])
+    assert won is not None and won.linear == "rr"
+
+
+def test_a_bar_is_lifted_by_name() -> None:
+    bars = [verdict("retracted", "aa", taken_at=1.0), verdict("retracted", "aa", taken_at=2.0), verdict("wrong", "aa", taken_at=3.0)]
+    good = [confirmed(0.5, "aa"), verdict(linear="aa")]
+    assert derive([*good, *bars]) is None
+    assert derive([*good, *bars, verdict("restored", "aa", lifts=(bars[0].id, bars[1].id))]) is None
+    assert derive([*good, *bars, verdict("restored", "aa", lifts=tuple(b.id for b in bars))]) is not None
+    wrong = confirmed(0.1, "aa", status="wrong", step="race")
+    assert derive([*good, wrong, verdict("restored", "aa", lifts=(wrong.id,))]) is not None
 
 
 @st.composite
@@ -194,7 +206,7 @@ def test_a_winner_is_confirmed_verified_not_barred_and_a_gain(evidence: tuple[li
         assert not any(m.status == "wrong" and m.linear == w.linear and m.codegen >= w.codegen for m in measurements)
         assert w.ratio >= 1e-3 and w.ratio_low <= 1.0
     for kept in (w for w in order if w.own and w.ratio_high == 1.0):
-        before = [w for w in order[:order.index(kept)] if (w.layer, w.codegen) == (kept.layer, kept.codegen)]
+        before = [w for w in order[:order.index(kept)] if w.codegen == kept.codegen]
         assert all(w.own or w.ratio_high * 1.003 < 1.0 for w in before), "it is carried although it gains nothing for sure"
 
 
