@@ -114,6 +114,7 @@ class Profile:
     passes: int
     threads: int
     call_seconds: float | None = None
+    least: float = 0.0      # seconds of a call that runs nothing: what takes less cannot be told from 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: seconds, flops, bytes; shares are parts of 1."""
@@ -130,8 +131,8 @@ class Profile:
         """Two tables as text of at most `width` columns (at least 60): the `top` kernels that take most time, and the layers."""
         ranked = sorted(self.kernels, key=lambda k: -k.seconds)
         shown = ranked[:top]
-        rows = [(k.name or k.key[:12], duration(k.seconds), percent(k.share), giga(k.flops_per_second), giga(k.bytes_per_second),
-                 percent(k.ceiling_share), k.source, k.origin or UNKNOWN) for k in shown]
+        rows = [(k.name or k.key[:12], duration(k.seconds) if k.seconds else f"< {duration(self.least)}", percent(k.share),
+                 giga(k.flops_per_second), giga(k.bytes_per_second), percent(k.ceiling_share), k.source, k.origin or UNKNOWN) for k in shown]
         out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
                f"{count(self.threads, 'thread')}"]
         if self.call_seconds is not None:
@@ -184,7 +185,7 @@ def profile(what: ExecutionPlan | Planned, *arguments: Any, seconds: float = 1.0
     kernels = tuple(_kernel_time(i, k, work, t, t / total if total else 0.0, limits, target, plan.threads) for i, (k, work, t) in
                     enumerate(zip(running, works, own, strict=True)))
     return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads,
-                   statistics.median(calls) if calls else None)
+                   statistics.median(calls) if calls else None, empty)
 
 
 def _plan_of_call(function: Planned, arguments: Sequence[Any]) -> ExecutionPlan:

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from svod import __version__
 from svod.bench.roofline import Bound, Ceilings
 from svod.bench.timer import PROTOCOL_REVISION
 from svod.compile.backend import device_named
@@ -41,7 +41,7 @@ from svod.tune.db import KernelRecord, Measurement, OriginRecord, TuningDB, Verd
 from svod.tune.db.records import BUDGET_SPENT, FAILED, INTERRUPTED, RecordedStatus, Step
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
-from svod.tune.measure.measurer import Measurer
+from svod.tune.measure.measurer import MachineChanged, Measurer
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
@@ -154,6 +154,7 @@ class TuneSession:
         self.result = SessionResult()
         self._claims: dict[str, Any] = {}
         self._searches: dict[str, str] = {}     # kernel key → id in the database
+        self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that times it, of the latest round
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
@@ -216,7 +217,12 @@ class TuneSession:
             if len(chosen.history) >= WARM_UP_ROUNDS or (isinstance(chosen, _Planned) and begun):
                 self._learn_ceilings(searches)
             search = self._begun(chosen, searches)
-            search.step(min(self.budget.deadline(search, open_), self.budget.clock() + left - search.round_end))
+            try:
+                if search.key not in self._machines:
+                    self._machines[search.key] = search.measurer.machine()
+                search.step(min(self.budget.deadline(search, open_), self.budget.clock() + left - search.round_end))
+            except MachineChanged as e:
+                search = self._begin_again(search, searches, e)
             if search.finished:
                 self._finish(search, searches)
         for s in list(searches):        # where the budget ends before a search has begun, its finding says so
@@ -232,6 +238,16 @@ class TuneSession:
         searches[at] = made
         return made
 
+    def _begin_again(self, search: KernelSearch, searches: list[KernelSearch | _Planned], why: MachineChanged) -> KernelSearch:
+        """A new search in place of one whose machine changed: times of two machines are not compared. What was stored are its seeds."""
+        log.warning("%s: %s; its search starts anew there", search.name, why)
+        self.db.end_search(self._searches.pop(search.key), f"the machine changed: {why}")
+        self._machines.pop(search.key, None)
+        made = self._make(self._tasks_by_key[search.key])
+        made.spent = search.spent
+        searches[searches.index(search)] = made
+        return made
+
     def _learn_ceilings(self, searches: Sequence[KernelSearch | _Planned]) -> None:
         """Have the ceilings told, and tell the searches that began without them."""
         if self._tell_ceilings is None:
@@ -244,7 +260,12 @@ class TuneSession:
     def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch | _Planned]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
         seconds = max(MIN_CONFIRM_SECONDS, min(CONFIRM_SECONDS, self.bench.seconds, self.budget.left / open_))
-        self._store(search, search.finish(seconds, self.budget.clock() + self.budget.left), search.why)
+        try:
+            finding = search.finish(seconds, self.budget.clock() + self.budget.left)
+        except MachineChanged as e:
+            log.warning("%s: %s; what it found is not confirmed", search.name, e)
+            finding = search.result()
+        self._store(search, finding, search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
         """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C leaves the rest unconfirmed."""
@@ -272,7 +293,8 @@ class TuneSession:
                                      structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
         self._searches[task.key] = self.db.begin_search(task.key, self.target.key,
-                                                        executor=self.executor.description, config=dataclasses.asdict(self.config))
+                                                        executor=self.executor.description, config=dataclasses.asdict(self.config),
+                                                        svod=__version__)
         search = KernelSearch(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), self.config,
                               self.measurer_of(kernel), seeds=seeds, known=frozenset(known), bound=self._bound(task),
                               calls=task.calls, listener=self.listener, clock=self.budget.clock)
@@ -299,14 +321,15 @@ class TuneSession:
     # -- the database -----------------------------------------------------------------------------------------------------
     def _measurement(self, search: KernelSearch, c: Candidate, step: Step, host: Mapping[str, Any] = MappingProxyType({}),
                      **more: Any) -> Measurement:
-        baseline, (load, _, _) = search.baseline, os.getloadavg()
+        baseline = search.baseline
         return Measurement(
             kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
             status=_RECORDED[c.status], codegen=self.pair.revision, compiler=self.pair.key, protocol=PROTOCOL_REVISION, step=step,
             reason=c.reason[:2000], baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
-            host={"load": round(load, 2), "executor": self.executor.description, **host}, **more)
+            host={"executor": self.executor.description, **self._machines.get(search.key, {}), **host}, **more)
 
     def _record_round(self, search: KernelSearch, candidates: Sequence[Candidate]) -> None:
+        self._machines[search.key] = search.measurer.machine()
         records: list[Any] = []
         base = search.baseline.score if search.baseline.status is Status.VERIFIED else None
         for c in candidates:
@@ -346,10 +369,11 @@ class TuneSession:
         if search.why in UNFINISHED and search.best < float("inf"):
             self.result.expected_gain += expected_gain(search)
         counts = dataclasses.asdict(search.counts)
-        self.db.end_search(self._searches.pop(search.key), outcome or finding.why, {
+        self.result.findings[search.key] = finding
+        self.db.end_search(self._searches[search.key], outcome or finding.why, {
             **counts, "calls": float(search.calls), "rounds": len(search.history), "seconds": search.spent,
             "best": _finite(finding.seconds), "heuristic": _finite(finding.heuristic_seconds), "confirmed": finding.confirmed})
-        self.result.findings[search.key] = finding
+        self._searches.pop(search.key)
         self.result.candidates += search.counts.timed
         claim = self._claims.pop(search.key, None)
         if claim is not None:

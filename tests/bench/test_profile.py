@@ -133,6 +133,12 @@ def test_table_fits(width: int) -> None:
     assert "and 4 more kernels" in of(FakePlan((*KERNELS, long), (*SECONDS, 9e-3))).table(top=2)
 
 
+def test_a_kernel_that_takes_less_than_an_empty_call_is_not_said_to_take_nothing() -> None:
+    p = of(FakePlan(KERNELS, (3e-3, 2e-3, 1e-3, 5e-4, 0.0)))
+    (row,) = (line for line in str(p).splitlines() if line.startswith("fc"))
+    assert p.least == pytest.approx(EMPTY_CALL) and row.split()[1] == "<"
+
+
 def test_a_plan_without_kernels() -> None:
     with pytest.raises(LaunchError, match="no kernels"):
         of(FakePlan((), ()))

@@ -48,6 +48,9 @@ class ReplayedMeasurer:
     def note(self, what: str, candidates: Sequence[Candidate]) -> None:
         self.trace.append((what, tuple(c.digest.hex() for c in candidates)))
 
+    def machine(self) -> dict[str, Any]:
+        return {"machine": "a table"}
+
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         self.note("lower", candidates)
         return [self.lowering(c) or Lowered(c.digest.hex(), 100, 1e6) for c in candidates]

@@ -15,7 +15,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db import Measurement, Search, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT
 from svod.tune.measure.candidate import Candidate, Origin, Status
-from svod.tune.measure.measurer import Failure
+from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
 from svod.tune.search.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
 from svod.tune.session import KernelTask, SessionResult, TuneSession
@@ -267,3 +267,34 @@ def test_a_search_with_local_workers(kernel: Kernel) -> None:
     assert result.candidates > 5
     apply_opts(Scheduler(kernel, host_target()), found.chain)
     assert all(e.seconds <= e.before for e in events if isinstance(e, Improved))
+
+
+class Moving(ReplayedMeasurer):
+    """Its third race is on another machine."""
+
+    races = 0
+
+    def race(self, candidates: Sequence[Candidate]) -> RaceResult:
+        self.races += 1
+        if self.races == 3:
+            raise MachineChanged("candidates were timed on alpha, and now on beta")
+        return super().race(candidates)
+
+
+def test_a_search_whose_machine_changes_starts_anew_from_what_is_stored(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[ReplayedMeasurer] = []
+
+    def measurer_of(kernel: Kernel) -> ReplayedMeasurer:
+        made.append(Moving() if not made else ReplayedMeasurer())
+        return made[-1]
+    with TuningDB.open(":none:") as db, InlineExecutor() as executor:
+        session = replayed_session(db, executor, GEMM, budget=Rounds(8))
+        session.measurer_of = measurer_of
+        result = session.run()
+        searches = [s for s, _ in db.select(Search) if s.ended_at is not None]
+        assert sorted(s.outcome.startswith("the machine changed") for s in searches) == [False, True]
+        confirmed = [m for m, _ in db.select(Measurement) if m.step == "confirm"]
+    assert len(made) == 2 and result.findings[GEMM.key].confirmed and "starts anew" in caplog.text
+    assert made[0].done("screen")[0] == made[1].done("screen")[0], "the heuristic is timed on the new machine as well"
+    assert {m.search for m in confirmed} == {max(searches, key=lambda s: s.started_at).search}
+    assert all(m.host["machine"] == "a table" for m in confirmed)

@@ -85,7 +85,7 @@ BY_NAME: dict[str, DType] = {d.name: d for d in (*STORABLE, dtypes.index, dtypes
 
 
 def to_dtype(value: object) -> DType:
-    """The DType for a DType, a name ('float32') or a NumPy dtype. Raises TypeError for anything else."""
+    """The DType for a DType, a name ('float32'), a NumPy dtype, or PyTorch's of the same name. Raises TypeError for anything else."""
     if isinstance(value, DType):
         return value
     if isinstance(value, np.dtype) and value in _OF_NUMPY:
@@ -96,6 +96,8 @@ def to_dtype(value: object) -> DType:
         name = np.dtype(value).name  # type: ignore[call-overload]
     except TypeError:
         name = ""
+    if not name and type(value).__module__ == "torch":
+        name = str(value).removeprefix("torch.")
     if name in BY_NAME:
         return BY_NAME[name]
     raise TypeError(f"{value!r} is not a dtype svod knows; use one of {', '.join(d.name for d in STORABLE)}")

@@ -46,6 +46,7 @@ log = logging.getLogger("svod.tune.db")
 
 R = TypeVar("R", bound=Record)
 
+TRIED = 2                   # searches that a candidate has to fail in before it is not tried again
 TAKEN_AT_ONCE = 10_000      # records of a merge that are in memory at once
 IN_MEMORY = "What is found now is kept in memory"
 
@@ -239,12 +240,18 @@ class TuningDB:
                       protocol: int | None = None) -> dict[str, Measurement]:
         """By LINEAR digest the most telling measurement of this database's own searches: such a candidate need not be compiled or timed
         again. `codegen`, `compiler` and `protocol` select one code generator, compiler and timing protocol. A candidate whose worker was
-        lost is not known, nor is one that only others have measured: their failures hide no candidate here."""
+        lost is not known, nor is one that only others have measured: their failures hide no candidate here. A crash, a time-out or an
+        error may have been the machine's: such a candidate is known once two searches have met it."""
         ranks, best = dict[str, tuple[int, float, str]](), dict[str, Measurement]()
+        failed: dict[str, set[str]] = {}        # LINEAR digest → the searches in which it failed without a comparison of numbers
         for m, layer in self.select(Measurement, kernel, target):
             if layer != OWN or not m.linear or m.status == "lost" or (codegen is not None and m.codegen != codegen) \
                     or (compiler is not None and m.compiler != compiler) or (protocol is not None and m.protocol != protocol):
                 continue
+            if m.status in ("crash", "timeout", "error"):
+                failed.setdefault(m.linear, set()).add(m.search)
+                if len(failed[m.linear]) < TRIED:
+                    continue
             rank = (_TELLING[m.status, m.step if m.status == "ok" else ""], -m.taken_at, m.id)
             if m.linear not in best or rank < ranks[m.linear]:
                 ranks[m.linear], best[m.linear] = rank, m

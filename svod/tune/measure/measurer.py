@@ -6,10 +6,11 @@ A candidate that fails gives a `Failure`, never an exception. Answers stand in t
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from svod.errors import TuneError
 from svod.tune.measure.candidate import Candidate, Status
 
 
@@ -72,6 +73,7 @@ class Verification:
     right: bool | None
     how: str
     reason: str = ""
+    status: Status = Status.ERROR       # where `right` is None: what ended the verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,16 @@ class Confirmed:
         return max((ratio for _, _, ratio in self.sizes), default=0.0)
 
 
+class MachineChanged(TuneError):
+    """What is timed now is timed on another machine than what was timed before: their times are not compared."""
+
+
 class Measurer(Protocol):
-    """Does what a search decides. Methods may raise KeyboardInterrupt and TuneError (no worker left), nothing else."""
+    """Does what a search decides. Methods may raise KeyboardInterrupt, TuneError (no worker left) and MachineChanged, nothing else."""
+
+    def machine(self) -> Mapping[str, Any]:
+        """Facts about the machine that times, as it is now: name, target, load, steal, cores. Raises TuneError where that machine cannot
+        time the target of the search."""
 
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         """Lower each candidate."""

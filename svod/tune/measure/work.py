@@ -5,7 +5,7 @@ process, a few kernels at a time, so that jobs of different names and kernels ma
 (`svod.tune.workers.jobs`): chains as JSON, machine code as bytes. No arrays travel: inputs are drawn from a seed.
 
     compile child    lower_candidate(chain) → Lowered            compile_candidate((chain, passes)) → Built
-    bench child      screen_candidate, sample_candidate, race_candidates, verify_candidate, confirm_candidates
+    bench child      screen_candidate, sample_candidate, race_candidates, verify_candidate, confirm_candidates, machine_facts
 
 A kernel with variables has one code for all its sizes (`svod.tune.measure.sizes`). Each size is timed in races of its own, so that no
 sample mixes two sizes. The result is the geometric mean over the sizes, round by round, beside the ratio at each size.
@@ -19,8 +19,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from svod.bench.load import watch_machine
 from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import COLD_SECONDS, SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
+from svod.compile.cpu.host import affinity, host_facts, host_target
 from svod.compile.lower.program import Program
 from svod.tune.measure.context import KernelContext, kernel_context
 from svod.tune.measure.measurer import Built, Confirmed, Lowered, RaceResult, Screened, Verification
@@ -28,8 +30,10 @@ from svod.tune.measure.sizes import Size, describe_size, geometric_mean
 from svod.tune.measure.slices import least_part
 from svod.tune.measure.verify import Baseline, verify
 from svod.tune.workers.child import step_limit
+from svod.tune.workers.jobs import machine_name
 
-VERIFY_RUN_SECONDS = 5.0     # one run of a program that is verified
+LOOK_SECONDS = 0.05          # for which a machine's load is looked at
+
 
 lower_candidate_setup = compile_candidate_setup = screen_candidate_setup = sample_candidate_setup = kernel_context
 race_candidates_setup = verify_candidate_setup = confirm_candidates_setup = kernel_context
@@ -79,6 +83,17 @@ def executed_operations(program: Program) -> float | None:
             else:
                 total += times * lanes
     return total
+
+
+def machine_facts(item: None, context: None) -> dict[str, Any]:
+    """What a machine that times says of itself: its name, target and load, and what may slow it down."""
+    started = watch_machine()
+    time.sleep(LOOK_SECONDS)
+    load = started()
+    facts = {"machine": machine_name(), "target": host_target().key, "load": round(load.load_average, 2), "steal": round(load.steal, 3),
+             "cores": len(affinity())}
+    governor = host_facts().get("governor")
+    return facts | ({"governor": governor} if governor else {})
 
 
 # -- bench children -----------------------------------------------------------------------------------------------------------
@@ -166,13 +181,13 @@ def error_of_median(deviations: Sequence[float]) -> float:
     return 1.25 * spread / math.sqrt(len(deviations))
 
 
-def verify_candidate(item: tuple[Built, Built | None, Sequence[Size]], context: KernelContext) -> Verification:
+def verify_candidate(item: tuple[Built, Built | None, Sequence[Size], float], context: KernelContext) -> Verification:
     """Compare a candidate's outputs with the reference at each size. Item: the candidate; a verified baseline, or None for a candidate
-    that becomes the baseline of others when it is right; the sizes."""
-    built, baseline, sizes = item
+    that becomes the baseline of others when it is right; the sizes; the most seconds of one run, beyond which the process ends."""
+    built, baseline, sizes, limit = item
     how = ""
     for size in sizes:
-        verification = _verify_at(context, built, baseline, size)
+        verification = _verify_at(context, built, baseline, size, limit)
         how = verification.how
         if not verification.right:
             where = f"at {describe_size(context.kernel, size)}" if size else ""
@@ -184,32 +199,33 @@ def verify_candidate(item: tuple[Built, Built | None, Sequence[Size]], context: 
     return Verification(True, how)
 
 
-def _verify_at(context: KernelContext, built: Built, baseline: Built | None, size: Size) -> Verification:
+def _verify_at(context: KernelContext, built: Built, baseline: Built | None, size: Size, limit: float) -> Verification:
     """A verification at one size. Where the reference is sampled, the whole output is compared with the baseline's."""
     at = context.at(size)
     if at.reference.full:
-        return _run_and_compare(context, built, size, None, None)
+        return _run_and_compare(context, built, size, None, None, limit)
     first = baseline or built
     key = first.digest, first.passes
     known, outputs = at.baseline or (None, Baseline([]))
     if known != key or baseline is None:
         outputs = Baseline([])
-        verification = _run_and_compare(context, first, size, None, outputs)
+        verification = _run_and_compare(context, first, size, None, outputs, limit)
         if verification.right:
             at.baseline = key, outputs
         if baseline is None:
             return verification
         if not verification.right:
             return Verification(None, verification.how, f"the baseline is wrong: {verification.reason}")
-    return _run_and_compare(context, built, size, outputs, None)
+    return _run_and_compare(context, built, size, outputs, None, limit)
 
 
-def _run_and_compare(context: KernelContext, built: Built, size: Size, baseline: Baseline | None, keep: Baseline | None) -> Verification:
+def _run_and_compare(context: KernelContext, built: Built, size: Size, baseline: Baseline | None, keep: Baseline | None,
+                     limit: float) -> Verification:
     runner, at = context.load(built), context.at(size)
     context.inputs_change()
 
     def run(arrays: Sequence[Any]) -> None:
-        with step_limit(VERIFY_RUN_SECONDS):
+        with step_limit(limit):
             runner.run_whole(size)
 
     verification = verify(at.reference, run, at.buffers, baseline, keep)

@@ -6,7 +6,7 @@ time at any of them is dropped from a race as too slow, whatever it gains at the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svod.bench.race import ANCHOR_SAMPLES, VOID_REPEATS
@@ -14,20 +14,26 @@ from svod.bench.timer import deadline as run_deadline
 from svod.config import BeamConfig, BenchConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import Target
+from svod.core.machine.target import Target, parse_key
+from svod.errors import TuneError
 from svod.tune.db.winners import TIE, WORST_RATIO
 from svod.tune.measure.candidate import Candidate, Status
 from svod.tune.measure.context import Setup
-from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
+from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, MachineChanged, RaceResult, Screened, Verification
 from svod.tune.measure.sizes import Size, describe_size, geometric_mean, merged_sizes, sizes_to_verify
 from svod.tune.workers.executor import Executor, Kind
-from svod.tune.workers.jobs import WORK_MODULE, Outcome
+from svod.tune.workers.jobs import WORK_MODULE, Outcome, machine_name
 
 LOWER_SECONDS = 5.0           # one lowering
 LOAD_SECONDS = 5.0            # allowed on top of a timed run: linking, inputs, samples; the run itself has its own limit inside
-VERIFY_SECONDS = 60.0
+VERIFY_SECONDS = 60.0         # one verification, and
+VERIFY_TIMES = 100            # this many times the candidate's time: a reference computes what the candidate does, and more slowly
+VERIFY_RUN_SECONDS = 5.0      # one run within a verification, and
+VERIFY_RUN_TIMES = 10         # this many times the candidate's time
+FACTS_SECONDS = 10.0
 RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0
+CONFIRM_EXTRA_ALONE = 5.0     # where the finalists are confirmed one by one
 RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating them did not help
 LEAST_ROUNDS = 6              # of a confirmation: with fewer there is no interval of 95 %
 REPEAT_SECONDS = 1.5          # most seconds spent on repeating void rounds: the end of a budget counts on races of about equal length
@@ -38,6 +44,19 @@ _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEO
 def failure_of(outcome: Outcome) -> Failure:
     """The answer about an item that has no result."""
     return Failure(_STATUS[outcome.status], outcome.describe())
+
+
+def unfit(key: str, cores: int, target: Target) -> str | None:
+    """Why a machine with this target key and so many cores cannot time programs for `target`; None: it can. It may have more cores, and
+    instructions that the programs do not use."""
+    theirs, ours = parse_key(key), parse_key(target.key)
+    same = ("architecture", "CPU", "l1 cache", "l2 cache", "l3 cache")
+    if any(theirs.get(name) != ours.get(name) for name in same):
+        return f"its target is {key}, the search is for {target.key}"
+    lacks = {f for f in target.features if "=" not in f} - set(theirs.get("features", "").split(","))
+    if lacks:
+        return f"it lacks {', '.join(sorted(lacks))}"
+    return f"it has {cores} cores, the search is for {target.threads} threads" if cores < target.threads else None
 
 
 def _chain(candidate: Candidate) -> list[Any]:
@@ -52,7 +71,8 @@ class WorkerMeasurer:
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
                  sizes: Sequence[Size] = (), shrink: bool = True, device: str = "") -> None:
-        self.kernel, self.executor, self.config, self.bench = kernel, executor, config, bench or BenchConfig()
+        self.kernel, self.target, self.executor = kernel, target, executor
+        self.config, self.bench = config, bench or BenchConfig()
         self.sizes = tuple(sizes) or merged_sizes(kernel, ())
         self.shrink = shrink and not kernel.variables
         self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
@@ -63,10 +83,12 @@ class WorkerMeasurer:
         self.restless = False       # the machine did not come to rest in the latest race that could be repeated
         self.heuristic: tuple[float, ...] | None = None         # the heuristic's seconds per size
         self.heuristic_linear = ""
+        self.timed_on: str | None = None        # the machine that timed the latest candidate; None: none has been timed
         self.relative: dict[str, tuple[float, ...]] = {}        # LINEAR digest → its times over the heuristic's, per size, by its last race
 
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
-        """The outcomes in the order of the items. An interrupt leaves nothing queued behind."""
+        """The outcomes in the order of the items. An interrupt leaves nothing queued behind. Raises MachineChanged where candidates were
+        timed on another machine than those before."""
         batch = self.executor.submit(f"{WORK_MODULE}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes)
         outcomes: dict[int, Outcome] = {}
         try:
@@ -75,7 +97,26 @@ class WorkerMeasurer:
         except BaseException:
             batch.cancel()
             raise
+        if kind == "bench":
+            self._check_machine({o.host for o in outcomes.values() if o.ok})
         return [outcomes[i] for i in range(len(items))]
+
+    def _check_machine(self, hosts: set[str]) -> None:
+        for host in hosts:
+            if self.timed_on not in (None, host):
+                before, self.timed_on = self.timed_on, None
+                raise MachineChanged(f"candidates were timed on {before or 'this machine'}, and now on {host or 'this machine'}")
+            self.timed_on = host
+
+    def machine(self) -> Mapping[str, Any]:
+        [outcome] = self._run("machine_facts", [None], "bench", FACTS_SECONDS)
+        if not outcome.ok:
+            return {}
+        facts: Mapping[str, Any] = outcome.value
+        # a worker of this machine was made for the target of this process, which options may have changed
+        if outcome.host not in ("", machine_name()) and (problem := unfit(facts["target"], facts["cores"], self.target)):
+            raise TuneError(f"{outcome.host} cannot time this search: {problem}")
+        return facts
 
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         items = [_chain(c) for c in candidates]
@@ -173,18 +214,24 @@ class WorkerMeasurer:
         return None if relative is None else tuple(1.0 / r for r in relative)
 
     def verify(self, candidates: Sequence[Candidate]) -> list[Verification]:
-        verifications = []
-        for c in candidates:
-            item = (c.built, self.baseline, sizes_to_verify(c.state))
-            verifications.append(self._verification(c, self._run("verify_candidate", [item], "bench", VERIFY_SECONDS)[0]))
-        return verifications
+        return [self._verification(c, self._verify(c)) for c in candidates]
+
+    def _verify(self, c: Candidate) -> Outcome:
+        """One verification. One that a crash, a deadline or a lost worker ended is tried once more, with twice the time: that is no
+        comparison of numbers."""
+        seconds = self.size_factor * c.seconds if c.seconds < math.inf else 0.0
+        limit, run_limit = VERIFY_SECONDS + VERIFY_TIMES * seconds, VERIFY_RUN_SECONDS + VERIFY_RUN_TIMES * seconds
+        for times in (1.0, 2.0):
+            item = (c.built, self.baseline, sizes_to_verify(c.state), times * run_limit)
+            [outcome] = self._run("verify_candidate", [item], "bench", times * limit)
+            if outcome.status in ("ok", "error"):
+                break
+        return outcome
 
     def _verification(self, c: Candidate, outcome: Outcome) -> Verification:
         """What the outcome of a verification says about `c`. The first candidate that is right becomes the baseline of others."""
         if not outcome.ok:
-            # it ran while screening, so a crash or an endless run on other inputs is its own doing
-            wrong = outcome.status in ("crash", "timeout")
-            return Verification(False if wrong else None, "run on the inputs of verification", outcome.describe())
+            return Verification(None, "run on the inputs of verification", outcome.describe(), _STATUS[outcome.status])
         verification: Verification = outcome.value
         if verification.right and self.baseline is None:
             self.baseline = c.built
@@ -201,4 +248,19 @@ class WorkerMeasurer:
         slowest = max(c.seconds for c in candidates)
         limit = seconds + CONFIRM_EXTRA + 10 * len(self.sizes) * rounds * slowest * len(candidates)
         outcome = self._run("confirm_candidates", [item], "bench", limit)[0]
-        return list(outcome.value) if outcome.ok else [failure_of(outcome)] * len(candidates)
+        return list(outcome.value) if outcome.ok else self._confirm_one_by_one(candidates, seconds, failure_of(outcome))
+
+    def _confirm_one_by_one(self, candidates: Sequence[Candidate], seconds: float, failure: Failure) -> list[Confirmed | Failure]:
+        """Each candidate against the first: one of them ended the confirmation of all. The times of the first are those beside the second
+        that could be timed."""
+        answers: list[Confirmed | Failure] = [failure] * len(candidates)
+        share = seconds / max(1, len(candidates) - 1)
+        for i, c in enumerate(candidates[1:], 1):
+            rounds = self.confirm_rounds([candidates[0], c], share)
+            item = ([candidates[0].built, c.built], rounds, self.bench.precision, share, self.config.seed, TIE)
+            limit = share + CONFIRM_EXTRA_ALONE + 10 * len(self.sizes) * rounds * max(candidates[0].seconds, c.seconds)
+            [outcome] = self._run("confirm_candidates", [item], "bench", limit)
+            answers[i] = outcome.value[1] if outcome.ok else failure_of(outcome)
+            if outcome.ok and isinstance(answers[0], Failure):
+                answers[0] = outcome.value[0]
+        return answers

@@ -510,7 +510,7 @@ class KernelSearch:
                 c.status = Status.VERIFIED
             else:
                 wrong = verdict.right is False
-                self._drop(c, Failure(Status.WRONG if wrong else Status.ERROR, verdict.reason))
+                self._drop(c, Failure(Status.WRONG if wrong else verdict.status, verdict.reason))
                 self.counts.wrong += wrong
         self.pool = [c for c in self.pool if c.status not in FAILED]
 

@@ -33,6 +33,15 @@ WORK_MODULE = "svod.tune.measure.work"
 Status = Literal["ok", "error", "crash", "timeout", "lost"]
 
 
+def machine_name() -> str:
+    """The host's name and the beginning of its boot's id: two machines of one name, or one before and after a reboot, differ."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    except OSError:
+        boot = ""
+    return f"{platform.node()}-{boot}"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of one item, whatever the candidate did.
@@ -52,6 +61,7 @@ class Outcome:
     seconds: float = 0.0    # wall time from the start of the item on a ready worker, without waiting and setup
     worker: str = ""        # the worker's name, e.g. "local-compile-0"
     attempts: int = 1       # 1, and one more for each worker that was lost under it
+    host: str = ""          # the machine of the worker, by `machine_name`; "": this one
 
     @property
     def ok(self) -> bool:

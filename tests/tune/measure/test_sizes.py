@@ -81,13 +81,13 @@ def test_a_program_that_is_right_at_one_size_only_is_wrong() -> None:
     context = work.verify_candidate_setup(Setup(ast_to_data(KERNEL.ast), TARGET))
     built = work.compile_candidate(([["UPCAST", "o0", 4]], False), context)
     sizes = sizes_to_verify(apply_opt(Scheduler(KERNEL, TARGET), Opt("UPCAST", "o0", 4)))
-    verdict = work.verify_candidate((built, None, sizes), context)
+    verdict = work.verify_candidate((built, None, sizes, 10.0), context)
     assert verdict.right and verdict.how.endswith("at v0 = 1 40 2 4 3 5")
     # a program of the largest size writes more than it should at any other
     whole = work.compile_candidate(([], False), KernelContext(Setup(ast_to_data(at_size(KERNEL, (40,)).ast), TARGET)))
     whole = replace(whole, spec=replace(whole.spec, variables=("v0",)), digest="whole")
-    assert work.verify_candidate((whole, built, [(40,)]), context).right
-    verdict = work.verify_candidate((whole, built, [(40,), (39,)]), context)
+    assert work.verify_candidate((whole, built, [(40,)], 10.0), context).right
+    verdict = work.verify_candidate((whole, built, [(40,), (39,)], 10.0), context)
     assert verdict.right is False
     assert verdict.reason == "at v0=39: output 0 was changed between the parts that the kernel writes (integers)"
 

@@ -1,0 +1,130 @@
+"""What the worker measurer makes of outcomes that are no answers: crashes, deadlines, lost workers, another machine."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from svod.config import BeamConfig, BenchConfig
+from svod.core.kernel.scheduler import Scheduler
+from svod.errors import TuneError
+from svod.tune.measure.candidate import Candidate, Origin, Status
+from svod.tune.measure.measurer import Built, Confirmed, Failure, MachineChanged, Verification
+from svod.tune.measure.worker_measurer import WorkerMeasurer, unfit
+from svod.tune.workers.executor import Batch, Executor, InlineExecutor
+from svod.tune.workers.jobs import Outcome, decode, machine_name
+from tests.tune.search_kernels import TARGET, gemm
+
+KERNEL = gemm(48, 64, 40)
+Answer = Callable[[str, Any, float], Outcome]
+
+
+class Told(Executor):
+    """Answers each item by a function of the job's name, the item and the deadline."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, Any, float]] = []
+
+    def submit(self, job: str, items: Any, *, kind: Any, deadline: float, setup: Any = None, cpus: Sequence[int] = (),
+               homes: Sequence[str] = ()) -> Batch:
+        batch = Batch(job, items, kind, deadline, setup, cpus)
+        for i, payload in enumerate(batch.payloads):
+            self.asked.append((job.partition(":")[2], decode(payload), deadline))
+            batch.deliver(i, self.answer(*self.asked[-1]))
+        return batch
+
+    def workers(self, kind: Any) -> int:
+        return 1
+
+    def wait_until_ready(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def measurer(answer: Answer) -> tuple[WorkerMeasurer, Told]:
+    executor = Told(answer)
+    return WorkerMeasurer(KERNEL, TARGET, executor, BeamConfig(), BenchConfig(seconds=0.1)), executor
+
+
+def candidate(linear: str, seconds: float = 1e-3) -> Candidate:
+    c = Candidate(Scheduler(KERNEL, TARGET), (), Origin.SKETCH, linear=linear, seconds=seconds)
+    c.built = Built(linear.encode(), (), None, linear, 0.01, False)
+    return c
+
+
+@pytest.mark.parametrize("status", ["crash", "timeout", "lost"])
+def test_a_verification_without_a_comparison_is_tried_once_more_and_is_never_wrong(status: Any) -> None:
+    outcomes = [Outcome(status, kind="SIGKILL"), Outcome("ok", Verification(True, "every element"))]
+    m, executor = measurer(lambda job, item, deadline: outcomes.pop(0))
+    [verdict] = m.verify([candidate("aa")])
+    assert verdict.right is True and [deadline for _, _, deadline in executor.asked] == [pytest.approx(60.1), pytest.approx(120.2)]
+    m, executor = measurer(lambda job, item, deadline: Outcome(status, kind="SIGKILL"))
+    [verdict] = m.verify([candidate("aa")])
+    assert verdict.right is None and verdict.status is Status(status) and len(executor.asked) == 2
+
+
+def test_a_comparison_of_numbers_is_not_repeated() -> None:
+    m, executor = measurer(lambda job, item, deadline: Outcome("ok", Verification(False, "every element", "row 3")))
+    assert m.verify([candidate("aa")])[0].right is False and len(executor.asked) == 1
+
+
+def test_a_long_kernel_has_the_time_that_it_needs_in_a_verification() -> None:
+    m, executor = measurer(lambda job, item, deadline: Outcome("ok", Verification(True, "")))
+    m.verify([candidate("aa", seconds=7.0)])
+    assert executor.asked[0][1][3] == pytest.approx(75.0) and executor.asked[0][2] == pytest.approx(760.0)
+
+
+def test_one_flaky_finalist_does_not_cost_the_others_their_confirmation() -> None:
+    def answer(job: str, item: Any, deadline: float) -> Outcome:
+        names = [b.digest for b in item[0]]
+        if "bad" in names:
+            return Outcome("crash", kind="SIGSEGV")
+        return Outcome("ok", [Confirmed(1e-3, 1.0, 1.0, 1.0), *(Confirmed(5e-4, 0.49, 0.5, 0.51) for _ in names[1:])])
+    m, executor = measurer(answer)
+    answers = m.confirm([candidate(name) for name in ("heuristic", "aa", "bad", "bb")], 0.3)
+    assert [isinstance(a, Confirmed) for a in answers] == [True, True, False, True]
+    assert isinstance(answers[2], Failure) and answers[2].status is Status.CRASH
+    assert len(executor.asked) == 4, "all, then each beside the first"
+    answers = m.confirm([candidate("bad"), candidate("aa")], 0.3)
+    assert all(isinstance(a, Failure) for a in answers), "without the heuristic's time there is no ratio"
+
+
+def test_times_of_two_machines_are_not_compared() -> None:
+    host = "alpha"
+    m, _ = measurer(lambda job, item, deadline: Outcome("ok", Verification(True, ""), host=host))
+    m.verify([candidate("aa")])
+    m.verify([candidate("bb")])
+    host = "beta"
+    with pytest.raises(MachineChanged, match="timed on alpha, and now on beta"):
+        m.verify([candidate("cc")])
+    m.verify([candidate("cc")])         # the new machine is the one from now on
+
+
+def test_a_machine_of_another_target_is_refused_with_both_names() -> None:
+    facts = {"machine": "m", "target": TARGET.key.replace(TARGET.cpu, "other"), "cores": 64}
+    m, _ = measurer(lambda job, item, deadline: Outcome("ok", facts, host="beta"))
+    with pytest.raises(TuneError, match=r"beta cannot time this search: its target is .*other.*, the search is for"):
+        m.machine()
+    m, _ = measurer(lambda job, item, deadline: Outcome("ok", facts, host=machine_name()))
+    assert m.machine() == facts, "options of this process may have changed the target of this machine"
+    m, _ = measurer(lambda job, item, deadline: Outcome("lost"))
+    assert m.machine() == {}
+
+
+def test_what_a_machine_needs_to_time_a_target() -> None:
+    target = replace(TARGET, features=("avx2", "fma"), threads=4)
+    more = replace(target, features=("avx2", "avx512f", "fma"), threads=8)
+    assert unfit(more.key, 8, target) is None and unfit(target.key, 4, target) is None
+    assert unfit(target.key, 2, target) == "it has 2 cores, the search is for 4 threads"
+    assert unfit(target.key, 8, more) == "it lacks avx512f"
+    assert "l2" in str(unfit(replace(more, l2=1 << 25).key, 8, target))
+
+
+def test_a_worker_tells_what_it_is() -> None:
+    with InlineExecutor() as executor:
+        facts = WorkerMeasurer(KERNEL, TARGET, executor, BeamConfig()).machine()
+    assert facts["machine"] == machine_name() and facts["cores"] >= 1 and 0.0 <= facts["steal"] <= 1.0 and facts["load"] >= 0.0
+    assert facts["target"].count("/") == TARGET.key.count("/")
