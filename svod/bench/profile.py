@@ -132,7 +132,8 @@ class Profile:
         ranked = sorted(self.kernels, key=lambda k: -k.seconds)
         shown = ranked[:top]
         rows = [(k.name or k.key[:12], duration(k.seconds) if k.seconds else f"< {duration(self.least)}", percent(k.share),
-                 giga(k.flops_per_second), giga(k.bytes_per_second), percent(k.ceiling_share), k.source, k.origin or UNKNOWN) for k in shown]
+                 giga(k.flops_per_second), giga(k.bytes_per_second), percent(k.ceiling_share), k.source, k.origin or UNKNOWN)
+                for k in shown]
         out = [f"plan {duration(self.plan_seconds)}, {len(self.kernels)} kernels {duration(self.kernel_seconds)} one by one, "
                f"{count(self.threads, 'thread')}"]
         if self.call_seconds is not None:

@@ -55,6 +55,7 @@ log = logging.getLogger("svod.tune")
 STORED_SEEDS = 4              # chains of the database that start a search
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
 MIN_CONFIRM_SECONDS = 0.2
+OVERRUN = 10.0                # seconds after its budget at which a session gives up workers that do not answer
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
 _RECORDED: dict[Status, RecordedStatus] = {
     Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
@@ -159,7 +160,8 @@ class TuneSession:
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
         return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench,
-                              sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink, device=self.device)
+                              sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink, device=self.device,
+                              end=time.monotonic() + self.budget.left + OVERRUN)
 
     def _bound(self, task: KernelTask) -> float:
         bound = bound_at(task.kernel, task.timed_at, self.target, self.ceilings)

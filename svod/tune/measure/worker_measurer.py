@@ -6,6 +6,7 @@ time at any of them is dropped from a race as too slow, whatever it gains at the
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,12 +68,14 @@ class WorkerMeasurer:
     """Does what a search of one kernel decides (`svod.tune.measure.measurer.Measurer`), on an executor that others may share.
 
     `sizes`: what a kernel with variables is timed at; by default what its bounds say. `shrink`: time slices of long kernels while screening
-    and racing. The first candidate that is screened is the heuristic's."""
+    and racing. The first candidate that is screened is the heuristic's. `end`: when, on the monotonic clock, answers that are still missing
+    are given up as lost, whatever the workers do."""
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
-                 sizes: Sequence[Size] = (), shrink: bool = True, device: str = "") -> None:
+                 sizes: Sequence[Size] = (), shrink: bool = True, device: str = "", end: float = math.inf) -> None:
         self.kernel, self.target, self.executor = kernel, target, executor
         self.config, self.bench = config, bench or BenchConfig()
+        self.end = end
         self.sizes = tuple(sizes) or merged_sizes(kernel, ())
         self.shrink = shrink and not kernel.variables
         self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
@@ -92,14 +95,18 @@ class WorkerMeasurer:
         batch = self.executor.submit(f"{WORK_MODULE}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes)
         outcomes: dict[int, Outcome] = {}
         try:
-            for index, outcome in batch:
-                outcomes[index] = outcome
+            while not batch.finished and (left := self.end - time.monotonic()) > 0:
+                answer = batch.poll(None if left == math.inf else left)
+                outcomes.update([answer] if answer is not None else [])
+            if not batch.finished:
+                batch.cancel()
         except BaseException:
             batch.cancel()
             raise
         if kind == "bench":
             self._check_machine({o.host for o in outcomes.values() if o.ok})
-        return [outcomes[i] for i in range(len(items))]
+        given_up = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
+        return [outcomes.get(i, given_up) for i in range(len(items))]
 
     def _check_machine(self, hosts: set[str]) -> None:
         for host in hosts:

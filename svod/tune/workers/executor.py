@@ -15,9 +15,11 @@ Guarantees (`InlineExecutor` names its exceptions):
 * A deadline runs from the start of the item on a ready worker. It does not include waiting for a worker, the worker's start and setup, or
   the machine lock.
 * If a worker is lost through no fault of the candidate, another worker gets the item. After MAX_ATTEMPTS such losses the item is `lost`.
+* A worker takes items only while it is up. One that cannot work (it does not start, or is another svod) is set aside with a warning. Where
+  none of a kind is left, the waiting items are `lost`, kind "no worker", and `submit` raises TuneError.
 * Bench items run one at a time on the only bench worker, which holds the machine-wide lock of its device (`machine_lock.py`) while
-  there are any. Where compilers and kernels share cores (`shared_cores`: by default below 8 cores), a bench item starts only when no
-  compile item is running, and no compile item starts while a bench item is running or waiting.
+  there are any. Where compilers and kernels share cores (`shared_cores`: by default where the bench worker's machine has fewer than 8), a
+  bench item starts only when no compile item is running on that machine, and none starts there while a bench item is running or waiting.
 * `close` (also at exit and after an exception in a `with`) leaves no process behind. Unfinished items become `lost`.
 """
 from __future__ import annotations
@@ -30,10 +32,11 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
+from svod import config
 from svod.errors import ConfigError, TuneError
 from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
@@ -221,12 +224,15 @@ class Carrier(Protocol):
     name: str
     kind: Kind
     chunk: int      # most items of one `run`; above 1 where a round trip is expensive
+    host: str       # the machine of its worker; "": this one
+    cores: int      # of that machine
 
-    def warm_up(self) -> None:
-        """Start what takes long to start. Called once, before the first item. Raises nothing: a later `run` fails with the reason."""
+    def start(self) -> object:
+        """Return once there is a worker; at once where there is one. Raises WorkerLost where another attempt may succeed, TuneError where
+        none will."""
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        """Run all requests. Raises WorkerLost when the infrastructure failed, TuneError when no worker can be started at all."""
+        """Run all requests. Raises WorkerLost when the infrastructure failed, TuneError when this carrier cannot work any more."""
 
     def idle(self) -> None:
         """Release what is exclusive. Called when no further item of this kind is waiting."""
@@ -249,15 +255,23 @@ class _Task:
         return self.batch.homes[self.index] if self.batch.homes else ""
 
 
+def _reason(e: Exception) -> str:
+    return str(e) if isinstance(e, TuneError) else f"{type(e).__name__}: {e}"
+
+
 class DispatchingExecutor(Executor):
     """Queues, the alternation of compiling and timing, new attempts, and one thread per carrier."""
 
     def __init__(self, description: str, shared_cores: bool | None) -> None:
         self.description = description
-        self._shared = usable_cores() < SHARED_BELOW if shared_cores is None else shared_cores
+        self._shared_cores = shared_cores
         self._changed = threading.Condition()
         self._queues: dict[Kind, deque[_Task]] = {"compile": deque(), "bench": deque()}
-        self._active: dict[Kind, int] = {"compile": 0, "bench": 0}
+        self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # by machine
+        self._up: set[str] = set()              # names of the carriers that have a worker
+        self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
+        self._broken: dict[Kind, str] = {}      # kind of which no worker is left → why
+        self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())    # since when no worker was up
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self.closing = False
         atexit.register(self.close)
@@ -273,6 +287,8 @@ class DispatchingExecutor(Executor):
         with self._changed:
             if self.closing:
                 raise TuneError("the executor is closed")
+            if kind in self._broken:
+                raise TuneError(f"no worker is left that can {kind}: {self._broken[kind]}")
             if not self.workers(kind):
                 raise TuneError(f"asked for a {kind} job; {self.description} have no worker for that")
             self._queues[kind].extend(_Task(batch, i) for i in range(len(batch)))
@@ -280,16 +296,22 @@ class DispatchingExecutor(Executor):
         return batch
 
     def workers(self, kind: Kind) -> int:
-        return sum(c.kind == kind for _, c in self._threads)
+        return sum(c.kind == kind and c.name not in self._aside for _, c in self._threads)
 
-    def _may_start(self, kind: Kind) -> bool:
-        if not self._queues[kind]:
+    def _shares_cores(self, host: str) -> bool:
+        """Whether compilers and kernels share the cores of a machine."""
+        if self._shared_cores is not None:
+            return self._shared_cores
+        return any(c.kind == "bench" and c.host == host and c.cores < SHARED_BELOW for _, c in self._threads)
+
+    def _may_start(self, carrier: Carrier) -> bool:
+        if not self._queues[carrier.kind]:
             return False
-        if not self._shared:
+        if not self._shares_cores(carrier.host):
             return True
-        if kind == "compile":
-            return not self._active["bench"] and not self._queues["bench"]
-        return not self._active["compile"]
+        if carrier.kind == "compile":
+            return not self._active["bench"][carrier.host] and not self._queues["bench"]
+        return not self._active["compile"][carrier.host]
 
     def _take(self, carrier: Carrier) -> list[_Task]:
         """The next items for a carrier: one, or up to its chunk while there are enough for all carriers. Empty when closing."""
@@ -297,7 +319,7 @@ class DispatchingExecutor(Executor):
         taken: list[_Task] = []
         with self._changed:
             while not self.closing:
-                if not self._may_start(kind):
+                if not self._may_start(carrier):
                     self._changed.wait()
                     continue
                 waiting = self._queues[kind]
@@ -314,15 +336,15 @@ class DispatchingExecutor(Executor):
                         if task.attempts:
                             break       # it lost a worker before and runs alone, so that no others are lost with it
                 if taken:
-                    self._active[kind] += 1
+                    self._active[kind][carrier.host] += 1
                     return taken
                 self._changed.notify_all()      # others may wait for the last item of this kind
         return []
 
     def _drive(self, carrier: Carrier) -> None:
         """A carrier's thread."""
-        carrier.warm_up()
-        while tasks := self._take(carrier):
+        while self._brought_up(carrier) and (tasks := self._take(carrier)):
+            host = carrier.host
             for task in tasks:
                 task.attempts += 1
             outcomes: list[Outcome]
@@ -330,13 +352,15 @@ class DispatchingExecutor(Executor):
             try:
                 outcomes = carrier.run([t.batch.request(t.index) for t in tasks])
             except WorkerLost as e:
+                self._lose(carrier)
                 if not self.closing:
                     log.info("worker %s was lost (%s)", carrier.name, e)
                     retry = [t for t in tasks if t.attempts < MAX_ATTEMPTS]
                     tasks = [t for t in tasks if t.attempts >= MAX_ATTEMPTS]
                 outcomes = [Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}") for t in tasks]
-            except Exception as e:  # the border of a carrier: every item has an outcome, whatever broke
-                outcomes = [Outcome("lost", kind="worker", message=f"{type(e).__name__}: {e}")] * len(tasks)
+            except Exception as e:  # the border of a carrier: what broke costs the carrier, and the others get its items
+                retry, tasks, outcomes = tasks, [], []
+                self._set_aside(carrier, _reason(e))
             for task, outcome in zip(tasks, outcomes, strict=True):
                 if self.closing and outcome.status in ("crash", "lost"):
                     outcome = Outcome("lost", kind="closed")        # `close` killed it
@@ -347,13 +371,69 @@ class DispatchingExecutor(Executor):
                         task.batch.deliver(task.index, Outcome("lost", kind="closed"))
                 else:
                     self._queues[carrier.kind].extendleft(reversed(retry))
+                    self._drop_hopeless(carrier.kind)
                 last = not self._queues[carrier.kind]
             if last:
-                carrier.idle()
+                try:
+                    carrier.idle()
+                except Exception as e:  # as above
+                    self._set_aside(carrier, _reason(e))
             with self._changed:
-                self._active[carrier.kind] -= 1
+                self._active[carrier.kind][host] -= 1
                 self._changed.notify_all()
         carrier.close()
+
+    def _brought_up(self, carrier: Carrier) -> bool:
+        """Wait until a carrier has a worker; it holds no items meanwhile. False where it will not have one."""
+        while not self.closing and carrier.name not in self._aside:
+            try:
+                carrier.start()
+            except WorkerLost as e:
+                self._lose(carrier)
+                log.info("worker %s did not start (%s)", carrier.name, e)
+            except Exception as e:  # the border of a carrier
+                self._set_aside(carrier, _reason(e))
+            else:
+                with self._changed:
+                    self._up.add(carrier.name)
+                    self._broken.pop(carrier.kind, None)
+                return True
+        return False
+
+    def _lose(self, carrier: Carrier) -> None:
+        """A carrier has no worker for now."""
+        with self._changed:
+            self._up.discard(carrier.name)
+            if not self._is_any_up(carrier.kind):
+                self._alone_since[carrier.kind] = time.monotonic()
+
+    def _is_any_up(self, kind: Kind) -> bool:
+        return any(c.kind == kind and c.name in self._up for _, c in self._threads)
+
+    def without_worker(self, kind: Kind) -> float:
+        """For how many seconds no worker of a kind has been up; 0 while one is."""
+        with self._changed:
+            return 0.0 if self._is_any_up(kind) else time.monotonic() - self._alone_since[kind]
+
+    def _set_aside(self, carrier: Carrier, why: str) -> None:
+        """A carrier gets no items any more."""
+        self._lose(carrier)
+        with self._changed:
+            if self.closing:
+                return
+            self._aside[carrier.name] = why
+            self._drop_hopeless(carrier.kind)
+            self._changed.notify_all()
+        config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")
+
+    def _drop_hopeless(self, kind: Kind) -> None:
+        """Where no worker of a kind is left, end its waiting items. Called with the lock held."""
+        if self.workers(kind):
+            return
+        self._broken[kind] = next((self._aside[c.name] for _, c in reversed(self._threads) if c.kind == kind), "none was started")
+        for task in self._queues[kind]:
+            task.batch.deliver(task.index, Outcome("lost", kind="no worker", message=self._broken[kind], attempts=task.attempts))
+        self._queues[kind].clear()
 
     def close(self) -> None:
         with self._changed:
@@ -379,6 +459,7 @@ class DispatchingExecutor(Executor):
 # -- local -----------------------------------------------------------------------------------------
 class _LocalCarrier:
     chunk = 1
+    host = ""
 
     def __init__(self, owner: LocalExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind
@@ -387,8 +468,9 @@ class _LocalCarrier:
         self._child: Child | None = None
         self._server: ForkServer | SpawnServer | None = None
         self._lock = MachineLock(owner.device) if kind == "bench" else None
+        self.cores = usable_cores()
 
-    def warm_up(self) -> None:
+    def start(self) -> None:
         """Does nothing, as a child starts within 10 ms."""
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:

@@ -30,7 +30,7 @@ from svod import config
 from svod.errors import TuneError
 from svod.tune.workers.child import Request
 from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
-from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, mismatch, package_roots
+from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name, mismatch, package_roots
 from svod.tune.workers.ray_worker import RayWorker
 
 log = logging.getLogger("svod.tune")
@@ -45,6 +45,8 @@ LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an
 MAX_START_FAILURES = 3      # actors of one carrier that may die in a row before their first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
 PENDING_NOTICE = 10.0       # seconds that an actor waits for a place before a message
+PLACE_SECONDS = 60.0        # that a cluster has to bring up the first worker of a kind, or one when the last is lost
+LEAVE_SECONDS = 15.0        # that Ray has to stop
 
 # One token for every Ray that this process starts: Ray's core reads it once and keeps it.
 TOKEN = secrets.token_hex(32)
@@ -110,8 +112,11 @@ class _SessionDirectory:
             if len(base) <= MAX_TEMP and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
                 _remove_dead_sessions(Path(base))
                 self.path = tempfile.mkdtemp(prefix=SESSION_PREFIX, dir=base)
-                self._owner = os.open(os.path.join(self.path, OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                # it gets its name when it is locked: another process would take one that is not for a dead owner's
+                unnamed = os.path.join(self.path, OWNER + ".new")
+                self._owner = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.rename(unnamed, os.path.join(self.path, OWNER))
                 return
         raise RayUnavailable(f"Ray needs a writable temporary directory with a path of at most {MAX_TEMP} characters, "
                              f"and {tempfile.gettempdir()} is longer; set TMPDIR")
@@ -160,7 +165,6 @@ class _EmbeddedRay:
     def __init__(self, ray: Any, workers: int, deadline: float) -> None:
         self._ray = ray
         self._directory = _SessionDirectory()
-        self._given_up = False
         self._error: BaseException | None = None
         self._environment = contextlib.ExitStack()
         self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=TOKEN, RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
@@ -171,7 +175,7 @@ class _EmbeddedRay:
         self._thread = threading.Thread(target=self._live, args=(workers,), name="ray_start", daemon=True)
         self._thread.start()
         if not self._up.wait(deadline):
-            self._given_up = True
+            self._over.set()
             raise RayUnavailable(f"Ray was not up after {deadline:g} s")
         if self._error is not None:
             self.close()
@@ -181,8 +185,7 @@ class _EmbeddedRay:
         """Start Ray, wait for the end, stop it."""
         self._start(workers)
         self._up.set()
-        if not self._given_up:
-            self._over.wait()
+        self._over.wait()
         with contextlib.suppress(Exception):    # Ray may have failed before; its processes end with this thread
             self._ray.shutdown()
         self._environment.close()
@@ -203,9 +206,9 @@ class _EmbeddedRay:
             self._error = e
 
     def close(self) -> None:
-        """Stop Ray, remove its session, and wait until both are done."""
+        """Stop Ray, remove its session, and wait until both are done, or for LEAVE_SECONDS: Ray's processes end with this one."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(LEAVE_SECONDS)
 
 
 # -- carrying ----------------------------------------------------------------------------------------
@@ -223,15 +226,14 @@ class _RayCarrier:
         self._failures = 0
         self._hopeless: TuneError | None = None     # why another attempt to start would fail as well
         self._locked = False
-
-    def warm_up(self) -> None:
-        with contextlib.suppress(WorkerLost, TuneError):    # the first `run` tries again, and raises the error
-            self.start()
+        self.host, self.cores = "", usable_cores()
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         ray = self._ray
         try:
-            actor = self.start()
+            actor = self._actor
+            if actor is None:
+                raise WorkerLost("it was ended")
             if self.kind == "bench" and not self._locked:
                 self._await_lock(actor)
             patience = OUTER_GRACE + sum(c.deadline + (self._owner.config.setup_deadline if c.setup else 0.0) for c in requests)
@@ -241,7 +243,7 @@ class _RayCarrier:
             raise WorkerLost("the worker did not answer long after every deadline") from e
         except ray.exceptions.RayTaskError as e:
             self._drop()
-            raise TuneError(f"a worker failed by itself: {e.cause}") from e
+            raise WorkerLost(f"a worker failed by itself: {e.cause}") from e
         except ray.exceptions.RayError as e:
             self._drop()
             raise WorkerLost(_first_line(e)) from e
@@ -273,7 +275,6 @@ class _RayCarrier:
             self._failures += 1
             self._drop()
             raise WorkerLost(_first_line(e)) from e
-        self._failures = 0
         ours = identity()
         if self._owner.embedded:
             del ours["svod source"]     # the same files: they can only differ by an edit since this process began
@@ -283,14 +284,21 @@ class _RayCarrier:
             self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; install the same version on every "
                                        "node")
             raise self._hopeless
+        self._failures = 0
+        self.host, self.cores = "" if theirs["machine"] == machine_name() else theirs["machine"], int(theirs["cores"])
         return self._actor
 
     def _await(self, ref: Any) -> Any:
-        """The value of `ref`, whose actor may have to wait for a place in the cluster."""
+        """The value of `ref`, whose actor may have to wait for a place in the cluster: without end while other workers are up, else for
+        the start's deadline. Raises TuneError after that."""
         notice = time.monotonic() + PENDING_NOTICE
         while not self._ray.wait([ref], timeout=0.5)[0]:
             if self._owner.closing:
                 raise WorkerLost("closing")
+            if self._owner.without_worker(self.kind) > self._owner.patience:
+                self._drop()
+                raise TuneError(f"no worker that can {self.kind} has come up for {self._owner.patience:g} s" + (
+                    "" if self._owner.embedded else "; the cluster has no free place for it, or does not answer"))
             if time.monotonic() > notice and not self._owner.embedded:      # actors of an embedded Ray need no place
                 log.warning("%s is waiting for a place in the Ray cluster", self.name)
                 notice = float("inf")
@@ -330,8 +338,9 @@ class RayExecutor(DispatchingExecutor):
     """The executor of this module, made by `start_ray_executor`."""
 
     def __init__(self, ray: Any, description: str, count: int | None, embedded: _EmbeddedRay | None, connected: bool, quiet: _QuietStreams,
-                 config: WorkerConfig, device: str, shared_cores: bool | None) -> None:
+                 config: WorkerConfig, device: str, shared_cores: bool | None, start_deadline: float) -> None:
         super().__init__(description, shared_cores)
+        self.patience = start_deadline if embedded is not None else max(start_deadline, PLACE_SECONDS)
         self.ray = ray
         self.config = config
         self.device = device
@@ -360,7 +369,7 @@ class RayExecutor(DispatchingExecutor):
     def _grow(self) -> None:
         """Add compile workers: one per core of the present nodes, or as many as were asked for."""
         cores = int(sum(n["Resources"].get("CPU", 0) for n in self.ray.nodes() if n["Alive"]))
-        for _ in range(self._compile, self._count or cores):
+        for _ in range(self.workers("compile"), self._count or cores):
             self._add_compile()
 
     def _watch_nodes(self) -> None:
@@ -407,7 +416,8 @@ class RayExecutor(DispatchingExecutor):
             raise TuneError(f"no Ray worker could be started: {e}") from e
         if self.embedded:       # these start within two seconds, and would disturb what is timed; a cluster may take long to place all
             for carrier in self._carriers:
-                carrier.warm_up()
+                with contextlib.suppress(WorkerLost, TuneError):    # its own thread tries again, or sets it aside
+                    carrier.start()
 
     def _shut_down(self) -> None:
         self._stop_watching.set()
@@ -416,7 +426,10 @@ class RayExecutor(DispatchingExecutor):
         if self._embedded is not None:
             self._embedded.close()
         elif self._connected:
-            self.ray.shutdown()     # only disconnects
+            # only disconnects; a cluster whose head is gone may keep it waiting
+            leaving = threading.Thread(target=self.ray.shutdown, name="ray_disconnect", daemon=True)
+            leaving.start()
+            leaving.join(LEAVE_SECONDS)
         self._quiet.restore()
 
 
@@ -477,13 +490,17 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
             connected = True
         workers = f"{count} worker{'s' * (count != 1)}" if count else "workers"
         executor = RayExecutor(ray, f"{workers} on {where}", count, embedded, connected, quiet, config or WorkerConfig(), device,
-                               shared_cores)
+                               shared_cores, start_deadline)
         executor.wait_until_ready()
-    except (TuneError, RayUnavailable) as e:
+    except BaseException as e:
         if executor is not None:
             executor.close()
         else:
+            if embedded is not None:
+                embedded.close()
             quiet.restore()
-        raise RayUnavailable(str(e)) from e
+        if isinstance(e, (TuneError, RayUnavailable)):
+            raise RayUnavailable(str(e)) from e
+        raise
     log.info("%s, up after %.1f s", executor.description, time.monotonic() - started)
     return executor

@@ -11,6 +11,7 @@ import platform
 import time
 
 from svod.tune.workers.child import Child, Request
+from svod.tune.workers.executor import usable_cores
 from svod.tune.workers.forkserver import ServerLost, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name
 from svod.tune.workers.machine_lock import MachineLock
@@ -30,7 +31,7 @@ class RayWorker:
     def hello(self) -> dict[str, str]:
         """This worker's `jobs.identity` and host, once the first item can start at once. Raises TuneError when children cannot start."""
         self._server.wait_until_ready()
-        return {**identity(), "host": platform.node(), "nice": str(os.nice(0))}
+        return {**identity(), "host": platform.node(), "nice": str(os.nice(0)), "machine": self._machine, "cores": str(usable_cores())}
 
     def acquire(self, seconds: float) -> bool:
         """Wait up to `seconds` for the right to time on this machine. Returns whether it is held."""

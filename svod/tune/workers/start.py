@@ -13,6 +13,7 @@ from svod.tune.workers.jobs import WorkerConfig
 
 log = logging.getLogger("svod.tune")
 RAY_START_DEADLINE = 15.0   # seconds until the local executor takes over
+CLOSE_SECONDS = 5.0         # that a start which is not wanted any more is waited for
 
 
 def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = "CPU",
@@ -44,6 +45,7 @@ class ExecutorStart:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._made: Executor | None = None
+        self._closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, args=(args, kwargs), name="svod-executor-start", daemon=True)
         self._thread.start()
@@ -53,6 +55,8 @@ class ExecutorStart:
             self._made = make_executor(*args, **kwargs)
         except BaseException as e:  # raised again in the thread that asks for the result
             self._error = e
+        if self._closed and self._made is not None:
+            self._made.close()
 
     def result(self) -> Executor:
         """The executor. Raises what `make_executor` raised."""
@@ -63,6 +67,9 @@ class ExecutorStart:
         return self._made
 
     def close(self) -> None:
-        """End the executor, also one that is still starting. Idempotent."""
-        with contextlib.suppress(Exception):    # an executor that did not start needs no end; `result` raises the error
-            self.result().close()
+        """End the executor. One that is still starting ends itself when it is up, or with this process. Idempotent."""
+        self._closed = True
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            with contextlib.suppress(Exception):    # an executor that did not start needs no end; `result` raises the error
+                self.result().close()

@@ -95,7 +95,7 @@ def test_a_place_is_waited_for_in_a_cluster_alone(embedded: bool, monkeypatch: p
     """An actor of an embedded Ray takes long on a busy machine, and no place is what it lacks."""
     monkeypatch.setattr(ray_executor, "PENDING_NOTICE", -1.0)
     answers = [[], [], ["ref"]]
-    owner: Any = SimpleNamespace(embedded=embedded, closing=False,
+    owner: Any = SimpleNamespace(embedded=embedded, closing=False, without_worker=lambda kind: 0.0, patience=1.0,
                                  ray=SimpleNamespace(wait=lambda refs, timeout: (answers.pop(0), refs), get=lambda ref: 7))
     assert ray_executor._RayCarrier(owner, "compile", "worker 1")._await("ref") == 7
     assert caplog.text.count("waiting for a place") == (not embedded)
@@ -229,6 +229,22 @@ def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCa
     assert wait_until(lambda: is_gone(timer["pid"]))
 
 
+def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any) -> None:
+    """Its workers wait for a place that never comes, and hold no items meanwhile."""
+    node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
+    cluster.wait_for_nodes()
+    with make_executor("ray", cluster.address, config=CONFIG, device="TEST", shared_cores=False, start_deadline=START) as executor:
+        executor.run(f"{JOBS}:sleep", [0.1] * 30, kind="compile", deadline=LONG)       # all have come up
+        batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
+        done = [next(batch) for _ in range(6)]
+        cluster.remove_node(node)
+        done += list(batch)
+        assert sorted(i for i, _ in done) == list(range(60)) and {o.status for _, o in done} == {"ok"}
+        assert sum(o.attempts > 1 for _, o in done) <= 2 * ray_executor.CHUNK
+        # the others still work, and the next call is answered as well
+        assert [o.status for o in executor.run(f"{JOBS}:sleep", [0.0] * 9, kind="compile", deadline=LONG)] == ["ok"] * 9
+
+
 def test_a_cluster_that_does_not_answer_is_an_error() -> None:
     done = run_driver("""
 from svod.errors import TuneError
@@ -254,7 +270,7 @@ def test_actors_that_die_at_once_are_not_tried_for_ever() -> None:
         outcomes = executor.run(f"{JOBS}:sleep", [1.0] * 3, kind="compile", deadline=LONG)
         stop.set()
         thread.join()
-        assert {(o.status, o.kind) for o in outcomes} == {("lost", "worker")}
+        assert {(o.status, o.kind) for o in outcomes} == {("lost", "no worker")}
         assert any("in a row could not be started" in o.message or "lost under it" in o.message for o in outcomes)
 
 

@@ -1,0 +1,187 @@
+"""The dispatcher with carriers of the test: workers that are lost, never come up, or cannot work."""
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from svod.errors import TuneError
+from svod.tune.workers.child import Request
+from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost
+from svod.tune.workers.jobs import Outcome, decode
+
+
+class Scripted:
+    """A carrier whose start and runs are functions of the test."""
+
+    chunk = 4
+
+    def __init__(self, owner: ScriptedExecutor, name: str, start: Callable[[Scripted], None], run: Callable[[Scripted, int], Outcome],
+                 kind: Kind = "compile", host: str = "", cores: int = 64) -> None:
+        self.owner, self.name, self.kind, self.host, self.cores = owner, name, kind, host, cores
+        self._start, self._run = start, run
+        self.starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+        self._start(self)
+
+    def run(self, requests: Sequence[Request]) -> list[Outcome]:
+        return [self._run(self, decode(r.item)) for r in requests]
+
+    def idle(self) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ScriptedExecutor(DispatchingExecutor):
+    def __init__(self, shared_cores: bool | None = None) -> None:
+        super().__init__("scripted workers", shared_cores)
+
+    def add(self, *args: object, **more: object) -> Scripted:
+        carrier = Scripted(self, *args, **more)  # type: ignore[arg-type]
+        self._add(carrier)
+        return carrier
+
+    def wait_until_ready(self) -> None: ...
+
+
+@contextmanager
+def executing(shared_cores: bool | None = None) -> Iterator[ScriptedExecutor]:
+    executor = ScriptedExecutor(shared_cores)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def up(carrier: Scripted) -> None: ...
+
+
+def done(carrier: Scripted, item: int) -> Outcome:
+    return Outcome("ok", item)
+
+
+def never_up(carrier: Scripted) -> None:
+    """Waits for a place that never comes."""
+    while not carrier.owner.closing:
+        time.sleep(0.01)
+    raise WorkerLost("closing")
+
+
+def other_version(carrier: Scripted) -> None:
+    raise TuneError("the worker on far is another svod")
+
+
+def outcomes_of(executor: ScriptedExecutor, count: int, kind: Kind = "compile", seconds: float = 20.0) -> list[Outcome]:
+    """All outcomes, each once, within so many seconds."""
+    batch = executor.submit("m:job", list(range(count)), kind=kind, deadline=1.0)
+    found: dict[int, Outcome] = {}
+    end = time.monotonic() + seconds
+    while not batch.finished and time.monotonic() < end:
+        if (answer := batch.poll(0.1)) is not None:
+            assert answer[0] not in found
+            found[answer[0]] = answer[1]
+    assert batch.finished, f"{len(found)} of {count} items have an outcome"
+    return [found[i] for i in range(count)]
+
+
+def test_a_worker_that_is_lost_and_not_replaced_costs_nothing_but_its_items_a_second_try() -> None:
+    lost = threading.Event()
+
+    def start(carrier: Scripted) -> None:
+        if lost.is_set():
+            never_up(carrier)
+
+    def dies(carrier: Scripted, item: int) -> Outcome:
+        lost.set()
+        raise WorkerLost("its node is gone")
+    with executing() as executor:
+        executor.add("dying", start, dies)
+        executor.add("healthy", up, lambda carrier, item: lost.wait(5) and done(carrier, item))
+        outcomes = outcomes_of(executor, 50)
+    assert [o.value for o in outcomes] == list(range(50)) and {o.worker for o in outcomes} == {"healthy"}
+    assert 1 <= sum(o.attempts == 2 for o in outcomes) <= 4, "what was in flight, and nothing else"
+
+
+def test_a_worker_that_cannot_work_is_not_fed(caplog: pytest.LogCaptureFixture) -> None:
+    with executing() as executor, caplog.at_level(logging.WARNING):
+        bad = [executor.add(f"bad {i}", other_version, done) for i in range(3)]
+        executor.add("good", up, done)
+        assert all(o.ok and o.worker == "good" for o in outcomes_of(executor, 200))
+        assert all(c.starts == 1 for c in bad) and executor.workers("compile") == 1
+    assert caplog.text.count("is another svod") <= 1, "said once"
+
+
+@pytest.mark.parametrize("fault", ["start", "run"])
+def test_without_any_worker_waiting_items_end_and_the_next_call_says_why(fault: str) -> None:
+    def breaks(carrier: Scripted, item: int) -> Outcome:
+        raise TuneError("its server does not start")
+    with executing() as executor:
+        executor.add("one", never_up if fault == "run" else other_version, done)
+        if fault == "run":
+            executor._threads.clear()
+            executor.add("two", up, breaks)
+        try:
+            outcomes = outcomes_of(executor, 9)
+        except TuneError:
+            assert fault == "start"         # it was set aside before
+        else:
+            assert {(o.status, o.kind) for o in outcomes} == {("lost", "no worker")}
+        with pytest.raises(TuneError, match=r"no worker is left that can compile: .*(another svod|does not start)"):
+            executor.submit("m:job", [1], kind="compile", deadline=1.0)
+
+
+def test_a_worker_that_comes_up_later_works() -> None:
+    with executing() as executor:
+        executor.add("bad", other_version, done)
+        while not executor._broken:
+            time.sleep(0.01)
+        executor.add("good", up, done)
+        while executor._broken:
+            time.sleep(0.01)
+        assert all(o.ok for o in outcomes_of(executor, 5))
+
+
+def test_how_long_no_worker_has_been_up_is_known() -> None:
+    with executing() as executor:
+        executor.add("waiting", never_up, done)
+        time.sleep(0.05)
+        assert executor.without_worker("compile") >= 0.05
+        executor.add("good", up, done)
+        outcomes_of(executor, 1)
+        assert executor.without_worker("compile") == 0.0
+
+
+@pytest.mark.parametrize("cores", [2, 64])
+def test_compilers_pause_on_the_machine_that_times_where_it_has_few_cores(cores: int) -> None:
+    running: Counter[str] = Counter()
+    together: Counter[tuple[str, str]] = Counter()
+    lock = threading.Lock()
+
+    def work(carrier: Scripted, item: int) -> Outcome:
+        with lock:
+            running[carrier.name] += 1
+            for other in (n for n, r in running.items() if r and n != carrier.name):
+                together[min(other, carrier.name), max(other, carrier.name)] += 1
+        time.sleep(0.01)
+        with lock:
+            running[carrier.name] -= 1
+        return done(carrier, item)
+    with executing() as executor:
+        executor.add("bench", up, work, kind="bench", host="small", cores=cores)
+        executor.add("here", up, work, host="small", cores=cores)
+        executor.add("there", up, work, host="large")
+        compiling = executor.submit("m:job", list(range(60)), kind="compile", deadline=1.0)
+        for _ in range(10):
+            assert all(o.ok for o in outcomes_of(executor, 2, "bench"))
+        assert all(o.ok for _, o in compiling)
+    assert together["bench", "there"] > 0, "a machine that times nothing goes on compiling"
+    assert (together["bench", "here"] > 0) == (cores == 64)
