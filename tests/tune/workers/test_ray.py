@@ -215,6 +215,7 @@ def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCa
         assert executor.workers("compile") == 3 and executor.workers("bench") == 1 and cluster.address in executor.description
         timer = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=LONG)[0].value
         assert timer["nice"] == NICE
+        assert wait_until(lambda: len(executor._up) == 4, LONG)  # type: ignore[attr-defined]
         with caplog.at_level(logging.INFO, "svod.tune"):
             batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
             done = [next(batch) for _ in range(6)]
@@ -234,7 +235,7 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
     node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
     cluster.wait_for_nodes()
     with make_executor("ray", cluster.address, config=CONFIG, device="TEST", shared_cores=False, start_deadline=START) as executor:
-        executor.run(f"{JOBS}:sleep", [0.1] * 30, kind="compile", deadline=LONG)       # all have come up
+        assert wait_until(lambda: len(executor._up) == executor.workers("compile") + 1, LONG)  # type: ignore[attr-defined]
         batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
         done = [next(batch) for _ in range(6)]
         cluster.remove_node(node)
