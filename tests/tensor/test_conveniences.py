@@ -72,3 +72,17 @@ def test_whether_tensors_are_equal() -> None:
     assert t.equal(np.array([1.0, 2.0])) and not t.equal([1.0, 3.0]) and not t.equal([[1.0, 2.0]])
     assert t.allclose([1.0, 2.00001]) and not t.allclose([1.0, 2.1]) and t.allclose(1.5, atol=0.6)
     assert Tensor([np.nan]).allclose([np.nan], equal_nan=True) and not Tensor([np.nan]).allclose([np.nan])
+
+
+def test_a_dtype_of_pytorch_is_the_one_of_its_name() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    for name in ("float16", "bfloat16", "float32", "int8", "bool"):
+        assert Tensor([1.0]).to(getattr(torch, name)).dtype.name == name
+    with pytest.raises(DTypeError, match="complex64"):
+        Tensor([1.0]).cast(torch.complex64)
+
+
+def test_a_dtype_is_known_by_the_module_and_the_name_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch's are: objects of the module torch whose text is torch.NAME."""
+    kind = type("dtype", (), {"__module__": "torch", "__repr__": lambda self: "torch.float16"})
+    assert Tensor([1.0]).cast(kind()).dtype.name == "float16"
