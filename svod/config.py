@@ -251,6 +251,7 @@ class PrepareConfig(_Config):
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
+    lock: str | None = _option("SVOD_LOCK", None, _PATH, "a lock file of svod-tune -o, whose chains go before the tuning database's")
     constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"),
                              "auto: what a function under svod.jit closes over, and the tensors of prepare(constants=[…]), are weights "
                              "of the plan; none: nothing is")
@@ -315,7 +316,7 @@ class PrepareConfig(_Config):
         """This configuration with the fields that are None, but for `beam`, as the environment says. SVOD_CAPTURE and SVOD_NOOPT win over
         it: a captured script searches nothing, whatever it asks for."""
         _warn_of_unknown_variables()
-        open_ones = ("db", "threads", "object_cache", "device", "debug", "dump_after", "profile", "trace", "perf_map")
+        open_ones = ("db", "lock", "threads", "object_cache", "device", "debug", "dump_after", "profile", "trace", "perf_map")
         changes = {name: self.env_value(name) for name in open_ones if getattr(self, name) is None}
         if (capture := self.env_value("capture")) is not None:
             changes["capture"] = capture

@@ -1,19 +1,29 @@
 """Which chain of opts a kernel gets when nothing is searched.
 
-    explicit chain (PrepareConfig.opts) → SVOD_NOOPT: none → tuning database → heuristic
+    explicit chain (PrepareConfig.opts) → SVOD_NOOPT: none → lock file → tuning database → heuristic
+
+A chain that was not measured here, of a lock file or of others' records, is not used where the cost model predicts that it takes several
+times what the heuristic's does: a mistake or a forgery.
 """
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svod.compile.plan.compiler import Chain, Choice, Compiler
-from svod.config import PrepareConfig
+from svod.config import PrepareConfig, log_once
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import ConfigError, KernelOptError
-from svod.tune.db import TuningDB
+from svod.tune.db import OWN, TuningDB, Winner
+from svod.tune.lock import chains_of_lock
+
+log = logging.getLogger("svod.tune")
+
+SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chains; forged ones were up to 1,278 times slower.
 
 
 def chain_of(given: Sequence[Any] | str) -> Chain:
@@ -56,25 +66,67 @@ def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: Tuning
         return Choice((), "library", "a library kernel has one form")
     if config.noopt:
         return Choice((), "none", "SVOD_NOOPT: no opts")
+    if config.lock is not None and (chain := _from_lock(kernel, compiler, config.lock)) is not None:
+        return Choice(chain, "lock", f"from {config.lock}")
     if db is not None:
-        choice = _from_database(kernel, compiler, db)
-        if isinstance(choice, Choice):
-            return choice
-        return Choice(compiler.heuristic(kernel), "heuristic", choice)
+        winner = usable_winner(kernel, compiler, db)
+        if isinstance(winner, str):
+            return Choice(compiler.heuristic(kernel), "heuristic", winner)
+        return Choice(chain_of(winner.chain), "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
     return Choice(compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
 
 
-def _from_database(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Choice | str:
-    """The winner the database has for this kernel and target, or why there is none that may be used."""
-    winner = db.winner(kernel.key, compiler.target.key)
-    if winner is None:
-        return f"the tuning database has no winner for kernel {kernel.key[:12]} on {compiler.target.key}"
+def usable_winner(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Winner | str:
+    """The best chain that the database has for this kernel and target and that may be used today, or why there is none."""
+    reasons = []
+    for winner in db.ranking(kernel.key, compiler.target.key):
+        reason = _objection(winner, kernel, compiler)
+        if reason is None:
+            return winner
+        reasons.append(reason)
+    return reasons[0] if reasons else f"the tuning database has no winner for kernel {kernel.key[:12]} on {compiler.target.key}"
+
+
+def winner_in_use(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Winner | None:
+    """The winner whose chain `choose` takes from the database, or None."""
+    winner = usable_winner(kernel, compiler, db)
+    return None if isinstance(winner, str) else winner
+
+
+def _objection(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
+    """Why a chain of the database may not be used today; None: it may."""
     try:
-        chain = tuple(Opt.from_json(list(o)) for o in winner.chain)
+        chain = chain_of(winner.chain)
         linear = compiler.linear_of(kernel, chain)
+        suspicion = None if winner.layer == OWN else _suspicion(kernel, chain, compiler)
     except KernelOptError as e:
         return f"the stored chain does not apply any more: {e}"
     if linear != winner.linear:
         return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {compiler.pair.revision}); "
                 "tune again")
-    return Choice(chain, "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
+    return None if suspicion is None else f"a chain of others {suspicion}; svod-tune measures it here"
+
+
+def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
+    """Why a chain that was not measured here is not trusted; None: it is. Raises KernelOptError where it does not apply."""
+    base = Scheduler(kernel, compiler.target)
+    cost = compiler.backend.cost
+    times = cost(apply_opts(base, chain)).cycles / cost(apply_opts(base, compiler.heuristic(kernel))).cycles
+    if times <= SUSPICIOUS:
+        return None
+    return f"is predicted to take {times:.3g} times what the heuristic's does"
+
+
+def _from_lock(kernel: Kernel, compiler: Compiler, path: str) -> Chain | None:
+    """The chain that a lock file has for this kernel and target, or None. One that cannot be used is said once."""
+    chain = chains_of_lock(path).get((kernel.key, compiler.target.key))
+    if chain is None:
+        return None
+    try:
+        problem = _suspicion(kernel, chain, compiler)
+    except KernelOptError as e:
+        problem = f"does not apply: {e}"
+    if problem is None:
+        return chain
+    log_once(log, logging.WARNING, f"the lock file {path}, kernel {kernel.key[:12]}: its chain {problem}, and is not used")
+    return None

@@ -37,7 +37,7 @@ from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError
-from svod.tune.db import KernelRecord, Measurement, OriginRecord, TuningDB, Verdict
+from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT, FAILED, INTERRUPTED, RecordedStatus, Step
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
@@ -48,11 +48,12 @@ from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.search.events import Listener, SessionEnding, SessionFinished, SessionStarted, nobody
 from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
+from svod.tune.unfinished import left_to_search
 from svod.tune.workers.executor import Executor
 
 log = logging.getLogger("svod.tune")
 
-STORED_SEEDS = 4              # chains of the database that start a search
+STORED_SEEDS = 4              # at least this many chains of the database start a search: as many as its beam is wide
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
 MIN_CONFIRM_SECONDS = 0.2
 OVERRUN = 10.0                # seconds after its budget at which a session gives up workers that do not answer
@@ -176,16 +177,17 @@ class TuneSession:
         late: list[KernelSearch | _Planned] = []
         waiting: dict[str, KernelTask] = {}
         try:
-            self._claim(self.tasks, searches, waiting)
-            self._search(searches)
-            self._claim(list(waiting.values()), late, waiting)
-            self._search(late)
+            searches += map(_Planned, self.tasks)
+            self._search(searches, waiting)
+            late += [_Planned(task) for task in waiting.values() if not self._is_done(task)]
+            waiting = {s.key: s.task for s in late if isinstance(s, _Planned)}
+            self._search(late, waiting)
         except KeyboardInterrupt:
             self.result.interrupted = True
             self._wind_up([s for s in [*searches, *late] if isinstance(s, KernelSearch) and s.key not in self.result.findings])
         finally:
-            for claim in self._claims.values():
-                claim.release()
+            for task in self.tasks:
+                self.db.release_claims(task.key, self.target.key)
             for search in self._searches.values():      # begun, and broken off before there was anything to store
                 self.db.end_search(search, INTERRUPTED if self.result.interrupted else FAILED)
         self.result.pending = tuple(waiting)
@@ -193,19 +195,15 @@ class TuneSession:
         self.listener(SessionFinished("", len(self.result.findings), self.result.candidates, self.result.seconds, self.result.interrupted))
         return self.result
 
-    def _claim(self, tasks: Sequence[KernelTask], searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask]) -> None:
-        """Add to `searches` what this process may search; `waiting` gets the tasks that others are searching and loses the rest."""
-        for task in tasks:
-            claim = self.db.claim(task.key, self.target.key)
-            if claim is None:
-                waiting[task.key] = task
-                continue
-            waiting.pop(task.key, None)
-            self._claims[task.key] = claim
-            searches.append(_Planned(task))
+    def _is_done(self, task: KernelTask) -> bool:
+        """Whether the process that searched a kernel meanwhile has left nothing to search."""
+        if self.config.ignore_cache or not any(s.ended_at is not None for s, _ in self.db.select(Search, task.key, self.target.key)):
+            return False
+        return left_to_search(self.db, task.key, self.target.key, self.config) is None
 
-    def _search(self, searches: list[KernelSearch | _Planned]) -> None:
-        """Search all, in place of their plans."""
+    def _search(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask]) -> None:
+        """Search all, in place of their plans. A kernel is claimed when its search begins. One that another process is searching leaves
+        `searches`, and stands in `waiting`."""
         total = self.budget.total
         while True:
             open_ = [s for s in searches if not s.finished]
@@ -218,7 +216,11 @@ class TuneSession:
             begun = any(isinstance(s, KernelSearch) for s in searches)
             if len(chosen.history) >= WARM_UP_ROUNDS or (isinstance(chosen, _Planned) and begun):
                 self._learn_ceilings(searches)
-            search = self._begun(chosen, searches)
+            search = self._begun(chosen, searches, waiting)
+            if search is None:
+                continue
+            if self._claims[search.key].lost:
+                search.stop("another process has taken over the search")
             try:
                 if search.key not in self._machines:
                     self._machines[search.key] = search.measurer.machine()
@@ -228,14 +230,22 @@ class TuneSession:
             if search.finished:
                 self._finish(search, searches)
         for s in list(searches):        # where the budget ends before a search has begun, its finding says so
-            if s.key not in self.result.findings:
-                self._finish(self._begun(s, searches), searches)
+            if s.key not in self.result.findings and (last := self._begun(s, searches, waiting)) is not None:
+                self._finish(last, searches)
 
-    def _begun(self, entry: KernelSearch | _Planned, searches: list[KernelSearch | _Planned]) -> KernelSearch:
-        """The search of an entry, which takes the place of its plan."""
+    def _begun(self, entry: KernelSearch | _Planned, searches: list[KernelSearch | _Planned],
+               waiting: dict[str, KernelTask]) -> KernelSearch | None:
+        """The search of an entry, which takes the place of its plan; None where another process has its kernel."""
         if isinstance(entry, KernelSearch):
             return entry
         at = searches.index(entry)
+        claim = self.db.claim(entry.key, self.target.key)
+        if claim is None:
+            waiting[entry.key] = entry.task
+            del searches[at]
+            return None
+        self._claims[entry.key] = claim
+        waiting.pop(entry.key, None)
         made = self._make(entry.task)
         searches[at] = made
         return made
@@ -310,7 +320,7 @@ class TuneSession:
         chains += [m.chain for m in sorted(raced, key=lambda m: (m.ratio or 0.0, m.chain_text))]
         states: dict[bytes, Scheduler] = {}
         for chain in chains:
-            if len(states) >= STORED_SEEDS:
+            if len(states) >= max(STORED_SEEDS, self.config.width):
                 break
             try:
                 state = apply_opts(base, (Opt.from_json(list(o)) for o in chain))

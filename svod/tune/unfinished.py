@@ -23,10 +23,22 @@ MOST = {"sketches": True, "mutations": True, "actions": "default", "strict": ""}
 
 def what_is_left(searches: Sequence[Search], asked: BeamConfig) -> str | None:
     """Why a kernel with these searches on one target is searched on when `asked` is asked for; None where nothing is left to search, and
-    for a kernel that was never searched here, whose winner came from elsewhere."""
+    for a kernel that was never searched here, whose winner came from elsewhere. A search without an end was killed, or another process is
+    at it, whose claim tells."""
     ended = sorted((s for s in searches if s.ended_at is not None), key=lambda s: s.ended_at or 0.0)
-    reasons = [_left_by(s, asked) for s in ended]
+    killed = {s.search for s in searches} - {s.search for s in ended}
+    reasons = ["its search was killed"] * bool(killed) + [_left_by(s, asked) for s in ended]
     return None if None in reasons or not reasons else reasons[-1]
+
+
+def was_cut_short(db: TuningDB, kernel: str, target: str) -> bool:
+    """Whether the latest search of a kernel on a target had more to try when it ended: `svod-tune --resume` goes on with it."""
+    searches = [s for s, _ in db.select(Search, kernel, target)]
+    if not searches:
+        return False
+    latest = max(searches, key=lambda s: (s.started_at, s.search)).search
+    end = next((s for s in searches if s.search == latest and s.ended_at is not None), None)
+    return end is None or end.outcome in CUT_SHORT
 
 
 def left_to_search(db: TuningDB, kernel: str, target: str, asked: BeamConfig) -> str | None:

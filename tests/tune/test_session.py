@@ -19,6 +19,7 @@ from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
 from svod.tune.search.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
 from svod.tune.session import KernelTask, SessionResult, TuneSession
+from svod.tune.unfinished import left_to_search
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
 from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
@@ -298,3 +299,63 @@ def test_a_search_whose_machine_changes_starts_anew_from_what_is_stored(caplog: 
     assert made[0].done("screen")[0] == made[1].done("screen")[0], "the heuristic is timed on the new machine as well"
     assert {m.search for m in confirmed} == {max(searches, key=lambda s: s.started_at).search}
     assert all(m.host["machine"] == "a table" for m in confirmed)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_killed_search_goes_on_and_measures_nothing_again(rounds: int, tmp_path: Any, executor: Executor) -> None:
+    """The first process stores its rounds and dies; the second one rebuilds the beam from them."""
+    def session(db: TuningDB, measurer: ReplayedMeasurer, budget: ModelBudget) -> TuneSession:
+        return replayed_session(db, executor, GEMM, measurers={GEMM.key: measurer}, budget=budget)
+    first, second, clean = ReplayedMeasurer(), ReplayedMeasurer(), ReplayedMeasurer()
+    with TuningDB.open(tmp_path / "clean.db") as db:
+        whole = session(db, clean, Rounds(12)).run().findings[GEMM.key]
+    with TuningDB.open(tmp_path / "t.db") as db:
+        killed = session(db, first, Rounds(rounds))
+        killed._finish = lambda search, searches: (_ for _ in ()).throw(SystemExit)  # type: ignore[method-assign, misc, assignment]
+        killed.db.end_search = lambda *args: None  # type: ignore[method-assign]
+        with pytest.raises(SystemExit):
+            killed.run()
+    with TuningDB.open(tmp_path / "t.db") as db:
+        assert left_to_search(db, GEMM.key, TARGET.key, BeamConfig(width=2)) == "its search was killed"
+        found = session(db, second, Rounds(12)).run().findings[GEMM.key]
+        digests = [m.linear for m, _ in db.select(Measurement, GEMM.key) if m.step != "confirm" and m.status != "lost"]
+    again = set(first.done("build")) & set(second.done("build"))
+    kept = 1 + max(4, 2)        # the heuristic, and the beam
+    assert len(again) <= kept and found.confirmed
+    assert found.seconds <= 1.1 * whole.seconds, (found.seconds, whole.seconds)
+    assert len(digests) >= len(set(digests)) > len(set(first.done("screen")))
+
+
+def test_a_kernel_is_claimed_when_its_search_begins_and_left_where_another_has_finished_it(tmp_path: Any, executor: Executor) -> None:
+    with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(tmp_path / "t.db") as theirs:
+        claim = theirs.claim(GEMM.key, TARGET.key)
+        assert claim is not None
+        session = replayed_session(db, executor, GEMM, SUM)
+
+        class Finishing(ReplayedMeasurer):
+            def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
+                """While ours confirms SUM, theirs ends its search of GEMM."""
+                assert db.holder(RELU.key, TARGET.key) is None
+                if claim is not None:
+                    search = theirs.begin_search(GEMM.key, TARGET.key, config={"width": 8})
+                    theirs.end_search(search, "nothing left to try")
+                    claim.release()
+                return super().confirm(candidates, seconds)
+        gemm_measurer = ReplayedMeasurer()
+        session.measurer_of = lambda kernel: Finishing() if kernel is SUM else gemm_measurer
+        result = session.run()
+        assert set(result.findings) == {SUM.key} and result.pending == () and not gemm_measurer.trace
+        assert db.claim(SUM.key, TARGET.key) is not None and db.claim(GEMM.key, TARGET.key) is not None, "claims are given back"
+
+
+def test_a_search_whose_claim_is_lost_ends(tmp_path: Any, executor: Executor) -> None:
+    with TuningDB.open(tmp_path / "t.db") as db:
+        session = replayed_session(db, executor, GEMM)
+
+        class Losing(ReplayedMeasurer):
+            def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Any]:
+                session._claims[GEMM.key].lost = True
+                return super().screen(candidates, incumbent)
+        session.measurer_of = lambda kernel: Losing()
+        finding = session.run().findings[GEMM.key]
+    assert finding.why == "another process has taken over the search" and finding.source == "heuristic"

@@ -1,6 +1,7 @@
 """What is left to search of a kernel that the database knows; a search at prepare time goes on from there."""
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from svod import BeamConfig, PrepareConfig, Tensor
 from svod.tune import at_prepare
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, FAILED, INTERRUPTED
-from svod.tune.unfinished import what_is_left
+from svod.tune.unfinished import was_cut_short, what_is_left
 
 GAINS_NOTHING = "2 rounds without a gain"
 
@@ -43,7 +44,21 @@ def test_the_most_complete_search_counts() -> None:
     assert what_is_left([search(GAINS_NOTHING, at=1.0, width=4), short], asked) is None, "a later, shorter search takes nothing away"
     assert what_is_left([search(GAINS_NOTHING, at=1.0, width=2), short], asked) == "its search ended with its budget"
     assert what_is_left([search(AT_BOUND, width=1)], BeamConfig(width=64)) is None, "the machine allows nothing faster"
-    assert what_is_left([], asked) is None and what_is_left([search("", at=None, width=1)], asked) is None
+    assert what_is_left([], asked) is None
+    assert what_is_left([search("", at=None, width=1)], asked) == "its search was killed"
+    assert what_is_left([search("", at=None, width=1), search(GAINS_NOTHING, at=1.0, width=4)], asked) is None
+
+
+def test_what_resume_goes_on_with() -> None:
+    with TuningDB.open(":none:") as db:
+        assert not was_cut_short(db, "kernel", "target")
+        begun = replace(search("", at=None), started_at=5.0)
+        db.record([begun])
+        assert was_cut_short(db, "kernel", "target"), "it was killed"
+        db.record([replace(begun, ended_at=9.0, outcome=BUDGET_SPENT)])
+        assert was_cut_short(db, "kernel", "target")
+        db.record([replace(search(GAINS_NOTHING, at=20.0), started_at=10.0)])
+        assert not was_cut_short(db, "kernel", "target") and not was_cut_short(db, "kernel", "other")
 
 
 def test_beam_at_prepare_searches_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

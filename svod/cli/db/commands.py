@@ -365,15 +365,16 @@ def stats(context: click.Context, as_json: bool) -> None:
 @cli.command()
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .jsonl file to write.")
 @click.option("--winners", is_flag=True, help="Only the records that decide the winners: small enough to check in.")
+@click.option("--anonymous", is_flag=True, help="Without names of people, machines, files and searches: fit to be published.")
 @click.option("--kernel", "kernels", multiple=True, help="Only this kernel; may be repeated.")
 @click.pass_context
-def export(context: click.Context, output: Path, winners: bool, kernels: tuple[str, ...]) -> None:
+def export(context: click.Context, output: Path, winners: bool, anonymous: bool, kernels: tuple[str, ...]) -> None:
     """Write records to a JSON Lines file that `import` reads on any machine."""
     check_output("-o", output)
     db = _open(context)
     check_is_there(db.plan)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
-    count = db.export(output, wanted, winners_only=winners)
+    count = db.export(output, wanted, winners_only=winners, anonymous=anonymous)
     click.echo(f"{count} records written to {output}")
     _report(db.skipped)
 

@@ -42,9 +42,9 @@ class _Seconds(Finite):
 @click.command(cls=_TuneCommand, context_settings={"help_option_names": ["-h", "--help"]},
                epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
                       "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results, or "
-                      "--json could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what can be read of it was "
-                      "tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by SIGHUP. The first Ctrl-C ends the script, the next "
-                      "one the tuning.")
+                      "--json or the lock file could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what "
+                      "can be read of it was tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by SIGHUP. The first Ctrl-C ends "
+                      "the script, the next one the tuning.")
 @click.argument("script", required=False, type=click.Path())
 @click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as python -m does, instead of a script.")
@@ -55,6 +55,7 @@ class _Seconds(Finite):
                    "and for budgets below 20 s (but for ray:N), local ones do.")
 @click.option("--address", metavar="auto|HOST:PORT", help="A running Ray cluster instead of a Ray of our own.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
+@click.option("--resume", is_flag=True, help="Search only kernels whose last search was ended by its budget, Ctrl-C, an error or a kill.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N kernels that take most of the time.")
 @click.option("--only", multiple=True, metavar="KEY", help="Only kernels whose key begins with KEY, or whose name or origin has it.")
@@ -65,6 +66,8 @@ class _Seconds(Finite):
 @click.option("--capture-to", metavar="FILE", type=click.Path(), help="Also keep the capture, for --from here or elsewhere.")
 @click.option("--actions", type=click.Choice(["default", "reference"]), help="The grid of single opts that is proposed.")
 @click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
+@click.option("-o", "--lock", "lock_path", metavar="FILE", type=click.Path(),
+              help="Also write the chains to a lock file, which SVOD_LOCK and PrepareConfig(lock=…) use; for example model.lock.jsonl.")
 @click.option("--json", "json_path", metavar="PATH", type=click.Path(allow_dash=True),
               help="Write everything to a JSON file; - is the standard output, and the script's goes to stderr.")
 @click.option("--verbose", is_flag=True, help="Say more: rounds, dropped candidates, the log.")
@@ -114,6 +117,9 @@ def check(options: TuneOptions) -> None:
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
     check_output("--json", options.json_path, options.script, options.source, stdout=True)
+    if options.resume and options.fresh:
+        raise click.UsageError("--resume goes on from what the database has, and --fresh reads none of it; give one")
+    check_output("--lock", options.lock_path, options.script, options.source)
     check_output("--capture-to", options.capture_to, options.script, options.source)
     check_database(None if options.dry_run else options.db)
     from svod.tune.workers.executor import check_address, parse_workers

@@ -23,6 +23,7 @@ class TuneOptions:
     address: str | None = None
     db: str | None = None
     fresh: bool = False
+    resume: bool = False
     top: int | None = None
     only: tuple[str, ...] = ()
     capture_for: float | None = None
@@ -32,6 +33,7 @@ class TuneOptions:
     actions: str | None = None
     dry_run: bool = False
     json_path: str | None = None
+    lock_path: str | None = None
     verbose: bool = False
 
     @property

@@ -51,10 +51,11 @@ from svod.system.files import write_text
 from svod.system.quantities import count
 from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan
-from svod.tune.chains import choose
+from svod.tune.chains import chain_of, choose, winner_in_use
 from svod.tune.db import Measurement, TuningDB
 from svod.tune.db.records import SizeTime
 from svod.tune.db.winners import Winner
+from svod.tune.lock import Locked, write_lock
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import Finding
@@ -128,6 +129,7 @@ class _TuneRun:
 
     def __init__(self, options: TuneOptions) -> None:
         self.options = options
+        self.lock_failed = False
         self.started = time.monotonic()
         given = {"db": options.db} if options.db is not None else {}
         self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
@@ -200,7 +202,8 @@ class _TuneRun:
         compiler = compiler_for(target, self.config)
         with waiting("looking at the kernels"):
             rows = survey(captured, target, compiler)
-            decide(rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only)
+            decide(rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only,
+               resume=self.options.resume)
         if self.options.only and not any(r.decision in ("search", "known") for r in rows):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
                 f"--dry-run lists the {count(len(rows), 'kernel')} there are")
@@ -224,6 +227,7 @@ class _TuneRun:
             checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
         self.seconds["check"] = self.elapsed
         self._save()
+        self._write_lock(outcomes, target)
         status = self._status()
         self._report(outcomes, checks, target, ceilings, status)
         return self._write_json(rows, outcomes, checks, target, ceilings, status)
@@ -308,7 +312,7 @@ class _TuneRun:
         for row in rows:
             choice = choose(row.kernel, compiler, self.config, self.db)
             finding = findings.get(row.key)
-            winner = self.db.winner(row.key, target.key) if choice.source == "database" else None
+            winner = winner_in_use(row.kernel, compiler, self.db) if choice.source == "database" else None
             chain = tuple(o.to_json() for o in choice.chain)
             if winner is not None:
                 out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
@@ -363,7 +367,7 @@ class _TuneRun:
     def _status(self) -> int:
         if self.result is not None and self.result.interrupted:
             return EXIT_INTERRUPTED
-        if self.result is not None and self.config.db != config.NONE and self.db.path is None:
+        if self.lock_failed or (self.result is not None and self.config.db != config.NONE and self.db.path is None):
             return EXIT_NOT_STORED
         return self.incomplete
 
@@ -382,6 +386,20 @@ class _TuneRun:
             else:
                 self.saved = directory / name
                 return
+
+    def _write_lock(self, outcomes: Sequence[KernelReport], target: Target) -> None:
+        """Write the chains that the next `prepare` uses to a lock file."""
+        if self.options.lock_path is None:
+            return
+        lines = [Locked(o.row.key, target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
+                        o.heuristic / o.tuned if o.heuristic and o.tuned else None) for o in outcomes]
+        try:
+            count = write_lock(Path(self.options.lock_path), lines)
+        except OSError as e:
+            say(f"svod-tune: {self.options.lock_path} cannot be written: {e.strerror or e}")
+            self.lock_failed = True
+        else:
+            say(f"svod-tune: the chains of {count} kernels are in {self.options.lock_path}; SVOD_LOCK={self.options.lock_path} uses them")
 
     # -- words --------------------------------------------------------------------------------------------------------------
     def _say_database(self) -> None:

@@ -20,13 +20,13 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target
 from svod.core.schedule.family import family_key
 from svod.tune.capture import Capture, CapturedPlan, News
-from svod.tune.chains import choose
+from svod.tune.chains import choose, winner_in_use
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.measure.sizes import Size, merged_sizes, variable_names, work_of
 from svod.tune.session import bound_at
-from svod.tune.unfinished import left_to_search
+from svod.tune.unfinished import left_to_search, was_cut_short
 
 log = logging.getLogger("svod.cli")
 
@@ -125,20 +125,27 @@ def survey(capture: Capture, target: Target, compiler: Compiler) -> list[SurveyR
     return sorted(rows, key=lambda r: (-r.share, r.key))
 
 
+def _is_named(row: SurveyRow, only: Sequence[str]) -> bool:
+    """Whether --only names a kernel: by the beginning of its key, or by a part of its name or origin."""
+    return any(row.key.startswith(o) or o in row.name or any(o in origin for origin in row.origins) for o in only)
+
+
 def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, beam: BeamConfig, *,
-           top: int | None = None, only: Sequence[str] = ()) -> None:
+           top: int | None = None, only: Sequence[str] = (), resume: bool = False) -> None:
     """Set the decision for each kernel, and why. `beam`: the search that is asked for."""
     for rank, row in enumerate(rows):
-        named = any(row.key.startswith(o) or o in row.name or any(o in origin for origin in row.origins) for o in only)
+        named = _is_named(row, only)
         choice = choose(row.kernel, compiler, config, db)
         if choice.source == "database":
-            row.winner = db.winner(row.key, target.key)
+            row.winner = winner_in_use(row.kernel, compiler, db)
         if row.kernel.library_kernel is not None:
             row.decision, row.why = "left out", choice.why
         elif only and not named:
             row.decision, row.why = "left out", "not among --only"
         elif top is not None and rank >= top:
             row.decision, row.why = "left out", f"not among the {top} that take most of the time"
+        elif resume and not was_cut_short(db, row.key, target.key):
+            row.decision, row.why = "known" if row.winner else "left out", "its search was not cut short (--resume)"
         elif row.share < SMALL_SHARE and not only:
             row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time"
         elif row.winner is None:

@@ -83,6 +83,7 @@ class Claim:
     def __init__(self, kernel: str, target: str, token: str | None, renew: Callable[[Claim], bool],
                  release: Callable[[Claim], None]) -> None:
         self.kernel, self.target, self.token = kernel, target, token
+        self.lost = False       # another process has taken it
         self._renew, self._release = renew, release
         self.pid = os.getpid()
 
@@ -137,4 +138,5 @@ class Heartbeat:
                 claims = list(self.claims)
             for claim in claims:
                 if not claim.renew():
+                    claim.lost = True
                     self.remove(claim)

@@ -379,6 +379,16 @@ class Search(Record):
     json_fields: ClassVar[frozenset[str]] = frozenset({"config", "result"})
 
 
+def anonymised(record: Record) -> Record | None:
+    """A record without names of people, machines, files, programs and searches; None for one that is nothing else. Of what a time was
+    measured on, only the sizes of a kernel with variables stay; a copy counts as one measurement with its original."""
+    if isinstance(record, Measurement):
+        return replace(record, search="", host={k: v for k, v in record.host.items() if k == "sizes"}, extra={})
+    if isinstance(record, Verdict):
+        return replace(record, by="", search="", extra={})
+    return replace(record, extra={}) if isinstance(record, KernelRecord) else None
+
+
 RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict)
 BY_KIND: dict[str, type[Record]] = {r.kind: r for r in RECORDS}
 

@@ -34,7 +34,17 @@ from svod import config
 from svod.errors import DatabaseError
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import claims, files, layers, transfer
-from svod.tune.db.records import RECORDS, KernelRecord, Measurement, OriginRecord, Record, Search, TargetFacts, Verdict
+from svod.tune.db.records import (
+    RECORDS,
+    KernelRecord,
+    Measurement,
+    OriginRecord,
+    Record,
+    Search,
+    TargetFacts,
+    Verdict,
+    anonymised,
+)
 from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema, write_transaction
 from svod.tune.db.transfer import Skipped
 from svod.tune.db.winners import Winner, rank_winners, standing_bars
@@ -403,6 +413,14 @@ class TuningDB:
             else:
                 self._change_claim("DELETE FROM claims", claim)
 
+    def release_claims(self, kernel: str, target: str) -> None:
+        """Give back every claim of this process on (kernel, target), also one that was taken and not handed over before an interrupt."""
+        with self._heartbeat.lock:
+            claimed = [c for c in self._heartbeat.claims if (c.kernel, c.target) == (kernel, target)]
+        for claim in claimed:
+            claim.release()
+        self._held.discard((kernel, target))
+
     def _change_claim(self, change: str, claim: claims.Claim) -> int | None:
         """Apply an SQL statement to the row of a claim. Returns the number of rows; None where the file cannot be written."""
         if self._own is None or self._unwritable is not None:
@@ -431,14 +449,14 @@ class TuningDB:
             return None if holder is None or claims.is_void(holder, time.time()) else holder
 
     # -- moving records between databases -----------------------------------------------------------------------------------
-    def export(self, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False) -> int:
+    def export(self, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False, anonymous: bool = False) -> int:
         """Write the records of all kernels, or of those given, to a .jsonl file. `winners_only`: only those that decide about the winners,
         which are their measurements, their verifications, and all wrong and retracted verdicts. Returns the number of records. Claims are
-        never exported. Raises OSError."""
+        never exported. `anonymous`: without people, machines, files and searches. Raises OSError."""
         asked = None if kernels is None else set(kernels)
         measurements = [m for m, _ in self.select(Measurement) if asked is None or m.kernel in asked]
         chosen = self._records_of_winners(measurements, asked) if winners_only else self._records_of(measurements, asked)
-        return transfer.write_records(path, chosen)
+        return transfer.write_records(path, filter(None, map(anonymised, chosen)) if anonymous else chosen)
 
     def _records_of(self, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
         """These measurements and all other records of the kernels `asked` for (None: of all)."""

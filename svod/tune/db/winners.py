@@ -119,9 +119,14 @@ def doubt(m: Measurement) -> str | None:
         return f"a ratio of {m.ratio:.3g} to the heuristic is not plausible"
     if m.time is None or m.baseline is None or m.time <= 0.0 or m.baseline <= 0.0:
         return "confirmed without its time or the heuristic's"
-    if not m.ratio / SLACK <= m.time / m.baseline <= m.ratio * SLACK:
+    if not fits_its_times(m.ratio, m.time, m.baseline):
         return f"its ratio {m.ratio:.3g} does not fit its times, {m.time:.3g} s and {m.baseline:.3g} s"
     return None
+
+
+def fits_its_times(ratio: float, time: float, baseline: float) -> bool:
+    """Whether a paired ratio and the representative times of a chain and of the heuristic, in seconds, tell the same."""
+    return ratio / SLACK <= time / baseline <= ratio * SLACK
 
 
 def drawback(m: Measurement) -> str | None:

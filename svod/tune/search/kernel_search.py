@@ -36,7 +36,7 @@ from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, canonical
-from svod.tune.db.winners import WORST_RATIO, Standing, best_of
+from svod.tune.db.winners import WORST_RATIO, Standing, best_of, fits_its_times
 from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
 from svod.tune.search.beam import Beam
@@ -594,10 +594,11 @@ class KernelSearch:
         """Choose among the confirmed finalists by the database's rules (`svod.tune.db.winners`): the finding is what is used later."""
         for c, t in self.confirmed:
             c.score, c.known["confirmed"] = t.seconds, t
-        usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO) or baseline is None]
+        reference = next((t for c, t in self.confirmed if c is baseline), None)
+        usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO and (
+            reference is None or fits_its_times(t.ratio, t.seconds, reference.seconds))) or baseline is None]
         winner, time_ = usable[best_of([Standing(t.high, c is baseline, len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear)
                                         for c, t in usable])]
-        reference = next((t for c, t in self.confirmed if c is baseline), None)
         speedup = Ratio(1 / time_.ratio, 1 / time_.high, 1 / time_.low) if reference is not None else Ratio(1.0, 1.0, 1.0)
         return self._found(winner, time_.seconds, reference.seconds if reference else float("inf"), True, speedup)
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from svod.errors import DatabaseError
-from svod.tune.db import SHIPPED, TEAM, Measurement, Record, Skipped, TuningDB, derive_winner, layers
+from svod.tune.db import SHIPPED, TEAM, Measurement, OriginRecord, Record, Skipped, TargetFacts, TuningDB, derive_winner, layers
 from svod.tune.db.records import COLUMNS, RECORDS, digest
 from svod.tune.db.transfer import read_records, write_records
 from tests.tune.db.make_version import CONTENT
@@ -97,6 +97,24 @@ def test_an_export_of_winners_is_small_and_decides_the_same(tmp_path: Path) -> N
         assert count == 2 + 3 + 2, "two winners with their verifications, one bad verdict, two kernels"
         assert db.export(tmp_path / "k.jsonl", [K], winners_only=True) == 4
     with TuningDB.open(str(tmp_path / "o.db") + ":" + str(tmp_path / "w.jsonl")) as db:
+        assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"]
+
+
+def test_an_anonymous_export_decides_the_same_and_names_nobody(tmp_path: Path) -> None:
+    with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(tmp_path / "o.db") as other:
+        host = {"machine": "secret-host", "executor": "secret", "sizes": [{"at": {"v0": 3}, "seconds": 1e-5, "ratio": 0.5}],
+                "variables": {"v0": "secret_n"}}
+        search = db.begin_search(K, TARGET)
+        db.record([confirmed(0.5, "aa", host=host, search=search), verdict("verified", "aa", by="secret@host", search=search),
+                   verdict("wrong", "zz", by="secret@host"), OriginRecord(K, "/home/secret/model.py:3"),
+                   TargetFacts(TARGET, {"os": "secret"})])
+        db.export(tmp_path / "w.jsonl", winners_only=True, anonymous=True)
+        assert "secret" not in (tmp_path / "w.jsonl").read_text() and search not in (tmp_path / "w.jsonl").read_text()
+        other.import_file(tmp_path / "w.jsonl")
+        won = db.winner(K, TARGET)
+        assert won is not None and other.winner(K, TARGET) == won._replace(layer=TEAM, measurement=other.ranking(K, TARGET)[0].measurement,
+                                                                          search="")
+        db.import_file(tmp_path / "w.jsonl")
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"]
 
 

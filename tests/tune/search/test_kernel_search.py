@@ -5,6 +5,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -544,3 +545,13 @@ def test_events_tell_the_story() -> None:
     assert isinstance(events[-1], KernelFinished)
     assert events[-1].chain == chain_text(found.chain)
     assert sum(isinstance(e, RoundFinished) for e in events) == len(search.history) - 1
+
+
+def test_a_finalist_whose_ratio_does_not_fit_its_times_is_not_the_finding() -> None:
+    """The database does not use it either: the machine was disturbed while it was timed."""
+    class Disturbed(ReplayedMeasurer):
+        def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
+            answers = super().confirm(candidates, seconds)
+            return [answers[0], *(replace(a, ratio=0.1, low=0.1, high=0.1) for a in answers[1:])]
+    found = run(make_search(Disturbed())).finish()
+    assert found.confirmed and found.source == "heuristic"

@@ -1,0 +1,109 @@
+"""Lock files: the chains of one model, as text that is reviewed and kept with its source.
+
+    {"format": "svod-lock", "version": 1}
+    {"chain": "UPCAST(o0, 8) LANES(o1.in)", "from": "fc", "gain": 1.3, "kernel": "1e0aeffe…", "name": "gemm", "target": "x86_64/…"}
+
+`svod-tune -o model.lock.jsonl` writes one, SVOD_LOCK and `PrepareConfig(lock=…)` name the one that is used. A file may have lines of
+several targets. It is data: a line that is malformed is skipped with a warning, and so is the file where it is missing or of another
+kind. A chain is replayed by `apply_opt`, which gives right code or an error.
+"""
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from svod import config
+from svod.core.kernel.chain_text import chain_text, parse_chain
+from svod.core.kernel.scheduler import Opt
+from svod.errors import SvodError
+from svod.system.files import write_text
+
+log = logging.getLogger("svod.tune")
+
+FORMAT = "svod-lock"
+VERSION = 1
+MOST_BYTES = 64 << 20
+MOST_CHAIN = 100_000        # characters
+
+Chain = tuple[Opt, ...]
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A line: the chain of a kernel on a target. `name`, `origin` and `gain` (over the heuristic, where it was measured) are for people."""
+
+    kernel: str
+    target: str
+    chain: Chain
+    name: str = ""
+    origin: str = ""
+    gain: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        said = {"name": self.name, "from": self.origin, "gain": None if self.gain is None else round(self.gain, 3)}
+        return {"kernel": self.kernel, "target": self.target, "chain": chain_text(self.chain), **{k: v for k, v in said.items() if v}}
+
+
+def write_lock(path: Path, lines: Iterable[Locked]) -> int:
+    """Write a lock file, in a stable order, so that a diff shows what changed. Returns the number of lines. Raises OSError."""
+    ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
+    text = [{"format": FORMAT, "version": VERSION}, *(x.to_json() for x in ordered)]
+    write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
+    return len(ordered)
+
+
+def chains_of_lock(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Chain]:
+    """The chains of a lock file by (kernel, target). Raises nothing: what cannot be used is said once."""
+    try:
+        status = os.stat(path)
+        return _read(os.fspath(path), status.st_mtime_ns, status.st_size)
+    except (OSError, ValueError) as e:      # ValueError: a null character in the path
+        config.log_once(log, logging.WARNING, f"the lock file {path} cannot be read and is not used: {e}")
+        return {}
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Chain]:
+    """What `chains_of_lock` gives, for a file that was `changed` then. Raises OSError."""
+    if size > MOST_BYTES:
+        config.log_once(log, logging.WARNING, f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_BYTES >> 20} are read")
+        return {}
+    chains: dict[tuple[str, str], Chain] = {}
+    problems: list[str] = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines(), 1):
+        try:
+            data = json.loads(line)
+            if number == 1:
+                _check_header(data)
+            elif line.strip():
+                key = _text(data, "kernel"), _text(data, "target")
+                chains[key] = parse_chain(_text(data, "chain"))
+        except (ValueError, RecursionError, SvodError) as e:
+            problems.append(f"line {number}: {e!s:.200}")
+            if number == 1:
+                break
+    if problems:
+        more = f", and {len(problems) - 1} lines more" if len(problems) > 1 else ""
+        config.log_once(log, logging.WARNING, f"the lock file {path}: {problems[0]}{more}; what can be read of it is used")
+    return chains
+
+
+def _check_header(data: Any) -> None:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f'this is no lock file of svod, which begins with {{"format": "{FORMAT}", …}}')
+    version = data.get("version")
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise ValueError(f"it has version {version!r:.20}, this svod reads up to {VERSION}; update svod")
+
+
+def _text(data: Any, name: str) -> str:
+    value = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(value, str) or len(value) > MOST_CHAIN:
+        raise ValueError(f"{name} should be text, found {value!r:.40}")
+    return value

@@ -1,0 +1,99 @@
+"""Lock files: what is written is used, and nothing in one is an error, a wrong number or a slow kernel."""
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import svod
+from svod import PrepareConfig, Tensor
+from svod.core.kernel.chain_text import chain_text
+from svod.core.kernel.scheduler import Opt
+from svod.tune.lock import Locked, chains_of_lock, write_lock
+
+A, B = (np.random.default_rng(n).standard_normal((48, 48)).astype(np.float32) for n in (1, 2))
+HEADER = '{"format": "svod-lock", "version": 1}\n'
+
+
+def kernel() -> Any:
+    return svod.kernel(Tensor(A) @ Tensor(B))
+
+
+def prepared(lock: Path) -> Any:
+    """The kernel of a product under a lock, whose numbers are right."""
+    y = Tensor(A) @ Tensor(B)
+    plan = y.prepare(PrepareConfig(lock=str(lock), db=":none:"))
+    plan.execute()
+    np.testing.assert_allclose(y.numpy(), A.astype(np.float64) @ B, rtol=1e-4, atol=1e-4)
+    return plan.kernels[0]
+
+
+def test_what_is_locked_is_used_on_its_target_alone(tmp_path: Path) -> None:
+    k = kernel().apply("UPCAST(o0, 4) UPCAST(o1, 16)")
+    lines = [Locked(k.key, k.state.target.key, k.state.applied_opts, "gemm", "fc", 1.25), Locked(k.key, "another/target", (), "gemm")]
+    assert write_lock(tmp_path / "m.lock.jsonl", lines) == 2
+    found = prepared(tmp_path / "m.lock.jsonl")
+    assert found.opts_source == "lock" and found.chain == k.chain == "UPCAST(o0, 4) UPCAST(o1, 16)"
+    text = (tmp_path / "m.lock.jsonl").read_text().splitlines()
+    assert json.loads(text[2]) == {"chain": k.chain, "from": "fc", "gain": 1.25, "kernel": k.key, "name": "gemm",
+                                   "target": k.state.target.key}
+    write_lock(tmp_path / "m.lock.jsonl", lines[1:])
+    assert prepared(tmp_path / "m.lock.jsonl").opts_source == "heuristic"
+
+
+def test_the_environment_names_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = kernel().apply("UPCAST(o0, 4) UPCAST(o1, 16)")
+    write_lock(tmp_path / "l.jsonl", [Locked(k.key, k.state.target.key, k.state.applied_opts)])
+    monkeypatch.setenv("SVOD_LOCK", str(tmp_path / "l.jsonl"))
+    assert (Tensor(A) @ Tensor(B)).prepare(PrepareConfig(db=":none:")).kernels[0].opts_source == "lock"
+
+
+@pytest.mark.parametrize("text", [
+    "", "not json", "[]", '{"format": "svod-tune-db", "version": 2}\n', '{"format": "svod-lock", "version": 99}\n', "\x00" * 100,
+    HEADER + '{"kernel": KERNEL, "target": TARGET, "chain": "UPCAST(o9, 4)"}\n',
+    HEADER + '{"kernel": KERNEL, "target": TARGET, "chain": 5}\n',
+    HEADER + "[" * 5000, HEADER + '{"kernel": KERNEL, "target": TARGET, "chain": "import os"}\n',
+    HEADER + '{"kernel": KERNEL, "target": TARGET, "chain": "' + "UPCAST(o0, 2) " * 5000 + '"}\n'])
+def test_what_cannot_be_used_is_said_and_the_heuristic_runs(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    k = kernel()
+    path = tmp_path / "l.jsonl"
+    path.write_text(text.replace("KERNEL", json.dumps(k.key)).replace("TARGET", json.dumps(k.state.target.key)))
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert prepared(path).opts_source == "heuristic"
+    assert str(path) in caplog.text or not text
+
+
+def test_a_lock_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert prepared(tmp_path / "nowhere.jsonl").opts_source == "heuristic" and "cannot be read and is not used" in caplog.text
+    assert chains_of_lock(str(tmp_path)) == {}
+
+
+def test_a_chain_that_is_predicted_to_be_far_slower_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a, b = (Tensor(np.ones((256, 256), np.float32)) for _ in range(2))
+    k = svod.kernel(a @ b)
+    write_lock(tmp_path / "l.jsonl", [Locked(k.key, k.state.target.key, ())])
+    plan = (a @ b).prepare(PrepareConfig(lock=str(tmp_path / "l.jsonl"), db=":none:"))
+    assert plan.kernels[0].opts_source == "heuristic" and "times what the heuristic's does" in caplog.text
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([HEADER.encode(), b'{"kernel": "k", "target": "t", "chain": "UPCAST(o0, 4)"}\n']),
+                max_size=6))
+def test_any_bytes_are_read_without_an_error(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("lock") / "l.jsonl"
+    path.write_bytes(b"".join(parts))
+    assert all(isinstance(o, Opt) for chain in chains_of_lock(path).values() for o in chain)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["UPCAST", "TILE"]), st.sampled_from(["o0", "r0"]), st.integers(0, 64)), max_size=5))
+def test_chains_come_back(tmp_path_factory: pytest.TempPathFactory, opts: list[tuple[str, str, int]]) -> None:
+    chain = tuple(Opt(*o) for o in opts)
+    path = tmp_path_factory.mktemp("lock") / "l.jsonl"
+    write_lock(path, [Locked("k", "t", chain)])
+    assert chains_of_lock(path) == {("k", "t"): chain} and chain_text(chain) in path.read_text()
