@@ -552,6 +552,6 @@ def test_a_finalist_whose_ratio_does_not_fit_its_times_is_not_the_finding() -> N
     class Disturbed(ReplayedMeasurer):
         def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
             answers = super().confirm(candidates, seconds)
-            return [answers[0], *(replace(a, ratio=0.1, low=0.1, high=0.1) for a in answers[1:])]
+            return [answers[0], *(replace(a, ratio=0.01, low=0.01, high=0.01) for a in answers[1:])]
     found = run(make_search(Disturbed())).finish()
     assert found.confirmed and found.source == "heuristic"
