@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from sys import float_info
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
 
-from msgspec import Meta
+from msgspec import Meta, Struct, defstruct
 
 from svod.errors import DatabaseError
 from svod.system.checked import checked
@@ -133,19 +133,20 @@ class Record:
     table: ClassVar[str]
     json_fields: ClassVar[frozenset[str]] = frozenset()
     types: ClassVar[dict[str, Any]]         # of the fields, in order
+    shape: ClassVar[type[Struct]]           # the same as a structure, by which all fields are checked at once
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)
         cls.types = {name: kind for name, kind in hints.items() if get_origin(kind) is not ClassVar and name != "extra"}
+        cls.shape = defstruct(cls.__name__, [(name, Any if kind == Chain else kind) for name, kind in cls.types.items()])
 
     def __post_init__(self) -> None:
-        for name, kind in self.types.items():
-            value = getattr(self, name)
-            if kind == Chain:
-                value = check_chain(value, name)
-            else:       # nested values become lists and objects of JSON
-                value = checked(parse_json(canonical(value, name), name) if name in self.json_fields else value, kind, RecordError, name)
-            object.__setattr__(self, name, value)
+        values = {name: getattr(self, name) for name in self.types}
+        for name in self.json_fields:       # nested values become lists and objects of JSON
+            values[name] = check_chain(values[name], name) if self.types[name] == Chain else parse_json(canonical(values[name], name), name)
+        content = checked(values, self.shape, RecordError, self.kind)
+        for name in self.types:
+            object.__setattr__(self, name, getattr(content, name))
         if self.extra:
             extra = checked(parse_json(canonical(self.extra, "unknown fields"), "unknown fields"), dict[str, Any], RecordError)
             if len(extra) > MAX_EXTRA or extra.keys() & {*self.types, "kind", "id"}:
