@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+#: Control characters, but for the end of a line: a terminal would obey those in text of a stranger's file.
+_CONTROL = {n: "\ufffd" for n in (*range(32), *range(127, 160)) if n != 10}
 LEAST_COLUMN = 10       # the least width in characters of a column that shrinks
+
+
+def printable(text: str) -> str:
+    """Text without control characters but the end of a line: from records of others, for a terminal."""
+    return text.translate(_CONTROL)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str], shrink: Collection[str],
@@ -19,7 +26,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collecti
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for name in header:
         table.add_column(Text(name, no_wrap=True), justify="right" if name in right else "left", no_wrap=name not in (*shrink, *fold))
-    for row in rows:
+    for row in (map(printable, cells) for cells in rows):
         # as Text, a name that looks like rich's markup is not taken for it
         table.add_row(*(Text(cell, overflow="fold") if name in fold else Text(cell, no_wrap=True, overflow="ellipsis")
                         for name, cell in zip(header, row, strict=True)))
@@ -43,4 +50,4 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
         Console().print(_table(header, rows, right, (), fold))
         return
     for row in (header, *rows):
-        print("\t".join(cell.replace("\t", " ").replace("\n", " ") for cell in row))
+        print("\t".join(printable(cell.replace("\t", " ").replace("\n", " ")) for cell in row))

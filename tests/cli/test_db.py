@@ -317,3 +317,14 @@ def test_verdicts_of_wrong_are_shown(path: Path) -> None:
     with TuningDB.open(path) as db:
         db.record([verdict("wrong", "aa", GEMM, reason="row 3")])
     assert "found wrong: row 3" in run(path, "show", GEMM).output
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "k"], ["why", "k"], ["stats"]])
+def test_a_terminal_obeys_no_record(path: Path, command: list[str]) -> None:
+    hostile = "\x1b[2J\x9b31mname\x07"
+    with TuningDB.open(path) as db:
+        db.record([KernelRecord("k" * 32, name=hostile, ast_version=9), OriginRecord("k" * 32, hostile),
+                   screened("dd", status="error", reason=hostile, chain=[[hostile, hostile, hostile]]),
+                   verdict("wrong", "aa", reason=hostile)])
+    done = run(path, *command)
+    assert not set(done.output) & set("\x1b\x9b\x07")

@@ -29,6 +29,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
 from svod.errors import DatabaseError, SvodError
 from svod.system.quantities import count, seconds
+from svod.system.tables import printable
 from svod.tune.db import (
     LAYER_NAMES,
     KernelRecord,
@@ -83,6 +84,11 @@ class _DbGroup(click.Group):
 def cli(context: click.Context) -> None:
     """Look at the tuning database, move records between machines, retract them. --db may stand before the command and behind it."""
     logging.getLogger("svod").addHandler(logging.NullHandler())  # the commands report the problems themselves
+
+
+def _say(text: str = "", err: bool = False) -> None:
+    """Print text, in which names, reasons and chains may come from records of others."""
+    click.echo(printable(text), err=err)
 
 
 CHECKED_ALWAYS = 64 << 20       # bytes of a database that every command checks for damaged pages
@@ -150,13 +156,13 @@ def _with(texts: dict[str, set[str]], text: str, *, whole: bool) -> set[str]:
 
 def _report(skipped: list[Skipped]) -> None:
     for s in skipped[:10]:
-        click.echo(f"skipped {s.where}: {s.reason}", err=True)
+        _say(f"skipped {s.where}: {s.reason}", err=True)
     if len(skipped) > 10:
-        click.echo(f"skipped {len(skipped) - 10} more", err=True)
+        _say(f"skipped {len(skipped) - 10} more", err=True)
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
+    _say(json.dumps(value, indent=2))
 
 
 @cli.command("list")
@@ -182,9 +188,9 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
         state = ("the database is :none:" if path is None else
                  f"no kernels in {path}" if path.exists() else f"there is no database at {path} yet")
         named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
-        click.echo(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
+        _say(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
     elif not rows:
-        click.echo(f"none of the {count(len(every), 'kernel')} fits; svod-db list without filters shows them", err=True)
+        _say(f"none of the {count(len(every), 'kernel')} fits; svod-db list without filters shows them", err=True)
     else:
         print_rows(rows)
     _report(db.skipped)
@@ -216,15 +222,15 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
                                                                              ("verdicts", verdicts), ("searches", searches))}})
         return
     newest = max(descriptions, key=lambda k: k.ast_version, default=None)
-    click.echo(f"kernel    {key}")
+    _say(f"kernel    {key}")
     if newest is not None:
-        click.echo(f"name      {newest.name}\nwork      {newest.flops:.4g} flop, {newest.bytes:.4g} bytes")
+        _say(f"name      {newest.name}\nwork      {newest.flops:.4g} flop, {newest.bytes:.4g} bytes")
     for origin in origins_of(db, key):
-        click.echo(f"from      {origin}")
+        _say(f"from      {origin}")
     for row in winner_rows(db, key):
         _show_target(db, row, [m for m in measurements if m.target == row.target], [v for v in verdicts if v.target == row.target])
     for line in describe_searches(searches):
-        click.echo(line.replace("searched", "searched ", 1))
+        _say(line.replace("searched", "searched ", 1))
     _report(db.skipped)
 
 
@@ -232,21 +238,21 @@ def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measuremen
     """Print the chain in use of a kernel on one target, and its twenty fastest chains."""
     told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified")}
     counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in measurements).items()))
-    click.echo(f"\ntarget    {row.target}\nrecords   {counts or 'none'}")
-    click.echo("used      " + (f"the heuristic's chain: {row.why}" if row.chain is None else
+    _say(f"\ntarget    {row.target}\nrecords   {counts or 'none'}")
+    _say("used      " + (f"the heuristic's chain: {row.why}" if row.chain is None else
                                f"{chain_words(row.chain)}  ({row.speedup:.2f}x the heuristic)"))
     holder = db.holder(row.kernel, row.target)
     if holder is not None:
-        click.echo(f"searched  right now by process {holder.pid} on {holder.host}")
+        _say(f"searched  right now by process {holder.pid} on {holder.host}")
     used = next((m for m in measurements if m.id == row.measurement), None)
     for s in [s.named(used.variables) for s in used.sizes] if used is not None else ():
-        click.echo(f"at        {s}: {seconds(s.seconds)}, {1 / s.ratio:.2f}x the heuristic")
+        _say(f"at        {s}: {seconds(s.seconds)}, {1 / s.ratio:.2f}x the heuristic")
     for line in _loops(db, row):
-        click.echo(line)
+        _say(line)
     timed = [m for m in measurements if m.status == "ok"]
     best = sorted(timed, key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]
     if best:
-        click.echo()
+        _say()
         print_with_chains(("step", "time", "of heuristic", "verdict", "code", "noisy"),
                           [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
                             str(m.codegen), "yes" if m.noisy else "") for m in best], [chain_words(m.chain) for m in best],
@@ -287,9 +293,9 @@ def why(context: click.Context, what: str, target: str | None) -> None:
     names = {k.kernel: k.name for k, _ in db.select(KernelRecord)}
     for c in wanted:
         reason = explain(db, c.kernel, target or c.target, structure=c.structure)
-        click.echo(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {reason.text}")
+        _say(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {reason.text}")
         if reason.field and reason.stored and reason.field != "verdict":
-            click.echo(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
+            _say(f"    first difference: {reason.field}; asked: {reason.asked or 'nothing'}; in the record: {reason.stored}")
     _report(db.skipped)
 
 
@@ -328,7 +334,7 @@ def _captured_kernels(script: Path) -> list[Captured]:
     if not kernels:
         raise DatabaseError(f"{script} prepared no kernel" + (f"; {failure}" if failure else ""))
     if failure:
-        click.echo(f"{script}: {failure}; these are the kernels up to there", err=True)
+        _say(f"{script}: {failure}; these are the kernels up to there", err=True)
     return list(kernels.values())
 
 
@@ -358,7 +364,7 @@ def stats(context: click.Context, as_json: bool) -> None:
     for name, value in facts.items():
         shown = ", ".join(f"{n} {k}" for k, n in sorted(value.items())) if isinstance(value, dict) else \
             "; ".join(value) if isinstance(value, list) else str(value)
-        click.echo(f"{name.replace('_', ' '):27}{shown or '-'}")
+        _say(f"{name.replace('_', ' '):27}{shown or '-'}")
     _report(db.skipped)
 
 
@@ -375,7 +381,7 @@ def export(context: click.Context, output: Path, winners: bool, anonymous: bool,
     check_is_there(db.plan)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
     count = db.export(output, wanted, winners_only=winners, anonymous=anonymous)
-    click.echo(f"{count} records written to {output}")
+    _say(f"{count} records written to {output}")
     _report(db.skipped)
 
 
@@ -406,7 +412,7 @@ def _add(db: TuningDB, sources: tuple[Path, ...], add: Callable[[Path], Merged])
     skipped = 0
     for path in sources:
         merged = add(path)
-        click.echo(f"{path}: {merged.added} new records, {merged.known} known"
+        _say(f"{path}: {merged.added} new records, {merged.known} known"
                    f"{f', {len(merged.skipped)} skipped' if merged.skipped else ''}; in {db.path}")
         _report(merged.skipped)
         skipped += len(merged.skipped)
@@ -431,7 +437,7 @@ def retract(context: click.Context, kernel: str, target: str | None, linear: str
         what, has = ("restore", "retracted") if undo else ("retract", "confirmed")
         raise DatabaseError(f"nothing to {what}: {key[:SHOWN_KEY]} has no {has} chain" + (f" on {target}" if target else "")
                             + (f" with LINEAR {linear}" if linear else ""))
-    click.echo(f"{count} chain{'s' * (count != 1)} of {key[:SHOWN_KEY]} {'may be used again' if undo else 'retracted'}")
+    _say(f"{count} chain{'s' * (count != 1)} of {key[:SHOWN_KEY]} {'may be used again' if undo else 'retracted'}")
 
 
 @cli.command()
@@ -443,4 +449,4 @@ def gc(context: click.Context, days: float) -> None:
     if db.plan.write is None or not db.plan.write.exists():
         raise DatabaseError(f"there is no database at {db.plan.write or config.NONE}")
     collected = db.gc(days * 86400.0)
-    click.echo(f"{collected.measurements} measurements and {collected.claims} void claims removed")
+    _say(f"{collected.measurements} measurements and {collected.claims} void claims removed")

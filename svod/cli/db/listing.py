@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from svod.system.quantities import gain, seconds, times
-from svod.system.tables import print_table, text_table
+from svod.system.tables import print_table, printable, text_table
 from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
 from svod.tune.db.why import no_winner_reason
 
@@ -129,7 +129,7 @@ def print_rows(rows: Sequence[WinnerRow]) -> None:
         return
     for target in dict.fromkeys(r.target for r in rows):
         of_target = [r for r in rows if r.target == target]
-        print(f"{target}\n")
+        print(f"{printable(target)}\n")
         print_with_chains(("kernel", "from", "heuristic", "tuned", "gain", "layer"),
                           [(_named(r), r.origin, seconds(r.heuristic), seconds(r.time), _gain(r), r.layer) for r in of_target],
                           [_chain(r) for r in of_target], right={"heuristic", "tuned", "gain"}, shrink=("from",))
@@ -146,7 +146,7 @@ def print_with_chains(header: Sequence[str], rows: Sequence[Sequence[str]], chai
     lines = text_table(header, rows, right=right, shrink=shrink, width=width)
     print("\n".join(lines[:2]))
     room = width - len(INDENT)
-    for line, chain in zip(lines[2:], chains, strict=True):
+    for line, chain in zip(lines[2:], map(printable, chains), strict=True):
         print(f"{line}\n{INDENT}{chain if len(chain) <= room else chain[:room - 1] + '…'}")
 
 
