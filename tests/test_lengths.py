@@ -9,7 +9,7 @@ import pytest
 
 import svod
 from svod import Tensor, nn
-from svod.errors import ArgumentError
+from svod.errors import ArgumentError, ShapeError
 from svod.tracing.lengths import FEW
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +34,32 @@ def test_who_has_many_lengths_is_told_once(caplog: pytest.LogCaptureFixture) -> 
             np.testing.assert_array_equal(scaled(drawn(3, n), 2.0).numpy(), drawn(3, n) * 2)
             assert len(caplog.records) == (i >= FEW - 1)
     assert "scaled was captured for 4 lengths of axis 1 of rows (2 … 16)" in caplog.text
-    assert 'n = svod.Variable("n", 1, 32), and scaled(… rows[:, :n.bind(length)] …)' in caplog.text
+    assert ('n = svod.Variable("n", 1, 32), and scaled(… rows[:, :n.bind(length)] …), where rows is a svod.Tensor that is 32 long'
+            in caplog.text)
+    n = svod.Variable("n", 1, 32)
+    rows = drawn(3, 32)
+    for length in (2, 32):      # what it says works
+        np.testing.assert_array_equal(scaled(Tensor(rows)[:, :n.bind(length)], 2.0).numpy(), rows[:, :length] * 2)
+
+
+def test_the_advice_names_the_parameter_of_forward(caplog: pytest.LogCaptureFixture) -> None:
+    class Scale(nn.Module):
+        def forward(self, image: Tensor) -> Tensor:
+            return image * 2
+    f = svod.jit(Scale())
+    with caplog.at_level(logging.WARNING, "svod.jit"):
+        for n in LENGTHS[:FEW]:
+            f(drawn(n, 3))
+    assert "lengths of axis 0 of image" in caplog.text and "image[:n.bind(length)]" in caplog.text
+
+
+def test_slices_by_a_variable_that_cannot_be_say_what_to_do() -> None:
+    n = svod.Variable("n", 1, 16)
+    with pytest.raises(ShapeError, match=r"axis of extent 5: n=5 is 1 … 16.*extent is 16 at least"):
+        Tensor(drawn(5, 3))[:n.bind(5)]
+    with pytest.raises(ShapeError, match=r"NumPy array is sliced as a tensor: svod.Tensor\(a\)\[:n\]"):
+        drawn(16, 3)[:n.bind(5)]    # type: ignore[misc]
+    np.testing.assert_array_equal(Tensor(rows := drawn(16, 3))[:n.bind(5)].numpy(), rows[:5])
 
 
 def test_the_advice_for_an_int(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from svod.core.graph.changes import note_change
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import scope
-from svod.errors import ShapeError, StateError
+from svod.errors import ArgumentError, ShapeError, StateError
 from svod.tensor import Tensor
 from svod.tensor.base import DTypeLike
 
@@ -150,17 +150,21 @@ class Module:
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Self:
         """Replace parameters and buffers by Tensors or arrays, given by their paths, and return self. Their dtypes are kept, and nothing is
-        copied.
+        copied. PyTorch's parameters are read without their gradients.
 
-        Raises StateError for shapes that differ and, if `strict`, for names that are missing or unknown; then no parameter is replaced.
-        PyTorch's `num_batches_tracked`, which counts training steps, is ignored."""
+        Raises ArgumentError for what is no mapping. Raises StateError for shapes that differ and, if `strict`, for names that are missing
+        or unknown; then no parameter is replaced. PyTorch's `num_batches_tracked`, which counts training steps, is ignored."""
+        if not isinstance(state, Mapping):
+            hint = ", pass its state_dict()" if hasattr(state, "state_dict") else ""
+            raise ArgumentError(f"load_state_dict of {type(self).__name__} takes a mapping from names to tensors or arrays, got "
+                                f"{type(state).__name__}{hint}")
         own = self.state_dict()
         given = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
         missing, unknown = [n for n in own if n not in given], [n for n in given if n not in own]
         if strict and (missing or unknown):
             raise StateError(f"load_state_dict of {type(self).__name__}: missing {_few(missing)}, unknown {_few(unknown)}; strict=False "
                              "loads the others")
-        tensors = {name: value if isinstance(value, Tensor) else Tensor(value) for name, value in given.items() if name in own}
+        tensors = {name: _weight(value) for name, value in given.items() if name in own}
         wrong = [f"{n} {t.shape}, the module's is {own[n].shape}" for n, t in tensors.items() if t.shape != own[n].shape]
         if wrong:
             raise StateError(f"load_state_dict of {type(self).__name__}: shapes differ: {_few(wrong)}")
@@ -289,6 +293,13 @@ def fan_in_bound(fan_in: int) -> float:
     if fan_in < 1:
         raise ShapeError(f"a layer with {fan_in} inputs: it needs at least one")
     return 1 / math.sqrt(fan_in)
+
+
+def _weight(value: Any) -> Tensor:
+    """The tensor of a weight. PyTorch shares a parameter's memory only once it is detached."""
+    if isinstance(value, Tensor):
+        return value
+    return Tensor(value.detach() if getattr(value, "requires_grad", False) else value)
 
 
 def _few(names: list[str]) -> str:

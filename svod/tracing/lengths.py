@@ -95,9 +95,10 @@ class Lengths:
         label = _labels(fn, args, kwargs)[place.leaf]
         what = f"{len(values)} values of {label}" if place.axis is None else f"{len(values)} lengths of axis {place.axis} of {label}"
         bind = f"n.bind({label})" if place.axis is None else f"{label}[{':, ' * place.axis}:n.bind(length)]"
+        whole = "" if place.axis is None else f", where {label} is a svod.Tensor that is {bound_for(values)} long"
         return (f"svod.jit: {name} was captured for {what} ({low} … {high}), each with a plan of its own; one plan serves all of them "
-                f"with a variable: n = svod.Variable(\"n\", {min(low, 1)}, {bound_for(values)}), and {name}(… {bind} …); or use "
-                "svod.jit(…, dynamic=\"auto\")")
+                f"with svod.jit(…, dynamic=\"auto\"); or with a variable: n = svod.Variable(\"n\", {min(low, 1)}, {bound_for(values)}), "
+                f"and {name}(… {bind} …){whole}")
 
 
 def bound_for(values: Sequence[int]) -> int:
@@ -106,9 +107,9 @@ def bound_for(values: Sequence[int]) -> int:
 
 
 def _labels(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> list[str]:
-    """What to call each leaf of the arguments: the parameter that it is, or is in."""
+    """What to call each leaf of the arguments: the parameter that it is, or is in; of a module, forward's."""
     try:
-        names = list(inspect.signature(fn).parameters)
+        names = list(inspect.signature(getattr(fn, "forward", fn)).parameters)
     except (TypeError, ValueError):     # a builtin
         names = []
     labels: list[str] = []

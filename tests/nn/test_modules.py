@@ -52,6 +52,29 @@ def test_parameters_buffers_and_state() -> None:
             net.register_buffer(name, Tensor.zeros(1))
 
 
+def test_a_state_that_is_a_module_says_what_to_pass() -> None:
+    with pytest.raises(ArgumentError, match=r"takes a mapping .* got Linear, pass its state_dict\(\)"):
+        nn.Linear(2, 3).load_state_dict(nn.Linear(2, 3))    # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"got list$"):
+        nn.Linear(2, 3).load_state_dict([1])    # type: ignore[arg-type]
+
+
+def test_weights_with_gradients_are_detached() -> None:
+    expected = drawn(3, 2)
+
+    class Weight:       # as a PyTorch parameter: no array while it requires a gradient
+        requires_grad = True
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+
+        def detach(self) -> Array:
+            return expected
+
+    layer = nn.Linear(2, 3, bias=False).load_state_dict({"weight": Weight()})
+    np.testing.assert_array_equal(layer.weight.numpy(), expected)
+
+
 def test_walks_over_modules() -> None:
     net = Net()
     names = [name for name, _ in net.named_modules()]

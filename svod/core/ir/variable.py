@@ -116,7 +116,7 @@ class Dim(_Integer):
     # -- different from value to value ------------------------------------------------------------
     def __index__(self) -> int:
         raise ShapeError(f"the number {self} is needed where a graph is built, and it is known only when a plan runs; this operation "
-                         "takes constant sizes only")
+                         "takes constant sizes only; a NumPy array is sliced as a tensor: svod.Tensor(a)[:n]")
 
     __int__ = __float__ = __index__
 

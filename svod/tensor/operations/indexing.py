@@ -264,6 +264,10 @@ def _symbolic_bounds(s: slice, n: int) -> tuple[int, int, int, int]:
         raise UnsupportedError(f"slice {s} of an axis of extent {n}: where an extent depends on a variable the step is 1")
     start, stop = 0 if s.start is None else s.start, n if s.stop is None else s.stop
     begin, end = (v if isinstance(v, Dim) or v >= 0 else n + v for v in (start, stop))
+    if isinstance(end, Dim) and not isinstance(n, Dim) and end.bounds[0] <= n < end.bounds[1]:
+        raise ShapeError(f"slice :{end} of an axis of extent {n}: {end} is {end.bounds[0]} … {end.bounds[1]}, and a plan is one for all of "
+                         f"it; slice a tensor whose extent is {end.bounds[1]} at least, declare a variable of smaller bounds, or use "
+                         "svod.jit(…, dynamic=\"auto\"), which takes arrays of any length")
     if not begin <= end <= n:
         raise TensorIndexError(f"slice {s} of an axis of extent {n} ends before it begins, or goes beyond the end")
     return begin, end, 1, end - begin
