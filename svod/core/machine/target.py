@@ -87,6 +87,20 @@ def parse_key(key: str) -> dict[str, str]:
     return {name: part.removeprefix(prefix) for (name, prefix), part in zip(KEY_FIELDS.items(), key.split("/"), strict=False)}
 
 
+def unfit(key: str, target: Target) -> str | None:
+    """Why a machine with this target key cannot time programs for `target`; None: it can. It may have more threads, and instructions that
+    the programs do not use."""
+    theirs, ours = parse_key(key), parse_key(target.key)
+    same = ("architecture", "CPU", "l1 cache", "l2 cache", "l3 cache")
+    if any(theirs.get(name) != ours.get(name) for name in same):
+        return f"its target is {key}, the search is for {target.key}"
+    lacks = {f for f in target.features if "=" not in f} - set(theirs.get("features", "").split(","))
+    if lacks:
+        return f"it lacks {', '.join(sorted(lacks))}"
+    threads = threads_of(key) or 0
+    return f"it runs {threads} threads, the search is for {target.threads}" if threads < target.threads else None
+
+
 def threads_of(key: str) -> int | None:
     """The number of threads in a target's key, or None."""
     threads = parse_key(key).get("threads", "")

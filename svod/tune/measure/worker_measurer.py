@@ -15,15 +15,14 @@ from svod.bench.timer import deadline as run_deadline
 from svod.config import BeamConfig, BenchConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import Target, parse_key
-from svod.errors import TuneError
+from svod.core.machine.target import Target
 from svod.tune.db.winners import TIE, WORST_RATIO
 from svod.tune.measure.candidate import Candidate, Status
 from svod.tune.measure.context import Setup
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, MachineChanged, RaceResult, Screened, Verification
 from svod.tune.measure.sizes import Size, describe_size, geometric_mean, merged_sizes, sizes_to_verify
 from svod.tune.workers.executor import Executor, Kind
-from svod.tune.workers.jobs import WORK_MODULE, Outcome, machine_name
+from svod.tune.workers.jobs import WORK_MODULE, Outcome
 
 LOWER_SECONDS = 5.0           # one lowering
 LOAD_SECONDS = 5.0            # allowed on top of a timed run: linking, inputs, samples; the run itself has its own limit inside
@@ -45,19 +44,6 @@ _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEO
 def failure_of(outcome: Outcome) -> Failure:
     """The answer about an item that has no result."""
     return Failure(_STATUS[outcome.status], outcome.describe())
-
-
-def unfit(key: str, cores: int, target: Target) -> str | None:
-    """Why a machine with this target key and so many cores cannot time programs for `target`; None: it can. It may have more cores, and
-    instructions that the programs do not use."""
-    theirs, ours = parse_key(key), parse_key(target.key)
-    same = ("architecture", "CPU", "l1 cache", "l2 cache", "l3 cache")
-    if any(theirs.get(name) != ours.get(name) for name in same):
-        return f"its target is {key}, the search is for {target.key}"
-    lacks = {f for f in target.features if "=" not in f} - set(theirs.get("features", "").split(","))
-    if lacks:
-        return f"it lacks {', '.join(sorted(lacks))}"
-    return f"it has {cores} cores, the search is for {target.threads} threads" if cores < target.threads else None
 
 
 def _chain(candidate: Candidate) -> list[Any]:
@@ -87,12 +73,16 @@ class WorkerMeasurer:
         self.heuristic: tuple[float, ...] | None = None         # the heuristic's seconds per size
         self.heuristic_linear = ""
         self.timed_on: str | None = None        # the machine that timed the latest candidate; None: none has been timed
+        self.timed_by = ""                      # its worker, which is asked first
         self.relative: dict[str, tuple[float, ...]] = {}        # LINEAR digest → its times over the heuristic's, per size, by its last race
 
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
         """The outcomes in the order of the items. An interrupt leaves nothing queued behind. Raises MachineChanged where candidates were
         timed on another machine than those before."""
-        batch = self.executor.submit(f"{WORK_MODULE}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes)
+        if kind == "bench":
+            homes = [self.timed_by] * len(items)
+        batch = self.executor.submit(f"{WORK_MODULE}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes,
+                                     target=self.target)
         outcomes: dict[int, Outcome] = {}
         try:
             while not batch.finished and (left := self.end - time.monotonic()) > 0:
@@ -104,26 +94,20 @@ class WorkerMeasurer:
             batch.cancel()
             raise
         if kind == "bench":
-            self._check_machine({o.host for o in outcomes.values() if o.ok})
+            self._check_machine([o for o in outcomes.values() if o.ok])
         given_up = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
         return [outcomes.get(i, given_up) for i in range(len(items))]
 
-    def _check_machine(self, hosts: set[str]) -> None:
-        for host in hosts:
-            if self.timed_on not in (None, host):
+    def _check_machine(self, outcomes: Sequence[Outcome]) -> None:
+        for o in outcomes:
+            if self.timed_on not in (None, o.host):
                 before, self.timed_on = self.timed_on, None
-                raise MachineChanged(f"candidates were timed on {before or 'this machine'}, and now on {host or 'this machine'}")
-            self.timed_on = host
+                raise MachineChanged(f"candidates were timed on {before or 'this machine'}, and now on {o.host or 'this machine'}")
+            self.timed_on, self.timed_by = o.host, o.worker
 
     def machine(self) -> Mapping[str, Any]:
         [outcome] = self._run("machine_facts", [None], "bench", FACTS_SECONDS)
-        if not outcome.ok:
-            return {}
-        facts: Mapping[str, Any] = outcome.value
-        # a worker of this machine was made for the target of this process, which options may have changed
-        if outcome.host not in ("", machine_name()) and (problem := unfit(facts["target"], facts["cores"], self.target)):
-            raise TuneError(f"{outcome.host} cannot time this search: {problem}")
-        return facts
+        return outcome.value if outcome.ok else {}
 
     def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
         items = [_chain(c) for c in candidates]

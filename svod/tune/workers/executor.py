@@ -17,9 +17,11 @@ Guarantees (`InlineExecutor` names its exceptions):
 * If a worker is lost through no fault of the candidate, another worker gets the item. After MAX_ATTEMPTS such losses the item is `lost`.
 * A worker takes items only while it is up. One that cannot work (it does not start, or is another svod) is set aside with a warning. Where
   none of a kind is left, the waiting items are `lost`, kind "no worker", and `submit` raises TuneError.
-* Bench items run one at a time on the only bench worker, which holds the machine-wide lock of its device (`machine_lock.py`) while
-  there are any. Where compilers and kernels share cores (`shared_cores`: by default where the bench worker's machine has fewer than 8), a
-  bench item starts only when no compile item is running on that machine, and none starts there while a bench item is running or waiting.
+* A machine has one bench worker, which runs one item at a time. It holds the machine-wide lock of its device (`machine_lock.py`) while
+  there are any. The bench items of one batch run on one worker, as long as that is up: on one that can time programs for the batch's
+  target. Compile workers serve any target.
+* Where compilers and kernels share cores (`shared_cores`: by default where the bench worker's machine has fewer than 8), a bench item
+  starts only when no compile item is running on that machine, and none starts there while a bench item is running or waiting.
 * `close` (also at exit and after an exception in a `with`) leaves no process behind. Unfinished items become `lost`.
 """
 from __future__ import annotations
@@ -37,6 +39,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from svod import config
+from svod.compile.cpu.host import host_target
+from svod.core.machine.target import Target, unfit
 from svod.errors import ConfigError, TuneError
 from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
@@ -63,9 +67,11 @@ class Batch(Iterator[tuple[int, Outcome]]):
     """The items of one `submit`: iterating gives (index, outcome) as they complete. `deadline`: seconds, for items not started yet."""
 
     def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int],
-                 homes: Sequence[str] = ()) -> None:
+                 homes: Sequence[str] = (), target: Target | None = None) -> None:
         self.kind: Kind = kind
         self.homes = homes
+        self.target = target
+        self.worker = ""            # of bench items: the worker that has taken the first of them
         self.deadline = deadline
         self.payloads = [encode(item) for item in items]
         self._template = make_request(job, None, deadline, setup, tuple(cpus))
@@ -116,16 +122,21 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
-               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
+               cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
         """Queue `items` for `job` (see `svod.tune.workers.jobs`), each with its own deadline of `deadline` seconds. Does not wait.
 
         `setup`: payload of the job's setup, or None. `cpus`: the cores that the workers stay on; none: all. `homes`: per item the preferred
-        worker (`Outcome.worker`), which keeps data of it; another one takes the item when that is busy. Raises FormatError for items that
-        are not plain data, TuneError after `close`."""
+        worker (`Outcome.worker`), which keeps data of it: another one takes a compile item when that is busy, a bench item only when that
+        is gone. `target`: what bench items are programs for; None: any machine runs them. Raises FormatError for items that are not plain
+        data, TuneError after `close` and where no worker is left for them."""
 
     @abstractmethod
     def workers(self, kind: Kind) -> int:
         """The number of items of `kind` that run at once."""
+
+    def targets(self) -> list[Target]:
+        """The targets of the machines that time, each once."""
+        return [host_target()]
 
     @abstractmethod
     def close(self) -> None:
@@ -179,7 +190,7 @@ class InlineExecutor(Executor):
         self._state: Any = None
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
-               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
+               cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
         if self.closed:
             raise TuneError("the executor is closed")
         batch = _InlineBatch(job, items, kind, deadline, setup, cpus)
@@ -226,6 +237,7 @@ class Carrier(Protocol):
     chunk: int      # most items of one `run`; above 1 where a round trip is expensive
     host: str       # the machine of its worker; "": this one
     cores: int      # of that machine
+    target: Target | None       # of that machine; None: it is not known yet, or that of the process that searches, whatever is asked for
 
     def start(self) -> object:
         """Return once there is a worker; at once where there is one. Raises WorkerLost where another attempt may succeed, TuneError where
@@ -255,6 +267,12 @@ class _Task:
         return self.batch.homes[self.index] if self.batch.homes else ""
 
 
+def fits(carrier: Carrier, batch: Batch) -> bool:
+    """Whether a worker's machine can run the items of a batch."""
+    return (batch.kind == "compile" or batch.target is None or carrier.target is None
+            or unfit(carrier.target.key, batch.target) is None)
+
+
 def _reason(e: Exception) -> str:
     return str(e) if isinstance(e, TuneError) else f"{type(e).__name__}: {e}"
 
@@ -270,7 +288,6 @@ class DispatchingExecutor(Executor):
         self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # by machine
         self._up: set[str] = set()              # names of the carriers that have a worker
         self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
-        self._broken: dict[Kind, str] = {}      # kind of which no worker is left → why
         self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())    # since when no worker was up
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self.closing = False
@@ -282,15 +299,13 @@ class DispatchingExecutor(Executor):
         thread.start()
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
-               cpus: Sequence[int] = (), homes: Sequence[str] = ()) -> Batch:
-        batch = Batch(job, items, kind, deadline, setup, cpus, homes)
+               cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
+        batch = Batch(job, items, kind, deadline, setup, cpus, homes, target)
         with self._changed:
             if self.closing:
                 raise TuneError("the executor is closed")
-            if kind in self._broken:
-                raise TuneError(f"no worker is left that can {kind}: {self._broken[kind]}")
-            if not self.workers(kind):
-                raise TuneError(f"asked for a {kind} job; {self.description} have no worker for that")
+            if (why := self._why_hopeless(batch)) is not None:
+                raise TuneError(f"no worker is left that can {kind}{f' for {target.key}' if target and kind == 'bench' else ''}: {why}")
             self._queues[kind].extend(_Task(batch, i) for i in range(len(batch)))
             self._changed.notify_all()
         return batch
@@ -304,14 +319,26 @@ class DispatchingExecutor(Executor):
             return self._shared_cores
         return any(c.kind == "bench" and c.host == host and c.cores < SHARED_BELOW for _, c in self._threads)
 
+    def _may_take(self, carrier: Carrier, task: _Task) -> bool:
+        """Whether a waiting item is for a carrier: a bench item stays with its batch's worker, or its home, while that is up."""
+        if carrier.kind == "compile":
+            return True
+        owner = task.batch.worker or task.home
+        return fits(carrier, task.batch) and (owner in ("", carrier.name) or owner not in self._up)
+
     def _may_start(self, carrier: Carrier) -> bool:
-        if not self._queues[carrier.kind]:
+        if not any(self._may_take(carrier, t) for t in self._queues[carrier.kind]):
             return False
         if not self._shares_cores(carrier.host):
             return True
         if carrier.kind == "compile":
-            return not self._active["bench"][carrier.host] and not self._queues["bench"]
+            return not self._active["bench"][carrier.host] and not self._is_timing_due(carrier.host)
         return not self._active["compile"][carrier.host]
+
+    def _is_timing_due(self, host: str) -> bool:
+        """Whether bench items wait that a machine takes."""
+        timers = [c for _, c in self._threads if c.kind == "bench" and c.host == host and c.name in self._up]
+        return any(self._may_take(c, t) for c in timers for t in self._queues["bench"])
 
     def _take(self, carrier: Carrier) -> list[_Task]:
         """The next items for a carrier: one, or up to its chunk while there are enough for all carriers. Empty when closing."""
@@ -324,10 +351,12 @@ class DispatchingExecutor(Executor):
                     continue
                 waiting = self._queues[kind]
                 for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
-                    homes = [t.home for t in waiting]
+                    homes = [(t.home, i) for i, t in enumerate(waiting) if self._may_take(carrier, t)]
                     # its own items first, then those without a home, then what the others would take last
-                    at = next((homes.index(h) for h in (carrier.name, "") if h in homes), len(homes) - 1)
+                    at = next((i for wanted in (carrier.name, "") for home, i in homes if home == wanted), homes[-1][1])
                     task = waiting[at]
+                    if kind == "bench":
+                        task.batch.worker = carrier.name
                     del waiting[at]
                     if task.batch.cancelled:
                         task.batch.deliver(task.index, Outcome("lost", kind="cancelled"))
@@ -372,7 +401,7 @@ class DispatchingExecutor(Executor):
                 else:
                     self._queues[carrier.kind].extendleft(reversed(retry))
                     self._drop_hopeless(carrier.kind)
-                last = not self._queues[carrier.kind]
+                last = not any(self._may_take(carrier, t) for t in self._queues[carrier.kind])
             if last:
                 try:
                     carrier.idle()
@@ -396,7 +425,8 @@ class DispatchingExecutor(Executor):
             else:
                 with self._changed:
                     self._up.add(carrier.name)
-                    self._broken.pop(carrier.kind, None)
+                    self._drop_hopeless(carrier.kind)       # its machine may have another target than was hoped for
+                    self._changed.notify_all()
                 return True
         return False
 
@@ -426,14 +456,24 @@ class DispatchingExecutor(Executor):
             self._changed.notify_all()
         config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")
 
+    def _why_hopeless(self, batch: Batch) -> str | None:
+        """Why no worker is left for a batch; None: there is one, or there may still be."""
+        carriers = [c for _, c in self._threads if c.kind == batch.kind]
+        if any(c.name not in self._aside and fits(c, batch) for c in carriers):
+            return None
+        others = {c.target.key for c in carriers if c.name not in self._aside and c.target is not None}
+        if others:
+            return f"those that are left time {', '.join(sorted(others))}"
+        return next((self._aside[c.name] for c in reversed(carriers) if c.name in self._aside), "none was started")
+
     def _drop_hopeless(self, kind: Kind) -> None:
-        """Where no worker of a kind is left, end its waiting items. Called with the lock held."""
-        if self.workers(kind):
-            return
-        self._broken[kind] = next((self._aside[c.name] for _, c in reversed(self._threads) if c.kind == kind), "none was started")
-        for task in self._queues[kind]:
-            task.batch.deliver(task.index, Outcome("lost", kind="no worker", message=self._broken[kind], attempts=task.attempts))
-        self._queues[kind].clear()
+        """End the waiting items of a kind for which no worker is left. Called with the lock held."""
+        waiting = self._queues[kind]
+        reasons = {t.batch: self._why_hopeless(t.batch) for t in waiting}
+        for task in waiting:
+            if (why := reasons[task.batch]) is not None:
+                task.batch.deliver(task.index, Outcome("lost", kind="no worker", message=why, attempts=task.attempts))
+        self._queues[kind] = deque(t for t in waiting if reasons[t.batch] is None)
 
     def close(self) -> None:
         with self._changed:
@@ -460,6 +500,7 @@ class DispatchingExecutor(Executor):
 class _LocalCarrier:
     chunk = 1
     host = ""
+    target: Target | None = None
 
     def __init__(self, owner: LocalExecutor, kind: Kind, name: str) -> None:
         self.kind: Kind = kind

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from svod import config
+from svod.core.machine.target import Target
 from svod.errors import TuneError
 from svod.tune.workers.child import Request
 from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
@@ -46,6 +47,8 @@ MAX_START_FAILURES = 3      # actors of one carrier that may die in a row before
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
 PENDING_NOTICE = 10.0       # seconds that an actor waits for a place before a message
 PLACE_SECONDS = 60.0        # that a cluster has to bring up the first worker of a kind, or one when the last is lost
+BENCH = "bench"             # the resource of nodes whose machines time
+BENCH_SHARE = 0.001         # of it that a bench worker takes: the machine lock makes drivers take turns, and none waits for a place
 LEAVE_SECONDS = 15.0        # that Ray has to stop
 
 # One token for every Ray that this process starts: Ray's core reads it once and keeps it.
@@ -226,7 +229,10 @@ class _RayCarrier:
         self._failures = 0
         self._hopeless: TuneError | None = None     # why another attempt to start would fail as well
         self._locked = False
+        self._lost = time.monotonic()               # when it last had no worker
+        self.node: str | None = None                # of a cluster, that a bench worker has its place on
         self.host, self.cores = "", usable_cores()
+        self.target: Target | None = None
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
         ray = self._ray
@@ -264,13 +270,19 @@ class _RayCarrier:
             raise TuneError(f"{self._failures} workers in a row could not be started")
         ray = self._ray
         device = self._owner.device if self.kind == "bench" else None
+        if self.kind == "bench" and not self._owner.embedded:
+            self._await_node()
         try:
-            self._actor = ray.remote(**self._owner.options(self.kind))(RayWorker).remote(self._owner.config, device)
+            self._actor = ray.remote(**self._owner.options(self))(RayWorker).remote(self._owner.config, device)
             theirs = self._await(self._actor.hello.remote())
         except ray.exceptions.RayTaskError as e:
             self._drop()
             self._hopeless = TuneError(f"a worker cannot work: {e.cause}")
             raise self._hopeless from e
+        except ray.exceptions.ActorUnschedulableError as e:
+            self._drop()
+            self._owner.look_at_nodes()     # the one that it was to run on has left
+            raise WorkerLost(_first_line(e)) from e
         except ray.exceptions.RayError as e:
             self._failures += 1
             self._drop()
@@ -284,9 +296,21 @@ class _RayCarrier:
             self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; install the same version on every "
                                        "node")
             raise self._hopeless
+        if self.node is not None:
+            self.target = ray.get(self._actor.target.remote(), timeout=OUTER_GRACE)
         self._failures = 0
         self.host, self.cores = "" if theirs["machine"] == machine_name() else theirs["machine"], int(theirs["cores"])
         return self._actor
+
+    def _await_node(self) -> None:
+        """Wait for a machine of the cluster that times and has no worker of this executor. Raises TuneError where none joins in time."""
+        while (node := self._owner.free_bench_node(self)) is None:
+            if self._owner.closing:
+                raise WorkerLost("closing")
+            if time.monotonic() - self._lost > self._owner.patience:
+                raise TuneError(f"a node with the resource {BENCH!r} has left, and none has joined for {self._owner.patience:g} s")
+            time.sleep(NODE_POLL / 2)
+        self.node = node
 
     def _await(self, ref: Any) -> Any:
         """The value of `ref`, whose actor may have to wait for a place in the cluster: without end while other workers are up, else for
@@ -331,6 +355,8 @@ class _RayCarrier:
 
     def _drop(self) -> None:
         self.interrupt()
+        if self._actor is not None:
+            self._lost = time.monotonic()
         self._actor, self._locked = None, False
 
 
@@ -349,37 +375,77 @@ class RayExecutor(DispatchingExecutor):
         self._quiet = quiet
         self._count = count
         self._stop_watching = threading.Event()
-        self._compile = 0
+        self._added: dict[Kind, int] = {"compile": 0, "bench": 0}
         self._carriers: list[_RayCarrier] = []
-        self._lead = self._add_compile()
-        self._carriers.append(_RayCarrier(self, "bench", "ray-bench-0"))
-        self._add(self._carriers[-1])
+        self._nodes: list[dict[str, Any]] = []
+        self.look_at_nodes()
+        self._places = threading.Lock()         # held while bench workers choose their nodes
+        self._is_offered = False                # a node has had the resource
+        self._lead = self._add_carrier("compile")
         self._grow()
         self._watcher = threading.Thread(target=self._watch_nodes, name="svod-ray-nodes", daemon=True)
         if embedded is None:
             self._watcher.start()
 
-    def _add_compile(self) -> _RayCarrier:
-        carrier = _RayCarrier(self, "compile", f"ray-compile-{self._compile}")
-        self._compile += 1
+    def _add_carrier(self, kind: Kind) -> _RayCarrier:
+        carrier = _RayCarrier(self, kind, f"ray-{kind}-{self._added[kind]}")
+        self._added[kind] += 1
         self._carriers.append(carrier)
         self._add(carrier)
         return carrier
 
     def _grow(self) -> None:
-        """Add compile workers: one per core of the present nodes, or as many as were asked for."""
-        cores = int(sum(n["Resources"].get("CPU", 0) for n in self.ray.nodes() if n["Alive"]))
+        """Add workers: compile workers as many as were asked for, or one per core of the present nodes; a bench worker per node that times.
+        """
+        cores = int(sum(n["Resources"].get("CPU", 0) for n in self._nodes if n["Alive"]))
         for _ in range(self.workers("compile"), self._count or cores):
-            self._add_compile()
+            self._add_carrier("compile")
+        nodes = self._bench_nodes()
+        free = set(nodes) - {c.node for c in self._benches}
+        without_node = [c for c in self._benches if c.node not in nodes and c.name not in self._aside]
+        for _ in range(len(without_node), 1 if self.embedded else len(free)):
+            self._add_carrier("bench")
+
+    @property
+    def _benches(self) -> list[_RayCarrier]:
+        return [c for c in self._carriers if c.kind == "bench"]
+
+    def _bench_nodes(self) -> list[str]:
+        """The nodes whose machines time: those with the resource; in a cluster that never had one, that of this process."""
+        offered = [n for n in self._nodes if n["Resources"].get(BENCH, 0)]
+        self._is_offered = self._is_offered or bool(offered)
+        return [n["NodeID"] for n in offered if n["Alive"]] if self._is_offered else [self.ray.get_runtime_context().get_node_id()]
+
+    def free_bench_node(self, carrier: _RayCarrier) -> str | None:
+        """A node that times and is no other bench worker's, by preference the one that the carrier had; None: there is none."""
+        with self._places:
+            taken = {c.node for c in self._benches if c is not carrier}
+            free = [n for n in self._bench_nodes() if n not in taken]
+            carrier.node = carrier.node if carrier.node in free else next(iter(free), None)
+            return carrier.node
+
+    def targets(self) -> list[Target]:
+        """Waits for the machines that have not told theirs yet, for `patience` at most."""
+        if self.embedded:
+            return super().targets()
+        end = time.monotonic() + self.patience
+        while any(c.target is None and c.name not in self._aside for c in self._benches) and time.monotonic() < end:
+            time.sleep(0.05)
+        return list({c.target.key: c.target for c in self._benches if c.target is not None and c.name not in self._aside}.values())
+
+    def look_at_nodes(self) -> None:
+        """Learn which nodes there are. Raises what Ray does where the head is gone."""
+        self._nodes = self.ray.nodes()
 
     def _watch_nodes(self) -> None:
-        known = {n["NodeID"] for n in self.ray.nodes() if n["Alive"]}
+        known = {n["NodeID"] for n in self._nodes if n["Alive"]}
         while not self._stop_watching.wait(NODE_POLL):
             try:
-                alive = {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self.ray.nodes() if n["Alive"]}
+                self.look_at_nodes()
             except Exception as e:  # Ray raises several unrelated types when the head is gone; calls report it too
                 log.warning("the Ray cluster does not answer: %s", _first_line(e))
                 continue
+            alive = {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self._nodes if n["Alive"]}
             for node in alive.keys() - known:
                 log.info("node %s (%s) joined", alive[node], node[:8])
             for node in known - alive.keys():
@@ -388,21 +454,20 @@ class RayExecutor(DispatchingExecutor):
                 self._grow()
             known = set(alive)
 
-    def options(self, kind: Kind) -> dict[str, Any]:
-        """Options of an actor, without restarts and retries. Compile workers spread over the cluster. The bench worker runs on the machine
-        that has the resource `bench`, else on this one."""
+    def options(self, carrier: _RayCarrier) -> dict[str, Any]:
+        """Options of an actor, without restarts and retries. Compile workers spread over the cluster; a bench worker runs on its node."""
         fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "num_cpus": 0}
         if self._embedded is not None:
             return fixed
-        if kind == "compile":
+        if carrier.kind == "compile":
             return {**fixed, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
         # Ray's workers have the nice value 15, with which one busy process makes a timing 31 times slower
         fixed["runtime_env"] = {"env_vars": {"RAY_worker_niceness": "0"}}
-        if any(n["Alive"] and n["Resources"].get("bench", 0) for n in self.ray.nodes()):
-            return {**fixed, "resources": {"bench": 1}}
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-        here = self.ray.get_runtime_context().get_node_id()
-        return {**fixed, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+        assert carrier.node is not None
+        if any(n["NodeID"] == carrier.node and n["Resources"].get(BENCH, 0) for n in self._nodes):
+            fixed["resources"] = {BENCH: BENCH_SHARE}
+        return {**fixed, "scheduling_strategy": NodeAffinitySchedulingStrategy(carrier.node, soft=False)}
 
     @property
     def embedded(self) -> bool:

@@ -10,6 +10,8 @@ import os
 import platform
 import time
 
+from svod.compile.cpu.host import host_target
+from svod.core.machine.target import Target
 from svod.tune.workers.child import Child, Request
 from svod.tune.workers.executor import usable_cores
 from svod.tune.workers.forkserver import ServerLost, start_server
@@ -32,6 +34,10 @@ class RayWorker:
         """This worker's `jobs.identity` and host, once the first item can start at once. Raises TuneError when children cannot start."""
         self._server.wait_until_ready()
         return {**identity(), "host": platform.node(), "nice": str(os.nice(0)), "machine": self._machine, "cores": str(usable_cores())}
+
+    def target(self) -> Target:
+        """What this machine times programs for. Asked for after `hello` has told the same svod."""
+        return host_target()
 
     def acquire(self, seconds: float) -> bool:
         """Wait up to `seconds` for the right to time on this machine. Returns whether it is held."""

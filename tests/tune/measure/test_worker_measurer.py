@@ -2,17 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel.scheduler import Scheduler
-from svod.errors import TuneError
+from svod.core.machine.target import Target
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, MachineChanged, Verification
-from svod.tune.measure.worker_measurer import WorkerMeasurer, unfit
+from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.workers.executor import Batch, Executor, InlineExecutor
 from svod.tune.workers.jobs import Outcome, decode, machine_name
 from tests.tune.search_kernels import TARGET, gemm
@@ -29,7 +28,7 @@ class Told(Executor):
         self.asked: list[tuple[str, Any, float]] = []
 
     def submit(self, job: str, items: Any, *, kind: Any, deadline: float, setup: Any = None, cpus: Sequence[int] = (),
-               homes: Sequence[str] = ()) -> Batch:
+               homes: Sequence[str] = (), target: Target | None = None) -> Batch:
         batch = Batch(job, items, kind, deadline, setup, cpus)
         for i, payload in enumerate(batch.payloads):
             self.asked.append((job.partition(":")[2], decode(payload), deadline))
@@ -103,24 +102,22 @@ def test_times_of_two_machines_are_not_compared() -> None:
     m.verify([candidate("cc")])         # the new machine is the one from now on
 
 
-def test_a_machine_of_another_target_is_refused_with_both_names() -> None:
-    facts = {"machine": "m", "target": TARGET.key.replace(TARGET.cpu, "other"), "cores": 64}
-    m, _ = measurer(lambda job, item, deadline: Outcome("ok", facts, host="beta"))
-    with pytest.raises(TuneError, match=r"beta cannot time this search: its target is .*other.*, the search is for"):
-        m.machine()
-    m, _ = measurer(lambda job, item, deadline: Outcome("ok", facts, host=machine_name()))
-    assert m.machine() == facts, "options of this process may have changed the target of this machine"
+def test_a_machine_that_does_not_answer_has_no_facts() -> None:
     m, _ = measurer(lambda job, item, deadline: Outcome("lost"))
     assert m.machine() == {}
 
 
-def test_what_a_machine_needs_to_time_a_target() -> None:
-    target = replace(TARGET, features=("avx2", "fma"), threads=4)
-    more = replace(target, features=("avx2", "avx512f", "fma"), threads=8)
-    assert unfit(more.key, 8, target) is None and unfit(target.key, 4, target) is None
-    assert unfit(target.key, 2, target) == "it has 2 cores, the search is for 4 threads"
-    assert unfit(target.key, 8, more) == "it lacks avx512f"
-    assert "l2" in str(unfit(replace(more, l2=1 << 25).key, 8, target))
+def test_candidates_are_timed_for_their_target_by_the_worker_that_timed_before() -> None:
+    asked: list[tuple[Any, Any]] = []
+
+    class Noting(Told):
+        def submit(self, job: str, items: Any, **more: Any) -> Batch:
+            asked.append((tuple(more["homes"]), more["target"]))
+            return super().submit(job, items, **more)
+    m = WorkerMeasurer(KERNEL, TARGET, Noting(lambda job, item, deadline: Outcome("ok", {}, worker="bench 7")), BeamConfig())
+    m.machine()
+    m.machine()
+    assert asked == [(("",), TARGET), (("bench 7",), TARGET)]
 
 
 def test_a_worker_tells_what_it_is() -> None:

@@ -7,13 +7,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from svod.core.machine.target import Target
 from svod.errors import TuneError
 from svod.tune.workers.child import Request
 from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost
 from svod.tune.workers.jobs import Outcome, decode
+from tests.tune.search_kernels import TARGET
 
 
 class Scripted:
@@ -22,8 +26,8 @@ class Scripted:
     chunk = 4
 
     def __init__(self, owner: ScriptedExecutor, name: str, start: Callable[[Scripted], None], run: Callable[[Scripted, int], Outcome],
-                 kind: Kind = "compile", host: str = "", cores: int = 64) -> None:
-        self.owner, self.name, self.kind, self.host, self.cores = owner, name, kind, host, cores
+                 kind: Kind = "compile", host: str = "", cores: int = 64, target: Target | None = None) -> None:
+        self.owner, self.name, self.kind, self.host, self.cores, self.target = owner, name, kind, host, cores, target
         self._start, self._run = start, run
         self.starts = 0
 
@@ -80,9 +84,9 @@ def other_version(carrier: Scripted) -> None:
     raise TuneError("the worker on far is another svod")
 
 
-def outcomes_of(executor: ScriptedExecutor, count: int, kind: Kind = "compile", seconds: float = 20.0) -> list[Outcome]:
+def outcomes_of(executor: ScriptedExecutor, count: int, kind: Kind = "compile", seconds: float = 20.0, **more: Any) -> list[Outcome]:
     """All outcomes, each once, within so many seconds."""
-    batch = executor.submit("m:job", list(range(count)), kind=kind, deadline=1.0)
+    batch = executor.submit("m:job", list(range(count)), kind=kind, deadline=1.0, **more)
     found: dict[int, Outcome] = {}
     end = time.monotonic() + seconds
     while not batch.finished and time.monotonic() < end:
@@ -142,11 +146,9 @@ def test_without_any_worker_waiting_items_end_and_the_next_call_says_why(fault: 
 def test_a_worker_that_comes_up_later_works() -> None:
     with executing() as executor:
         executor.add("bad", other_version, done)
-        while not executor._broken:
+        while not executor._aside:
             time.sleep(0.01)
         executor.add("good", up, done)
-        while executor._broken:
-            time.sleep(0.01)
         assert all(o.ok for o in outcomes_of(executor, 5))
 
 
@@ -185,3 +187,56 @@ def test_compilers_pause_on_the_machine_that_times_where_it_has_few_cores(cores:
         assert all(o.ok for _, o in compiling)
     assert together["bench", "there"] > 0, "a machine that times nothing goes on compiling"
     assert (together["bench", "here"] > 0) == (cores == 64)
+
+
+OTHER = replace(TARGET, cpu="other")
+
+
+def test_a_target_is_timed_where_it_is_present() -> None:
+    with executing() as executor:
+        executor.add("one", up, done, kind="bench", host="a", target=TARGET)
+        executor.add("two", up, done, kind="bench", host="b", target=OTHER)
+        executor.add("compiler", up, done)
+        assert {o.worker for o in outcomes_of(executor, 20, "bench", target=OTHER)} == {"two"}
+        assert {o.worker for o in outcomes_of(executor, 20, "bench", target=TARGET)} == {"one"}
+        assert {o.worker for o in outcomes_of(executor, 20, "compile", target=replace(TARGET, cpu="nobody's"))} == {"compiler"}
+        with pytest.raises(TuneError, match=r"no worker is left that can bench for .*nobody.*: those that are left time .*other.*znver4"):
+            executor.submit("m:job", [1], kind="bench", deadline=1.0, target=replace(TARGET, cpu="nobody's"))
+
+
+def test_a_kernel_stays_on_the_machine_that_timed_it_first() -> None:
+    """A batch runs on one machine, later ones on that of the first, until it is gone; then all of a batch moves together."""
+    lost = threading.Event()
+
+    def start(carrier: Scripted) -> None:
+        if lost.is_set():
+            never_up(carrier)
+
+    def dies(carrier: Scripted, item: int) -> Outcome:
+        if lost.is_set():
+            raise WorkerLost("its node is gone")
+        return done(carrier, item)
+    with executing() as executor:
+        executor.add("one", start, dies, kind="bench", host="a", target=TARGET)
+        executor.add("two", start, dies, kind="bench", host="b", target=TARGET)
+        executor.add("three", up, done, kind="bench", host="c", target=TARGET)
+        [first] = {o.worker for o in outcomes_of(executor, 20, "bench", target=TARGET, homes=["two"] * 20)}
+        assert first == "two"
+        assert len({o.worker for o in outcomes_of(executor, 50, "bench", target=TARGET)}) == 1
+        lost.set()
+        assert {o.worker for o in outcomes_of(executor, 20, "bench", target=TARGET, homes=["two"] * 20)} == {"three"}
+
+
+def test_a_machine_that_turns_out_to_have_another_target_ends_the_wait_for_it() -> None:
+    told = threading.Event()
+
+    def start(carrier: Scripted) -> None:
+        told.wait(5)
+        carrier.target = OTHER
+    with executing() as executor:
+        executor.add("one", start, done, kind="bench", host="a")
+        batch = executor.submit("m:job", [1], kind="bench", deadline=1.0, target=TARGET)
+        assert batch.poll(0.1) is None
+        told.set()
+        answer = batch.poll(5.0)
+        assert answer is not None and answer[1].kind == "no worker" and OTHER.key in answer[1].message

@@ -13,12 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from svod.compile.cpu.host import host_target
 from svod.errors import TuneError
 from svod.tune.workers import ray_executor
 from svod.tune.workers.executor import LocalExecutor
@@ -244,6 +246,26 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
         assert sum(o.attempts > 1 for _, o in done) <= 2 * ray_executor.CHUNK
         # the others still work, and the next call is answered as well
         assert [o.status for o in executor.run(f"{JOBS}:sleep", [0.0] * 9, kind="compile", deadline=LONG)] == ["ok"] * 9
+
+
+def test_each_target_is_timed_where_it_is(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that joins with another target is used; one that leaves and is not replaced is waited for, then said."""
+    own = host_target()
+    other = replace(own, threads=own.threads + 1)
+    with make_executor("ray", cluster.address, config=CONFIG, device="TEST", shared_cores=False, start_deadline=START) as executor:
+        assert [t.key for t in executor.targets()] == [own.key]
+        with pytest.raises(TuneError, match=f"can bench for .*t{other.threads}: those that are left time .*t{own.threads}"):
+            executor.submit(f"{JOBS}:echo", [1], kind="bench", deadline=LONG, target=other)
+        node = cluster.add_node(num_cpus=0, resources={"bench": 1}, object_store_memory=cluster.store, env_vars={"SVOD_THREADS": "1"})
+        less = replace(own, threads=1)
+        assert wait_until(lambda: less.key in {t.key for t in executor.targets()}, LONG)
+        for target, workers in ((own, {"ray-bench-0"}), (less, {"ray-bench-0", "ray-bench-1"})):
+            batch = executor.submit(f"{JOBS}:echo", [1] * 5, kind="bench", deadline=LONG, target=target)
+            assert {o.worker for _, o in batch} <= workers
+        cluster.remove_node(node)
+        monkeypatch.setattr(executor, "patience", 2.0)
+        assert wait_until(lambda: executor.run(f"{JOBS}:echo", [1], kind="bench", deadline=LONG)[0].ok, LONG)
+        assert wait_until(lambda: [t.key for t in executor.targets()] == [own.key], LONG)
 
 
 def test_a_cluster_that_does_not_answer_is_an_error() -> None:
