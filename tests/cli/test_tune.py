@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ from svod.cli.tune import run as tune_run
 from svod.cli.tune import script as script_module
 from svod.cli.tune import waiting
 from svod.cli.tune.command import check, cli
+from svod.cli.tune.event_log import EventLog, event_data
 from svod.cli.tune.options import TuneOptions
-from svod.cli.tune.progress import LineProgress, LiveProgress, make_progress
+from svod.cli.tune.progress import LineProgress, LiveProgress, Progress, make_progress, worker_rows, workers_in_words
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, size_lines, work_lines
 from svod.cli.tune.script import processes_with, run_script
 from svod.cli.tune.survey import Foresight, SurveyRow, decide, pick_target, rate_of, survey, work_of
@@ -45,11 +46,23 @@ from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
 from svod.tune.db.winners import derive_winner
 from svod.tune.plan_check import Gain, check_values
-from svod.tune.search.events import BaselineTimed, Improved, KernelFinished, KernelStarted, RoundFinished, SessionEnding, SessionStarted
+from svod.tune.search import events
+from svod.tune.search.events import (
+    BaselineTimed,
+    CandidateDropped,
+    CandidateTimed,
+    Improved,
+    KernelFinished,
+    KernelStarted,
+    RoundFinished,
+    SessionEnding,
+    SessionFinished,
+    SessionStarted,
+)
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult
 from svod.tune.unfinished import what_is_left
-from svod.tune.workers.executor import InlineExecutor
+from svod.tune.workers.executor import Activity, InlineExecutor
 from tests.plans import canonical, gemm_then_softmax, scaled
 from tests.tune import search_kernels
 
@@ -393,9 +406,93 @@ def show(progress: Any, row: SurveyRow) -> None:
         progress(SessionStarted("", 1, 60.0, "2 workers"))
         progress(KernelStarted(row.key, row.name, 3, 1e-6))
         progress(BaselineTimed(row.key, 1e-4))
+        for event in (CandidateTimed(row.key, 5e-5, "UPCAST(o0, 4)"), CandidateTimed(row.key, 6e-5, "UPCAST(o0, 2)"),
+                      *(CandidateDropped(row.key, status, "", "") for status in ("slow", "duplicate", "duplicate", "melted"))):
+            progress(event)
         progress(Improved(row.key, 5e-5, 1e-4, "UPCAST(o0, 4)"))
         progress(RoundFinished(row.key, 1, 30, 20, 17, 0, 1, 4, 5e-5, "UPCAST(o0, 4)", 1.0, False))
         progress(KernelFinished(row.key, 4e-5, 1e-4, "UPCAST(o0, 8)", "budget spent", True))
+        progress(SessionFinished("", 1, 3, 20.0, False))
+
+
+def activity(*states: tuple[str, str, str], count: int = 1) -> list[Activity]:
+    """Workers of one machine, `count` of each of the states (kind, state, job)."""
+    return [Activity(f"w-{kind}-{i}", kind, "alpha", state, 1.5 * i, job, int(state == "busy"))  # type: ignore[arg-type]
+            for kind, state, job in states for i in range(count)]
+
+
+FLEET = (("compile", "busy", "lower_candidate"), ("compile", "starting", ""), ("compile", "melting", ""),
+         ("compile", "set aside", "the worker on far is another svod"), ("bench", "busy", "race_candidates"))
+
+
+def test_workers_are_shown_one_by_one_or_counted() -> None:
+    rows = worker_rows(activity(*FLEET), 5)
+    assert [r[2] for r in rows] == ["lower", "starting", "melting", "set aside: the worker on far is another svod", "race"]
+    assert rows[0][:2] == ("alpha", "w-compile-0") and worker_rows([], 3) == []
+    rows = worker_rows(activity(*FLEET, count=20), 5)
+    assert rows[0] == ("alpha", "20 × compile", "lower", "28.5 s") and len(rows) == 5, "the longest time"
+    rows = worker_rows(activity(*FLEET, count=20), 3)
+    assert len(rows) == 3 and rows[2][1] == "60 more"
+    assert workers_in_words(activity(*FLEET, count=2)) == "2 workers lower, 2 race, 2 starting, 2 melting, 2 set aside"
+    assert workers_in_words([]) == ""
+
+
+def test_lines_tell_of_the_fleet_though_nothing_happens() -> None:
+    """Only a clock and the workers move: what a frozen cluster looks like."""
+    row, stream, now = a_row(), io.StringIO(), [0.0]
+    workers = activity(*FLEET)
+    progress = LineProgress([row], stream, BEAM, lambda: workers, clock=lambda: now[0])
+    progress(SessionStarted("", 1, 100.0, "2 workers"))
+    progress(BaselineTimed(row.key, 1e-4))
+    for best in (8e-5, 7e-5):
+        progress(CandidateTimed(row.key, best, ""))
+        progress(RoundFinished(row.key, 1, 30, 20, 17, 0, 1, 4, best, "", 2.0, False))
+    for _ in range(40):
+        now[0] += 1.0
+        progress.tick()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2 and lines[1].startswith("[  30 s] 2 candidates, 0.067 a second, ") and "70 s left" in lines[1]
+    assert "14 % less time expected in another minute" in lines[1]
+    assert lines[1].endswith("; 1 worker lower, 1 race, 1 starting, 1 melting, 1 set aside")
+    assert progress.per_second == 0.0, "none in the last half minute"
+
+
+def test_the_log_of_events_is_json_a_line(tmp_path: Path) -> None:
+    row, path = a_row(), tmp_path / "events.jsonl"
+    for _ in range(2):      # a second command goes on with the file
+        show(make_progress([row], io.StringIO(), BEAM, log=EventLog(os.fspath(path))), row)
+    log, now = EventLog(os.fspath(path)), [0.0]
+    progress = Progress([row], lambda: activity(*FLEET), log, clock=lambda: now[0])
+    progress(KernelFinished(row.key, float("inf"), float("nan"), "\x1b]0;\ud800", "every candidate failed", False))
+    now[0] = 5.0
+    progress.tick()
+    lines = [json.loads(line, parse_constant=lambda text: pytest.fail(f"{text} is no JSON")) for line in path.read_text().splitlines()]
+    log.close()
+    assert [x["event"] for x in lines].count("session_started") == 2 and lines[-3]["event"] == "session_finished"
+    timed = next(x for x in lines if x["event"] == "candidate_timed")
+    assert timed["kernel"] == row.key and timed["seconds"] == 5e-5 and time.time() - timed["at"] < 100
+    finished, fleet = lines[-2:]
+    assert (finished["seconds"], finished["heuristic"], finished["verified"]) == (None, None, False)
+    assert fleet["event"] == "fleet_sampled" and fleet["workers"][2]["state"] == "melting" and fleet["minute_gain"] is None
+
+
+def test_every_event_is_logged_as_plain_json() -> None:
+    """Whatever event is added later: its fields are what JSON has."""
+    makers = {"int": 1, "float": float("inf"), "str": "x", "bool": True, "float | None": None,
+              "tuple[Activity, ...]": tuple(activity(*FLEET)), "Mapping[str, int]": {"slow": 2}}
+    kinds = [k for k in vars(events).values() if isinstance(k, type) and issubclass(k, events.SearchEvent)]
+    assert len(kinds) > 10
+    for kind in kinds:
+        data = event_data(kind(**{f.name: makers[str(f.type)] for f in fields(kind)}), 1.0)
+        assert json.loads(json.dumps(data, allow_nan=False)) == data and set(data) == {"event", "at", *(f.name for f in fields(kind))}
+
+
+def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = a_row()
+    show(make_progress([row], io.StringIO(), BEAM, log=EventLog("/dev/full")), row)
+    assert capsys.readouterr().err.count("/dev/full cannot be written: No space left on device; the search goes on without it") == 1
+    result = CliRunner().invoke(cli, ["--from", os.fspath(ROOT / "pyproject.toml"), "--log-json", os.fspath(tmp_path / "none" / "x.jsonl")])
+    assert isinstance(result.exception, SvodError | SystemExit) and "--log-json" in (result.output + str(result.exception))
 
 
 def test_progress_in_lines() -> None:
@@ -404,8 +501,8 @@ def test_progress_in_lines() -> None:
     assert isinstance(progress, LineProgress)
     show(progress, row)
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 2 and "100 µs →  50.0 µs   2.00× so far" in lines[0] and "2.50×" in lines[1] and "gemm model.py:12" in lines[0]
-    assert progress.candidates == 18
+    assert len(lines) == 3 and "100 µs →  50.0 µs   2.00× so far" in lines[0] and "2.50×" in lines[1] and "gemm model.py:12" in lines[0]
+    assert lines[2].endswith("candidates: 3 timed, 2 duplicate, 1 of them too slow, 1 melted"), "an unknown status is said as it is"
     stream = io.StringIO()
     show(make_progress([row], stream, replace(BEAM, debug=1)), row)
     assert "round 1: 30 proposed, 17 timed" in stream.getvalue() and "budget spent" in stream.getvalue()
@@ -428,6 +525,7 @@ def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch)
     page = io.StringIO()
     Console(file=page, width=80, height=12).print(progress.render())
     assert max(map(len, page.getvalue().splitlines())) <= 80 and "2.50×" in page.getvalue() and "budget spent" in page.getvalue()
+    assert len(page.getvalue().splitlines()) <= 12, "no more lines than the terminal has"
     assert "2 workers" in page.getvalue() and "a chain leads in 1 of 1 kernel so far" in " ".join(page.getvalue().split())
     progress(SessionEnding("", 3))
     wide = io.StringIO()

@@ -70,6 +70,8 @@ class _Seconds(Finite):
               help="Also write the chains to a lock file, which SVOD_LOCK and PrepareConfig(lock=…) use; for example model.lock.jsonl.")
 @click.option("--json", "json_path", metavar="PATH", type=click.Path(allow_dash=True),
               help="Write everything to a JSON file; - is the standard output, and the script's goes to stderr.")
+@click.option("--log-json", metavar="FILE", type=click.Path(allow_dash=True),
+              help="Append what happens in the search to a file, one JSON object a line as it happens; - is stderr.")
 @click.option("--verbose", is_flag=True, help="Say more: rounds, dropped candidates, the log.")
 @click.version_option(package_name="svod", message="svod %(version)s")
 def cli(beam: int | None, **given: Any) -> NoReturn:
@@ -120,6 +122,7 @@ def check(options: TuneOptions) -> None:
     if options.resume and options.fresh:
         raise click.UsageError("--resume goes on from what the database has, and --fresh reads none of it; give one")
     check_output("--lock", options.lock_path, options.script, options.source)
+    check_output("--log-json", options.log_json, options.script, options.source, stdout=True)
     check_output("--capture-to", options.capture_to, options.script, options.source)
     check_database(None if options.dry_run else options.db)
     from svod.tune.workers.executor import check_address, parse_workers

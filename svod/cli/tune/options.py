@@ -34,6 +34,7 @@ class TuneOptions:
     dry_run: bool = False
     json_path: str | None = None
     lock_path: str | None = None
+    log_json: str | None = None
     verbose: bool = False
 
     @property

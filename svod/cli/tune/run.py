@@ -25,6 +25,7 @@ from typing import Any, TextIO
 from svod import config
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
+from svod.cli.tune.event_log import EventLog
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import make_progress
@@ -273,7 +274,8 @@ class _TuneRun:
         say(f"svod-tune: searching {count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
             f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
         told = replace(self.beam, debug=max(self.beam.debug, 2 * self.options.verbose))
-        progress = make_progress(rows, sys.stderr, told)
+        log = EventLog(self.options.log_json) if self.options.log_json is not None else None
+        progress = make_progress(rows, sys.stderr, told, executor.activity, log)
         session = TuneSession(tasks, target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
                               budget=ModelBudget(seconds, self.beam.kernel_budget), ceilings=lambda: self._ceilings(target),
                               listener=progress)

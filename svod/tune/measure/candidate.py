@@ -38,6 +38,7 @@ class Status(StrEnum):
 
 
 FAILED = frozenset({Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST, Status.WRONG})
+DROPPED = FAILED | {Status.LIMIT, Status.DUPLICATE, Status.SLOW}
 
 
 class Origin(StrEnum):

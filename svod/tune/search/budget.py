@@ -16,12 +16,13 @@ from round to round (the ratio of the last two, at most 0.8) sum to gainÂ·q/(1âˆ
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 WARM_UP_ROUNDS = 2        # the heuristic's, and one of proposals
 MAX_TREND = 0.8
+NEGLIGIBLE = 1e-6         # a gain below this share of the time is none
 MIN_ROUND = 1.5           # seconds; a shorter round does not pay for its race
 
 MODEL_SECONDS = 600.0     # default budget of a whole model
@@ -51,16 +52,24 @@ class Budgeted(Protocol):
 S = TypeVar("S", bound=Budgeted)
 
 
-def expected_seconds(history: Sequence[float], bound: float) -> float:
-    """The seconds that a kernel with these best times per round is expected to reach; never below `bound`."""
+def _trend(history: Sequence[float]) -> tuple[float, float] | None:
+    """The gain of the last round and the factor by which gains shrink; (0, 0) after two flat rounds. None while it is unknown."""
     if len(history) < 3 or history[-2] == float("inf") or history[-3] == float("inf"):
-        return bound
+        return None
     gain, before = history[-2] - history[-1], history[-3] - history[-2]
     if gain <= 0:
         gain = before / 2       # one flat round after a gain halves the expected gain, two flat rounds end it
         if gain <= 0:
-            return history[-1]
-    q = min(MAX_TREND, gain / before if before > 0 else MAX_TREND)
+            return 0.0, 0.0
+    return gain, min(MAX_TREND, gain / before if before > 0 else MAX_TREND)
+
+
+def expected_seconds(history: Sequence[float], bound: float) -> float:
+    """The seconds that a kernel with these best times per round is expected to reach; never below `bound`."""
+    trend = _trend(history)
+    if trend is None:
+        return bound
+    gain, q = trend
     return max(bound, history[-1] - gain * q / (1 - q))
 
 
@@ -69,6 +78,29 @@ def expected_gain(kernel: Budgeted) -> float:
     if not kernel.history or kernel.history[-1] == float("inf"):
         return float("inf")
     return kernel.calls * max(0.0, kernel.history[-1] - expected_seconds(kernel.history, kernel.bound))
+
+
+def gain_within(kernels: Iterable[Budgeted], seconds: float) -> float | None:
+    """Seconds of model time that `seconds` more of searching are expected to save, by the trends of the kernels that have one: each round
+    takes as long as its kernel's rounds took on average, and the rounds that gain most per second come first. None where no trend is known.
+    """
+    rounds: list[tuple[float, float]] = []      # gain per second, seconds
+    known = False
+    for k in kernels:
+        trend = _trend(k.history)
+        known = known or trend is not None
+        if trend is None or k.finished:
+            continue
+        (gain, q), most = trend, max(0.0, k.history[-1] - k.bound)
+        each, used = max(MIN_ROUND, k.spent / len(k.history)), 0.0
+        while used < seconds and most > 0.0 and (gain := gain * q) > NEGLIGIBLE * k.history[-1]:
+            rounds.append((k.calls * min(gain, most) / each, each))
+            most, used = most - gain, used + each
+    saved = 0.0
+    for rate, each in sorted(rounds, reverse=True):
+        saved += rate * min(each, seconds)
+        seconds -= min(each, seconds)
+    return saved if known else None
 
 
 def possible_gain(kernel: Budgeted) -> float:

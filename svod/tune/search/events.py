@@ -1,11 +1,12 @@
 """The events of a running search. The command line shows them, `prepare` counts finished kernels, and tests compare traces."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from svod.config import BeamConfig
 from svod.system.quantities import seconds as in_words
+from svod.tune.workers.executor import Activity
 
 AS_IT_IS = "as it is"       # the empty chain
 LIMIT = "limit"             # the status of a candidate that a limit of the search drops
@@ -73,7 +74,8 @@ class CandidateTimed(SearchEvent):
 
 @dataclass(frozen=True)
 class CandidateDropped(SearchEvent):
-    """A candidate exceeds a limit of the search (status `limit`), is far slower than the best, failed, or its output is wrong."""
+    """A candidate exceeds a limit of the search (status `limit`), is known (`duplicate`), is far slower than the best, failed, or its
+    output is wrong. `status` is a `svod.tune.measure.candidate.Status`."""
 
     status: str
     reason: str
@@ -89,6 +91,20 @@ class KernelFinished(SearchEvent):
     chain: str
     why: str
     verified: bool
+
+
+@dataclass(frozen=True)
+class FleetSampled(SearchEvent):
+    """What the workers do at this moment, and how the session fares. It is made every few seconds by who watches a session, not by the
+    search. `per_second`: candidates timed a second, of late. `left`: seconds of the budget. `minute_gain`: seconds of a run of the model
+    that another minute of search is expected to save; None while that is unknown. `went`: how many candidates were dropped, by status."""
+
+    workers: tuple[Activity, ...]
+    candidates: int
+    per_second: float
+    left: float
+    minute_gain: float | None
+    went: Mapping[str, int]
 
 
 @dataclass(frozen=True)

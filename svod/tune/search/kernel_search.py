@@ -37,7 +37,7 @@ from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of, fits_its_times
-from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status
+from svod.tune.measure.candidate import DROPPED, FAILED, Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
 from svod.tune.search.beam import Beam
 from svod.tune.search.events import (
@@ -357,7 +357,7 @@ class KernelSearch:
         for c in batch:
             self.counts.limited += c.status is Status.LIMIT
             self.counts.duplicate += c.status is Status.DUPLICATE
-            if c.status is Status.LIMIT:
+            if c.status in DROPPED:
                 self._tell_dropped(c)
         return fresh
 

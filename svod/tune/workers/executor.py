@@ -58,6 +58,21 @@ class WorkerLost(Exception):
     """The infrastructure failed under an item, which may run again elsewhere."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Activity:
+    """What one worker does now, for people who watch. `state`: "starting" (for the first time, or after it was lost), "idle", "busy" or
+    "set aside", for so many `seconds`. `job`: what a busy one does (`race_candidates`), or why it is set aside. `items`: how many it holds.
+    `host`: its machine, "" for this one."""
+
+    name: str
+    kind: Kind
+    host: str
+    state: str
+    seconds: float
+    job: str = ""
+    items: int = 0
+
+
 def usable_cores() -> int:
     """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -73,6 +88,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
         self.target = target
         self.worker = ""            # of bench items: the worker that has taken the first of them
         self.deadline = deadline
+        self.job = job
         self.payloads = [encode(item) for item in items]
         self._template = make_request(job, None, deadline, setup, tuple(cpus))
         self._outcomes: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
@@ -139,6 +155,10 @@ class Executor(ABC):
         return [host_target()]
 
     @abstractmethod
+    def activity(self) -> list[Activity]:
+        """What each worker does at this moment. Cheap enough to be asked several times a second, by any thread."""
+
+    @abstractmethod
     def close(self) -> None:
         """End all workers now. Idempotent."""
 
@@ -188,6 +208,7 @@ class InlineExecutor(Executor):
         self._lock = MachineLock(device)
         self._setup = ""            # key of the setup that `_state` was made by
         self._state: Any = None
+        self._doing: tuple[Kind, str, float] = ("compile", "", time.monotonic())    # kind and job of the item that runs, since when
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
                cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
@@ -199,6 +220,7 @@ class InlineExecutor(Executor):
 
     def run_request(self, request: Request, kind: Kind) -> Outcome:
         started = time.perf_counter()
+        self._doing = kind, _function(request.job), time.monotonic()
         try:
             run, set_up = resolve_job(request.job, self.config.job_modules)
             if kind == "bench":
@@ -216,9 +238,14 @@ class InlineExecutor(Executor):
             return Outcome("error", None, type(e).__name__, str(e), time.perf_counter() - started, "inline")
         finally:
             self._lock.release()
+            self._doing = kind, "", time.monotonic()
 
     def workers(self, kind: Kind) -> int:
         return 1
+
+    def activity(self) -> list[Activity]:
+        kind, job, since = self._doing
+        return [Activity("inline", kind, "", "busy" if job else "idle", time.monotonic() - since, job, int(bool(job)))]
 
     def wait_until_ready(self) -> None:
         """There is nothing to wait for."""
@@ -273,6 +300,11 @@ def fits(carrier: Carrier, batch: Batch) -> bool:
             or unfit(carrier.target.key, batch.target) is None)
 
 
+def _function(job: str) -> str:
+    """The function that a job names."""
+    return job.rpartition(":")[2]
+
+
 def _reason(e: Exception) -> str:
     return str(e) if isinstance(e, TuneError) else f"{type(e).__name__}: {e}"
 
@@ -290,13 +322,24 @@ class DispatchingExecutor(Executor):
         self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
         self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())    # since when no worker was up
         self._threads: list[tuple[threading.Thread, Carrier]] = []
+        self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
         self.closing = False
         atexit.register(self.close)
 
     def _add(self, carrier: Carrier) -> None:
+        self._note(carrier, "starting")
         thread = threading.Thread(target=self._drive, args=(carrier,), name=f"svod-{carrier.name}", daemon=True)
         self._threads.append((thread, carrier))
         thread.start()
+
+    def _note(self, carrier: Carrier, state: str, job: str = "", items: int = 0) -> None:
+        self._doing[carrier.name] = state, time.monotonic(), job, items
+
+    def activity(self) -> list[Activity]:
+        now = time.monotonic()
+        with self._changed:
+            return [Activity(c.name, c.kind, c.host, state, now - since, job, items)
+                    for _, c in self._threads for state, since, job, items in [self._doing[c.name]]]
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
                cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
@@ -366,6 +409,7 @@ class DispatchingExecutor(Executor):
                             break       # it lost a worker before and runs alone, so that no others are lost with it
                 if taken:
                     self._active[kind][carrier.host] += 1
+                    self._note(carrier, "busy", _function(taken[0].batch.job), len(taken))
                     return taken
                 self._changed.notify_all()      # others may wait for the last item of this kind
         return []
@@ -409,6 +453,8 @@ class DispatchingExecutor(Executor):
                     self._set_aside(carrier, _reason(e))
             with self._changed:
                 self._active[carrier.kind][host] -= 1
+                if self._doing[carrier.name][0] == "busy":
+                    self._note(carrier, "idle")
                 self._changed.notify_all()
         carrier.close()
 
@@ -424,6 +470,8 @@ class DispatchingExecutor(Executor):
                 self._set_aside(carrier, _reason(e))
             else:
                 with self._changed:
+                    if self._doing[carrier.name][0] != "idle":
+                        self._note(carrier, "idle")
                     self._up.add(carrier.name)
                     self._drop_hopeless(carrier.kind)       # its machine may have another target than was hoped for
                     self._changed.notify_all()
@@ -434,6 +482,7 @@ class DispatchingExecutor(Executor):
         """A carrier has no worker for now."""
         with self._changed:
             self._up.discard(carrier.name)
+            self._note(carrier, "starting")
             if not self._is_any_up(carrier.kind):
                 self._alone_since[carrier.kind] = time.monotonic()
 
@@ -452,6 +501,7 @@ class DispatchingExecutor(Executor):
             if self.closing:
                 return
             self._aside[carrier.name] = why
+            self._note(carrier, "set aside", why)
             self._drop_hopeless(carrier.kind)
             self._changed.notify_all()
         config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")

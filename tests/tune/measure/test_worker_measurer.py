@@ -12,7 +12,7 @@ from svod.core.machine.target import Target
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, MachineChanged, Verification
 from svod.tune.measure.worker_measurer import WorkerMeasurer
-from svod.tune.workers.executor import Batch, Executor, InlineExecutor
+from svod.tune.workers.executor import Activity, Batch, Executor, InlineExecutor
 from svod.tune.workers.jobs import Outcome, decode, machine_name
 from tests.tune.search_kernels import TARGET, gemm
 
@@ -39,6 +39,9 @@ class Told(Executor):
         return 1
 
     def wait_until_ready(self) -> None: ...
+
+    def activity(self) -> list[Activity]:
+        return []
 
     def close(self) -> None: ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from svod.tune.search.budget import ModelBudget, expected_gain, expected_seconds
+from svod.tune.search.budget import ModelBudget, expected_gain, expected_seconds, gain_within
 
 INF = float("inf")
 
@@ -42,6 +42,23 @@ class Clock:
 ])
 def test_what_a_kernel_can_be_expected_to_reach(history: list[float], bound: float, expected: float) -> None:
     assert expected_seconds(history, bound) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("kernels", "seconds", "saved"), [
+    ([], 60.0, None),
+    ([Kernel(history=[8.0, 4.0], spent=4.0)], 60.0, None),                                  # no trend yet
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0)], 2.0, 2.0),                              # a round takes 2 s and halves what is left
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0)], 4.0, 3.0),
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0)], 1e9, 4.0),
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0, bound=3.5)], 60.0, 0.5),                  # never below the bound
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0, finished=True)], 60.0, 0.0),
+    ([Kernel(history=[5.0, 5.0, 5.0], spent=6.0)], 60.0, 0.0),
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0), Kernel(calls=10, history=[16.0, 8.0, 4.0], spent=6.0)], 2.0, 20.0),   # the best first
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0), Kernel(calls=10, history=[16.0, 8.0, 4.0], spent=6.0)], 4.0, 30.0),
+    ([Kernel(history=[16.0, 8.0, 4.0], spent=6.0), Kernel(history=[INF])], 2.0, 2.0),
+])
+def test_what_more_seconds_are_expected_to_save(kernels: list[Kernel], seconds: float, saved: float | None) -> None:
+    assert gain_within(kernels, seconds) == (None if saved is None else pytest.approx(saved, rel=1e-4))
 
 
 def test_a_kernel_that_was_never_timed_comes_first() -> None:

@@ -162,6 +162,48 @@ def test_how_long_no_worker_has_been_up_is_known() -> None:
         assert executor.without_worker("compile") == 0.0
 
 
+def test_what_each_worker_does_is_told() -> None:
+    go, lost = threading.Event(), threading.Event()
+
+    def work(carrier: Scripted, item: int) -> Outcome:
+        if lost.is_set():
+            raise WorkerLost("its node is gone")
+        go.wait(10)
+        return done(carrier, item)
+
+    def start(carrier: Scripted) -> None:
+        if lost.is_set():
+            never_up(carrier)
+
+    def states() -> dict[str, tuple[str, str, int]]:
+        return {a.name: (a.state, a.job, a.items) for a in executor.activity()}
+
+    def wait_for(expected: tuple[str, str, int]) -> None:
+        for _ in range(1000):
+            if states()["good"] == expected:
+                return
+            time.sleep(0.01)
+        pytest.fail(f"{states()}")
+    with executing() as executor:
+        executor.add("waiting", never_up, done, host="alpha")
+        executor.add("bad", other_version, done)
+        executor.add("good", start, work, kind="bench")
+        wait_for(("idle", "", 0))
+        assert states()["waiting"] == ("starting", "", 0)
+        assert states()["bad"] == ("set aside", "the worker on far is another svod", 0)
+        assert {a.name: (a.kind, a.host) for a in executor.activity()}["waiting"] == ("compile", "alpha")
+        batch = executor.submit("m:job", [1], kind="bench", deadline=1.0)
+        wait_for(("busy", "job", 1))
+        time.sleep(0.05)
+        assert 0.05 <= next(a.seconds for a in executor.activity() if a.name == "good") < 10
+        go.set()
+        assert next(batch)[1].ok
+        wait_for(("idle", "", 0))
+        lost.set()
+        executor.submit("m:job", [1], kind="bench", deadline=1.0)
+        wait_for(("starting", "", 0))
+
+
 @pytest.mark.parametrize("cores", [2, 64])
 def test_compilers_pause_on_the_machine_that_times_where_it_has_few_cores(cores: int) -> None:
     running: Counter[str] = Counter()

@@ -63,6 +63,17 @@ class TestEveryExecutor:
         refused = executor.run(f"{JOBS}:add_state", [1, 2], kind="bench", deadline=LONG, setup=-1)
         assert [(o.status, o.kind) for o in refused] == [("error", "ValueError")] * 2
 
+    def test_what_the_workers_do(self, executor: Executor) -> None:
+        batch = executor.submit(f"{JOBS}:sleep", [0.3], kind="bench", deadline=LONG)
+        seen: set[tuple[str, str]] = set()
+        thread = threading.Thread(target=lambda: [batch.poll(LONG)])
+        thread.start()
+        while thread.is_alive():
+            seen |= {(a.state, a.job) for a in executor.activity() if a.kind == "bench"}
+            time.sleep(0.01)
+        thread.join()
+        assert ("busy", "sleep") in seen and all(a.name and a.seconds >= 0 for a in executor.activity())
+
     def test_items_must_be_plain_data(self, executor: Executor) -> None:
         with pytest.raises(FormatError, match="plain data"):
             executor.submit(f"{JOBS}:echo", [object()], kind="compile", deadline=LONG)
