@@ -102,7 +102,7 @@ def test_what_svod_db_recommends_is_so(shell: Shell) -> None:
 def test_there_is_always_a_next_step() -> None:
     """Commands for ends that are hard to come by: they name the files that hold the results."""
     options = TuneOptions("my model.py", ("--x", "1 2"), db="a b.db", fresh=True)
-    ended = Ended(False, True, Path.cwd() / "svod-tuned-1.jsonl", True, False, False)
+    ended = Ended(False, True, Path.cwd() / "svod-tuned-1.jsonl", True, True, False, False)
     assert next_steps(options, [], ended)[1].endswith("--db tuning.db import svod-tuned-1.jsonl    # into a database that can be written")
     [_, again] = next_steps(options, [], replace(ended, interrupted=True))
     assert "'my model.py'" in again and "--fresh" not in again and again.endswith("-- --x '1 2'    # goes on where this one was ended")

@@ -34,13 +34,13 @@ from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, Progress, make_progress, worker_rows, workers_in_words
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, size_lines, work_lines
 from svod.cli.tune.script import processes_with, run_script
-from svod.cli.tune.survey import Foresight, SurveyRow, decide, pick_target, rate_of, survey, work_of
+from svod.cli.tune.survey import Foresight, SurveyRow, choose_targets, decide, pick_target, rate_of, survey, work_of
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.compile.plan.plan_parts import VariableSpec
 from svod.core.cost.op_count import count_operations
-from svod.errors import FormatError, SvodError, TuneError
+from svod.errors import ConfigError, FormatError, SvodError, TuneError
 from svod.tune import capture
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
@@ -795,6 +795,54 @@ def test_no_database_is_asked_for(tmp_path: Path, fake: type[FakeSession]) -> No
     done = run("--from", captured(tmp_path), "--db", ":none:")
     assert done.exit_code == 0 and "whole plan" in done.output and "the database is :none:" in done.output
     assert not list(tmp_path.glob("svod-tuned-*"))
+
+
+def test_the_targets_that_are_tuned_for_are_chosen_among_those_present() -> None:
+    own, far, wide = search_kernels.TARGET, replace(search_kernels.TARGET, cpu="far"), replace(search_kernels.TARGET, cpu="far", threads=64)
+    assert choose_targets((), [far, own], own) == [own] and choose_targets((), [far], own) == [far]
+    assert choose_targets(("far", own.key), [far, own], own) == [far, own]
+    assert choose_targets((far.key, "far"), [far], own) == [far], "once, however often it is named"
+    assert choose_targets(("t64", far.key), [far, wide], own) == [wide, far]
+    less = replace(own, threads=1)
+    assert choose_targets(("znver4/avx512f,fma/l1 32k/l2 1m/l3 32m/t1",), [own], less) == [less], "own options count where a machine fits"
+    for asked, present, words in ((("nobody",), [own, far], "--target nobody fits no target; present: .*/far/.*/znver4/"),
+                                  (("far",), [far, wide], "--target far fits several targets; present: .*t2; .*t64"),
+                                  ((), [far, wide], "no machine of the cluster times this machine's target .*znver4.*choose with --target"),
+                                  (("far",), [], "present: none, no machine of the cluster times")):
+        with pytest.raises(ConfigError, match=words):
+            choose_targets(asked, present, own)
+
+
+def test_each_target_of_a_cluster_is_searched_and_reported(tmp_path: Path, fake: type[FakeSession],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine's plans are checked; the other target's times are its own. A target that cannot be searched costs the status alone."""
+    far = replace(TARGET, cpu="far", threads=8)
+    searched: list[str] = []
+
+    def begin(self: FakeSession, tasks: Any, target: Any, **others: Any) -> None:
+        searched.append(target.key)
+        if len(searched) == 5:
+            raise TuneError("no worker is left that can bench")
+        FakeSession.__init__(self, tasks, target, **others)
+    monkeypatch.setattr(tune_run, "TuneSession", type("Session", (FakeSession,), {"__init__": begin}))
+    monkeypatch.setattr(NoExecutor, "result", lambda self: InlineExecutor())
+    monkeypatch.setattr(InlineExecutor, "targets", lambda self: [TARGET, far])
+    file, db, report = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "r.json"
+    arguments = ("--from", file, "--db", db, "--address", "auto", "--json", str(report))
+    assert run(*arguments).exit_code == 0 and searched == [TARGET.key]
+    assert {k["target"] for k in json.loads(report.read_text())["kernels"]} == {TARGET.key}
+    both = run(*arguments, "--fresh", "--target", "far", "--target", TARGET.key)
+    assert both.exit_code == 0 and searched[1:] == [far.key, TARGET.key]
+    assert f"\ntarget {far.key}\n" in both.output and f"\ntarget {TARGET.key}\n" in both.output
+    data = json.loads(report.read_text())
+    assert {k["target"] for k in data["kernels"]} == {TARGET.key, far.key} and data["search"]["candidates"] == 80 and data["plans"]
+    assert "--target far --target t2" in TuneOptions("m.py", target=("far", "t2")).command_line()
+    alone = run(*arguments, "--fresh", "--target", "far")
+    assert alone.exit_code == 0 and searched[3:] == [far.key] and not json.loads(report.read_text())["plans"]
+    failed = run(*arguments, "--fresh", "--target", "far", "--target", TARGET.key)
+    assert failed.exit_code == 1 and f"{far.key}: no worker is left" in failed.output and searched[4:] == [far.key, TARGET.key]
+    refused = run(*arguments, "--target", "nobody")
+    assert isinstance(refused.exception, ConfigError) and "--target nobody fits no target; present: " in str(refused.exception)
 
 
 def test_without_workers(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:

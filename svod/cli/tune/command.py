@@ -54,6 +54,8 @@ class _Seconds(Finite):
               help="Who compiles and times candidates; without N one worker per core. Where Ray does not come up, "
                    "and for budgets below 20 s (but for ray:N), local ones do.")
 @click.option("--address", metavar="auto|HOST:PORT", help="A running Ray cluster instead of a Ray of our own.")
+@click.option("--target", multiple=True, metavar="T", help="Tune for a machine of the cluster: its target's key, or a part of it "
+              "that no other has. May be repeated; default: this machine's, or the only one present.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--resume", is_flag=True, help="Search only kernels whose last search was ended by its budget, Ctrl-C, an error or a kill.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")

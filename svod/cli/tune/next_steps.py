@@ -19,12 +19,14 @@ MAX_REASONS = 3     # kernels whose reasons are given in a sentence
 @dataclass(frozen=True)
 class Ended:
     """How a command ended. `wider`: whether a beam of twice the width has something left to search. `saved`: the file with results that the
-    database could not take. `stored`: whether there is a database that keeps results."""
+    database could not take. `stored`: whether there is a database that keeps results. `here`: whether this machine's target was among
+    those that were tuned for."""
 
     interrupted: bool
     not_stored: bool
     saved: Path | None
     stored: bool
+    here: bool
     wider: bool
     fell_short: bool
 
@@ -61,7 +63,7 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
     """How the result is used, where there is one."""
     if not ended.stored:
         return [(options.command_line(db="tuning.db"), "a database that keeps what is found")]
-    if not options.program or not any(x.source == "database" for x in outcomes):
+    if not options.program or not ended.here or not any(x.source == "database" for x in outcomes):
         return []
     variable = f"SVOD_TUNE_DB={shlex.quote(options.db)} " if options.db else ""
     return [(f"{variable}{program('python')} {shlex.join([*options.program, *options.args])}", "starts with these kernels")]

@@ -21,6 +21,7 @@ class TuneOptions:
     budget: float = DEFAULT_BUDGET
     workers: str = "ray"
     address: str | None = None
+    target: tuple[str, ...] = ()
     db: str | None = None
     fresh: bool = False
     resume: bool = False
@@ -51,7 +52,8 @@ class TuneOptions:
         """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
         for f in fields(self):
-            if f.name in ("db", "workers", "address", "top", "only", "capture_for", "actions") and getattr(self, f.name) != f.default:
+            shown = ("db", "workers", "address", "target", "top", "only", "capture_for", "actions")
+            if f.name in shown and getattr(self, f.name) != f.default:
                 values[f.name] = getattr(self, f.name)
         words = [program("svod-tune"), *(self.program or ("--from", self.source or ""))]
         for name, value in {**values, **changes}.items():

@@ -5,6 +5,9 @@ check is reserved: with a short script the command ends about with its budget, a
 
     executor   starts while the script still runs, as soon as there is something to search
     Ctrl-C     ends the script first, then the search; the results so far are confirmed, stored and reported
+
+With --address and --target the kernels are tuned for machines of a cluster, one target after the other. Only for this machine's own are
+plans checked and ceilings known.
 """
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -41,7 +44,16 @@ from svod.cli.tune.report import (
     work_lines,
 )
 from svod.cli.tune.script import ScriptEnd, run_script
-from svod.cli.tune.survey import Foresight, SurveyRow, compile_heuristics, decide, pick_target, rate_of, survey
+from svod.cli.tune.survey import (
+    Foresight,
+    SurveyRow,
+    choose_targets,
+    compile_heuristics,
+    decide,
+    pick_target,
+    rate_of,
+    survey,
+)
 from svod.cli.tune.waiting import say, waiting
 from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
@@ -125,6 +137,28 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+@dataclass
+class _Part:
+    """The kernels for one target. `here`: it is this machine's, so that whole plans can be timed."""
+
+    target: Target
+    compiler: Compiler
+    here: bool
+    rows: list[SurveyRow]
+    result: SessionResult | None = None         # None where nothing was left to search
+    outcomes: Sequence[KernelReport] = ()
+    checks: Sequence[tuple[CapturedPlan, PlanCheck]] = ()
+    ceilings: Ceilings | None = None
+
+    @property
+    def wanted(self) -> list[SurveyRow]:
+        return [r for r in self.rows if r.decision == "search"]
+
+    @property
+    def of_interest(self) -> list[SurveyRow]:
+        return [r for r in self.rows if r.decision in ("search", "known")]
+
+
 class _TuneRun:
     """The state of one command."""
 
@@ -139,7 +173,8 @@ class _TuneRun:
         self.db = TuningDB.open(self.config.db, fresh=options.fresh, read_only=options.dry_run)
         self.executor: ExecutorStart | None = None
         self.script: ScriptEnd | None = None
-        self.result: SessionResult | None = None
+        self.parts: list[_Part] = []
+        self.failed = False                         # one of several targets could not be searched
         self.executor_name = ""
         self.ceilings: Ceilings | None = None
         self.measured = False
@@ -152,6 +187,16 @@ class _TuneRun:
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.started
+
+    @property
+    def result(self) -> SessionResult | None:
+        """The sums over all targets, without findings; None where nothing was searched."""
+        results = [p.result for p in self.parts if p.result is not None]
+        if not results:
+            return None
+        return SessionResult({}, tuple(k for r in results for k in r.pending), any(r.interrupted for r in results),
+                             sum(r.candidates for r in results), sum(r.seconds for r in results), sum(r.rows for r in results),
+                             sum(r.expected_gain for r in results))
 
     def close(self) -> None:
         self.closing = True
@@ -199,39 +244,61 @@ class _TuneRun:
             say(f"svod-tune: {self.options.subject} {self.script.failure}; "
                 f"tuning the {count(len(captured.kernels), 'kernel')} it had prepared by then")
 
-        target = pick_target(captured, self.config.device)
-        compiler = compiler_for(target, self.config)
-        with waiting("looking at the kernels"):
-            rows = survey(captured, target, compiler)
-            decide(rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only,
-               resume=self.options.resume)
-        if self.options.only and not any(r.decision in ("search", "known") for r in rows):
+        self._survey(captured)
+        rows = [r for p in self.parts for r in p.rows]
+        if self.options.only and not any(p.of_interest for p in self.parts):
             say(f"svod-tune: no kernel's key, name or origin fits --only {' '.join(self.options.only)}; "
                 f"--dry-run lists the {count(len(rows), 'kernel')} there are")
             return EXIT_USAGE
         self.seconds["survey"] = self.elapsed
-        for line in work_lines(rows, self.options.beam):
-            say(f"svod-tune: {line}")
+        for p in self.parts:
+            for line in work_lines(p.rows, self.options.beam):
+                say(f"svod-tune: {self._of_target(p)}{line}")
         if self.options.dry_run:
-            return self._dry_run(rows, target)
-
-        wanted = [r for r in rows if r.decision == "search"]
-        if wanted:
-            self._search(wanted, target)
-        else:
-            self._end_workers()
+            return self._dry_run()
+        self._search_all()
         with waiting("measuring what this machine can do"):
-            ceilings = self._ceilings(target)
-            outcomes = self._outcomes([r for r in rows if r.decision in ("search", "known")], target, compiler)
-            ceilings = self._corrected(ceilings, outcomes, target)
+            for p in self.parts:
+                self._take_outcomes(p)
         with waiting("timing the whole plan with the heuristic's and with the tuned chains"):
-            checks = self._check_plans(captured, outcomes, target, compiler, bool(wanted))
+            for p in self.parts:
+                if p.here:
+                    p.checks = self._check_plans(captured, p.outcomes, p.target, p.compiler, bool(p.wanted))
         self.seconds["check"] = self.elapsed
         self._save()
-        self._write_lock(outcomes, target)
+        self._write_lock()
         status = self._status()
-        self._report(outcomes, checks, target, ceilings, status)
-        return self._write_json(rows, outcomes, checks, target, ceilings, status)
+        self._report(status)
+        return self._write_json(status)
+
+    def _survey(self, captured: Capture) -> None:
+        """Decide per target what is searched. The kernels are weighed by their times on this machine."""
+        own = pick_target(captured, self.config.device)
+        targets = self._targets(own)
+        with waiting("looking at the kernels"):
+            rows = survey(captured, own, compiler_for(own, self.config))
+            for target in targets:
+                compiler = compiler_for(target, self.config)
+                part = _Part(target, compiler, target.key == own.key, [replace(r) for r in rows])
+                decide(part.rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only,
+                       resume=self.options.resume)
+                self.parts.append(part)
+
+    def _targets(self, own: Target) -> list[Target]:
+        """The targets to tune for. Those of a cluster are asked for where they matter."""
+        options = self.options
+        if options.address is None:
+            return choose_targets(options.target, [own], own)
+        if options.dry_run and not options.target:
+            return [own]
+        with waiting(f"asking the cluster at {options.address} what it times"):
+            present = self._start_executor().result().targets()
+        allowed = config.OptimizerConfig.from_env()
+        return choose_targets(options.target, [t.allowing(allowed.tc, not allowed.nolocals) for t in present], own)
+
+    def _of_target(self, part: _Part) -> str:
+        """The beginning of a line about a target, where there are several."""
+        return f"{part.target.key}: " if len(self.parts) > 1 else ""
 
     def capture(self) -> Capture:
         """Run the script, or read the file."""
@@ -262,29 +329,45 @@ class _TuneRun:
         options = self.options
         return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
 
-    def _search(self, rows: Sequence[SurveyRow], target: Target) -> None:
-        """Search the rows within the rest of the budget. Raises TuneError where no worker starts."""
-        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes, r.variables) for r in rows]
+    def _search_all(self) -> None:
+        """Search what is left, target after target: each gets its part of what is left of the budget. Raises TuneError where no worker
+        starts, or none is left that times the only target."""
+        wanted = [p for p in self.parts if p.wanted]
+        for number, part in enumerate(wanted):
+            try:
+                self._search(part, len(wanted) - number)
+            except TuneError as e:
+                if len(wanted) == 1:
+                    raise
+                say(f"svod-tune: {self._of_target(part)}{e}")
+                self.failed = True
+            if part.result is not None and part.result.interrupted:
+                break
+        self._end_workers()
+        self.seconds["closing"] = self.elapsed
+
+    def _search(self, part: _Part, shares: int) -> None:
+        """Search a target's kernels within its share of the rest of the budget."""
+        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes, r.variables) for r in part.wanted]
         with waiting(f"starting the workers ({self._workers()})"):
             executor = self._start_executor().result()
             executor.wait_until_ready()
         signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which ends the process at once
-        self.seconds["workers"] = self.elapsed
-        seconds = max(self.options.budget / 2, self.options.budget - self.elapsed - self._check_seconds(CHECK_SECONDS))
-        say(f"svod-tune: searching {count(len(rows), 'kernel')} with beam {self.options.beam} for at most {seconds:.0f} s on "
-            f"{executor.description} (Ctrl-C ends the search and keeps what it found)")
+        self.seconds.setdefault("workers", self.elapsed)
+        check = self._check_seconds(CHECK_SECONDS) if any(p.here for p in self.parts) else 0.0
+        seconds = max(self.options.budget / 2 / len(self.parts), (self.options.budget - self.elapsed - check) / shares)
+        say(f"svod-tune: {self._of_target(part)}searching {count(len(tasks), 'kernel')} with beam {self.options.beam} for at most "
+            f"{seconds:.0f} s on {executor.description} (Ctrl-C ends the search and keeps what it found)")
         told = replace(self.beam, debug=max(self.beam.debug, 2 * self.options.verbose))
         log = EventLog(self.options.log_json) if self.options.log_json is not None else None
-        progress = make_progress(rows, sys.stderr, told, executor.activity, log)
-        session = TuneSession(tasks, target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
-                              budget=ModelBudget(seconds, self.beam.kernel_budget), ceilings=lambda: self._ceilings(target),
-                              listener=progress)
-        self.result, self.executor_name = session.result, executor.description
+        progress = make_progress(part.wanted, sys.stderr, told, executor.activity, log)
+        session = TuneSession(tasks, part.target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
+                              budget=ModelBudget(seconds, self.beam.kernel_budget),
+                              ceilings=(lambda: self._ceilings(part.target)) if part.here else None, listener=progress)
+        part.result, self.executor_name = session.result, executor.description
         with progress:
-            self.result = session.run()
+            part.result = session.run()
         self.seconds["search"] = self.elapsed
-        self._end_workers()
-        self.seconds["closing"] = self.elapsed
 
     def _check_seconds(self, most: float) -> float:
         """The seconds that one plan check may take."""
@@ -307,11 +390,18 @@ class _TuneRun:
             return ceilings
         return self._ceilings(target, refresh=True)
 
-    def _outcomes(self, rows: Sequence[SurveyRow], target: Target, compiler: Compiler) -> list[KernelReport]:
+    def _take_outcomes(self, part: _Part) -> None:
+        """Set what came out for a target, and the ceilings it is held against."""
+        part.outcomes = self._outcomes(part)
+        if part.here:
+            part.ceilings = self._corrected(self._ceilings(part.target), part.outcomes, part.target)
+
+    def _outcomes(self, part: _Part) -> list[KernelReport]:
         """For each kernel the chain that the next `prepare` uses, and the times that it was chosen by."""
-        findings: Mapping[str, Finding] = self.result.findings if self.result is not None else {}
+        result, compiler = part.result, part.compiler
+        findings: Mapping[str, Finding] = result.findings if result is not None else {}
         out = []
-        for row in rows:
+        for row in part.of_interest:
             choice = choose(row.kernel, compiler, self.config, self.db)
             finding = findings.get(row.key)
             winner = winner_in_use(row.kernel, compiler, self.db) if choice.source == "database" else None
@@ -326,8 +416,8 @@ class _TuneRun:
                 out.append(KernelReport(row, chain, choice.source, heuristic or row.seconds, heuristic, finding.verified, finding.confirmed,
                                         None, finding.linear, why))
             else:
-                pending = self.result is not None and row.key in self.result.pending
-                late = self.result is not None and self.result.interrupted
+                pending = result is not None and row.key in result.pending
+                late = result is not None and result.interrupted
                 why = "another process is searching it" if pending else "interrupted before its turn" if late else choice.why
                 out.append(KernelReport(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "",
                                         why))
@@ -371,7 +461,7 @@ class _TuneRun:
             return EXIT_INTERRUPTED
         if self.lock_failed or (self.result is not None and self.config.db != config.NONE and self.db.path is None):
             return EXIT_NOT_STORED
-        return self.incomplete
+        return EXIT_FAILED if self.failed else self.incomplete
 
     def _save(self) -> None:
         """Write results that the database could not take to a file for `svod-db import`: in the current directory, else in the temporary
@@ -389,12 +479,12 @@ class _TuneRun:
                 self.saved = directory / name
                 return
 
-    def _write_lock(self, outcomes: Sequence[KernelReport], target: Target) -> None:
+    def _write_lock(self) -> None:
         """Write the chains that the next `prepare` uses to a lock file."""
         if self.options.lock_path is None:
             return
-        lines = [Locked(o.row.key, target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
-                        o.heuristic / o.tuned if o.heuristic and o.tuned else None) for o in outcomes]
+        lines = [Locked(o.row.key, p.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
+                        o.heuristic / o.tuned if o.heuristic and o.tuned else None) for p in self.parts for o in p.outcomes]
         try:
             count = write_lock(Path(self.options.lock_path), lines)
         except OSError as e:
@@ -443,23 +533,32 @@ class _TuneRun:
     def _width(self) -> int:
         return shutil.get_terminal_size().columns if self._stream.isatty() else PIPE_WIDTH
 
-    def _dry_run(self, rows: Sequence[SurveyRow], target: Target) -> int:
-        with waiting("measuring what this machine can do"):
-            ceilings = self._ceilings(target)
-        roofs = {r.key: bound_at(r.kernel, r.sizes, target, ceilings) for r in rows}
-        bounds = {key: b.seconds for key, b in roofs.items() if b is not None and b.is_measured and b.seconds}
-        self._print(["", *dry_table(rows, bounds, self._width()), "", after_dry_run(self.options, rows, self._wider(rows, target))])
-        return self._dump(self.incomplete, {"target": target.key,
-                                            "kernels": [{**row_json(r), "bound_seconds": bounds.get(r.key)} for r in rows]})
+    def _dry_run(self) -> int:
+        lines, kernels = [], []
+        for p in self.parts:
+            ceilings = None
+            if p.here:
+                with waiting("measuring what this machine can do"):
+                    ceilings = self._ceilings(p.target)
+            roofs = {r.key: bound_at(r.kernel, r.sizes, p.target, ceilings) for r in p.rows}
+            bounds = {key: b.seconds for key, b in roofs.items() if b is not None and b.is_measured and b.seconds}
+            lines += ["", *self._title(p), *dry_table(p.rows, bounds, self._width())]
+            kernels += [{**row_json(r), "target": p.target.key, "bound_seconds": bounds.get(r.key)} for r in p.rows]
+        rows = [r for p in self.parts for r in p.rows]
+        self._print([*lines, "", after_dry_run(self.options, rows, self._wider())])
+        return self._dump(self.incomplete, {"target": self.parts[0].target.key, "kernels": kernels})
 
-    def _report(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
-                ceilings: Ceilings | None, status: int) -> None:
-        lines = ["", *kernel_table(outcomes, target, ceilings, self._width()), *size_lines(outcomes), ""]
-        for number, (plan, check) in enumerate(checks, 1):
-            name = f" {number} of {len(checks)}" if len(checks) > 1 else ""
-            lines += plan_lines(check, name, len(plan.unbound.calls), plan.waited)
-        lines += ["", self._summary(), *self._stored(status), *self._next(outcomes, checks, target, status)]
-        self._print(lines)
+    def _title(self, part: _Part) -> list[str]:
+        return [f"target {part.target.key}"] if len(self.parts) > 1 else []
+
+    def _report(self, status: int) -> None:
+        lines = []
+        for p in self.parts:
+            lines += ["", *self._title(p), *kernel_table(p.outcomes, p.target, p.ceilings, self._width()), *size_lines(p.outcomes), ""]
+            for number, (plan, check) in enumerate(p.checks, 1):
+                name = f" {number} of {len(p.checks)}" if len(p.checks) > 1 else ""
+                lines += plan_lines(check, name, len(plan.unbound.calls), plan.waited)
+        self._print([*lines, "", self._summary(), *self._stored(status), *self._next(status)])
 
     def _summary(self) -> str:
         r = self.result
@@ -479,34 +578,37 @@ class _TuneRun:
             return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
         return ["the results are not stored: the database is :none:"]
 
-    def _next(self, outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]], target: Target,
-              status: int) -> list[str]:
+    def _next(self, status: int) -> list[str]:
         interrupted = self.result is not None and self.result.interrupted
-        ended = Ended(interrupted, status == EXIT_NOT_STORED, self.saved, self.db.plan.write is not None,
-                      self._wider([o.row for o in outcomes], target), any(c.fell_short for _, c in checks))
-        return next_steps(self.options, outcomes, ended)
+        here = any(p.here for p in self.parts)
+        fell_short = any(c.fell_short for p in self.parts for _, c in p.checks)
+        ended = Ended(interrupted, status == EXIT_NOT_STORED, self.saved, self.db.plan.write is not None, here, self._wider(), fell_short)
+        return next_steps(self.options, [o for p in self.parts for o in p.outcomes], ended)
 
-    def _wider(self, rows: Sequence[SurveyRow], target: Target) -> bool:
+    def _wider(self) -> bool:
         """Whether a beam of twice the width has something left to search."""
         twice = replace(self.beam, width=2 * self.beam.width)
-        return any(left_to_search(self.db, r.key, target.key, twice) is not None for r in rows if r.decision in ("search", "known"))
+        return any(left_to_search(self.db, r.key, p.target.key, twice) is not None for p in self.parts for r in p.of_interest)
 
     # -- JSON ---------------------------------------------------------------------------------------------------------------
-    def _write_json(self, rows: Sequence[SurveyRow], outcomes: Sequence[KernelReport], checks: Sequence[tuple[CapturedPlan, PlanCheck]],
-                    target: Target, ceilings: Ceilings | None, status: int) -> int:
+    def _write_json(self, status: int) -> int:
         r = self.result
-        done = {o.row.key for o in outcomes}
+        ceilings = next((p.ceilings for p in self.parts if p.here), None)
         return self._dump(status, {
-            "target": target.key, "options": asdict(self.options), "elapsed_seconds": self.elapsed,
+            "target": self.parts[0].target.key, "options": asdict(self.options), "elapsed_seconds": self.elapsed,
             "phases_end_seconds": self.seconds,
             "script": None if self.script is None else asdict(self.script),
-            "kernels": [outcome_json(o, target, ceilings) for o in outcomes] + [row_json(x) for x in rows if x.key not in done],
-            "plans": [plan_json(check, plan.digest, plan.unbound, plan.waited) for plan, check in checks],
+            "kernels": [{"target": p.target.key, **kernel} for p in self.parts for kernel in self._kernels_json(p)],
+            "plans": [plan_json(check, plan.digest, plan.unbound, plan.waited) for p in self.parts for plan, check in p.checks],
             "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
                                               "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
             "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,
                          "saved": None if self.saved is None else str(self.saved)},
             "ceilings": None if ceilings is None else asdict(ceilings)})
+
+    def _kernels_json(self, part: _Part) -> list[dict[str, Any]]:
+        done = {o.row.key for o in part.outcomes}
+        return [outcome_json(o, part.target, part.ceilings) for o in part.outcomes] + [row_json(x) for x in part.rows if x.key not in done]
 
     def _dump(self, status: int, content: dict[str, Any]) -> int:
         """Write the file of --json. Returns `status`, or EXIT_NOT_STORED where that fails."""

@@ -17,8 +17,9 @@ from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import BeamConfig, PrepareConfig
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import HOST, Target
+from svod.core.machine.target import HOST, Target, unfit
 from svod.core.schedule.family import family_key
+from svod.errors import ConfigError
 from svod.tune.capture import Capture, CapturedPlan, News
 from svod.tune.chains import choose, winner_in_use
 from svod.tune.db import Search, TuningDB
@@ -74,6 +75,27 @@ def pick_target(capture: Capture, device: str | None = None) -> Target:
         if target is not None:
             return target
     return device_named(device or HOST).backend.target()
+
+
+def choose_targets(asked: Sequence[str], present: Sequence[Target], own: Target) -> list[Target]:
+    """The targets to tune for, of those `present` on machines that time: one for each of `asked`, which is its key or a part of it that no
+    other key has. Without any, `own`, which is this process's; where no machine times that, the only one present.
+
+    Raises ConfigError where there is none, or more than one."""
+    known = {own.key: own} if any(unfit(t.key, own) is None for t in present) else {}
+    known |= {t.key: t for t in present if t.key not in known}
+    listed = "present: " + ("; ".join(sorted(known)) or "none, no machine of the cluster times")
+    if not asked:
+        if own.key not in known and len(known) != 1:
+            raise ConfigError(f"no machine of the cluster times this machine's target {own.key}; choose with --target; {listed}")
+        return [known.get(own.key) or next(iter(known.values()))]
+    chosen = {}
+    for text in asked:
+        fitting = [text] if text in known else [key for key in known if text in key]
+        if len(fitting) != 1:
+            raise ConfigError(f"--target {text} fits {'several targets' if fitting else 'no target'}; {listed}")
+        chosen[fitting[0]] = known[fitting[0]]
+    return list(chosen.values())
 
 
 def compile_heuristics(kernels: Mapping[str, Kernel], compiler: Compiler) -> dict[str, Compiled]:
