@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("svod.config")
 
+STRATEGIES = ("beam", "evolve", "random", "optuna")
 NONE = ":none:"  # the value of an option that turns a database or a cache directory off
 
 T = TypeVar("T")
@@ -209,6 +210,8 @@ class BeamConfig(_Config):
     actions: str = _option("BEAM_ACTIONS", "default", _choice("default", "reference"), "the grid of single opts that is proposed")
     sketches: bool = _option("BEAM_SKETCHES", True, _SWITCH, "start from sketches and the heuristic's chain; 0: from the untouched kernel")
     mutations: bool = _option("BEAM_MUTATIONS", True, _SWITCH, "propose changes within a chain; 0: only opts that are added to it")
+    strategy: str = _option("BEAM_STRATEGY", "beam", _choice(*STRATEGIES), "who proposes candidates")
+    optuna_storage: str = _option("BEAM_OPTUNA_STORAGE", "", _TEXT, "URL of a storage that mirrors the studies of the strategy optuna")
     strict: str = _option("BEAM_STRICT", "", _STRICT, "reference: the grid, order and stop rule of the reference systems")
     executor: str = _option("BEAM_EXECUTOR", "local", _choice("local", "ray", "inline"), "who compiles and times candidates")
     workers: int = _option("BEAM_WORKERS", 0, _integer(0), "child processes of the local executor; 0: one per usable core")
@@ -217,6 +220,12 @@ class BeamConfig(_Config):
     debug: int = _option("BEAM_DEBUG", 0, _integer(0), "1: print each round of a search; 2: what became of each candidate too")
     log_surpass_max: bool = _option("BEAM_LOG_SURPASS_MAX", False, _SWITCH,
                                     "print the candidates that a limit of the search drops, with the reason")
+
+    def __post_init__(self) -> None:
+        _Config.__post_init__(self)
+        if self.strict and self.strategy != "beam":
+            raise ConfigError(f"BeamConfig(strict={self.strict!r}, strategy={self.strategy!r}) is not usable: the reference systems' rules "
+                              "are those of a beam")
 
 
 @dataclass(frozen=True)

@@ -304,7 +304,7 @@ class TuneSession:
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
                                      structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
-        self._searches[task.key] = self.db.begin_search(task.key, self.target.key,
+        self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.config.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config),
                                                         svod=__version__)
         search = KernelSearch(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), self.config,

@@ -1,8 +1,9 @@
 """What is left to search of a kernel that the tuning database knows.
 
 A search is complete where it ended by itself: nothing was gained any more, nothing was left to try, or the machine allows nothing faster.
-A search that its budget, Ctrl-C or an error ended is searched on, and so is one that was narrower than what is asked for now. What was
-measured is kept: the stored winners are the seeds, and no candidate that the database has is built again.
+A search that its budget, Ctrl-C or an error ended is searched on, and so is one that was narrower than what is asked for now, or of
+another strategy, unless it ended at what the machine allows. What was measured is kept: the stored winners are the seeds, and no
+candidate that the database has is built again.
 """
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ def _left_by(search: Search, asked: BeamConfig) -> str | None:
     if search.outcome in CUT_SHORT:
         took = search.result.get("seconds")
         return CUT_SHORT[search.outcome] + (f" after {seconds(took)}" if isinstance(took, (int, float)) and took > 0 else "")
-    return None if search.outcome == AT_BOUND else _narrower(search.config, asked)
+    if search.outcome == AT_BOUND:
+        return None
+    if search.strategy not in ("", asked.strategy):
+        return f"it was searched by the strategy {search.strategy}, {asked.strategy} is asked for"
+    return _narrower(search.config, asked)
 
 
 def _narrower(before: Any, asked: BeamConfig) -> str | None:

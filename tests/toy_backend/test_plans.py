@@ -19,7 +19,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import CompileError, UnsupportedError
 from svod.tune.measure.candidate import Candidate, Origin
-from svod.tune.search.beam import Beam
+from svod.tune.search.strategies.beam import Beam
 from tests.hand_kernels import gemm
 from tests.toy_backend.backend import BACKEND, ToyQueue
 from tests.toy_backend.target import TOY

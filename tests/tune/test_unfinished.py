@@ -39,6 +39,14 @@ def test_a_search_that_tried_less_goes_on(before: dict[str, Any], asked: BeamCon
     assert what_is_left([search(GAINS_NOTHING, **before)], asked) == reason
 
 
+def test_a_search_by_another_strategy_is_no_end() -> None:
+    by_chance = replace(search(GAINS_NOTHING, width=4), strategy="random")
+    assert what_is_left([by_chance], BeamConfig()) == "it was searched by the strategy random, beam is asked for"
+    assert what_is_left([by_chance], BeamConfig(strategy="random")) is None
+    assert what_is_left([by_chance, replace(search(GAINS_NOTHING, at=2.0, width=4), strategy="beam")], BeamConfig()) is None
+    assert what_is_left([replace(by_chance, outcome=AT_BOUND)], BeamConfig()) is None, "the machine allows nothing faster"
+
+
 def test_the_most_complete_search_counts() -> None:
     asked, short = BeamConfig(width=4), search(BUDGET_SPENT, at=3.0, width=4)
     assert what_is_left([search(GAINS_NOTHING, at=1.0, width=4), short], asked) is None, "a later, shorter search takes nothing away"

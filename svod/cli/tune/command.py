@@ -67,6 +67,9 @@ class _Seconds(Finite):
               help="Tune a capture (a file or directory) instead of running a script.")
 @click.option("--capture-to", metavar="FILE", type=click.Path(), help="Also keep the capture, for --from here or elsewhere.")
 @click.option("--actions", type=click.Choice(["default", "reference"]), help="The grid of single opts that is proposed.")
+@click.option("--strategy", type=click.Choice(config.STRATEGIES), help="Who proposes candidates; default: BEAM_STRATEGY, else beam.")
+@click.option("--optuna-storage", metavar="URL", help="Also write the studies of --strategy optuna here, for optuna-dashboard; for example "
+              "sqlite:///studies.db.")
 @click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
 @click.option("-o", "--lock", "lock_path", metavar="FILE", type=click.Path(),
               help="Also write the chains to a lock file, which SVOD_LOCK and PrepareConfig(lock=…) use; for example model.lock.jsonl.")
@@ -127,7 +130,13 @@ def check(options: TuneOptions) -> None:
     check_output("--log-json", options.log_json, options.script, options.source, stdout=True)
     check_output("--capture-to", options.capture_to, options.script, options.source)
     check_database(None if options.dry_run else options.db)
+    strategy = options.strategy or config.BeamConfig.env_value("strategy")
+    if options.optuna_storage is not None and strategy != "optuna":
+        raise click.UsageError(f"--optuna-storage is for --strategy optuna; the strategy is {strategy}")
+    from svod.tune.search.strategies.registry import check_strategy
     from svod.tune.workers.executor import check_address, parse_workers
+
+    check_strategy(strategy, options.optuna_storage or config.BeamConfig.env_value("optuna_storage"))
 
     name, _ = parse_workers(options.workers)
     check_address(options.address)

@@ -8,6 +8,8 @@ from svod.cli.installation import program
 
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
+#: Options that a command to paste has where this one has them, beside the beam's width and the budget.
+CARRIED = frozenset({"db", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy", "optuna_storage"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class TuneOptions:
     source: str | None = None
     capture_to: str | None = None
     actions: str | None = None
+    strategy: str | None = None
+    optuna_storage: str | None = None
     dry_run: bool = False
     json_path: str | None = None
     lock_path: str | None = None
@@ -52,8 +56,7 @@ class TuneOptions:
         """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}
         for f in fields(self):
-            shown = ("db", "workers", "address", "target", "top", "only", "capture_for", "actions")
-            if f.name in shown and getattr(self, f.name) != f.default:
+            if f.name in CARRIED and getattr(self, f.name) != f.default:
                 values[f.name] = getattr(self, f.name)
         words = [program("svod-tune"), *(self.program or ("--from", self.source or ""))]
         for name, value in {**values, **changes}.items():

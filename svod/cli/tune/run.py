@@ -168,8 +168,8 @@ class _TuneRun:
         self.started = time.monotonic()
         given = {"db": options.db} if options.db is not None else {}
         self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
-        actions = {"actions": options.actions} if options.actions is not None else {}
-        self.beam = config.BeamConfig.from_env(width=options.beam, budget=options.budget, **actions)
+        chosen = {name: value for name in ("actions", "strategy", "optuna_storage") if (value := getattr(options, name)) is not None}
+        self.beam = config.BeamConfig.from_env(width=options.beam, budget=options.budget, **chosen)
         self.db = TuningDB.open(self.config.db, fresh=options.fresh, read_only=options.dry_run)
         self.executor: ExecutorStart | None = None
         self.script: ScriptEnd | None = None

@@ -50,6 +50,12 @@ class Origin(StrEnum):
     SKETCH = "sketch"
     ACTION = "action"
     MUTATION = "mutation"
+    CROSSOVER = "crossover"
+    WALK = "walk"
+    TRIAL = "trial"
+
+
+SEEDS = frozenset({Origin.UNTOUCHED, Origin.HEURISTIC, Origin.DATABASE, Origin.SKETCH})
 
 
 def chain_order(chain: Sequence[Opt]) -> tuple[int, str]:
@@ -87,6 +93,11 @@ class Candidate:
     def order(self) -> tuple[float, int, str]:
         """Best first: by score, then by chain."""
         return (self.score, *chain_order(self.chain))
+
+    @property
+    def fitness(self) -> float:
+        """The seconds that are known best: those of its races, else the screening's."""
+        return self.score if self.score < float("inf") else self.seconds
 
     def fail(self, status: Status, reason: str) -> None:
         self.status, self.reason, self.built = status, reason, None

@@ -255,7 +255,8 @@ def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
     return tuple(sorted(amounts - {amount, WHOLE if n == extent else n}))
 
 
-def _replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
+def replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
+    """What one opt may become that is about to be applied to `state`: another amount, or another place of a stage."""
     if opt.op == "STAGE":
         for row, _, _ in loop_rows(state):
             if row.name != opt.arg:
@@ -293,7 +294,7 @@ def mutations(base: Any, chain: Sequence[Opt], lanes: int) -> Iterator[Any]:
     prefix, whole = base, apply_opts(base, chain)
     for i, opt in enumerate(chain):
         tied = _tied_later(whole, chain, i)
-        for changed in (*_replacements(opt, prefix, lanes), None):
+        for changed in (*replacements(opt, prefix, lanes), None):
             for places in ({i}, {i, *tied}) if tied else ({i},):
                 state = prefix
                 try:

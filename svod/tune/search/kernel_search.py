@@ -1,4 +1,4 @@
-"""The search of one kernel, round by round, around the beam (`beam.py`).
+"""The search of one kernel, round by round, around a strategy (`strategies`).
 
     step 1      lower, build, time and verify the heuristic: it is the baseline, the first incumbent, and the result of a search that finds
                 nothing better. With BEAM_SKETCHES=0 it is only the baseline: nothing starts from it
@@ -11,7 +11,7 @@ digest. Building and screening go in small chunks: a better incumbent shortens t
 Candidates that were not built go back to the queue.
 
 A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
-has to keep when it is measured again, and when there is nothing left to try: unless the beam can widen, which starts that patience
+has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
 anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain,
 and none in sight, is enough; a noisy race, and one that refutes the bound, ends the row. It stops in any case when its budget is spent.
 `BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from svod.bench.race import Ratio
+from svod.compile.backend import backend_named
 from svod.config import BeamConfig
 from svod.core.cost.cost_model import tiling_family
 from svod.core.kernel.chain_text import chain_text
@@ -37,9 +38,8 @@ from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of, fits_its_times
-from svod.tune.measure.candidate import DROPPED, FAILED, Candidate, Origin, Status
+from svod.tune.measure.candidate import DROPPED, FAILED, SEEDS, Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
-from svod.tune.search.beam import Beam
 from svod.tune.search.events import (
     BaselineTimed,
     CandidateDropped,
@@ -51,6 +51,8 @@ from svod.tune.search.events import (
     RoundFinished,
     nobody,
 )
+from svod.tune.search.strategies.registry import make_strategy
+from svod.tune.search.strategies.strategy import Strategy
 
 log = logging.getLogger("svod.tune")
 
@@ -142,21 +144,23 @@ class KernelSearch:
     listener: Listener = nobody
     record: Callable[[Sequence[Candidate]], None] | None = None
     clock: Callable[[], float] = time.monotonic
+    strategy_of: Callable[[Any, BeamConfig], Strategy] = make_strategy
 
     history: list[float] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     spent: float = 0.0
-    widened: int = 0               # how often the beam did
+    widened: int = 0               # how often the strategy did
     finished: bool = False
     why: str = ""
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        self.beam = Beam(self.base, self.config)
+        self.strategy = self.strategy_of(self.base, self.config)
+        self.cost = backend_named(self.base.target.device).cost
         self.strict = self.config.strict == "reference"
         self.patience = 1 if self.strict else self.config.patience
         self.digests: set[str] = set()
-        self.pool: list[Candidate] = []            # screened or better; the beam chooses from the raced ones
+        self.pool: list[Candidate] = []            # screened or better; the strategy keeps some of the raced ones
         self.compile_seconds: list[float] = []
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
@@ -165,7 +169,7 @@ class KernelSearch:
         self.verify_pace = 0.0                     # seconds to verify one candidate, in the latest verification
         self.judged: list[Candidate] = []          # raced or verified in the latest round
         self.flat = 0
-        self.wider = False                         # the beam has widened and has not been given what to keep
+        self.wider = False                         # the strategy has widened and has not been given what to keep
         self.settled = float("inf")                # the least that an incumbent kept when it was measured again
         self.at_bound = 0                          # latest races in a row whose incumbent was at the roofline bound
         self.incumbent: Candidate | None = None
@@ -222,7 +226,7 @@ class KernelSearch:
     def _time_baseline(self) -> None:
         self.listener(KernelStarted(self.key, self.name, len(self.seeds), self.bound))
         if self.config.sketches:
-            self.beam.seed([self.baseline])
+            self.strategy.seed([self.baseline])
         self._build_and_screen(self._prepare([self.baseline], exempt=True))
         if self.baseline.status is Status.SCREENED:
             self.baseline.score = self.baseline.seconds
@@ -235,7 +239,7 @@ class KernelSearch:
             if self.config.sketches:
                 self._set_incumbent(self.baseline)
                 self.settled = self.baseline.score
-                self.beam.keep(self.pool, self._verify)
+                self.strategy.keep(self.pool, self._verify)
             self.listener(BaselineTimed(self.key, self.baseline.score))
         self.history.append(self.best)
         self._report([self.baseline])
@@ -243,7 +247,7 @@ class KernelSearch:
     def _round(self, deadline: float) -> None:
         started, before = self.clock(), self.incumbent
         self.judged.clear()
-        seeds = self.beam.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
+        seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
         # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
         seeds_alone = len(seeds) >= SEED_ROUND and not self.strict
         batch = list(seeds) if seeds_alone else [*seeds, *self._propose()]
@@ -253,7 +257,7 @@ class KernelSearch:
         self.counts.proposed += len(batch)
         candidates = self._prepare(batch, exempt=False)
         left = self._build_in_chunks(candidates, deadline)
-        self.beam.requeue(left)
+        self.strategy.requeue(left)
         built = self.clock()
         noisy = self._race(candidates)
         self.round_ends.append(self.clock() - built)
@@ -266,23 +270,23 @@ class KernelSearch:
     def _untouched(self) -> list[Candidate]:
         """The untouched kernel. Left out where there are other seeds and it is hopeless: its first run would end with a killed child."""
         others = self.config.sketches and not self.strict and self.incumbent is not None and (self.stored or self.first)
-        if others and self.beam.cost(self.base).cycles > HOPELESS * self.beam.cost(self.heuristic).cycles:
+        if others and self.cost(self.base).cycles > HOPELESS * self.cost(self.heuristic).cycles:
             return []
         return [Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)]
 
     def _propose(self) -> list[Candidate]:
-        """The beam's proposals; a beam without any widens. None where that does not help."""
+        """The strategy's proposals; one without any widens. None where that does not help."""
         while True:
             if self.wider:
                 self.wider = False
-                self.beam.keep(self.pool, self._verify)
-            proposals = self.beam.propose()
+                self.strategy.keep(self.pool, self._verify)
+            proposals = self.strategy.propose()
             if proposals or not self._widen():
                 return proposals
 
     def _widen(self) -> bool:
-        """Go on from everything measured so far with more of it, instead of ending; False where the beam does not widen."""
-        if not self.beam.widen():
+        """Go on from everything measured so far with more of it, instead of ending; False where the strategy does not widen."""
+        if not self.strategy.widen():
             return False
         self.widened, self.wider, self.flat = self.widened + 1, True, 0
         log.info("%s: nothing gained for now, the search goes on with more of what it has measured", self.name)
@@ -292,7 +296,7 @@ class KernelSearch:
         self.listener(RoundFinished(
             self.key, len(self.history) - 1, len(batch), sum(c.linear != "" and c.size > 0 for c in batch),
             sum(bool(c.samples) for c in batch), sum(c.status is Status.WRONG for c in batch),
-            sum(c.status in FAILED for c in batch), self.beam.queued, self.best,
+            sum(c.status in FAILED for c in batch), self.strategy.queued, self.best,
             chain_text(self.incumbent.chain) if self.incumbent else "", self.clock() - started, noisy))
 
     def _judge_progress(self, before: Candidate | None, seeds_alone: bool) -> None:
@@ -325,7 +329,7 @@ class KernelSearch:
         within = []
         for c in batch:
             try:
-                registers = self.beam.cost(c.state).accumulators
+                registers = self.cost(c.state).accumulators
             except KernelOptError as e:
                 c.fail(Status.ERROR, str(e))
                 continue
@@ -373,7 +377,7 @@ class KernelSearch:
 
     def _build_in_chunks(self, candidates: Sequence[Candidate], deadline: float) -> list[Candidate]:
         """Build and screen. Returns the candidates that the deadline left no time for, as they were before lowering."""
-        ordered = sorted(candidates, key=lambda c: c.origin in (Origin.ACTION, Origin.MUTATION))   # seeds first
+        ordered = sorted(candidates, key=lambda c: c.origin not in SEEDS)
         start = 0
         while start < len(ordered):
             now = self.clock()
@@ -450,13 +454,13 @@ class KernelSearch:
         self.listener(CandidateDropped(self.key, str(c.status), c.reason, chain_text(c.chain)))
 
     def _race(self, fresh: Sequence[Candidate]) -> bool:
-        """Race the best of what was screened against the incumbent, then let the beam keep. Whether the race was noisy."""
+        """Race the best of what was screened against the incumbent, then let the strategy keep. Whether the race was noisy."""
         noisy = False
-        racers = self.beam.racers([c for c in self.pool if c.status is Status.SCREENED])
+        racers = self.strategy.racers([c for c in self.pool if c.status is Status.SCREENED])
         if self.incumbent is None and racers:
             first = racers.pop(0)
             first.score, first.status = first.seconds, Status.RACED
-            self.beam.keep(self.pool, self._verify)
+            self.strategy.keep(self.pool, self._verify)
             self._choose_incumbent()
         if self.incumbent is not None and racers:
             along = self._is_measured_again(self.incumbent)
@@ -472,7 +476,7 @@ class KernelSearch:
                 else:
                     c.score, c.status, c.noisy = self.incumbent.score * ratio, Status.RACED, race.noisy
                     self.judged.append(c)
-        self.beam.keep(self.pool, self._verify)
+        self.strategy.keep(self.pool, self._verify)
         self._choose_incumbent()
         return noisy
 

@@ -210,11 +210,11 @@ def test_without_sketches_the_heuristic_is_the_baseline_alone() -> None:
     measurer = ReplayedMeasurer(seconds=lambda c: 1e-3 if c.digest == HEURISTIC.digest else 2e-3)
     search = make_search(measurer, sketches=False)
     search.step()
-    assert search.baseline.status is Status.VERIFIED and search.incumbent is None and not search.beam.members
+    assert search.baseline.status is Status.VERIFIED and search.incumbent is None and not search.strategy.members
     assert search.result().source == "heuristic" and search.result().verified
     measurer.built.clear()       # only here the same code may be compiled again
     search.step()
-    first = [c for c in search.beam.seen.values() if c.round <= 1]
+    first = [c for c in search.strategy.seen.values() if c.round <= 1]
     assert BASE.digest in {c.digest for c in first} and search.baseline not in search.pool
     assert search.incumbent is not None and search.incumbent.chain != HEURISTIC.applied_opts
     found = run(search).finish()
@@ -231,8 +231,8 @@ def test_a_wrong_candidate_never_enters_the_beam_however_fast() -> None:
     wrongs = 0
     while not search.finished:
         search.step()
-        wrongs += sum(c.status is Status.WRONG for c in search.beam.seen.values())
-        assert not any(wrong(c) for c in search.beam.members)
+        wrongs += sum(c.status is Status.WRONG for c in search.strategy.seen.values())
+        assert not any(wrong(c) for c in search.strategy.members)
         assert search.incumbent is not None and not wrong(search.incumbent)
     found = search.finish()
     assert wrongs
@@ -373,7 +373,7 @@ def test_a_spent_budget_returns_what_was_not_built_to_the_queue() -> None:
     before = len(measurer.built)
     search.step(deadline=now[0] + 0.5)
     assert FIRST_CHUNK < len(measurer.built) - before <= 11, "0.05 s each: about ten fit"
-    left = search.beam.queued
+    left = search.strategy.queued
     assert left > 0
     search.step()
     assert len(measurer.built) == len(set(measurer.built)) > before + 11

@@ -14,8 +14,8 @@ from svod.tune.db.winners import TIE
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure
 from svod.tune.search.actions import default_actions
-from svod.tune.search.beam import Beam
 from svod.tune.search.kernel_search import HOPELESS, KernelSearch
+from svod.tune.search.strategies.beam import Beam
 from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, made_up_seconds, make_search, raced, run
 from tests.tune.search_kernels import TARGET, elementwise, gemm
 
@@ -191,7 +191,7 @@ def test_what_a_wider_beam_takes_in_was_raced_before_and_is_verified() -> None:
     search = make_search(ReplayedMeasurer(), width=8, round_size=6)
     while not search.widened:
         search.step()
-    beam = search.beam
+    beam = search.strategy
     assert isinstance(beam, Beam) and beam.width == 8 and len(beam.members) == 4
     before = set(beam.members)
     search.step()
@@ -204,7 +204,7 @@ def test_what_a_wider_beam_takes_in_was_raced_before_and_is_verified() -> None:
 def test_a_beam_that_has_nothing_left_to_propose_widens() -> None:
     search = make_search(ReplayedMeasurer(), width=16, round_size=6)
     run(search, 3)
-    beam = search.beam
+    beam = search.strategy
     assert isinstance(beam, Beam) and not search.widened
     beam.queue.clear()
     for member in beam.members:
@@ -252,7 +252,7 @@ def test_strict_reference_stops_after_one_flat_round_and_forgets_older_states() 
 
 def test_strict_reference_is_as_wide_as_asked_for_at_once() -> None:
     search = run(make_search(ReplayedMeasurer(), width=8, strict="reference"))
-    assert search.beam.width == 8 and search.widened == 0
+    assert search.strategy.width == 8 and search.widened == 0
 
 
 def test_strict_reference_measures_single_actions_and_all_of_them() -> None:

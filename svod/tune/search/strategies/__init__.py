@@ -1,0 +1,1 @@
+"""What is proposed and kept: one file per strategy, behind one interface."""

@@ -1,0 +1,90 @@
+"""Evolve: a population of the fastest measured states, and children of two of them or of one.
+
+    propose   parents win tournaments of TOURNAMENT. A child of two has the opts of one on some axes and those of the other on the rest,
+              or the first opts of one and what applies of the other's last ones. A child of one is a mutation, or has a random opt more.
+              BROOD times as many children as the round takes are bred; it takes the best predictions, and a fifth at random
+
+A kernel without measured states has random walks as children. Opts of a parent that do not apply to the child are left out.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.core.kernel.scheduler import Opt
+from svod.tune.measure.candidate import Candidate, Origin, chain_order
+from svod.tune.search.strategies.strategy import RANDOM_SHARE, Proposer
+
+POPULATION = 8         # times width: the measured states that may become parents
+TOURNAMENT = 3         # states of which the fastest becomes a parent
+BROOD = 4              # children, for each candidate of a round
+CROSSOVER_SHARE, MUTATION_SHARE = 0.3, 0.5      # of the children; the rest grow by a random opt
+VAIN_CHILDREN = 20     # attempts, for each candidate of a round, after which the round has what it has
+
+
+class Evolution(Proposer):
+    """Breeds the fastest measured states."""
+
+    def __init__(self, base: Any, config: BeamConfig) -> None:
+        super().__init__(base, config)
+        self.mutants: dict[bytes, list[Any]] = {}       # of a parent, by its digest: mutations that were not proposed yet
+
+    def propose(self) -> list[Candidate]:
+        self.round += 1
+        population = self.fastest(POPULATION * self.width)
+        waiting = set(self.queue)
+        for _ in range(VAIN_CHILDREN * self.room):
+            if self.queued >= BROOD * self.room:
+                break
+            self.breed(population)
+        ranked = sorted(self.queue.values(), key=lambda c: (c.predicted, *chain_order(c.chain)))
+        best = self.room - int(RANDOM_SHARE * self.room)
+        others = ranked[best:]
+        chosen = ranked[:best] + self.random.sample(others, min(self.room - best, len(others)))
+        self.forget(set(self.queue) - waiting - {c.digest for c in chosen})
+        return self.begin_round(chosen)
+
+    def forget(self, digests: set[bytes]) -> None:
+        """Remove children that were not chosen: later parents may have them again."""
+        for d in digests:
+            del self.queue[d], self.seen[d]
+
+    def parent(self, population: Sequence[Candidate]) -> Candidate:
+        return population[min(self.random.randrange(len(population)) for _ in range(TOURNAMENT))]
+
+    def breed(self, population: Sequence[Candidate]) -> None:
+        """Queue one child if it is new."""
+        draw = self.random.random()
+        if not population:
+            self.enqueue(self.step(self.step(self.base) or self.base) or self.base, Origin.WALK)
+        elif draw < CROSSOVER_SHARE:
+            self.enqueue(self.cross(self.parent(population).chain, self.parent(population).chain), Origin.CROSSOVER)
+        elif draw < CROSSOVER_SHARE + MUTATION_SHARE:
+            mutants = self.mutants_of(self.parent(population))
+            if mutants:
+                self.enqueue(mutants.pop(), Origin.MUTATION)
+        else:
+            grown = self.step(self.parent(population).state)
+            if grown is not None:
+                self.enqueue(grown, Origin.ACTION)
+
+    def mutants_of(self, parent: Candidate) -> list[Any]:
+        """The mutations of a parent that were not proposed yet, in random order."""
+        if not self.mutants.get(parent.digest):
+            found = list({s.digest: s for s in self.mutate(parent.chain)}.values())
+            self.random.shuffle(found)
+            self.mutants[parent.digest] = found
+        return self.mutants[parent.digest]
+
+    def cross(self, first: Sequence[Opt], second: Sequence[Opt]) -> Any:
+        """A state with opts of two chains."""
+        if self.random.random() < 0.5:      # one axis or stage from one parent, the next from the other
+            own = {axis for axis in dict.fromkeys(o.axis.split(".")[0] for o in (*first, *second)) if self.random.random() < 0.5}
+            opts = [*(o for o in first if o.axis.split(".")[0] in own), *(o for o in second if o.axis.split(".")[0] not in own)]
+        else:
+            opts = [*first[:self.random.randint(0, len(first))], *second[self.random.randint(0, len(second)):]]
+        state = self.base
+        for opt in opts:
+            state = self.after(state, opt) or state
+        return state

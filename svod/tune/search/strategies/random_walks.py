@@ -1,0 +1,43 @@
+"""Random: chains of random opts, from the untouched kernel and from the seeds. Nothing is predicted and nothing is learned.
+
+    propose   walks of 1 to LONGEST steps; a step is a random opt of the default grid, each kind of opt as likely as another;
+              half of the walks begin at the untouched kernel, half at one of the seeds
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.config import BeamConfig
+from svod.tune.measure.candidate import Candidate, Origin
+from svod.tune.search.strategies.strategy import Proposer
+
+LONGEST = 8            # steps of a walk
+VAIN_WALKS = 20        # walks in vain, for each candidate of a round, after which the round has what it has
+
+
+class RandomWalks(Proposer):
+    """Proposes the ends of random walks."""
+
+    def __init__(self, base: Any, config: BeamConfig) -> None:
+        super().__init__(base, config)
+        self.starts = [base]
+
+    def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        self.starts += [c.state for c in candidates]
+        return super().seed(candidates)
+
+    def propose(self) -> list[Candidate]:
+        self.round += 1
+        for _ in range(VAIN_WALKS * self.room):
+            if self.queued >= self.room:
+                break
+            self.walk()
+        return self.begin_round(list(self.queue.values())[:self.room])
+
+    def walk(self) -> None:
+        """Queue the end of one walk if it is new."""
+        state = self.random.choice([self.base, self.random.choice(self.starts)])
+        for _ in range(self.random.randint(1, LONGEST)):
+            state = self.step(state) or state
+        self.enqueue(state, Origin.WALK)

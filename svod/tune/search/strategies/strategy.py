@@ -1,0 +1,241 @@
+"""The interface of strategies, what they share, and their names.
+
+A strategy decides what is tried and kept. Rounds, filters, building, timing, races, verification, the database and the budget are those of
+`KernelSearch`, whatever the strategy. One round, as a strategy sees it:
+
+    seed       the first round: the baseline, stored chains, the untouched kernel and the sketches
+    propose    every later round: new candidates, none when nothing is left to try
+    requeue    those that the round had no time for
+    racers     which of the screened are raced against the incumbent: the best 2 × width, the best of each protected sketch family, and a
+               few more sketches of these families, so that one unlucky sample excludes no family; at most 4 × width
+    keep       the best `width` of all raced states whose outputs are right, at most half of them from one family; a sketch family keeps
+               one place for two rounds. What became of the round's candidates is in the candidates themselves
+    widen      where the search would end: go on with more of it, or not
+
+A state reached by two chains is one candidate and keeps the shorter chain. A wide search begins with FIRST_WIDTH. Where it would end for
+lack of gains, the width is doubled: it begins as a narrow one does, candidate by candidate, and finds no less.
+"""
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from svod.compile.backend import backend_named
+from svod.config import BeamConfig
+from svod.core.cost.cost_model import tiling_family
+from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.scheduler import Opt
+from svod.errors import KernelOptError
+from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
+from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations
+
+FIRST_WIDTH = 4            # of a wide search, which doubles it until it has its own
+RANDOM_SHARE = 0.2         # share of a round that is drawn at random where the rest is chosen by prediction
+SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
+STEP_TRIES = 20            # opts that a random step tries until one applies
+TIED_SHARE = 0.5           # share of the random splits that are applied to all tied loops
+
+Verify = Callable[[Sequence[Candidate]], None]
+
+
+class Strategy(Protocol):
+    """What a search of a kernel asks. A strategy changes nothing that was measured."""
+
+    @property
+    def queued(self) -> int:
+        """Proposals that wait for a later round."""
+
+    def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Take these first states; return those to measure now."""
+
+    def propose(self) -> list[Candidate]:
+        """Candidates for the next round, no state twice; none when there is nothing left to try."""
+
+    def requeue(self, candidates: Sequence[Candidate]) -> None:
+        """Take back candidates that a round had no time for, to propose them again."""
+
+    def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
+        """Which screened candidates are raced against the incumbent, best first."""
+
+    def keep(self, pool: Sequence[Candidate], verify: Verify) -> None:
+        """The end of a round: choose the best of the raced. `verify` sets the status of those that are about to be kept."""
+
+    def widen(self) -> bool:
+        """Go on with more, where the search would end; False where there is no more."""
+
+
+class Proposer(ABC):
+    """What the strategies share: which candidates are known, which wait, and which of the measured are raced and kept."""
+
+    def __init__(self, base: Any, config: BeamConfig) -> None:
+        self.base, self.config = base, config
+        self.width = min(FIRST_WIDTH, config.width)
+        self.lanes = lanes_of(base.kernel, base.target)
+        self.cost = backend_named(base.target.device).cost
+        self.random = random.Random(config.seed)
+        self.members: list[Candidate] = []
+        self.seen: dict[bytes, Candidate] = {}
+        self.queue: dict[bytes, Candidate] = {}
+        self.sketch_families: dict[Any, int] = {}     # family → first round in which it need not be kept
+        self.round = 0
+
+    @property
+    def queued(self) -> int:
+        return len(self.queue)
+
+    @property
+    def room(self) -> int:
+        """The largest number of candidates of a round."""
+        return self.config.round_size * self.width
+
+    def widen(self) -> bool:
+        """Double the width up to the configured one. False where the search has it already."""
+        if self.width >= self.config.width:
+            return False
+        self.width = min(2 * self.width, self.config.width)
+        return True
+
+    # -- propose ----------------------------------------------------------------------------------------------------------
+    @abstractmethod
+    def propose(self) -> list[Candidate]: ...
+
+    def begin_round(self, chosen: Iterable[Candidate]) -> list[Candidate]:
+        """These candidates, out of the queue and marked with the round that measures them."""
+        chosen = list(chosen)
+        for c in chosen:
+            self.queue.pop(c.digest, None)
+            c.round = self.round
+        return chosen
+
+    def offer(self, state: Any, origin: Origin) -> Candidate | None:
+        """The candidate for `state` if it is new; a known one may get a shorter chain."""
+        known = self.seen.get(state.digest)
+        if known is not None:
+            if chain_order(state.applied_opts) < chain_order(known.chain):
+                known.state, known.chain = state, state.applied_opts
+            return None
+        candidate = Candidate(state, state.applied_opts, origin)
+        self.seen[state.digest] = candidate
+        return candidate
+
+    def enqueue(self, state: Any, origin: Origin) -> bool:
+        """Queue `state` if it is new and its opts go together. Returns whether it was queued."""
+        candidate = self.offer(state, origin)
+        if candidate is None or not self.predict(candidate):
+            return False
+        self.queue[candidate.digest] = candidate
+        return True
+
+    def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        fresh = []
+        for c in candidates:
+            if c.digest not in self.seen:
+                self.seen[c.digest] = c
+                fresh.append(c)
+                self.predict(c)
+            if c.origin is Origin.SKETCH:
+                self.sketch_families.setdefault(tiling_family(c.state), self.round + SKETCH_ROUNDS + 1)
+        if len(fresh) <= self.room:
+            return fresh
+        # the best prediction of each family first, then by prediction; later rounds propose what this one has no room for
+        ranked = sorted(fresh, key=lambda c: c.predicted)
+        leaders = {id(c) for c in {tiling_family(c.state): c for c in reversed(ranked)}.values()}
+        ranked.sort(key=lambda c: (c.origin is Origin.SKETCH, id(c) not in leaders))
+        self.requeue(ranked[self.room:])
+        return ranked[:self.room]
+
+    def requeue(self, candidates: Sequence[Candidate]) -> None:
+        for c in candidates:
+            self.queue[c.digest] = c
+
+    def predict(self, candidate: Candidate) -> bool:
+        """Predict the cycles of a candidate. Returns False, and marks it as failed, where its opts are legal one by one but not
+        together."""
+        try:
+            candidate.predicted = self.cost(candidate.state).cycles
+        except KernelOptError as e:
+            candidate.fail(Status.ERROR, str(e))
+            return False
+        return True
+
+    # -- moves ------------------------------------------------------------------------------------------------------------
+    def after(self, state: Any, opt: Opt) -> Any | None:
+        """`state` after `opt`; None where it does not apply."""
+        try:
+            return apply_opt(state, opt)
+        except KernelOptError:
+            return None
+
+    def after_tied(self, state: Any, opt: Opt) -> Any | None:
+        """`state` after `opt` on its loop and on all tied loops; None where no loop is tied, or it does not apply."""
+        after = self.after(state, opt)
+        return None if after is None else apply_tied(state, opt, after)
+
+    def mutate(self, chain: Sequence[Opt]) -> Iterable[Any]:
+        """All states one change within `chain` away from its end."""
+        return mutations(self.base, chain, self.lanes)
+
+    def step(self, state: Any) -> Any | None:
+        """`state` after one random opt of the default grid, each kind of opt being as likely; None where none of STEP_TRIES applies."""
+        kinds: dict[str, list[Opt]] = {}
+        for opt in default_actions(state, self.lanes):
+            kinds.setdefault(opt.op, []).append(opt)
+        names = list(kinds)
+        for _ in range(STEP_TRIES if names else 0):
+            opt = self.random.choice(kinds[self.random.choice(names)])
+            after = self.after(state, opt)
+            if after is not None:
+                tied = self.after_tied(state, opt) if self.random.random() < TIED_SHARE else None
+                return after if tied is None else tied
+        return None
+
+    # -- measured ---------------------------------------------------------------------------------------------------------
+    def fastest(self, count: int) -> list[Candidate]:
+        """At most `count` of the measured candidates, fastest first: by their races, else by their screening."""
+        alive = [c for c in self.seen.values() if c.status in (Status.SCREENED, Status.RACED, Status.VERIFIED)]
+        return sorted(alive, key=lambda c: (c.fitness, *chain_order(c.chain)))[:count]
+
+    # -- keep -------------------------------------------------------------------------------------------------------------
+    def protected(self) -> set[Any]:
+        return {family for family, end in self.sketch_families.items() if self.round < end}
+
+    def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
+        ranked = sorted(screened, key=lambda c: (c.seconds, *chain_order(c.chain)))
+        chosen = ranked[:2 * self.width]
+        most = 2 * len(chosen)      # some kernels have sketches of dozens of families, and a race takes as long as it has racers
+        protected = self.protected()
+        missing = protected - {tiling_family(c.state) for c in (*chosen, *self.members)}
+        others = []
+        for c in ranked[2 * self.width:]:
+            if tiling_family(c.state) in missing:
+                missing.discard(tiling_family(c.state))
+                chosen.append(c)
+            elif c.origin is Origin.SKETCH and tiling_family(c.state) in protected:
+                others.append(c)
+        return [*chosen, *others[:self.width]][:most]
+
+    def select(self, pool: Sequence[Candidate]) -> list[Candidate]:
+        """The best `width` of `pool`, best first: caps per family and kept places applied."""
+        ranked = sorted(pool, key=lambda c: c.order)
+        leaders = {tiling_family(c.state): c for c in reversed(ranked)}
+        protected = sorted((leaders[f] for f in self.protected() if f in leaders), key=lambda c: c.order)
+        # places kept for sketches never push out the best, and the best sketches come first where there are too many
+        kept = [*ranked[:1], *(c for c in protected if c is not ranked[0])][:self.width]
+        taken = Counter(tiling_family(c.state) for c in kept)
+        for c in ranked:
+            if len(kept) < self.width and c not in kept and taken[tiling_family(c.state)] < -(-self.width // 2):
+                kept.append(c)
+                taken[tiling_family(c.state)] += 1
+        return sorted(kept, key=lambda c: c.order)
+
+    def keep(self, pool: Sequence[Candidate], verify: Verify) -> None:
+        while True:
+            chosen = self.select([c for c in pool if c.status in (Status.RACED, Status.VERIFIED)])
+            unsure = [c for c in chosen if c.status is Status.RACED]
+            if not unsure:
+                self.members = chosen
+                return
+            verify(unsure)
