@@ -35,6 +35,8 @@ HEADER = struct.Struct("<Q")
 BACKSTOP = 5.0              # seconds after the deadline at which a child whose parent is gone or stopped kills itself
 MAX_FILE = 32 << 20         # bytes a child may write to one file, its log included
 MAX_SETUP_FAILURES = 2      # crashes or hangs after which a setup is not tried again
+LOOK = 0.5                  # seconds of one wait for an answer
+STOPPED = 3.0               # seconds beyond it that show that this process was stopped meanwhile, or its machine
 
 _child_deadline: float | None = None    # in a child, while an item runs: time.monotonic() at which the backstop fires
 
@@ -62,13 +64,18 @@ def setup_key(job: str, payload: bytes) -> str:
     return blake2b(job.encode() + b"\0" + payload, digest_size=16).hexdigest() if payload else ""
 
 
+class WasStopped(TimeoutError):
+    """No answer came, and this process did not run for a while: nobody knows whether the item would have kept its deadline."""
+
+
 def send_frame(sock: socket.socket, payload: bytes) -> None:
     sock.sendall(HEADER.pack(len(payload)))
     sock.sendall(payload)
 
 
 def receive_frame(sock: socket.socket, until: float | None = None) -> bytearray:
-    """The next frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length."""
+    """The next frame. Raises EOFError at the end, TimeoutError when time.monotonic() passes `until`, FormatError for a bad length,
+    WasStopped where this process did not run for a while before `until` passed."""
     (size,) = HEADER.unpack(_receive(sock, HEADER.size, until))
     if size > MAX_MESSAGE + 4096:
         raise FormatError(f"a frame of {size} bytes; the limit is {MAX_MESSAGE}")
@@ -77,17 +84,25 @@ def receive_frame(sock: socket.socket, until: float | None = None) -> bytearray:
 
 def _receive(sock: socket.socket, size: int, until: float | None) -> bytearray:
     data = bytearray(size)
-    view, have = memoryview(data), 0
+    view, have, stopped = memoryview(data), 0, 0.0
     while have < size:
+        looked = time.monotonic()
         # after `until` a read does not wait: a result that has arrived already counts
-        sock.settimeout(None if until is None else max(0.0, until - time.monotonic()))
+        wait = None if until is None else min(LOOK, max(0.0, until - looked))
+        sock.settimeout(wait)
         try:
             n = sock.recv_into(view[have:])
-        except BlockingIOError as e:
-            raise TimeoutError("nothing arrived in time") from e
-        if n == 0:
-            raise EOFError("the other side closed")
-        have += n
+        except (BlockingIOError, TimeoutError):
+            n = -1
+        now = time.monotonic()
+        if wait is not None and now - looked > wait + STOPPED:
+            stopped += now - looked
+        if n > 0:
+            have += n
+        elif n == 0 or (until is not None and now >= until):
+            if stopped:
+                raise WasStopped(f"this machine, or its workers, stood still for {stopped:.0f} s")
+            raise EOFError("the other side closed") if n == 0 else TimeoutError("nothing arrived in time")
     return data
 
 
@@ -206,8 +221,9 @@ def step_limit(seconds: float) -> Iterator[None]:
 class Child:
     """A worker process that is started when it is needed. Not thread-safe, except `interrupt`.
 
-    `run` never raises for a failure of the candidate. It raises ServerLost when the fork server is gone (the item may run again) and
-    TuneError when no process can be started at all. The deadline of an item does not include start, setup and waiting."""
+    `run` never raises for a failure of the candidate. It raises ServerLost when the fork server is gone, or the machine stood still beyond
+    the deadline (the item may run again). It raises TuneError when no process can be started at all. The deadline of an item
+    does not include start, setup and waiting."""
 
     def __init__(self, server: ForkServer | SpawnServer) -> None:
         self._server = server
@@ -309,6 +325,8 @@ class Child:
         except (TimeoutError, FormatError, EOFError, ConnectionError) as e:
             seconds = time.monotonic() - started
             status = self._bury()
+            if isinstance(e, WasStopped):
+                raise ServerLost(str(e)) from e
             if isinstance(e, TimeoutError):
                 return Outcome("timeout", None, "deadline", f"no result within {deadline:.3g} s", seconds)
             if isinstance(e, FormatError):      # its memory is damaged: none of its messages can be trusted

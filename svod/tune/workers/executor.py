@@ -15,6 +15,8 @@ Guarantees (`InlineExecutor` names its exceptions):
 * A deadline runs from the start of the item on a ready worker. It does not include waiting for a worker, the worker's start and setup, or
   the machine lock.
 * If a worker is lost through no fault of the candidate, another worker gets the item. After MAX_ATTEMPTS such losses the item is `lost`.
+* A compile item whose worker is silent far beyond the deadline (its machine is frozen) is started on an idle worker as well. The first
+  answer counts.
 * A worker takes items only while it is up. One that cannot work (it does not start, or is another svod) is set aside with a warning. Where
   none of a kind is left, the waiting items are `lost`, kind "no worker", and `submit` raises TuneError.
 * A machine has one bench worker, which runs one item at a time. It holds the machine-wide lock of its device (`machine_lock.py`) while
@@ -51,6 +53,8 @@ log = logging.getLogger("svod.tune")
 Kind = Literal["compile", "bench"]
 MOST_WORKERS = 4096
 MAX_ATTEMPTS = 3            # workers that may be lost under one item
+OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
+OVERDUE_POLL = 1.0          # seconds between looks for such items
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
 
@@ -287,7 +291,9 @@ class Carrier(Protocol):
 class _Task:
     batch: Batch
     index: int
-    attempts: int = 0
+    attempts: int = 0           # how often it was given to a worker
+    running: int = 0            # workers that have it now
+    settled: bool = False       # its outcome was delivered
 
     @property
     def home(self) -> str:
@@ -320,6 +326,7 @@ class DispatchingExecutor(Executor):
         self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # by machine
         self._up: set[str] = set()              # names of the carriers that have a worker
         self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
+        self._held: dict[str, tuple[float, list[_Task]]] = {}   # name of a busy compile carrier → when its items are overdue, the items
         self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())    # since when no worker was up
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
@@ -370,8 +377,10 @@ class DispatchingExecutor(Executor):
         return fits(carrier, task.batch) and (owner in ("", carrier.name) or owner not in self._up)
 
     def _may_start(self, carrier: Carrier) -> bool:
-        if not any(self._may_take(carrier, t) for t in self._queues[carrier.kind]):
-            return False
+        return any(self._may_take(carrier, t) for t in self._queues[carrier.kind]) and self._has_cores(carrier)
+
+    def _has_cores(self, carrier: Carrier) -> bool:
+        """Whether a carrier disturbs no timing, and is not disturbed, by what runs on its machine."""
         if not self._shares_cores(carrier.host):
             return True
         if carrier.kind == "compile":
@@ -390,7 +399,9 @@ class DispatchingExecutor(Executor):
         with self._changed:
             while not self.closing:
                 if not self._may_start(carrier):
-                    self._changed.wait()
+                    if taken := self._overdue(carrier):
+                        return self._hand_over(carrier, taken)
+                    self._changed.wait(OVERDUE_POLL if kind == "compile" else None)
                     continue
                 waiting = self._queues[kind]
                 for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
@@ -402,24 +413,45 @@ class DispatchingExecutor(Executor):
                         task.batch.worker = carrier.name
                     del waiting[at]
                     if task.batch.cancelled:
-                        task.batch.deliver(task.index, Outcome("lost", kind="cancelled"))
+                        self._settle(task, Outcome("lost", kind="cancelled"))
                     else:
                         taken.append(task)
                         if task.attempts:
                             break       # it lost a worker before and runs alone, so that no others are lost with it
                 if taken:
-                    self._active[kind][carrier.host] += 1
-                    self._note(carrier, "busy", _function(taken[0].batch.job), len(taken))
-                    return taken
+                    return self._hand_over(carrier, taken)
                 self._changed.notify_all()      # others may wait for the last item of this kind
         return []
+
+    def _hand_over(self, carrier: Carrier, tasks: list[_Task]) -> list[_Task]:
+        """Note that a carrier has items from now on. Called with the lock held."""
+        for task in tasks:
+            task.attempts += 1
+            task.running += 1
+        self._active[carrier.kind][carrier.host] += 1
+        self._note(carrier, "busy", _function(tasks[0].batch.job), len(tasks))
+        if carrier.kind == "compile":
+            self._held[carrier.name] = time.monotonic() + sum(t.batch.deadline for t in tasks) + OVERDUE, tasks
+        return tasks
+
+    def _overdue(self, carrier: Carrier) -> list[_Task]:
+        """An item for an idle compile carrier that another one has had for too long. Called with the lock held."""
+        if carrier.kind != "compile" or not self._has_cores(carrier):
+            return []
+        now = time.monotonic()
+        late = (t for due, tasks in self._held.values() if due < now for t in tasks)
+        return next(([t] for t in late if t.running == 1 and not t.settled and not t.batch.cancelled and t.attempts < MAX_ATTEMPTS), [])
+
+    def _settle(self, task: _Task, outcome: Outcome) -> None:
+        """Deliver the outcome of an item, unless another worker's came first. Called with the lock held, or before anyone has the item."""
+        if not task.settled:
+            task.settled = True
+            task.batch.deliver(task.index, outcome)
 
     def _drive(self, carrier: Carrier) -> None:
         """A carrier's thread."""
         while self._brought_up(carrier) and (tasks := self._take(carrier)):
             host = carrier.host
-            for task in tasks:
-                task.attempts += 1
             outcomes: list[Outcome]
             retry: list[_Task] = []
             try:
@@ -434,16 +466,20 @@ class DispatchingExecutor(Executor):
             except Exception as e:  # the border of a carrier: what broke costs the carrier, and the others get its items
                 retry, tasks, outcomes = tasks, [], []
                 self._set_aside(carrier, _reason(e))
-            for task, outcome in zip(tasks, outcomes, strict=True):
-                if self.closing and outcome.status in ("crash", "lost"):
-                    outcome = Outcome("lost", kind="closed")        # `close` killed it
-                task.batch.deliver(task.index, dataclasses.replace(outcome, worker=carrier.name, attempts=task.attempts))
             with self._changed:
+                self._held.pop(carrier.name, None)
+                for task in (*tasks, *retry):
+                    task.running -= 1
+                for task, outcome in zip(tasks, outcomes, strict=True):
+                    if self.closing and outcome.status in ("crash", "lost"):
+                        outcome = Outcome("lost", kind="closed")        # `close` killed it
+                    if outcome.status != "lost" or not task.running:    # another worker may still answer
+                        self._settle(task, dataclasses.replace(outcome, worker=carrier.name, attempts=task.attempts))
                 if self.closing:
                     for task in retry:
-                        task.batch.deliver(task.index, Outcome("lost", kind="closed"))
+                        self._settle(task, Outcome("lost", kind="closed"))
                 else:
-                    self._queues[carrier.kind].extendleft(reversed(retry))
+                    self._queues[carrier.kind].extendleft(t for t in reversed(retry) if not t.settled and not t.running)
                     self._drop_hopeless(carrier.kind)
                 last = not any(self._may_take(carrier, t) for t in self._queues[carrier.kind])
             if last:
@@ -522,7 +558,7 @@ class DispatchingExecutor(Executor):
         reasons = {t.batch: self._why_hopeless(t.batch) for t in waiting}
         for task in waiting:
             if (why := reasons[task.batch]) is not None:
-                task.batch.deliver(task.index, Outcome("lost", kind="no worker", message=why, attempts=task.attempts))
+                self._settle(task, Outcome("lost", kind="no worker", message=why, attempts=task.attempts))
         self._queues[kind] = deque(t for t in waiting if reasons[t.batch] is None)
 
     def close(self) -> None:
@@ -532,8 +568,8 @@ class DispatchingExecutor(Executor):
             for q in self._queues.values():
                 q.clear()
             self._changed.notify_all()
-        for task in pending:
-            task.batch.deliver(task.index, Outcome("lost", kind="closed"))
+            for task in pending:
+                self._settle(task, Outcome("lost", kind="closed"))
         for thread, carrier in self._threads:
             while thread.is_alive():
                 carrier.interrupt()     # repeatedly, as it may have just started something

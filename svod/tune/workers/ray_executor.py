@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -47,7 +48,7 @@ MAX_START_FAILURES = 3      # actors of one carrier that may die in a row before
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
 PENDING_NOTICE = 10.0       # seconds that an actor waits for a place before a message
 PLACE_SECONDS = 60.0        # that a cluster has to bring up the first worker of a kind, or one when the last is lost
-BENCH = "bench"             # the resource of nodes whose machines time
+BENCH = "bench"             # the resource of nodes whose machines time; any amount
 BENCH_SHARE = 0.001         # of it that a bench worker takes: the machine lock makes drivers take turns, and none waits for a place
 LEAVE_SECONDS = 15.0        # that Ray has to stop
 
@@ -222,7 +223,6 @@ class _RayCarrier:
         self.kind: Kind = kind
         self.name = name
         self.chunk = CHUNK if kind == "compile" else 1
-        self._starting = threading.Lock()       # its own thread and `wait_until_ready` start the actor
         self._owner = owner
         self._ray = owner.ray
         self._actor: Any = None
@@ -230,7 +230,7 @@ class _RayCarrier:
         self._hopeless: TuneError | None = None     # why another attempt to start would fail as well
         self._locked = False
         self._lost = time.monotonic()               # when it last had no worker
-        self.node: str | None = None                # of a cluster, that a bench worker has its place on
+        self.node: str | None = None                # of a cluster, that it has its place on
         self.host, self.cores = "", usable_cores()
         self.target: Target | None = None
 
@@ -242,7 +242,8 @@ class _RayCarrier:
                 raise WorkerLost("it was ended")
             if self.kind == "bench" and not self._locked:
                 self._await_lock(actor)
-            patience = OUTER_GRACE + sum(c.deadline + (self._owner.config.setup_deadline if c.setup else 0.0) for c in requests)
+            setups = len({c.setup_key for c in requests if c.setup_key})
+            patience = OUTER_GRACE + sum(c.deadline for c in requests) + setups * self._owner.config.setup_deadline
             outcomes: list[Outcome] = ray.get(actor.run.remote(list(requests)), timeout=patience)
         except ray.exceptions.GetTimeoutError as e:
             self._drop()
@@ -260,8 +261,7 @@ class _RayCarrier:
 
     def start(self) -> Any:
         """The actor, after its identity was checked. Raises WorkerLost, or TuneError when another attempt would fail as well."""
-        with self._starting:
-            return self._actor if self._actor is not None else self._start()
+        return self._actor if self._actor is not None else self._start()
 
     def _start(self) -> Any:
         if self._hopeless is not None:
@@ -270,7 +270,7 @@ class _RayCarrier:
             raise TuneError(f"{self._failures} workers in a row could not be started")
         ray = self._ray
         device = self._owner.device if self.kind == "bench" else None
-        if self.kind == "bench" and not self._owner.embedded:
+        if not self._owner.embedded:
             self._await_node()
         try:
             self._actor = ray.remote(**self._owner.options(self))(RayWorker).remote(self._owner.config, device)
@@ -296,21 +296,20 @@ class _RayCarrier:
             self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; install the same version on every "
                                        "node")
             raise self._hopeless
-        if self.node is not None:
+        if self.kind == "bench" and not self._owner.embedded:
             self.target = ray.get(self._actor.target.remote(), timeout=OUTER_GRACE)
         self._failures = 0
         self.host, self.cores = "" if theirs["machine"] == machine_name() else theirs["machine"], int(theirs["cores"])
         return self._actor
 
     def _await_node(self) -> None:
-        """Wait for a machine of the cluster that times and has no worker of this executor. Raises TuneError where none joins in time."""
-        while (node := self._owner.free_bench_node(self)) is None:
+        """Wait for a node with a place. Raises TuneError where none joins in time."""
+        while not self._owner.take_place(self):
             if self._owner.closing:
                 raise WorkerLost("closing")
             if time.monotonic() - self._lost > self._owner.patience:
-                raise TuneError(f"a node with the resource {BENCH!r} has left, and none has joined for {self._owner.patience:g} s")
+                raise TuneError(f"the cluster has had no free place for a worker that can {self.kind} for {self._owner.patience:g} s")
             time.sleep(NODE_POLL / 2)
-        self.node = node
 
     def _await(self, ref: Any) -> Any:
         """The value of `ref`, whose actor may have to wait for a place in the cluster: without end while other workers are up, else for
@@ -379,59 +378,70 @@ class RayExecutor(DispatchingExecutor):
         self._carriers: list[_RayCarrier] = []
         self._nodes: list[dict[str, Any]] = []
         self.look_at_nodes()
-        self._places = threading.Lock()         # held while bench workers choose their nodes
+        self._placing = threading.Lock()        # held while workers choose their nodes
         self._is_offered = False                # a node has had the resource
-        self._lead = self._add_carrier("compile")
         self._grow()
         self._watcher = threading.Thread(target=self._watch_nodes, name="svod-ray-nodes", daemon=True)
         if embedded is None:
             self._watcher.start()
 
-    def _add_carrier(self, kind: Kind) -> _RayCarrier:
+    def _add_carrier(self, kind: Kind) -> None:
         carrier = _RayCarrier(self, kind, f"ray-{kind}-{self._added[kind]}")
         self._added[kind] += 1
         self._carriers.append(carrier)
         self._add(carrier)
-        return carrier
 
     def _grow(self) -> None:
-        """Add workers: compile workers as many as were asked for, or one per core of the present nodes; a bench worker per node that times.
+        """Add workers for the places that nobody has: compile workers as many as were asked for, or one per core; a bench worker per node
+        that times."""
+        kinds: tuple[Kind, ...] = ("compile", "bench")
+        for kind in kinds:
+            with self._placing:
+                free = sum(max(0, n) for n in self._free_places(kind).values())
+                without_node = [c for c in self._of_kind(kind) if c.node not in self._places(kind) and c.name not in self._aside]
+            wanted = free - len(without_node)
+            if kind == "compile" and self._count is not None:
+                wanted = self._count - self.workers(kind)
+            for _ in range(1 - self.workers(kind) if self.embedded and kind == "bench" else wanted):
+                self._add_carrier(kind)
+
+    def _of_kind(self, kind: Kind) -> list[_RayCarrier]:
+        return [c for c in self._carriers if c.kind == kind]
+
+    def _places(self, kind: Kind) -> dict[str, int]:
+        """How many workers of a kind each node takes. Nodes with the resource time; in a cluster that never had one, that of this process.
         """
-        cores = int(sum(n["Resources"].get("CPU", 0) for n in self._nodes if n["Alive"]))
-        for _ in range(self.workers("compile"), self._count or cores):
-            self._add_carrier("compile")
-        nodes = self._bench_nodes()
-        free = set(nodes) - {c.node for c in self._benches}
-        without_node = [c for c in self._benches if c.node not in nodes and c.name not in self._aside]
-        for _ in range(len(without_node), 1 if self.embedded else len(free)):
-            self._add_carrier("bench")
+        alive = {n["NodeID"]: n["Resources"] for n in self._nodes if n["Alive"]}
+        if kind == "compile":
+            return {node: int(has["CPU"]) for node, has in alive.items() if has.get("CPU", 0) >= 1}
+        self._is_offered = self._is_offered or any(n["Resources"].get(BENCH, 0) for n in self._nodes)
+        if self._is_offered:
+            return {node: 1 for node, has in alive.items() if has.get(BENCH, 0)}
+        return {self.ray.get_runtime_context().get_node_id(): 1}
 
-    @property
-    def _benches(self) -> list[_RayCarrier]:
-        return [c for c in self._carriers if c.kind == "bench"]
+    def _free_places(self, kind: Kind) -> Counter[str | None]:
+        """The places that no worker of this executor has. One that was set aside keeps its place: another would fare no better there."""
+        free: Counter[str | None] = Counter(self._places(kind))
+        free.subtract(c.node for c in self._of_kind(kind) if c.node in free)
+        return free
 
-    def _bench_nodes(self) -> list[str]:
-        """The nodes whose machines time: those with the resource; in a cluster that never had one, that of this process."""
-        offered = [n for n in self._nodes if n["Resources"].get(BENCH, 0)]
-        self._is_offered = self._is_offered or bool(offered)
-        return [n["NodeID"] for n in offered if n["Alive"]] if self._is_offered else [self.ray.get_runtime_context().get_node_id()]
-
-    def free_bench_node(self, carrier: _RayCarrier) -> str | None:
-        """A node that times and is no other bench worker's, by preference the one that the carrier had; None: there is none."""
-        with self._places:
-            taken = {c.node for c in self._benches if c is not carrier}
-            free = [n for n in self._bench_nodes() if n not in taken]
-            carrier.node = carrier.node if carrier.node in free else next(iter(free), None)
-            return carrier.node
+    def take_place(self, carrier: _RayCarrier) -> bool:
+        """Give a worker a node: the one that it had where that is still there, else the one with the most free places."""
+        with self._placing:
+            if carrier.node in self._places(carrier.kind):
+                return True
+            carrier.node = next((node for node, free in self._free_places(carrier.kind).most_common(1) if free > 0), None)
+            return carrier.node is not None
 
     def targets(self) -> list[Target]:
         """Waits for the machines that have not told theirs yet, for `patience` at most."""
         if self.embedded:
             return super().targets()
         end = time.monotonic() + self.patience
-        while any(c.target is None and c.name not in self._aside for c in self._benches) and time.monotonic() < end:
+        benches = self._of_kind("bench")
+        while any(c.target is None and c.name not in self._aside for c in benches) and time.monotonic() < end:
             time.sleep(0.05)
-        return list({c.target.key: c.target for c in self._benches if c.target is not None and c.name not in self._aside}.values())
+        return list({c.target.key: c.target for c in benches if c.target is not None and c.name not in self._aside}.values())
 
     def look_at_nodes(self) -> None:
         """Learn which nodes there are. Raises what Ray does where the head is gone."""
@@ -455,19 +465,19 @@ class RayExecutor(DispatchingExecutor):
             known = set(alive)
 
     def options(self, carrier: _RayCarrier) -> dict[str, Any]:
-        """Options of an actor, without restarts and retries. Compile workers spread over the cluster; a bench worker runs on its node."""
+        """Options of an actor, without restarts and retries. In a cluster it runs on its carrier's node."""
         fixed: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "num_cpus": 0}
         if self._embedded is not None:
             return fixed
-        if carrier.kind == "compile":
-            return {**fixed, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        # Ray's workers have the nice value 15, with which one busy process makes a timing 31 times slower
-        fixed["runtime_env"] = {"env_vars": {"RAY_worker_niceness": "0"}}
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
         assert carrier.node is not None
-        if any(n["NodeID"] == carrier.node and n["Resources"].get(BENCH, 0) for n in self._nodes):
+        fixed["scheduling_strategy"] = NodeAffinitySchedulingStrategy(carrier.node, soft=False)
+        if carrier.kind == "compile":
+            return {**fixed, "num_cpus": 1}
+        if self._is_offered:
             fixed["resources"] = {BENCH: BENCH_SHARE}
-        return {**fixed, "scheduling_strategy": NodeAffinitySchedulingStrategy(carrier.node, soft=False)}
+        # Ray's workers have the nice value 15, with which one busy process makes a timing 31 times slower
+        return {**fixed, "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}}}
 
     @property
     def embedded(self) -> bool:
@@ -475,14 +485,17 @@ class RayExecutor(DispatchingExecutor):
         return self._embedded is not None
 
     def wait_until_ready(self) -> None:
-        try:
-            self._lead.start()
-        except WorkerLost as e:
-            raise TuneError(f"no Ray worker could be started: {e}") from e
-        if self.embedded:       # these start within two seconds, and would disturb what is timed; a cluster may take long to place all
-            for carrier in self._carriers:
-                with contextlib.suppress(WorkerLost, TuneError):    # its own thread tries again, or sets it aside
-                    carrier.start()
+        """An embedded Ray's workers start within two seconds, and would disturb what is timed: all are waited for. A cluster may take long
+        to place all: the first compile worker counts."""
+        with self._changed:
+            while not self.closing:
+                waited = [c.name in self._up or c.name in self._aside for c in self._carriers if self.embedded or c.kind == "compile"]
+                if all(waited) or (not self.embedded and self._is_any_up("compile")):
+                    break
+                self._changed.wait(NODE_POLL)
+            if not self._is_any_up("compile"):
+                why = [self._aside[c.name] for c in self._of_kind("compile") if c.name in self._aside]
+                raise TuneError(f"no Ray worker could be started: {why[-1] if why else 'the cluster has no node with a core'}")
 
     def _shut_down(self) -> None:
         self._stop_watching.set()

@@ -282,3 +282,55 @@ def test_a_machine_that_turns_out_to_have_another_target_ends_the_wait_for_it() 
         told.set()
         answer = batch.poll(5.0)
         assert answer is not None and answer[1].kind == "no worker" and OTHER.key in answer[1].message
+
+
+def test_an_item_on_a_frozen_worker_is_started_elsewhere_too_and_the_first_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE", -0.9)     # a tenth of a second after the start of an item
+    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE_POLL", 0.02)
+    thawed, seen = threading.Event(), Counter[int]()
+
+    def freezes(carrier: Scripted, item: int) -> Outcome:
+        thawed.wait(20)
+        return Outcome("timeout", kind="deadline")
+
+    def works(carrier: Scripted, item: int) -> Outcome:
+        seen[item] += 1
+        return done(carrier, item)
+    with executing() as executor:
+        frozen = executor.add("frozen", up, freezes)
+        frozen.chunk = 1
+        while "frozen" not in executor._up:
+            time.sleep(0.01)
+        batch = executor.submit("m:job", [0], kind="compile", deadline=1.0)
+        while not executor._held:
+            time.sleep(0.01)
+        executor.add("healthy", up, works)
+        answer = batch.poll(10.0)
+        assert answer is not None and answer[1].ok and answer[1].worker == "healthy" and answer[1].attempts == 2
+        assert all(o.worker == "healthy" for o in outcomes_of(executor, 5)) and seen[0] == 2, "item 0 of two batches"
+        thawed.set()
+        assert batch.finished and batch.poll(0.1) is None
+        while executor._held:
+            time.sleep(0.01)
+        assert batch._outcomes.empty(), "the late answer is dropped"
+
+
+def test_a_copy_that_is_lost_too_leaves_the_item_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE", -0.5)
+    monkeypatch.setattr("svod.tune.workers.executor.OVERDUE_POLL", 0.02)
+    release = threading.Event()
+    tries = Counter[str]()
+
+    def first_loses(carrier: Scripted, item: int) -> Outcome:
+        tries[carrier.name] += 1
+        if tries.total() == 1:
+            release.wait(20)
+            raise WorkerLost("its node is gone")
+        release.set()
+        time.sleep(0.05)
+        return done(carrier, item)
+    with executing() as executor:
+        executor.add("one", up, first_loses)
+        executor.add("two", up, first_loses)
+        [outcome] = outcomes_of(executor, 1)
+        assert outcome.ok and tries.total() == 2, "the loss of the first costs no third try while the second has the item"
