@@ -55,6 +55,7 @@ MOST_WORKERS = 4096
 MAX_ATTEMPTS = 3            # workers that may be lost under one item
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
 OVERDUE_POLL = 1.0          # seconds between looks for such items
+CLOSED = Outcome("lost", kind="closed")
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
 
@@ -287,7 +288,7 @@ class Carrier(Protocol):
         """Called by the carrier's own thread at its end."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Task:
     batch: Batch
     index: int
@@ -452,40 +453,26 @@ class DispatchingExecutor(Executor):
         """A carrier's thread."""
         while self._brought_up(carrier) and (tasks := self._take(carrier)):
             host = carrier.host
-            outcomes: list[Outcome]
-            retry: list[_Task] = []
-            try:
-                outcomes = carrier.run([t.batch.request(t.index) for t in tasks])
-            except WorkerLost as e:
-                self._lose(carrier)
-                if not self.closing:
-                    log.info("worker %s was lost (%s)", carrier.name, e)
-                    retry = [t for t in tasks if t.attempts < MAX_ATTEMPTS]
-                    tasks = [t for t in tasks if t.attempts >= MAX_ATTEMPTS]
-                outcomes = [Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}") for t in tasks]
-            except Exception as e:  # the border of a carrier: what broke costs the carrier, and the others get its items
-                retry, tasks, outcomes = tasks, [], []
-                self._set_aside(carrier, _reason(e))
+            outcomes, retry = self._run(carrier, tasks)
             with self._changed:
                 self._held.pop(carrier.name, None)
-                for task in (*tasks, *retry):
+                for task in tasks:
                     task.running -= 1
-                for task, outcome in zip(tasks, outcomes, strict=True):
-                    if self.closing and outcome.status in ("crash", "lost"):
-                        outcome = Outcome("lost", kind="closed")        # `close` killed it
+                for task, outcome in outcomes:
                     if outcome.status != "lost" or not task.running:    # another worker may still answer
                         self._settle(task, dataclasses.replace(outcome, worker=carrier.name, attempts=task.attempts))
+                again = [t for t in retry if not t.settled and not t.running]
                 if self.closing:
-                    for task in retry:
-                        self._settle(task, Outcome("lost", kind="closed"))
+                    for task in again:
+                        self._settle(task, CLOSED)
                 else:
-                    self._queues[carrier.kind].extendleft(t for t in reversed(retry) if not t.settled and not t.running)
+                    self._queues[carrier.kind].extendleft(reversed(again))
                     self._drop_hopeless(carrier.kind)
                 last = not any(self._may_take(carrier, t) for t in self._queues[carrier.kind])
             if last:
                 try:
                     carrier.idle()
-                except Exception as e:  # as above
+                except Exception as e:  # the border of a carrier, as in `_run`
                     self._set_aside(carrier, _reason(e))
             with self._changed:
                 self._active[carrier.kind][host] -= 1
@@ -493,6 +480,23 @@ class DispatchingExecutor(Executor):
                     self._note(carrier, "idle")
                 self._changed.notify_all()
         carrier.close()
+
+    def _run(self, carrier: Carrier, tasks: Sequence[_Task]) -> tuple[list[tuple[_Task, Outcome]], list[_Task]]:
+        """Run items on a carrier: those that have an outcome, and those that another worker is to try."""
+        try:
+            outcomes = carrier.run([t.batch.request(t.index) for t in tasks])
+        except WorkerLost as e:
+            self._lose(carrier)
+            if not self.closing:
+                log.info("worker %s was lost (%s)", carrier.name, e)
+            lost = {t: Outcome("lost", kind="worker", message=f"{t.attempts} workers lost under it, the last: {e}")
+                    for t in tasks if t.attempts >= MAX_ATTEMPTS}
+            return list(lost.items()), [t for t in tasks if t not in lost]
+        except Exception as e:  # the border of a carrier: what broke costs the carrier, and the others get its items
+            self._set_aside(carrier, _reason(e))
+            return [], list(tasks)
+        # what `close` has killed says so
+        return [(t, CLOSED if self.closing and o.status == "crash" else o) for t, o in zip(tasks, outcomes, strict=True)], []
 
     def _brought_up(self, carrier: Carrier) -> bool:
         """Wait until a carrier has a worker; it holds no items meanwhile. False where it will not have one."""
@@ -569,7 +573,7 @@ class DispatchingExecutor(Executor):
                 q.clear()
             self._changed.notify_all()
             for task in pending:
-                self._settle(task, Outcome("lost", kind="closed"))
+                self._settle(task, CLOSED)
         for thread, carrier in self._threads:
             while thread.is_alive():
                 carrier.interrupt()     # repeatedly, as it may have just started something
