@@ -260,6 +260,15 @@ class PrepareConfig(_Config):
                                   "most cores a kernel may use; not set: the affinity mask and the cgroup quota decide")
     db: str | None = _option("SVOD_TUNE_DB", None, _DATABASES,
                              "tuning databases; the first is written, all are read; not set: the user's data directory")
+    imported: str = _option("SVOD_IMPORTED", "check", _choice("check", "trust", "ignore"),
+                            "chains that were not measured here, of others' records: check: measured when they are first needed, and used "
+                            "where they are right and no slower than the heuristic; trust: used as they are; ignore: not used")
+    transfer: bool = _option("SVOD_TRANSFER", True, _SWITCH, "a kernel that the database does not know tries the chains of its relatives, "
+                             "and uses the best that is measured to be faster than the heuristic")
+    similar_targets: bool = _option("SVOD_SIMILAR_TARGETS", False, _SWITCH,
+                                    "the same kernel on a similar target, such as one with other threads, is such a relative as well")
+    check_budget: float = _option("SVOD_CHECK_BUDGET", 10.0, _number(0, "seconds"), "most seconds of a process that measure such chains "
+                                  "at prepare time; what is left over keeps the heuristic, and is measured by a later process")
     lock: str | None = _option("SVOD_LOCK", None, _PATH, "a lock file of svod-tune -o, whose chains go before the tuning database's")
     constants: str = _option("SVOD_CONSTANTS", "auto", _choice("auto", "none"),
                              "auto: what a function under svod.jit closes over, and the tensors of prepare(constants=[…]), are weights "

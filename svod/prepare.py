@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from svod.compile.backend import device_named
-from svod.compile.plan.compiler import Choice, Compiled, compile_all, compiler_for
+from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, compiler_for
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.observe import observe
@@ -39,6 +39,7 @@ from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import choose, opts_by_key
+from svod.tune.checks import Proposed, to_check, to_transfer
 from svod.tune.db import TuningDB
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.unfinished import left_to_search
@@ -334,6 +335,10 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
     compiler.backend.start(compiler.cache)
     db = None if config.noopt or config.capture is not None else database(config)
     choices = {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
+    if db is not None and (proposed := chains_to_check(unbound, choices, compiler, config, db)):
+        from svod.tune.at_prepare import check_at_prepare
+        check_at_prepare(unbound, proposed, compiler, config, db)
+        choices.update({key: choose(unbound.kernels[key], compiler, config, db) for key in proposed})
     if config.beam is not None and db is not None:
         unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, target, config.beam, db)}
         if unknown:
@@ -343,10 +348,26 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
 
 
+def chains_to_check(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
+                    db: TuningDB) -> dict[str, Proposed]:
+    """By kernel the chains that are measured before they are used: winners of others, and, where nothing is searched, what did well on
+    relatives."""
+    proposed: dict[str, Proposed] = {}
+    for key, kernel in unbound.kernels.items():
+        found = None
+        if config.imported == "check" and choices[key].source in ("heuristic", "database", "transfer"):
+            found = to_check(kernel, compiler, db)
+        if found is None and config.transfer and config.beam is None and choices[key].source == "heuristic":
+            found = to_transfer(kernel, compiler, db, config)
+        if found is not None:
+            proposed[key] = found
+    return proposed
+
+
 def is_to_be_searched(choice: Choice, key: str, target: Target, beam: BeamConfig, db: TuningDB) -> bool:
     """Whether a search at prepare time has something to try for a kernel with this chain."""
     if choice.source != "database":
-        return choice.source == "heuristic"
+        return choice.source in ("heuristic", "transfer")
     return beam.ignore_cache or left_to_search(db, key, target.key, beam) is not None
 
 

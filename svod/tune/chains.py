@@ -2,8 +2,9 @@
 
     explicit chain (PrepareConfig.opts) → SVOD_NOOPT: none → lock file → tuning database → heuristic
 
-A chain that was not measured here, of a lock file or of others' records, is not used where the cost model predicts that it takes several
-times what the heuristic's does: a mistake or a forgery.
+A chain of others' records is used when it was measured here (`svod.tune.checks`), or where SVOD_IMPORTED=trust says so. One that was not
+measured here, of a lock file or of such records, is not used where the cost model predicts that it takes several times what the heuristic's
+does: a mistake or a forgery.
 """
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import ConfigError, KernelOptError
 from svod.tune.db import OWN, TuningDB, Winner
+from svod.tune.db.records import TRANSFER
 from svod.tune.lock import chains_of_lock
 
 log = logging.getLogger("svod.tune")
 
+NOT_CHECKED = "the chain was measured elsewhere and has not been checked here yet; the next prepare, svod-tune or svod-db verify does"
 SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chains; forged ones were up to 1,278 times slower.
 
 
@@ -69,42 +72,58 @@ def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: Tuning
     if config.lock is not None and (chain := _from_lock(kernel, compiler, config.lock)) is not None:
         return Choice(chain, "lock", f"from {config.lock}")
     if db is not None:
-        winner = usable_winner(kernel, compiler, db)
+        winner = usable_winner(kernel, compiler, db, config.imported)
         if isinstance(winner, str):
             return Choice(compiler.heuristic(kernel), "heuristic", winner)
+        if winner.strategy == TRANSFER:
+            if winner.own:
+                return Choice(chain_of(winner.chain), "heuristic", "no chain of its relatives is faster here")
+            return Choice(chain_of(winner.chain), "transfer", f"a relative's, {winner.speedup:.2f}× the heuristic when it was checked")
         return Choice(chain_of(winner.chain), "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
     return Choice(compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
 
 
-def usable_winner(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Winner | str:
+def usable_winner(kernel: Kernel, compiler: Compiler, db: TuningDB, imported: str) -> Winner | str:
     """The best chain that the database has for this kernel and target and that may be used today, or why there is none."""
     reasons = []
     for winner in db.ranking(kernel.key, compiler.target.key):
-        reason = _objection(winner, kernel, compiler)
+        reason = objection(winner, kernel, compiler, db, imported)
         if reason is None:
             return winner
         reasons.append(reason)
     return reasons[0] if reasons else f"the tuning database has no winner for kernel {kernel.key[:12]} on {compiler.target.key}"
 
 
-def winner_in_use(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Winner | None:
+def winner_in_use(kernel: Kernel, compiler: Compiler, db: TuningDB, imported: str) -> Winner | None:
     """The winner whose chain `choose` takes from the database, or None."""
-    winner = usable_winner(kernel, compiler, db)
+    winner = usable_winner(kernel, compiler, db, imported)
     return None if isinstance(winner, str) else winner
 
 
-def _objection(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
-    """Why a chain of the database may not be used today; None: it may."""
+def objection(winner: Winner, kernel: Kernel, compiler: Compiler, db: TuningDB, imported: str) -> str | None:
+    """Why a chain of the database may not be used today; None: it may. `imported`: as in PrepareConfig. `NOT_CHECKED`: nothing else speaks
+    against it."""
+    foreign = winner.layer != OWN
+    if foreign and imported == "ignore":
+        return "the chain was measured elsewhere, and SVOD_IMPORTED=ignore uses none of these"
+    if winner.slower_here:
+        return "the chain of others is slower than the heuristic here"
     try:
         chain = chain_of(winner.chain)
         linear = compiler.linear_of(kernel, chain)
-        suspicion = None if winner.layer == OWN else _suspicion(kernel, chain, compiler)
+        suspicion = _suspicion(kernel, chain, compiler) if foreign else None
     except KernelOptError as e:
         return f"the stored chain does not apply any more: {e}"
     if linear != winner.linear:
         return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {compiler.pair.revision}); "
                 "tune again")
-    return None if suspicion is None else f"a chain of others {suspicion}; svod-tune measures it here"
+    if suspicion is not None:
+        return f"a chain of others {suspicion}; a search measures it here"
+    if not foreign or imported == "trust":
+        return None
+    if linear in db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision):
+        return "the chain of others was not confirmed when it was checked here"
+    return NOT_CHECKED
 
 
 def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:

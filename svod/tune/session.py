@@ -45,6 +45,7 @@ from svod.tune.measure.measurer import MachineChanged, Measurer
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
+from svod.tune.relatives import seeds_of_relatives
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.search.events import Listener, SessionEnding, SessionFinished, SessionStarted, nobody
 from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
@@ -67,7 +68,8 @@ _RECORDED: dict[Status, RecordedStatus] = {
 class KernelTask:
     """A kernel to tune. `calls`: how often the model runs it; `share`: of the model's time, where known (it orders the warm-up). `sizes`:
     what a kernel with variables is timed at (`svod.tune.measure.sizes`); (): at what its bounds say. `variables`: the user's names of its
-    variables, by the kernel's."""
+    variables, by the kernel's. `given`: the states to measure; where there are any, nothing else is proposed. `strategy`: what chose
+    them."""
 
     kernel: Kernel
     calls: float = 1.0
@@ -76,6 +78,8 @@ class KernelTask:
     share: float = 0.0
     sizes: tuple[Size, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    given: tuple[Scheduler, ...] = ()
+    strategy: str = ""
 
     @property
     def key(self) -> str:
@@ -296,20 +300,24 @@ class TuneSession:
         kernel, base = task.kernel, Scheduler(task.kernel, self.target)
         known: Mapping[str, Measurement] = {}
         seeds: list[tuple[Scheduler, Origin]] = []
-        if not self.config.ignore_cache:
+        if task.given:
+            seeds = [(s, Origin.DATABASE) for s in task.given]
+        elif not self.config.ignore_cache:
             known = self.db.known_digests(task.key, self.target.key, self.pair.revision, self.pair.key, PROTOCOL_REVISION)
             seeds = self._stored_seeds(base, known)
-        if self.config.sketches and self.config.strict != "reference":
+            stored = {s.digest for s, _ in seeds}
+            seeds += [(s, Origin.RELATIVE) for s in seeds_of_relatives(base, self.db, other_targets=True) if s.digest not in stored]
+        if not task.given and self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in self.backend.sketches(base)]
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
                                      structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
                                      bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
-        self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=self.config.strategy,
+        self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=task.strategy or self.config.strategy,
                                                         executor=self.executor.description, config=dataclasses.asdict(self.config),
                                                         svod=__version__)
         search = KernelSearch(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), self.config,
                               self.measurer_of(kernel), seeds=seeds, known=frozenset(known), bound=self._bound(task),
-                              calls=task.calls, listener=self.listener, clock=self.budget.clock)
+                              calls=task.calls, grows=not task.given, listener=self.listener, clock=self.budget.clock)
         search.record = lambda candidates: self._record_round(search, candidates)
         return search
 
@@ -337,7 +345,8 @@ class TuneSession:
         return Measurement(
             kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
             status=_RECORDED[c.status], codegen=self.pair.revision, compiler=self.pair.key, protocol=PROTOCOL_REVISION, step=step,
-            reason=c.reason[:2000], baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
+            reason=c.reason[:2000], strategy=self._tasks_by_key[search.key].strategy,
+            baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
             host={"executor": self.executor.description, **self._machines.get(search.key, {}), **host}, **more)
 
     def _record_round(self, search: KernelSearch, candidates: Sequence[Candidate]) -> None:

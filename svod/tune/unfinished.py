@@ -13,7 +13,7 @@ from typing import Any
 from svod.config import BeamConfig
 from svod.system.quantities import seconds
 from svod.tune.db import Search, TuningDB
-from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, FAILED, INTERRUPTED
+from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, CHECK, FAILED, INTERRUPTED, TRANSFER
 
 CUT_SHORT = {BUDGET_SPENT: "its search ended with its budget", INTERRUPTED: "Ctrl-C ended its search", FAILED: "an error ended its search"}
 #: Fields of BeamConfig of which a larger value tries more.
@@ -26,6 +26,7 @@ def what_is_left(searches: Sequence[Search], asked: BeamConfig) -> str | None:
     """Why a kernel with these searches on one target is searched on when `asked` is asked for; None where nothing is left to search, and
     for a kernel that was never searched here, whose winner came from elsewhere. A search without an end was killed, or another process is
     at it, whose claim tells."""
+    searches = [s for s in searches if s.strategy not in (CHECK, TRANSFER)]
     ended = sorted((s for s in searches if s.ended_at is not None), key=lambda s: s.ended_at or 0.0)
     killed = {s.search for s in searches} - {s.search for s in ended}
     reasons = ["its search was killed"] * bool(killed) + [_left_by(s, asked) for s in ended]
@@ -34,7 +35,7 @@ def what_is_left(searches: Sequence[Search], asked: BeamConfig) -> str | None:
 
 def was_cut_short(db: TuningDB, kernel: str, target: str) -> bool:
     """Whether the latest search of a kernel on a target had more to try when it ended: `svod-tune --resume` goes on with it."""
-    searches = [s for s, _ in db.select(Search, kernel, target)]
+    searches = [s for s, _ in db.select(Search, kernel, target) if s.strategy not in (CHECK, TRANSFER)]
     if not searches:
         return False
     latest = max(searches, key=lambda s: (s.started_at, s.search)).search

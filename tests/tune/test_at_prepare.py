@@ -12,6 +12,7 @@ from svod import BeamConfig, PrepareConfig, Tensor, Variable
 from svod.bench.race import Ratio
 from svod.errors import TuneError
 from svod.tune import at_prepare as search
+from svod.tune.db import TuningDB
 from svod.tune.search.events import CandidateDropped
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult, TuneSession
@@ -47,7 +48,7 @@ def test_kernels_that_could_not_be_measured_are_said(monkeypatch: pytest.MonkeyP
             return SessionResult(dict.fromkeys(self.keys, found))
     monkeypatch.setattr(search, "TuneSession", Failing)
     monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
-    monkeypatch.setattr(search, "_spent", 0.0)
+    monkeypatch.setattr(search, "_searching", search._Clock())
     config = PrepareConfig(beam=BeamConfig(width=1, executor="inline"), db=":none:")
     with caplog.at_level(logging.WARNING, "svod"):
         plan = (Tensor(np.arange(41, dtype=np.float32)) * 3).prepare(config)
@@ -58,17 +59,17 @@ def test_kernels_that_could_not_be_measured_are_said(monkeypatch: pytest.MonkeyP
 def test_the_budget_of_a_process_is_spent_once_unless_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
-    def run(unbound: Any, unknown: Any, compiler: Any, config: Any, db: Any, seconds: float, workers: str) -> Any:
-        given.append(seconds)
-        return {}, "searched", False
-    monkeypatch.setattr(search, "_run", run)
-    monkeypatch.setattr(search, "_spent", 7.0)
-    monkeypatch.setattr(search, "_spent_before", 0.0)
+    def run(work: Any, db: Any) -> SessionResult:
+        given.append(work.seconds)
+        return SessionResult()
+    monkeypatch.setattr(search._Work, "_run", run)
+    monkeypatch.setattr(search, "_searching", search._Clock(spent=7.0))
     plan: Any = None
     config = PrepareConfig(beam=BeamConfig(width=1, budget=6.0), db=":none:")
-    assert search.search_at_prepare(plan, {}, plan, config, plan) == {} and given == []
-    search.begin_budget()
-    search.search_at_prepare(plan, {}, plan, config, plan)
+    with TuningDB.open(":none:") as db:
+        assert search.search_at_prepare(plan, {}, plan, config, db) == {} and given == []
+        search.begin_budget()
+        search.search_at_prepare(plan, {}, plan, config, db)
     assert given == [6.0] and search.seconds_searched() >= 7.0
 
 
@@ -80,8 +81,9 @@ def test_beam_debug_prints_what_a_search_does(debug: int, monkeypatch: pytest.Mo
             return super().run()
     monkeypatch.setattr(search, "TuneSession", Dropping)
     monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
-    monkeypatch.setattr(search, "_spent", 0.0)
-    beam = BeamConfig(width=1, executor="inline", debug=debug, uops_max=30, log_surpass_max=debug == 0)
+    monkeypatch.setattr(search, "_searching", search._Clock())
+    beam = BeamConfig(width=1, executor="inline", debug=debug, uops_max=5, log_surpass_max=debug == 0,
+                      ignore_cache=True)
     (Tensor(np.arange(43 + debug, dtype=np.float32)) * 3).prepare(PrepareConfig(beam=beam, db=":none:"))    # not searched by a test before
     printed = capsys.readouterr().err
     assert (" dropped, limit: " in printed) == (debug != 1), printed
@@ -98,7 +100,7 @@ def test_kernels_with_variables_are_searched_at_their_hints_and_buckets(monkeypa
         raise TuneError("enough is known")
     monkeypatch.setattr(search, "TuneSession", session)
     monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
-    monkeypatch.setattr(search, "_spent", 0.0)
+    monkeypatch.setattr(search, "_searching", search._Clock())
     config = PrepareConfig(beam=BeamConfig(width=1, executor="inline"), db=":none:")
     n = Variable("n", 1, 50, hint=(9, 40), buckets=(20, 30))
     plan = (Tensor(np.arange(50, dtype=np.float32))[:n] + 4).prepare(config)

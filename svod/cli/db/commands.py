@@ -441,6 +441,41 @@ def retract(context: click.Context, kernel: str, target: str | None, linear: str
 
 
 @cli.command()
+@click.argument("kernels", nargs=-1, metavar="[KERNEL]...")
+@click.option("--all", "every", is_flag=True, help="Also chains that were measured here before.")
+@click.option("--budget", type=Finite(min=1.0), default=600.0, show_default=True, help="Most seconds.")
+@click.pass_context
+def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget: float) -> None:
+    """Check the chains of others on this machine, numbers and time, as their first use would: all of them, or those for KERNELs.
+
+    What is measured is recorded. The exit status is 1 where a chain is not used: it is wrong, slower than the heuristic, or fails here."""
+    from svod.cli.db.verify import print_checked  # the workers are this command's alone
+    from svod.cli.db.verify import verify as check
+    db = _open(context, read_only=False)
+    rows = check(db, {_resolve_kernel(db, k) for k in kernels}, budget, every=every)
+    if not rows:
+        _say("the database has no chain for this machine" if every else "nothing is left to check: every chain in use was measured here")
+        return
+    if print_checked(rows):
+        sys.exit(EXIT_SKIPPED)
+
+
+@cli.command()
+@click.pass_context
+def rekey(context: click.Context) -> None:
+    """Give the records of kernels today's keys, where svod has made them differently since. Old records stay."""
+    from svod.tune.rekey import rekey as give_keys
+    db = _open(context, read_only=False)
+    done = give_keys(db)
+    _say(f"{count(done.kernels, 'kernel')} {'have' if done.kernels != 1 else 'has'} another key today; {done.records} records added")
+    for key, why in done.failed[:10]:
+        _say(f"{key[:SHOWN_KEY]} has no key today: {why}", err=True)
+    _report(db.skipped)
+    if done.failed:
+        sys.exit(EXIT_SKIPPED)
+
+
+@cli.command()
 @click.option("--older-than", "days", type=Finite(min=0), default=90.0, show_default=True, help="Age in days.")
 @click.pass_context
 def gc(context: click.Context, days: float) -> None:

@@ -34,7 +34,7 @@ class Ended:
 def after_dry_run(options: TuneOptions, rows: Sequence[SurveyRow], wider: bool) -> str:
     """The last line of --dry-run."""
     decisions = {r.decision for r in rows}
-    if "search" in decisions:
+    if decisions & {"search", "check"}:
         return f"next: {options.command_line(**({'fresh': True} if options.fresh else {}))}"
     if "known" in decisions:
         again = {"beam": 2 * options.beam} if wider else {"fresh": True}

@@ -51,10 +51,11 @@ class KernelReport:
 
 def work_lines(rows: Sequence[SurveyRow], beam: int) -> list[str]:
     """What there is to do, in a line, and why kernels are left out, in further ones."""
-    groups = {d: [r for r in rows if r.decision == d] for d in ("search", "known", "small", "left out")}
+    groups = {d: [r for r in rows if r.decision == d] for d in ("search", "check", "known", "small", "left out")}
     known = sum(r.winner is not None for r in groups["search"])
     on = f" ({known} of them known, with more to try)" if known else ""
     words = [f"{count(len(groups['search']), 'kernel')} to search{on}" if groups["search"] else f"nothing to search with beam {beam}"]
+    words += [f"{len(groups['check'])} with chains of others to check"] if groups["check"] else []
     words += [f"{len(groups['known'])} known to the database"] if groups["known"] else []
     if small := groups["small"]:
         words.append(f"{len(small)} too small to matter ({_share(small)} of the time) keep{'s' * (len(small) == 1)} the heuristic")

@@ -74,6 +74,7 @@ from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
 from svod.tune.unfinished import left_to_search
+from svod.tune.workers.executor import Executor
 from svod.tune.workers.start import ExecutorStart
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
@@ -83,6 +84,7 @@ RAY_BUDGET = 20.0           # seconds: smaller budgets use local workers, unless
 CHECK_SECONDS = 4.0         # the longest check of one plan
 CHECK_PART = 0.15           # the largest share of the budget for a plan check
 CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
+CHECKED_SECONDS = 0.3       # the confirmation of what others found for one kernel
 KNOWN_CHECK_SECONDS = 1.5   # the longest check of one plan where nothing was searched
 MAX_CHECKS = 3              # only the plans that take most of the time are checked
 CHECK_SHARE = 0.05          # plans below this share of the time are not checked
@@ -256,6 +258,7 @@ class _TuneRun:
                 say(f"svod-tune: {self._of_target(p)}{line}")
         if self.options.dry_run:
             return self._dry_run()
+        self._check_others()
         self._search_all()
         with waiting("measuring what this machine can do"):
             for p in self.parts:
@@ -280,8 +283,7 @@ class _TuneRun:
             for target in targets:
                 compiler = compiler_for(target, self.config)
                 part = _Part(target, compiler, target.key == own.key, [replace(r) for r in rows])
-                decide(part.rows, target, compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only,
-                       resume=self.options.resume)
+                self._decide(part)
                 self.parts.append(part)
 
     def _targets(self, own: Target) -> list[Target]:
@@ -329,6 +331,29 @@ class _TuneRun:
         options = self.options
         return "local" if options.workers == "ray" and options.address is None and options.budget < RAY_BUDGET else options.workers
 
+    def _decide(self, part: _Part) -> None:
+        decide(part.rows, part.target, part.compiler, self.db, self.config, self.beam, top=self.options.top, only=self.options.only,
+               resume=self.options.resume)
+
+    def _check_others(self) -> None:
+        """Measure the chains that others found, and decide anew what is searched. Raises TuneError where no worker starts,
+        KeyboardInterrupt."""
+        for part in self.parts:
+            tasks = [replace(_task(r), given=r.proposed.states, strategy=r.proposed.strategy) for r in part.rows if r.proposed is not None]
+            if not tasks:
+                continue
+            executor = self._ready_executor()
+            say(f"svod-tune: {self._of_target(part)}checking what others found for {count(len(tasks), 'kernel')}")
+            session = TuneSession(tasks, part.target, executor=executor, db=self.db, config=self.beam,
+                                  bench=config.BenchConfig.from_env(seconds=CHECKED_SECONDS), budget=ModelBudget(self.options.budget / 4))
+            result = session.run()
+            used = sum(f.confirmed and f.source != "heuristic" for f in result.findings.values())
+            say(f"svod-tune: {used} of {count(len(tasks), 'kernel')} {'run' if used != 1 else 'runs'} faster with it here "
+                f"({result.seconds:.1f} s)")
+            if result.interrupted:
+                raise KeyboardInterrupt
+            self._decide(part)
+
     def _search_all(self) -> None:
         """Search what is left, target after target: each gets its part of what is left of the budget. Raises TuneError where no worker
         starts, or none is left that times the only target."""
@@ -346,13 +371,17 @@ class _TuneRun:
         self._end_workers()
         self.seconds["closing"] = self.elapsed
 
-    def _search(self, part: _Part, shares: int) -> None:
-        """Search a target's kernels within its share of the rest of the budget."""
-        tasks = [KernelTask(r.kernel, r.calls, r.name, r.origins, r.share, r.sizes, r.variables) for r in part.wanted]
+    def _ready_executor(self) -> Executor:
+        """The workers, up. Raises TuneError where none starts."""
         with waiting(f"starting the workers ({self._workers()})"):
             executor = self._start_executor().result()
             executor.wait_until_ready()
         signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which ends the process at once
+        return executor
+
+    def _search(self, part: _Part, shares: int) -> None:
+        """Search a target's kernels within its share of the rest of the budget."""
+        tasks, executor = [_task(r) for r in part.wanted], self._ready_executor()
         self.seconds.setdefault("workers", self.elapsed)
         check = self._check_seconds(CHECK_SECONDS) if any(p.here for p in self.parts) else 0.0
         seconds = max(self.options.budget / 2 / len(self.parts), (self.options.budget - self.elapsed - check) / shares)
@@ -404,7 +433,7 @@ class _TuneRun:
         for row in part.of_interest:
             choice = choose(row.kernel, compiler, self.config, self.db)
             finding = findings.get(row.key)
-            winner = winner_in_use(row.kernel, compiler, self.db) if choice.source == "database" else None
+            winner = winner_in_use(row.kernel, compiler, self.db, self.config.imported) if choice.source == "database" else None
             chain = tuple(o.to_json() for o in choice.chain)
             if winner is not None:
                 out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
@@ -643,6 +672,10 @@ def gain_in(unbound: UnboundPlan, o: KernelReport) -> Gain | None:
     if len(of_calls) < len(calls):
         return None
     return Gain(fmean(s.seconds / s.ratio for s in of_calls), fmean(s.seconds for s in of_calls))
+
+
+def _task(row: SurveyRow) -> KernelTask:
+    return KernelTask(row.kernel, row.calls, row.name, row.origins, row.share, row.sizes, row.variables)
 
 
 def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:

@@ -2,7 +2,7 @@
 
 Plans are weighed by their number of runs, kernels by calls × seconds with the heuristic. A kernel below 0.5 % of the time keeps the
 heuristic. A kernel for which the database has a valid winner is searched on where its search ended early or was narrower than what is
-asked for (`svod.tune.unfinished`).
+asked for (`svod.tune.unfinished`). The winners of others are checked before anything is searched (`svod.tune.checks`).
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from svod.core.schedule.family import family_key
 from svod.errors import ConfigError
 from svod.tune.capture import Capture, CapturedPlan, News
 from svod.tune.chains import choose, winner_in_use
+from svod.tune.checks import Proposed, to_check
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
 from svod.tune.measure.plan_sizes import profile_at_sizes
@@ -35,14 +36,14 @@ SMALL_SHARE = 0.005
 LONE_SHARE = 0.01           # smaller new kernels alone do not start a search: shares vary from capture to capture
 PROFILE_RUNS = 2
 
-Decision = Literal["search", "known", "small", "left out"]
+Decision = Literal["search", "check", "known", "small", "left out"]
 
 
 @dataclass
 class SurveyRow:
     """One distinct kernel. `calls` are per run of the main plan, `seconds` those of one call with the heuristic, `share` is its part of the
     captured time. For a kernel with variables, seconds, operations and bytes are geometric means over its `sizes`, and `variables` has the
-    user's names of them."""
+    user's names of them. `proposed`: the chains to measure of a kernel that is checked."""
 
     kernel: Kernel
     name: str
@@ -58,6 +59,7 @@ class SurveyRow:
     winner: Winner | None = field(default=None)
     sizes: tuple[Size, ...] = ((),)
     variables: Mapping[str, str] = field(default_factory=dict)
+    proposed: Proposed | None = None
 
     @property
     def key(self) -> str:
@@ -152,24 +154,33 @@ def _is_named(row: SurveyRow, only: Sequence[str]) -> bool:
     return any(row.key.startswith(o) or o in row.name or any(o in origin for origin in row.origins) for o in only)
 
 
+def _left_out(row: SurveyRow, rank: int, *, top: int | None, only: Sequence[str]) -> str | None:
+    """Why a kernel is left out of the work; None: it is not. `rank`: its place by time."""
+    if row.kernel.library_kernel is not None:
+        return "a library kernel has one form"
+    if only and not _is_named(row, only):
+        return "not among --only"
+    if top is not None and rank >= top:
+        return f"not among the {top} that take most of the time"
+    return None
+
+
 def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, beam: BeamConfig, *,
            top: int | None = None, only: Sequence[str] = (), resume: bool = False) -> None:
     """Set the decision for each kernel, and why. `beam`: the search that is asked for."""
     for rank, row in enumerate(rows):
-        named = _is_named(row, only)
         choice = choose(row.kernel, compiler, config, db)
+        row.winner, row.proposed = None, None
         if choice.source == "database":
-            row.winner = winner_in_use(row.kernel, compiler, db)
-        if row.kernel.library_kernel is not None:
-            row.decision, row.why = "left out", choice.why
-        elif only and not named:
-            row.decision, row.why = "left out", "not among --only"
-        elif top is not None and rank >= top:
-            row.decision, row.why = "left out", f"not among the {top} that take most of the time"
+            row.winner = winner_in_use(row.kernel, compiler, db, config.imported)
+        if (reason := _left_out(row, rank, top=top, only=only)) is not None:
+            row.decision, row.why = "left out", reason
         elif resume and not was_cut_short(db, row.key, target.key):
             row.decision, row.why = "known" if row.winner else "left out", "its search was not cut short (--resume)"
         elif row.share < SMALL_SHARE and not only:
             row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time"
+        elif config.imported == "check" and (proposed := to_check(row.kernel, compiler, db)) is not None:
+            row.decision, row.why, row.proposed = "check", "others have found chains for it", proposed
         elif row.winner is None:
             row.decision, row.why = "search", choice.why
         elif (left := left_to_search(db, row.key, target.key, beam)) is not None:
@@ -177,7 +188,7 @@ def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: Tu
         else:
             row.decision, row.why = "known", choice.why
     wanted = [r for r in rows if r.decision == "search"]
-    if not only and any(r.decision == "known" for r in rows) and all(r.share < LONE_SHARE and r.winner is None for r in wanted):
+    if not only and any(r.decision in ("known", "check") for r in rows) and all(r.share < LONE_SHARE and r.winner is None for r in wanted):
         for row in wanted:
             row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time, and nothing else is left to search"
 

@@ -16,10 +16,8 @@ from svod.core.ir.uop import Ops, UOp
 
 def family_key(ast: UOp) -> str:
     """32 hex digits, equal for ASTs that differ in extents alone. Deterministic across processes."""
-    number: dict[UOp, int] = {}
-    digest = hashlib.blake2b(b"svod-family-1\n", digest_size=16)
+    digests: dict[UOp, bytes] = {}
     for u in ast.toposort():
-        number[u] = len(number)
         arg: object = u.arg
         if u.op is Ops.CONST and u.dtype is dtypes.index:
             arg = "n"
@@ -27,5 +25,7 @@ def family_key(ast: UOp) -> str:
             arg = u.arg[0]
         elif isinstance(arg, Param):
             arg = (arg.slot, arg.constant)
-        digest.update(f"{u.op.value} {u.dtype.name} {[number[s] for s in u.src]} {arg!r}\n".encode())
-    return digest.hexdigest()
+        # by the content of the operands, not by which nodes are shared: equal extents make equal index expressions one node
+        text = f"svod-family-2 {u.op.value} {u.dtype.name} {arg!r}".encode()
+        digests[u] = hashlib.blake2b(b" ".join([text, *(digests[s] for s in u.src)]), digest_size=16).digest()
+    return digests[ast].hex()

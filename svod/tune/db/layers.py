@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from svod import config
 from svod.errors import DatabaseError
 from svod.tune.db import files
-from svod.tune.db.records import Measurement, Record, RecordError, Verdict
+from svod.tune.db.records import KernelRecord, Measurement, Record, RecordError, Verdict
 from svod.tune.db.schema import OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped, admit, open_lines, parse_line
 
@@ -30,6 +30,10 @@ FILE_NAME = "tuning.db"
 # INDEXED BY: without it SQLite may choose the index of all measurements and read hundreds of rows to drop them
 SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding "
                    "WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong') LIMIT 20000")
+
+SELECT_TARGETS = ("SELECT DISTINCT target FROM measurements INDEXED BY measurements_deciding "
+                  "WHERE kernel = ? AND (step = 'confirm' OR status = 'wrong') LIMIT 1000")
+MOST_OF_A_FAMILY = 1000     # descriptions of relatives that are read
 
 Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements with their layer rank, verdicts
 
@@ -116,6 +120,14 @@ class Layer(Protocol):
         """Records of one kind with their ranks, optionally of one kernel and one target (where the kind has one)."""
         ...
 
+    def family(self, structure: str) -> Iterable[KernelRecord]:
+        """The descriptions of kernels with a structure (`svod.core.schedule.family`)."""
+        ...
+
+    def targets_of(self, kernel: str) -> Iterable[str]:
+        """The targets that a kernel was confirmed on."""
+        ...
+
     def version(self) -> int:
         """A number that changes when another process has changed the content."""
         ...
@@ -137,6 +149,13 @@ class SqliteLayer:
         where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.types}
         clause = " WHERE " + " AND ".join(f"{n} = :{n}" for n in where) if where else ""
         return self._records(record, self.conn.execute(f"SELECT * FROM {record.table}{clause}", where))
+
+    def family(self, structure: str) -> Iterator[KernelRecord]:
+        rows = self.conn.execute("SELECT * FROM kernels WHERE structure = ? LIMIT ?", (structure, MOST_OF_A_FAMILY))
+        return (k for k, _ in self._records(KernelRecord, rows))
+
+    def targets_of(self, kernel: str) -> list[str]:
+        return [t for t, in self.conn.execute(SELECT_TARGETS, (kernel,)) if isinstance(t, str)]
 
     def _records(self, record: type[R], rows: Iterable[sqlite3.Row]) -> Iterator[tuple[R, int]]:
         for row in rows:
@@ -162,6 +181,7 @@ class SqliteLayer:
 
 
 KERNEL = re.compile(r'"kernel"\s*:\s*"([^"\\]*)"')
+STRUCTURE = re.compile(r'"structure"\s*:\s*"([^"\\]*)"')
 
 
 class JsonlLayer:
@@ -172,6 +192,7 @@ class JsonlLayer:
         self.path, self.name, self.rank, self.report = path, str(path), rank, report
         self._lines: dict[str | None, dict[str, list[tuple[int, str]]]] = {}        # by target, then by kernel; "": lines that name none
         self._parsed: dict[int, Record | None] = {}
+        self._families: dict[str, list[str]] | None = None      # kernels by structure
 
     def _lines_of(self, target: str | None) -> dict[str, list[tuple[int, str]]]:
         target = None if None in self._lines else target    # everything is read
@@ -205,6 +226,19 @@ class JsonlLayer:
         for r in self._records(kernel, target):
             if isinstance(r, record) and kernel in (None, getattr(r, "kernel", kernel)) and target in (None, getattr(r, "target", target)):
                 yield r, self.rank
+
+    def family(self, structure: str) -> Iterator[KernelRecord]:
+        if self._families is None:
+            self._families = {}
+            for kernel, lines in self._lines_of(None).items():
+                for named in (STRUCTURE.search(line) for _, line in lines):
+                    if named:
+                        self._families.setdefault(named[1], []).append(kernel)
+        for kernel in dict.fromkeys(self._families.get(structure, [])[:MOST_OF_A_FAMILY]):
+            yield from (k for k, _ in self.select(KernelRecord, kernel, None) if k.structure == structure)
+
+    def targets_of(self, kernel: str) -> set[str]:
+        return {m.target for m, _ in self.select(Measurement, kernel, None) if m.step == "confirm"}
 
     def version(self) -> int:
         return 0

@@ -232,7 +232,8 @@ class Measurement(Record):
     heuristic itself is confirmed with the ratio 1 and the interval [1, 1]. `anchor` is the incumbent's time in the same batch. `codegen`
     is the revision of svod's code generator, `protocol` that of the timing rules. `host` holds what may explain a time (load, steal,
     governor…). `taken_at` is seconds since 1970. For a kernel with variables `time`, `samples` and `ratio` are geometric means over the
-    sizes, which are in `host`, as are the names of the variables."""
+    sizes, which are in `host`, as are the names of the variables. `strategy` is what proposed the chain where that was no search of this
+    kernel (`CHECK`, `TRANSFER`)."""
 
     kernel: Name
     target: Name
@@ -256,6 +257,7 @@ class Measurement(Record):
     search: Text = ""
     host: Facts = field(default_factory=dict)
     taken_at: Number = 0.0
+    strategy: Text = ""
 
     kind: ClassVar[str] = "measurement"
     table: ClassVar[str] = "measurements"
@@ -352,6 +354,8 @@ class TargetFacts(Record):
 
 #: Outcomes of searches that had more to try: the budget or Ctrl-C ended them, or an error.
 BUDGET_SPENT, INTERRUPTED, FAILED = "budget spent", "interrupted", "failed"
+#: Strategies that propose given chains only, those of others and those of relatives: what they measure is no search of the kernel.
+CHECK, TRANSFER = "check", "transfer"
 #: The outcome of a search whose best chain is as fast as the machine allows: a wider search finds nothing better.
 AT_BOUND = "at the roofline bound"
 

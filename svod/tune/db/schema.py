@@ -11,10 +11,9 @@ schema. Rows of records are only inserted, so merging two databases is set union
     measurements  what each candidate did
     verdicts      verified, wrong, retracted
 
-Three tables are local, and are never exported or merged:
+Two tables are local, and are never exported or merged:
 
     claims        who searches what right now
-    checks        chains of others that were checked on this machine
     pruned        what `svod-db gc` removed, and a later merge does not bring back
 
 `PRAGMA application_id` marks a file as a tuning database of svod. `PRAGMA user_version` holds the version of its schema. A new version is
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID = 0x53564F44  # "SVOD"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 OWN, TEAM, SHIPPED = 0, 1, 2
 LAYER_NAMES = ("own", "team", "shipped")
@@ -67,7 +66,7 @@ def create_version_1(db: Database) -> None:
 
 
 def add_version_2(db: Database) -> None:
-    """Fields that came later, digests without defaults, and the local tables of checks and of what was removed."""
+    """Fields that came later, digests without defaults, and the local table of what was removed."""
     for record in RECORDS:
         db.execute(f"ALTER TABLE {record.table} ADD COLUMN extra TEXT NOT NULL DEFAULT '{{}}'")
         renamed = []
@@ -75,14 +74,17 @@ def add_version_2(db: Database) -> None:
             with suppress(RecordError):     # a row that is no record stays as it is: readers skip and report it
                 renamed.append((record.from_row(row).id, row["id"]))
         db.conn.executemany(f"UPDATE OR REPLACE {record.table} SET id = ? WHERE id = ?", renamed)
-    check = {"kernel": str, "target": str, "linear": str, "codegen": int, "compiler": str, "usable": int, "ratio": float, "reason": str,
-             "checked_at": float}
-    db.table("checks").create(check, pk=("kernel", "target", "linear", "codegen", "compiler"), not_null=check.keys() - {"ratio"})
     db.table("pruned").create({"kernel": str, "target": str, "before": float}, pk=("kernel", "target"))
 
 
+def add_version_3(db: Database) -> None:
+    """Relatives are found by their structure. A table that nothing used goes."""
+    db.execute("DROP TABLE IF EXISTS checks")
+    db.table("kernels").create_index(("structure",), "kernels_structure")
+
+
 #: UPGRADES[v] turns a database of version v into one of version v + 1. 0 is an empty file.
-UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2)
+UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3)
 
 
 def read_version(conn: sqlite3.Connection) -> int:
@@ -93,7 +95,7 @@ def read_version(conn: sqlite3.Connection) -> int:
         return 0
     if application != APPLICATION_ID:
         raise ForeignDatabase("it is an SQLite database of another program")
-    ours = [r.table for r in RECORDS] + ["claims", "checks", "pruned"]
+    ours = [r.table for r in RECORDS] + ["claims", "pruned"]
     for kind, name, sql in conn.execute("SELECT type, name, sql FROM sqlite_master"):
         if kind == "trigger" or (name in ours and (kind != "table" or str(sql).upper().startswith("CREATE VIRTUAL"))):
             raise ForeignDatabase(f"it has the {kind} {name!r:.40}, and svod makes plain tables only")

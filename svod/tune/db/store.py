@@ -274,6 +274,22 @@ class TuningDB:
             nearest = {r.id: (r, rank) for r, rank in sorted(selected, key=lambda pair: -pair[1])}     # the last one of an id stays
             return [nearest[i] for i in sorted(nearest)]
 
+    def tried_here(self, kernel: str, target: str, codegen: int) -> set[str]:
+        """The LINEAR digests that were measured here with a code generator, whatever became of them; a lost worker is no measurement."""
+        return {m.linear for m, layer in self.select(Measurement, kernel, target)
+                if layer == OWN and m.codegen == codegen and m.status != "lost"}
+
+    def family(self, structure: str) -> list[KernelRecord]:
+        """The descriptions of the kernels with a structure (`svod.core.schedule.family`), in the order of their digests."""
+        with self._lock:
+            found = {k.id: k for of_layer in self._each(lambda layer: list(layer.family(structure))) for k in of_layer}
+            return [found[i] for i in sorted(found)]
+
+    def targets_of(self, kernel: str) -> list[str]:
+        """The targets that a kernel was confirmed on."""
+        with self._lock:
+            return sorted({t for of_layer in self._each(lambda layer: list(layer.targets_of(kernel))) for t in of_layer})
+
     # -- writing ------------------------------------------------------------------------------------------------------------
     def _sink(self) -> layers.SqliteLayer:
         """Where records go now: the file, which is created if need be, else memory."""

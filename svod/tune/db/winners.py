@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from svod.bench.race import Ratio
 from svod.tune.db.records import Chain, Measurement, Verdict
-from svod.tune.db.schema import SHIPPED
+from svod.tune.db.schema import OWN, SHIPPED
 
 TIE = 1.003         # Upper ends within this factor are level; docs/measuring.md gives the reason for the number.
 MIN_RATIO = 1e-3    # No chain is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery.
@@ -58,9 +58,9 @@ class Winner(NamedTuple):
     """The decision for (kernel, target), and the evidence for it.
 
     `ratio` is tuned ÷ heuristic in the run that confirmed the chain (below 1: faster). `time` and `baseline` are seconds in that run,
-    `baseline_linear` is the heuristic's LINEAR digest then. `layer` is the nearest that has evidence for it: OWN, TEAM or SHIPPED. The
-    chain is verified for `linear` under
-    `codegen`: where today's LINEAR has another digest, it is only a seed."""
+    `baseline_linear` is the heuristic's LINEAR digest then. `layer` is the nearest that has evidence for it: OWN, TEAM or SHIPPED.
+    `slower_here`: what was measured here alone speaks against it. The chain is verified for `linear` under `codegen`: where today's LINEAR
+    has another digest, it is only a seed. `strategy`: as its measurement has it."""
 
     kernel: str
     target: str
@@ -77,6 +77,8 @@ class Winner(NamedTuple):
     measurement: str
     search: str
     baseline_linear: str = ""
+    strategy: str = ""
+    slower_here: bool = False
 
     @property
     def speedup(self) -> float:
@@ -183,10 +185,13 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
         middle = ranked[len(ranked) // 2]
         if drawback(middle) is not None:
             continue
+        here = [m for m in ranked if layer_ranks.get(m.id) == OWN]
         shown = min(ranked, key=lambda m: (len(m.chain), m.chain_text))
         assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "doubt() saw to it"
-        winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio, middle.ratio_low,
-                        middle.ratio_high, middle.time, middle.baseline, layer, middle.id, middle.search, middle.baseline_linear)
+        slower = bool(here) and drawback(here[len(here) // 2]) is not None
+        winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio,
+                        middle.ratio_low, middle.ratio_high, middle.time, middle.baseline, layer, middle.id,
+                         middle.search, middle.baseline_linear, middle.strategy, slower)
         standing = Standing(middle.ratio_high, winner.own, len(shown.chain), shown.chain_text, linear)
         pools.setdefault(age, []).append((standing, winner))
 

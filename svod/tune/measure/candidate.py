@@ -47,6 +47,7 @@ class Origin(StrEnum):
     UNTOUCHED = "untouched"
     HEURISTIC = "heuristic"
     DATABASE = "database"
+    RELATIVE = "relative"      # its chain did well on a relative of the kernel
     SKETCH = "sketch"
     ACTION = "action"
     MUTATION = "mutation"

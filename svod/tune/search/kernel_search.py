@@ -141,6 +141,7 @@ class KernelSearch:
     known: Collection[str] = ()
     bound: float = 0.0
     calls: float = 1.0
+    grows: bool = True             # False: the seeds are measured, and nothing is proposed
     listener: Listener = nobody
     record: Callable[[Sequence[Candidate]], None] | None = None
     clock: Callable[[], float] = time.monotonic
@@ -249,7 +250,7 @@ class KernelSearch:
         self.judged.clear()
         seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
         # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
-        seeds_alone = len(seeds) >= SEED_ROUND and not self.strict
+        seeds_alone = not self.grows or (len(seeds) >= SEED_ROUND and not self.strict)
         batch = list(seeds) if seeds_alone else [*seeds, *self._propose()]
         if not batch:
             self.stop("nothing left to try")
@@ -269,6 +270,8 @@ class KernelSearch:
 
     def _untouched(self) -> list[Candidate]:
         """The untouched kernel. Left out where there are other seeds and it is hopeless: its first run would end with a killed child."""
+        if not self.grows:
+            return []
         others = self.config.sketches and not self.strict and self.incumbent is not None and (self.stored or self.first)
         if others and self.cost(self.base).cycles > HOPELESS * self.cost(self.heuristic).cycles:
             return []

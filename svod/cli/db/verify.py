@@ -1,0 +1,109 @@
+"""What `svod-db verify` does: the chains of others are measured on this machine, and the table of what became of them."""
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from svod import config
+from svod.cli.db.listing import SHOWN_KEY, chain_words, print_with_chains
+from svod.cli.tune.waiting import say, waiting
+from svod.compile.backend import target_with
+from svod.compile.plan.compiler import Compiler, compiler_for
+from svod.core.ir.serialize import data_to_ast
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
+from svod.errors import SvodError
+from svod.system.quantities import count, times
+from svod.tune.chains import chain_of, objection, usable_winner
+from svod.tune.checks import Proposed, to_check
+from svod.tune.db import KernelRecord, Measurement, TuningDB, Winner
+from svod.tune.db.records import CHECK
+from svod.tune.search.budget import ModelBudget
+from svod.tune.session import KernelTask, TuneSession
+from svod.tune.workers.start import make_executor
+
+CONFIRM_SECONDS = 0.5       # of one kernel
+
+
+class Checked(NamedTuple):
+    """A winner before its check, and what is used after it, or why nothing is."""
+
+    name: str
+    before: Winner
+    after: Winner | str
+
+
+def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool) -> list[Checked]:
+    """Measure here the chains of others, or of all winners (`every`), for these kernels (none: all), within `budget` seconds. Raises
+    TuneError where no worker starts, and DatabaseError."""
+    checked: list[Checked] = []
+    for target, tasks in _tasks_by_target(db, kernels, every).items():
+        compiler = compiler_for(target, config.PrepareConfig.from_env(beam=None, capture=None))
+        before = {t.key: db.ranking(t.key, target.key)[0] for t in tasks}
+        with waiting(f"checking {count(len(tasks), 'kernel')}"), make_executor("local", device=target.device, say=say) as executor:
+            bench = config.BenchConfig.from_env(seconds=CONFIRM_SECONDS)
+            TuneSession(tasks, target, executor=executor, db=db, config=config.BeamConfig.from_env(width=4), bench=bench,
+                        budget=ModelBudget(budget)).run()
+        checked += [Checked(t.name, before[t.key], usable_winner(t.kernel, compiler, db, "check")) for t in tasks]
+    return checked
+
+
+def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dict[Target, list[KernelTask]]:
+    """What is to be measured, by the targets that this machine has."""
+    places: dict[str, set[str]] = {}
+    for m, _ in db.select(Measurement):
+        if m.step == "confirm" and (not kernels or m.kernel in kernels):
+            places.setdefault(m.target, set()).add(m.kernel)
+    described = {k.kernel: k for k, _ in db.select(KernelRecord)}
+    tasks: dict[Target, list[KernelTask]] = {}
+    for key in sorted(places):
+        target = target_with(key)
+        if target is None:
+            say(f"svod-db: {count(len(places[key]), 'kernel')} of {key} cannot be checked here")
+            continue
+        compiler = compiler_for(target, config.PrepareConfig.from_env(beam=None, capture=None))
+        for kernel, name in _kernels(sorted(places[key]), described):
+            proposed = _all_winners(kernel, compiler, db) if every else to_check(kernel, compiler, db)
+            if proposed is not None:
+                tasks.setdefault(target, []).append(KernelTask(kernel, name=name, given=proposed.states, strategy=proposed.strategy))
+    return tasks
+
+
+def _kernels(keys: list[str], described: dict[str, KernelRecord]) -> Iterator[tuple[Kernel, str]]:
+    """The kernels that the database describes, with their names; a description of another kernel is said and passed over."""
+    for key in keys:
+        try:
+            kernel = Kernel(data_to_ast(described[key].ast)) if key in described else None
+        except SvodError as e:
+            say(f"svod-db: {key[:SHOWN_KEY]} cannot be checked, its description is damaged: {e}")
+            continue
+        if kernel is None or kernel.key != key:
+            say(f"svod-db: {key[:SHOWN_KEY]} cannot be checked: " + ("the database lacks its description" if kernel is None else
+                                                                   "its description is of another kernel; svod-db rekey mends old keys"))
+        else:
+            yield kernel, described[key].name
+
+
+def _all_winners(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Proposed | None:
+    """The winner, wherever it was found."""
+    for winner in db.ranking(kernel.key, compiler.target.key):
+        if objection(winner, kernel, compiler, db, "trust") is None:
+            return Proposed((apply_opts(Scheduler(kernel, compiler.target), chain_of(winner.chain)),), CHECK)
+    return None
+
+
+def print_checked(rows: list[Checked]) -> int:
+    """Print what became of the chains. Returns how many of them are not used."""
+    refused = 0
+    lines, chains = [], []
+    for row in rows:
+        used = not isinstance(row.after, str) and row.after.linear == row.before.linear
+        refused += not used
+        said = "used" if used else row.after if isinstance(row.after, str) else f"another is faster here: {chain_words(row.after.chain)}"
+        now = "" if isinstance(row.after, str) else times(row.after.speedup)
+        lines.append((row.before.kernel[:SHOWN_KEY], row.name, times(row.before.speedup), now, said))
+        chains.append(chain_words(row.before.chain))
+    print_with_chains(("kernel", "name", "recorded", "now", ""), lines, chains, right={"recorded", "now"})
+    return refused

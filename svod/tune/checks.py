@@ -1,0 +1,65 @@
+"""Chains that were not measured here, and are to be before they are used: winners of others, and what did well on relatives.
+
+`svod.tune.at_prepare` measures them when they are first needed, `svod-tune` before it searches, `svod-db verify` when it is told to. Each
+does it as a search does, with the given chains alone: workers, comparison of numbers, paired times. The outcome is evidence like any other,
+in the own layer. Hence a chain is measured once, and a chain that is slower here, or fails, is not used here, whatever others say.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from svod.compile.plan.compiler import Compiler
+from svod.config import PrepareConfig
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.errors import KernelOptError
+from svod.tune.chains import NOT_CHECKED, chain_of, objection
+from svod.tune.db import TuningDB
+from svod.tune.db.records import CHECK, TRANSFER
+from svod.tune.relatives import seeds_of_relatives
+
+MOST_CHECKED = 3        # chains of others for one kernel that are measured, the best first
+
+
+class Proposed(NamedTuple):
+    """Chains to measure: the states they lead to, and who proposed them (`CHECK`, `TRANSFER`)."""
+
+    states: tuple[Scheduler, ...]
+    strategy: str
+
+
+def to_check(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Proposed | None:
+    """The winners of others that rank before every chain that may be used today, and were not measured here; None: there are none."""
+    base, states = Scheduler(kernel, compiler.target), []
+    for winner in db.ranking(kernel.key, compiler.target.key):
+        problem = objection(winner, kernel, compiler, db, "check")
+        if problem is None:
+            break
+        if problem == NOT_CHECKED:
+            states.append(apply_opts(base, chain_of(winner.chain)))
+    return Proposed(tuple(states[:MOST_CHECKED]), CHECK) if states else None
+
+
+def to_transfer(kernel: Kernel, compiler: Compiler, db: TuningDB, config: PrepareConfig) -> Proposed | None:
+    """What did well on relatives of a kernel that the database has no winner for, re-derived; None: nothing that was not measured here."""
+    if kernel.library_kernel is not None or db.ranking(kernel.key, compiler.target.key):
+        return None
+    seeds = seeds_of_relatives(Scheduler(kernel, compiler.target), db, other_targets=config.similar_targets)
+    if not seeds:
+        return None
+    tried = db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision)
+    states = tuple(_untried(seeds, kernel, compiler, tried))
+    return Proposed(states, TRANSFER) if states else None
+
+
+def _untried(states: Iterable[Scheduler], kernel: Kernel, compiler: Compiler, tried: set[str]) -> Iterable[Scheduler]:
+    for state in states:
+        try:
+            linear = compiler.linear_of(kernel, state.applied_opts)
+        except KernelOptError:
+            continue
+        if linear not in tried:
+            tried.add(linear)
+            yield state
