@@ -32,7 +32,8 @@ def vars_of(record: Record) -> dict[str, Any]:
 
 
 def rekey(db: TuningDB) -> Rekeyed:
-    """Add the records of all kernels whose key, or that of their structure, is of an older revision under today's. Raises DatabaseError where nothing can be written."""
+    """Add, under today's keys, the records of all kernels whose key or whose structure was made by an older revision. Raises DatabaseError
+    where nothing can be written."""
     added = kernels = 0
     failed: list[tuple[str, str]] = []
     for k, layer in db.select(KernelRecord):

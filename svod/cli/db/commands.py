@@ -344,19 +344,19 @@ def _captured_kernels(script: Path) -> list[Captured]:
 def stats(context: click.Context, as_json: bool) -> None:
     """Count the records and show where they are."""
     db = _open(context)
-    measurements = [m for m, _ in db.select(Measurement)]
-    searches = [s for s, _ in db.select(Search)]
-    pairs = {(m.kernel, m.target) for m in measurements} | {(s.kernel, s.target) for s in searches}
-    winners = [w for k, t in sorted(pairs) if (w := db.winner(k, t)) is not None]
+    statuses, places = db.tally(Measurement, "status"), db.tally(Measurement, "kernel", "target")
+    searched, searches = db.tally(Search, "kernel", "target"), db.tally(Search, "search")
+    pairs = places.keys() | searched.keys()
+    winners = [ranking[0] for ranking in db.all_rankings().values() if ranking]
     path = db.plan.write
     facts: dict[str, Any] = {
         "written": str(path or "memory"), "bytes": path.stat().st_size if path is not None and path.exists() else 0,
         "read": [str(p) for p, _ in db.plan.read], "kernels": len({k for k, _ in pairs}), "targets": sorted({t for _, t in pairs}),
-        "target_descriptions": len(db.select(TargetFacts)), "winners": len(winners),
-        "winners_by_layer": dict(Counter(LAYER_NAMES[w.layer] for w in winners)), "measurements": len(measurements),
-        "measurements_by_status": dict(Counter(m.status for m in measurements)),
-        "verdicts": dict(Counter(v.verdict for v, _ in db.select(Verdict))), "searches": len({s.search for s in searches}),
-        "searched_without_a_winner": len({(s.kernel, s.target) for s in searches} - {(w.kernel, w.target) for w in winners}),
+        "target_descriptions": db.tally(TargetFacts).total(), "winners": len(winners),
+        "winners_by_layer": dict(Counter(LAYER_NAMES[w.layer] for w in winners)), "measurements": statuses.total(),
+        "measurements_by_status": {status: n for (status,), n in statuses.most_common()},
+        "verdicts": {verdict: n for (verdict,), n in db.tally(Verdict, "verdict").items()}, "searches": len(searches),
+        "searched_without_a_winner": len(searched.keys() - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}
     if as_json:
         _print_json(facts)

@@ -76,23 +76,22 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
     origins: defaultdict[str, set[str]] = defaultdict(set)
     for o, _ in db.select(OriginRecord, kernel):
         origins[o.kernel].add(o.origin)
-    measurements = _by_place(m for m, _ in db.select(Measurement, kernel))
-    verdicts = _by_place(v for v, _ in db.select(Verdict, kernel))
+    rankings = db.all_rankings() if kernel is None else {(kernel, t): db.ranking(kernel, t) for t in db.targets_of(kernel)}
+    measured = {(k, t): n for (k, t), n in db.tally(Measurement, "kernel", "target").items() if kernel in (None, k)}
     searches = _by_place(s for s, _ in db.select(Search, kernel))
-    by_id = {m.id: m for of_place in measurements.values() for m in of_place if m.sizes}
     rows = []
-    for at in {*measurements, *searches}:
+    for at in {*measured, *searches}:
         key, target = at
-        w = db.winner(key, target)
-        reason = no_winner_reason(measurements[at], verdicts[at], searches[at]) if w is None else ""
-        used = None if w is None else by_id.get(w.measurement)
+        w = next(iter(rankings.get(at, ())), None)
+        reason = "" if w is not None else no_winner_reason([m for m, _ in db.select(Measurement, key, target)],
+                                                           [v for v, _ in db.select(Verdict, key, target)], searches[at])
         newest = max(searches[at], key=lambda s: s.started_at, default=None)
         rows.append(WinnerRow(key, names.get(key, ""), tuple(sorted(origins[key])), target,
                               None if w is None else json.loads(json.dumps(w.chain)), None if w is None else w.speedup,
                               None if w is None else w.heuristic_seconds, None if w is None else w.time, _calls(searches[at]),
-                              "" if w is None else LAYER_NAMES[w.layer], len(measurements[at]), len({s.search for s in searches[at]}),
+                              "" if w is None else LAYER_NAMES[w.layer], measured.get(at, 0), len({s.search for s in searches[at]}),
                               reason, "" if w is None else w.measurement,
-                              () if used is None else tuple(str(s.named(used.variables)) for s in used.sizes),
+                              () if w is None else tuple(map(str, w.sizes)),
                               0.0 if newest is None else newest.started_at))
     return in_order(rows, "time")
 

@@ -65,9 +65,7 @@ from svod.system.quantities import count
 from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.chains import chain_of, choose, winner_in_use
-from svod.tune.db import Measurement, TuningDB
-from svod.tune.db.records import SizeTime
-from svod.tune.db.winners import Winner
+from svod.tune.db import TuningDB
 from svod.tune.lock import Locked, write_lock
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
@@ -438,7 +436,7 @@ class _TuneRun:
             if winner is not None:
                 out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
                                         winner.linear, choice.why if finding is None else finding.why, winner.baseline_linear,
-                                        self._sizes(winner)))
+                                        winner.sizes))
             elif finding is not None:
                 heuristic = _finite(finding.heuristic_seconds)
                 why = finding.why if finding.winner is None else f"{choice.why} ({finding.why})"
@@ -451,10 +449,6 @@ class _TuneRun:
                 out.append(KernelReport(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "",
                                         why))
         return out
-
-    def _sizes(self, winner: Winner) -> tuple[SizeTime, ...]:
-        """The times that confirmed the winner of a kernel with variables, at each size."""
-        return next((m.sizes for m, _ in self.db.select(Measurement, winner.kernel) if m.id == winner.measurement), ())
 
     def _check_plans(self, captured: Capture, outcomes: Sequence[KernelReport], target: Target, compiler: Compiler,
                      searched: bool) -> list[tuple[CapturedPlan, PlanCheck]]:

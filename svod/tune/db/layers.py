@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from svod import config
 from svod.errors import DatabaseError
@@ -29,7 +30,8 @@ FILE_NAME = "tuning.db"
 
 # INDEXED BY: without it SQLite may choose the index of all measurements and read hundreds of rows to drop them
 SELECT_DECIDING = ("SELECT * FROM measurements INDEXED BY measurements_deciding "
-                   "WHERE kernel = ? AND target = ? AND (step = 'confirm' OR status = 'wrong') LIMIT 20000")
+                   "WHERE {place}(step = 'confirm' OR status = 'wrong') LIMIT {most}")
+MOST_DECIDING = 20_000      # measurements that may decide about one kernel on one target
 
 SELECT_TARGETS = ("SELECT DISTINCT target FROM measurements INDEXED BY measurements_deciding "
                   "WHERE kernel = ? AND (step = 'confirm' OR status = 'wrong') LIMIT 1000")
@@ -116,6 +118,18 @@ class Layer(Protocol):
         """The records that may decide about (kernel, target): confirmed and wrong measurements, and all verdicts."""
         ...
 
+    def all_deciding(self) -> Deciding:
+        """`deciding` for all kernels and targets at once."""
+        ...
+
+    def tally(self, record: type[Record], columns: Sequence[str]) -> Counter[tuple[Any, ...]]:
+        """How many records of one kind have which values in these columns."""
+        ...
+
+    def has(self, record: Record) -> bool:
+        """Whether a record is in this layer."""
+        ...
+
     def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterable[tuple[R, int]]:
         """Records of one kind with their ranks, optionally of one kernel and one target (where the kind has one)."""
         ...
@@ -142,13 +156,27 @@ class SqliteLayer:
         self.conn, self.name, self.rank, self.report = conn, name, rank, report
 
     def deciding(self, kernel: str, target: str) -> Deciding:
-        measurements = list(self._records(Measurement, self.conn.execute(SELECT_DECIDING, (kernel, target))))
+        query = SELECT_DECIDING.format(place="kernel = ? AND target = ? AND ", most=MOST_DECIDING)
+        measurements = list(self._records(Measurement, self.conn.execute(query, (kernel, target))))
         return measurements, [v for v, _ in self.select(Verdict, kernel, target)]
+
+    def all_deciding(self) -> Deciding:
+        query = SELECT_DECIDING.format(place="", most=-1)
+        return list(self._records(Measurement, self.conn.execute(query))), [v for v, _ in self.select(Verdict, None, None)]
+
+    def tally(self, record: type[Record], columns: Sequence[str]) -> Counter[tuple[Any, ...]]:
+        names = "".join(f"{c}, " for c in columns)
+        grouped = f" GROUP BY {names[:-2]}" if columns else ""
+        rows = self.conn.execute(f"SELECT {names}count(*) FROM {record.table}{grouped}")
+        return Counter({tuple(row[:-1]): row[-1] for row in rows})
 
     def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterator[tuple[R, int]]:
         where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.types}
         clause = " WHERE " + " AND ".join(f"{n} = :{n}" for n in where) if where else ""
         return self._records(record, self.conn.execute(f"SELECT * FROM {record.table}{clause}", where))
+
+    def has(self, record: Record) -> bool:
+        return self.conn.execute(f"SELECT 1 FROM {record.table} WHERE id = ?", (record.id,)).fetchone() is not None
 
     def family(self, structure: str) -> Iterator[KernelRecord]:
         rows = self.conn.execute("SELECT * FROM kernels WHERE structure = ? LIMIT ?", (structure, MOST_OF_A_FAMILY))
@@ -171,6 +199,8 @@ class SqliteLayer:
         content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
         if self.rank != OWN:
             content.check_id(row["id"])
+        elif isinstance(row["id"], str):
+            content.__dict__["id"] = row["id"]      # svod wrote it; to compute it takes as long as everything else
         return content, min(self.rank + layer, SHIPPED)
 
     def version(self) -> int:
@@ -226,6 +256,17 @@ class JsonlLayer:
         for r in self._records(kernel, target):
             if isinstance(r, record) and kernel in (None, getattr(r, "kernel", kernel)) and target in (None, getattr(r, "target", target)):
                 yield r, self.rank
+
+    def all_deciding(self) -> Deciding:
+        measurements = [(m, rank) for m, rank in self.select(Measurement, None, None) if m.step == "confirm" or m.status == "wrong"]
+        return measurements, [v for v, _ in self.select(Verdict, None, None)]
+
+    def tally(self, record: type[Record], columns: Sequence[str]) -> Counter[tuple[Any, ...]]:
+        return Counter(tuple(getattr(r, c) for c in columns) for r, _ in self.select(record, None, None))
+
+    def has(self, record: Record) -> bool:
+        place = (getattr(record, name, None) for name in ("kernel", "target"))
+        return any(r.id == record.id for r, _ in self.select(type(record), *place))
 
     def family(self, structure: str) -> Iterator[KernelRecord]:
         if self._families is None:

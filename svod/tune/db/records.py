@@ -22,6 +22,8 @@ from sys import float_info
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
 
 from msgspec import Meta, Struct, defstruct
+from msgspec.json import decode
+from msgspec.structs import asdict
 
 from svod.errors import DatabaseError
 from svod.system.checked import checked
@@ -35,10 +37,13 @@ class RecordError(DatabaseError):
     """A record is not valid. Readers skip and report it."""
 
 
+_write_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
+
+
 def canonical(value: Any, what: str = "the record") -> str:
     """The canonical JSON text of a value. Raises RecordError for NaN, infinities, and values that are not JSON."""
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        return _write_canonical(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
         raise RecordError(f"{what} is not JSON: {e}") from e
 
@@ -54,13 +59,8 @@ def digest(kind: str, content: Mapping[str, Any], version: int = 2) -> str:
 
 def parse_json(text: str, what: str) -> Any:
     """The value of a JSON text. Raises RecordError, also for NaN, infinities and nesting too deep to be a record."""
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is not allowed")
     try:
-        value = json.loads(text, parse_constant=refuse)
-        if "\\u" in text:
-            canonical(value).encode()       # refuses half of a surrogate pair
-        return value
+        return decode(text)
     except (ValueError, RecursionError) as e:
         raise RecordError(f"{what} is not JSON: {e}") from e
 
@@ -80,24 +80,11 @@ RecordedStatus = Literal["ok", "wrong", "timeout", "crash", "error", "slow", "lo
 Step = Literal["screen", "race", "confirm"]
 
 
-def _freeze(v: Any) -> Any:
-    return tuple(_freeze(x) for x in v) if isinstance(v, (list, tuple)) else v
-
-
-def check_chain(v: Any, name: str = "chain") -> Chain:
-    """A chain as nested tuples. An opt is (op name, axis name or None, argument); an argument is an integer, text, None or a list of these.
-    Whether the chain *applies* is decided by `apply_opt`."""
-    if not isinstance(v, (list, tuple)) or len(v) > 1000:
-        raise RecordError(f"{name} should be a list of opts, found {v!r:.60}")
-    for opt in v:
-        if not isinstance(opt, (list, tuple)) or not 1 <= len(opt) <= 8 or not isinstance(opt[0], str) or not opt[0]:
-            raise RecordError(f"{name}: an opt should be [op, axis, argument], found {opt!r:.60}")
-        for x in opt[1:]:
-            items = x if isinstance(x, (list, tuple)) else (x,)
-            if not all(i is None or isinstance(i, (int, str)) for i in items):
-                raise RecordError(f"{name}: {opt!r:.60} holds something other than integers and names")
-    chain: Chain = _freeze(v)
-    return chain
+_Operand = int | str | None
+#: A chain as nested tuples. An opt is (op name, axis name or None, argument); an argument is an integer, text, None or a list of these.
+#: Whether the chain applies is decided by `apply_opt`.
+ChainData = Annotated[tuple[Annotated[tuple[_Operand | tuple[_Operand, ...], ...], Meta(min_length=1, max_length=8)], ...],
+                      Meta(max_length=1000)]
 
 
 R = TypeVar("R", bound="Record")
@@ -122,6 +109,13 @@ def _defaults(kind: str) -> dict[str, Any]:
     return {name: value for name, value in made.items() if value is not MISSING and name != "extra"}
 
 
+@cache
+def _defaults_or_none(kind: str) -> tuple[tuple[str, Any], ...]:
+    """Every field with its default, or with a value that no field has."""
+    defaults = _defaults(kind)
+    return tuple((name, defaults.get(name, MISSING)) for name in BY_KIND[kind].types)
+
+
 @dataclass(frozen=True)
 class Record:
     """Base of all records. The fields of a subclass, in order, are the fields of its JSON form. `json_fields` are JSON text in a row.
@@ -133,20 +127,33 @@ class Record:
     table: ClassVar[str]
     json_fields: ClassVar[frozenset[str]] = frozenset()
     types: ClassVar[dict[str, Any]]         # of the fields, in order
+    switches: ClassVar[frozenset[str]]      # the fields that are true or false, 0 or 1 in a row
     shape: ClassVar[type[Struct]]           # the same as a structure, by which all fields are checked at once
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)
         cls.types = {name: kind for name, kind in hints.items() if get_origin(kind) is not ClassVar and name != "extra"}
-        cls.shape = defstruct(cls.__name__, [(name, Any if kind == Chain else kind) for name, kind in cls.types.items()])
+        cls.switches = frozenset(name for name, kind in cls.types.items() if kind is bool)
+        cls.shape = defstruct(cls.__name__, [(name, ChainData if kind == Chain else kind) for name, kind in cls.types.items()])
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in self.types}
         for name in self.json_fields:       # nested values become lists and objects of JSON
-            values[name] = check_chain(values[name], name) if self.types[name] == Chain else parse_json(canonical(values[name], name), name)
-        content = checked(values, self.shape, RecordError, self.kind)
-        for name in self.types:
-            object.__setattr__(self, name, getattr(content, name))
+            if self.types[name] != Chain:
+                values[name] = parse_json(canonical(values[name], name), name)
+        self._check(values)
+
+    @classmethod
+    def _of_json(cls: type[R], values: Mapping[str, Any], extra: Mapping[str, Any]) -> R:
+        """The record with these values, which come out of JSON: nothing nested in them needs to be made plain. Raises RecordError."""
+        record = object.__new__(cls)
+        object.__setattr__(record, "extra", extra)
+        record._check({**_defaults(cls.kind), **values})
+        return record
+
+    def _check(self, values: dict[str, Any]) -> None:
+        """Set the fields to checked values. Raises RecordError."""
+        self.__dict__.update(asdict(checked(values, self.shape, RecordError, self.kind)))
         if self.extra:
             extra = checked(parse_json(canonical(self.extra, "unknown fields"), "unknown fields"), dict[str, Any], RecordError)
             if len(extra) > MAX_EXTRA or extra.keys() & {*self.types, "kind", "id"}:
@@ -160,16 +167,16 @@ class Record:
 
     def content(self) -> dict[str, Any]:
         """The fields that differ from their defaults, and the unknown ones, as JSON values."""
-        defaults = _defaults(self.kind)
-        return {**self.extra, **{name: value for name in self.types if (value := getattr(self, name)) != defaults.get(name, MISSING)}}
+        values = self.__dict__
+        return {**self.extra, **{name: value for name, default in _defaults_or_none(self.kind) if (value := values[name]) != default}}
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "id": self.id, **self.content()}
 
     def to_row(self) -> dict[str, Any]:
-        columns = COLUMNS[self.kind]
-        values = ((name, getattr(self, name)) for name in columns)
-        row = {name: canonical(v) if name in self.json_fields else int(v) if isinstance(v, bool) else v for name, v in values}
+        columns, values = COLUMNS[self.kind], self.__dict__
+        row = {name: canonical(values[name]) if name in self.json_fields else int(v) if (v := values[name]) is True or v is False else v
+               for name in columns}
         later = {name: v for name, v in self.content().items() if name not in columns}
         return {"id": self.id, **row, "extra": canonical(later) if later else "{}"}
 
@@ -180,7 +187,7 @@ class Record:
         if missing:
             raise RecordError(f"a {cls.kind} lacks {', '.join(sorted(missing))}")
         extra = {name: value for name, value in data.items() if name not in cls.types and name not in ("kind", "id")}
-        record = cls(**{name: data[name] for name in cls.types if name in data}, extra=extra)
+        record = cls._of_json({name: data[name] for name in cls.types if name in data}, extra)
         record.check_id(data.get("id", record.id))
         return record
 
@@ -194,14 +201,16 @@ class Record:
     @classmethod
     def from_row(cls: type[R], row: Mapping[str, Any]) -> R:
         """The record in a database row. Raises RecordError for an unfit field. The id is not checked: `check_id` is for rows of others."""
-        values: dict[str, Any] = {name: parse_json(checked(v, str, RecordError, name), name)
-                                  if name in cls.json_fields else bool(v) if cls.types[name] is bool and v in (0, 1) else v
-                                  for name, v in ((n, row[n]) for n in COLUMNS[cls.kind])}
+        values: dict[str, Any] = {name: row[name] for name in COLUMNS[cls.kind]}
+        for name in cls.json_fields:
+            values[name] = parse_json(checked(values[name], str, RecordError, name), name)
+        for name in cls.switches:
+            values[name] = bool(values[name]) if values[name] in (0, 1) else values[name]
         if row["extra"] == "{}":
-            return cls(**values)
+            return cls._of_json(values, {})
         extra = checked(parse_json(checked(row["extra"], str, RecordError, "extra"), "extra"), dict[str, Any], RecordError, "extra")
         values.update({name: extra.pop(name) for name in cls.types if name in extra and name not in values})
-        return cls(**values, extra=extra)
+        return cls._of_json(values, extra)
 
 
 @dataclass(frozen=True)
@@ -263,8 +272,10 @@ class Measurement(Record):
     table: ClassVar[str] = "measurements"
     json_fields: ClassVar[frozenset[str]] = frozenset({"chain", "samples", "host"})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _check(self, values: dict[str, Any]) -> None:
+        super()._check(values)
+        if not all(isinstance(opt[0], str) and opt[0] for opt in self.chain):
+            raise RecordError("chain: an opt begins with its name, as in [op, axis, argument]")
         _ = self.sizes, self.variables              # raises for unfit ones
 
     @cached_property

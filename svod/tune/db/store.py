@@ -22,6 +22,7 @@ import sqlite3
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -57,10 +58,15 @@ log = logging.getLogger("svod.tune.db")
 R = TypeVar("R", bound=Record)
 
 TRIED = 2                   # searches that a candidate has to fail in before it is not tried again
+MERGE_CACHE = 256 << 20     # bytes of pages that a merge keeps in memory
 TAKEN_AT_ONCE = 10_000      # records of a merge that are in memory at once
 IN_MEMORY = "What is found now is kept in memory"
 
 _abandoned: list[Any] = []  # connections inherited through a fork: closing them would drop the parent's locks
+
+Incoming = tuple[Record, dict[str, Any]]        # a record of others, and its row
+Known = Callable[[type[Record], Any], bool]     # whether a record of a kind with an id is here, and no farther than the team's
+HERE: dict[type[Record], str] = {r: f"SELECT 1 FROM {r.table} WHERE id = ? AND layer <= ?" for r in RECORDS}
 
 #: Of several measurements of one LINEAR, the one with the lowest number says most about it.
 _TELLING = {("wrong", ""): 0, ("ok", "confirm"): 1, ("ok", "race"): 2, ("ok", "screen"): 3, ("slow", ""): 4, ("crash", ""): 5,
@@ -241,6 +247,33 @@ class TuningDB:
                     verdicts += verdicts_of_layer
                 self._memo[kernel, target] = rank_winners(measurements, verdicts, ranks)
             return self._memo[kernel, target]
+
+    def all_rankings(self) -> dict[tuple[str, str], list[Winner]]:
+        """`ranking` of every kernel and target that has evidence, for tables of the whole database."""
+        with self._lock:
+            ranks: dict[str, int] = {}
+            places: dict[tuple[str, str], tuple[list[Measurement], list[Verdict]]] = {}
+            for of_layer, verdicts in self._each(lambda layer: layer.all_deciding()):
+                for m, rank in of_layer:
+                    ranks[m.id] = min(rank, ranks.get(m.id, SHIPPED))
+                    places.setdefault((m.kernel, m.target), ([], []))[0].append(m)
+                for v in verdicts:
+                    places.setdefault((v.kernel, v.target), ([], []))[1].append(v)
+            return {place: rank_winners(*evidence, ranks) for place, evidence in places.items()}
+
+    def tally(self, record: type[Record], *columns: str) -> Counter[tuple[Any, ...]]:
+        """How many records of one kind have which values in these columns. What stands in several layers counts once, but for rows that are
+        no valid records."""
+        with self._lock:
+            nearest, seen = next(iter(self._layers()), None), set[str]()
+
+            def ask(layer: layers.Layer) -> Counter[tuple[Any, ...]]:
+                if layer is nearest:        # the largest by far, as a rule: its rows are counted, not read
+                    return layer.tally(record, columns)
+                new = [r for r, _ in layer.select(record, None, None) if r.id not in seen and not (nearest and nearest.has(r))]
+                seen.update(r.id for r in new)
+                return Counter(tuple(getattr(r, c) for c in columns) for r in new)
+            return sum(self._each(ask), Counter[tuple[Any, ...]]())
 
     def winner(self, kernel: str, target: str) -> Winner | None:
         """The chain to use, or None. If today's LINEAR digest is not `Winner.linear`, the chain is only a seed."""
@@ -500,9 +533,9 @@ class TuningDB:
 
     def import_file(self, path: Path) -> Merged:
         """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that cannot be read or stored, or is foreign."""
-        def read(skipped: list[Skipped]) -> Iterator[Record]:
+        def read(skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
             try:
-                yield from transfer.iterate_records(path, skipped)
+                yield from ((r, r.to_row()) for r in transfer.iterate_records(path, skipped))
             except OSError as e:
                 raise DatabaseError(f"{path} cannot be read: {e.strerror or e}") from e
         return self._take_in(read)
@@ -512,32 +545,35 @@ class TuningDB:
         if self.plan.write is not None and path.exists() and self.plan.write.exists() and path.samefile(self.plan.write):
             raise DatabaseError(f"{path} is the database that is merged into; name another one")
 
-        def read(skipped: list[Skipped]) -> Iterator[Record]:
+        def read(skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
             try:
                 conn = files.open_for_reading(path)
                 if conn is None:
                     raise DatabaseError(f"{path} does not exist or is empty")
                 with closing(conn):
                     for record in RECORDS:
-                        yield from _checked_rows(conn, path, record, skipped)
+                        yield from _checked_rows(conn, path, record, skipped, known)
             except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
                 advice = "; svod-db import reads .jsonl files" if path.suffix == ".jsonl" else ""
                 raise DatabaseError(f"{path} cannot be merged: {e}{advice}") from e
         return self._take_in(read)
 
-    def _take_in(self, read: Callable[[list[Skipped]], Iterator[Record]]) -> Merged:
-        """Add the records that `read` gives, as the team's, all or none, without holding them in memory. What `gc` removed stays away."""
+    def _take_in(self, read: Callable[[list[Skipped], Known], Iterator[Incoming | None]]) -> Merged:
+        """Add the records that `read` gives, as the team's, all or none, without holding them in memory; None stands for one that is here.
+        What `gc` removed stays away."""
         def add(conn: sqlite3.Connection) -> Merged:
             skipped: list[Skipped] = []
+            conn.execute(f"PRAGMA cache_size = -{MERGE_CACHE >> 10}")      # random keys go to random pages
             pruned = {(row["kernel"], row["target"]): row["before"] for row in conn.execute("SELECT * FROM pruned")}
             added = count = 0
-            records = read(skipped)
+            records = read(skipped, lambda kind, id: conn.execute(HERE[kind], (id, TEAM)).fetchone() is not None)
             while chunk := list(itertools.islice(records, TAKEN_AT_ONCE)):
                 count += len(chunk)
-                added += _insert(conn, (r for r in chunk if not (isinstance(r, Measurement) and _is_prunable(r)
-                                                                 and r.taken_at < pruned.get((r.kernel, r.target), 0.0))), TEAM)
+                wanted = ((type(r), row) for r, row in filter(None, chunk) if not (
+                    isinstance(r, Measurement) and _is_prunable(r) and r.taken_at < pruned.get((r.kernel, r.target), 0.0)))
+                added += _insert_rows(conn, wanted, TEAM)
             return Merged(added, count - added, skipped)
-        next(read([]), None)        # what cannot be read is refused before anything is made
+        next(read([], lambda kind, id: False), None)        # what cannot be read is refused before anything is made
         merged: Merged = self._write(add, must=True)
         return merged
 
@@ -628,22 +664,29 @@ class TuningDB:
 
 def _insert(conn: sqlite3.Connection, records: Iterable[Record], layer: int) -> int:
     """Add records of `layer` inside a transaction. Returns how many were new, or known only from a farther layer."""
+    return _insert_rows(conn, ((type(r), r.to_row()) for r in records), layer)
+
+
+def _insert_rows(conn: sqlite3.Connection, rows_: Iterable[tuple[type[Record], dict[str, Any]]], layer: int) -> int:
     by_type: dict[type[Record], list[dict[str, Any]]] = {}
-    for r in records:
-        by_type.setdefault(type(r), []).append({**r.to_row(), "layer": layer})
+    for kind, row in rows_:
+        by_type.setdefault(kind, []).append({**row, "layer": layer})
     return sum(conn.executemany(INSERT[t], rows).rowcount for t, rows in by_type.items())
 
 
-def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped: list[Skipped]) -> Iterator[R]:
-    """The records in a table of a stranger's database, whose ids are checked."""
+def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
+    """The records in a table of a stranger's database, whose ids are checked; None for a row whose id is `known`, as it adds nothing."""
     def read(row: sqlite3.Row) -> R:
         content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
         content.check_id(row["id"])
         return content
     for row in conn.execute(f"SELECT * FROM {record.table}"):
+        if known(record, row["id"]):
+            yield None
+            continue
         content = transfer.admit(partial(read, row), f"{path}:{record.table}:{row[0]!s:.40}", skipped)
         if content is not None:
-            yield content
+            yield content, {**dict(row), "id": content.id}
 
 
 def _is_prunable(m: Measurement) -> bool:

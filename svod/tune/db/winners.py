@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from svod.bench.race import Ratio
-from svod.tune.db.records import Chain, Measurement, Verdict
+from svod.tune.db.records import Chain, Measurement, SizeTime, Verdict
 from svod.tune.db.schema import OWN, SHIPPED
 
 TIE = 1.003         # Upper ends within this factor are level; docs/measuring.md gives the reason for the number.
@@ -60,7 +60,8 @@ class Winner(NamedTuple):
     `ratio` is tuned ÷ heuristic in the run that confirmed the chain (below 1: faster). `time` and `baseline` are seconds in that run,
     `baseline_linear` is the heuristic's LINEAR digest then. `layer` is the nearest that has evidence for it: OWN, TEAM or SHIPPED.
     `slower_here`: what was measured here alone speaks against it. The chain is verified for `linear` under `codegen`: where today's LINEAR
-    has another digest, it is only a seed. `strategy`: as its measurement has it."""
+    has another digest, it is only a seed. `strategy`: as its measurement has it. `sizes`: of a kernel with variables, its times, with the
+    user's names."""
 
     kernel: str
     target: str
@@ -79,6 +80,7 @@ class Winner(NamedTuple):
     baseline_linear: str = ""
     strategy: str = ""
     slower_here: bool = False
+    sizes: tuple[SizeTime, ...] = ()
 
     @property
     def speedup(self) -> float:
@@ -191,7 +193,8 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
         slower = bool(here) and drawback(here[len(here) // 2]) is not None
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio,
                         middle.ratio_low, middle.ratio_high, middle.time, middle.baseline, layer, middle.id,
-                         middle.search, middle.baseline_linear, middle.strategy, slower)
+                         middle.search, middle.baseline_linear, middle.strategy, slower,
+                        tuple(s.named(middle.variables) for s in middle.sizes))
         standing = Standing(middle.ratio_high, winner.own, len(shown.chain), shown.chain_text, linear)
         pools.setdefault(age, []).append((standing, winner))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict
-from svod.tune.db.records import BY_KIND, canonical, check_chain, parse_json, record_from_json
+from svod.tune.db.records import BY_KIND, canonical, parse_json, record_from_json
 from tests.tune.db.samples import CHAIN, TARGET, confirmed, verdict
 
 RECORDS: list[Record] = [
@@ -100,10 +100,10 @@ def test_arbitrary_data_is_a_record_error_or_a_record(data: Any) -> None:
         with pytest.raises(RecordError):
             record_from_json({"kind": kind, "x": data})
     try:
-        chain = check_chain(data)
+        record = confirmed(chain=data)
     except RecordError:
         return
-    assert check_chain(json.loads(canonical(chain))) == chain
+    assert confirmed(chain=json.loads(canonical(record.chain))) == record
 
 
 def test_json_that_is_none() -> None:
@@ -113,5 +113,5 @@ def test_json_that_is_none() -> None:
 
 
 def test_chain_keeps_its_shape() -> None:
-    assert check_chain(json.loads(json.dumps(CHAIN))) == CHAIN
+    assert confirmed(chain=json.loads(json.dumps(CHAIN))).chain == CHAIN
     assert confirmed().chain_text == '[["UPCAST","o0",8],["ORDER","o0",["o0","r0"]],["NOLOCALS",null,null]]'

@@ -112,8 +112,9 @@ def test_an_anonymous_export_decides_the_same_and_names_nobody(tmp_path: Path) -
         assert "secret" not in (tmp_path / "w.jsonl").read_text() and search not in (tmp_path / "w.jsonl").read_text()
         other.import_file(tmp_path / "w.jsonl")
         won = db.winner(K, TARGET)
-        assert won is not None and other.winner(K, TARGET) == won._replace(layer=TEAM, measurement=other.ranking(K, TARGET)[0].measurement,
-                                                                          search="")
+        [theirs] = other.ranking(K, TARGET)
+        assert won is not None and theirs == won._replace(layer=TEAM, measurement=theirs.measurement, sizes=theirs.sizes, search="")
+        assert [s.at for s in theirs.sizes] == [{"v0": 3}], "the names of variables are the user's"
         db.import_file(tmp_path / "w.jsonl")
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"]
 
