@@ -156,7 +156,7 @@ class _Part:
 
     @property
     def of_interest(self) -> list[SurveyRow]:
-        return [r for r in self.rows if r.decision in ("search", "known")]
+        return [r for r in self.rows if r.decision in ("search", "check", "known")]
 
 
 class _TuneRun:

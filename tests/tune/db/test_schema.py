@@ -118,6 +118,7 @@ def test_the_columns_of_a_table_are_the_fields_of_its_record(tmp_path: Path) -> 
     for record in RECORDS:
         columns = [row["name"] for row in conn.execute(f"PRAGMA table_info({record.table})")]
         assert columns == ["id", *COLUMNS[record.kind], "layer", "extra"] and set(COLUMNS[record.kind]) <= set(record.types)
-    plan = conn.execute("EXPLAIN QUERY PLAN " + layers.SELECT_DECIDING.format(place="kernel = ? AND target = ? AND ", most=5), ("k", "t")).fetchall()
+    query = layers.SELECT_DECIDING.format(place="kernel = ? AND target = ? AND ", most=5)
+    plan = conn.execute(f"EXPLAIN QUERY PLAN {query}", ("k", "t")).fetchall()
     assert "measurements_deciding" in plan[0]["detail"], "a look-up does not read what was only screened"
     conn.close()
