@@ -100,7 +100,9 @@ def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
     context.call_on_close(db.close)
     for path in (db.plan.write, *(p for p, _ in db.plan.read)):
         # the check reads every page: a large database is checked by the commands that write it
-        if path is not None and path.suffix != ".jsonl" and (not read_only or (path.exists() and path.stat().st_size < CHECKED_ALWAYS)):
+        if not isinstance(path, Path) or path.suffix == ".jsonl":
+            continue
+        if not read_only or (path.exists() and path.stat().st_size < CHECKED_ALWAYS):
             _check_whole(path)
     if db.problem is not None:
         raise DatabaseError(db.problem)

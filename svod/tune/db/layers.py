@@ -1,6 +1,7 @@
 """Where records are read from: databases, JSON Lines files, and memory, in the order of SVOD_TUNE_DB.
 
-A spec is a list of paths joined by `os.pathsep`. An entry is a database file, a `.jsonl` file, or a directory with such files. The first
+A spec is a list of paths joined by `os.pathsep`. An entry is a database file, a `.jsonl` file, here or on a server (`remote.py`), or a
+directory with such files. The first
 entry is written, and all are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the records
 that ship with svod. `:none:` turns all of them off.
 
@@ -21,6 +22,7 @@ from svod import config
 from svod.errors import DatabaseError
 from svod.tune.db import files
 from svod.tune.db.records import KernelRecord, Measurement, Record, RecordError, Verdict
+from svod.tune.db.remote import Remote, is_remote
 from svod.tune.db.schema import OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped, admit, open_lines, parse_line
 
@@ -37,6 +39,8 @@ SELECT_TARGETS = ("SELECT DISTINCT target FROM measurements INDEXED BY measureme
                   "WHERE kernel = ? AND (step = 'confirm' OR status = 'wrong') LIMIT 1000")
 MOST_OF_A_FAMILY = 1000     # descriptions of relatives that are read
 
+Source = Path | Remote
+
 Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements with their layer rank, verdicts
 
 
@@ -45,7 +49,7 @@ class DatabasePaths(NamedTuple):
 
     write: Path | None
     wal: bool
-    read: tuple[tuple[Path, int], ...]
+    read: tuple[tuple[Source, int], ...]
     problem: str | None = None
 
 
@@ -69,10 +73,10 @@ def resolve(spec: str | None) -> DatabasePaths:
         # a usual file that cannot be written is still read
         unwritable = ((usual, TEAM),) if usual.parent != directory and os.path.exists(usual) else ()
         return _resolve_first(directory / FILE_NAME, unwritable + shipped)
-    entries = [Path(os.path.abspath(os.path.expanduser(e))) for e in spec.split(os.pathsep) if e.strip()]
+    entries = [Remote(e) if is_remote(e) else Path(os.path.abspath(os.path.expanduser(e))) for e in split_spec(spec)]
     first = entries[0]
     rest = tuple((f, TEAM) for e in entries[1:] for f in _files_of(e))
-    if first.suffix == ".jsonl":
+    if isinstance(first, Remote) or first.suffix == ".jsonl":
         return DatabasePaths(None, False, ((first, TEAM), *rest, *shipped),
                     f"{first} comes first, where the database stands that is written, and .jsonl files are only read; put a .db file "
                     f"before it, as in tuning.db{os.pathsep}{first.name}, or svod-db import it")
@@ -80,6 +84,15 @@ def resolve(spec: str | None) -> DatabasePaths:
         others = tuple((f, TEAM) for f in _files_of(first) if f.name != FILE_NAME)
         return _resolve_first(first / FILE_NAME, others + rest + shipped)
     return _resolve_first(first, rest + shipped)
+
+
+def split_spec(spec: str) -> list[str]:
+    """The entries of a spec. The colons of an address, before // and before a port, separate nothing."""
+    text = spec.replace(os.pathsep, "\0")
+    if os.pathsep == ":":
+        text = re.sub(r"(?i)(?:(?<=^)|(?<=\0))(https?)\0//([^/\0]*)(?:\0(\d+)(?=[/\0]|$))?",
+                      lambda m: f"{m[1]}://{m[2]}" + (f":{m[3]}" if m[3] else ""), text)
+    return [e.strip() for e in text.split("\0") if e.strip()]
 
 
 def name_problem(plan: DatabasePaths) -> str | None:
@@ -92,17 +105,19 @@ def name_problem(plan: DatabasePaths) -> str | None:
     return files.unwritable(plan.write)
 
 
-def _resolve_first(path: Path, read: tuple[tuple[Path, int], ...]) -> DatabasePaths:
+def _resolve_first(path: Path, read: tuple[tuple[Source, int], ...]) -> DatabasePaths:
     if not files.on_network(path):
         return DatabasePaths(path, True, read)
     mine = path.with_name(f"{path.stem}.{files.host_name()}{path.suffix}")
     family = sorted({path, *path.parent.glob(f"{path.stem}.*{path.suffix}")} - {mine})
-    others = tuple((p, TEAM) for p in family if p.exists())
+    others: tuple[tuple[Source, int], ...] = tuple((p, TEAM) for p in family if p.exists())
     known = {p for p, _ in others}
     return DatabasePaths(mine, False, others + tuple((p, rank) for p, rank in read if p not in known and p != mine))
 
 
-def _files_of(entry: Path) -> list[Path]:
+def _files_of(entry: Source) -> Sequence[Source]:
+    if isinstance(entry, Remote):
+        return [entry]
     # not Path.is_dir, which raises where a directory on the way may not be searched
     if os.path.isdir(entry) and os.access(entry, os.R_OK | os.X_OK):
         return sorted(p for p in entry.iterdir() if p.suffix in (".db", ".jsonl") and p.is_file())
@@ -289,11 +304,19 @@ class JsonlLayer:
         self._parsed.clear()
 
 
-def open_layer(path: Path, rank: int, report: list[Skipped]) -> Layer | None:
-    """The layer at `path`, for reading; None where there is nothing. A file that cannot be read is added to `report`."""
+def open_layer(path: Source, rank: int, report: list[Skipped]) -> Layer | None:
+    """The layer at `path`, for reading; None where there is nothing. A file that cannot be read, or that is not there, is added to
+    `report`."""
+    if isinstance(path, Remote):
+        copy, problem = path.fetched()
+        report.extend([Skipped(str(path), problem)] if problem else [])
+        return None if copy is None else JsonlLayer(copy, rank, report)
+    if not os.path.exists(path):
+        report.append(Skipped(str(path), "there is no such file; SVOD_TUNE_DB names it"))
+        return None
     try:
         if path.suffix == ".jsonl":
-            return JsonlLayer(path, rank, report) if path.exists() else None
+            return JsonlLayer(path, rank, report)
         conn = files.open_for_reading(path)
     except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
         report.append(Skipped(str(path), f"cannot be read: {e}"))

@@ -1,0 +1,126 @@
+"""Layers over https: a `.jsonl` file on a server, with a copy here that serves while the server does not answer.
+
+    SVOD_TUNE_DB=tuning.db:https://tuning.example.com/team.jsonl
+
+The server is asked at most once an hour, and sends the file where it has changed (ETag). What it sends is data of strangers, like every
+layer: its records are checked one by one. Plain http is refused, but for this machine itself.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from svod import config
+from svod.system.files import write_file, write_text
+
+log = logging.getLogger("svod.tune.db")
+
+ASKED_EVERY = 3600.0        # seconds
+ASKED_AGAIN = 300.0         # seconds after a failure, where there is a copy
+PATIENCE = 5.0              # seconds without a byte
+MOST_SECONDS = 60.0         # of a whole transfer
+MOST_BYTES = 256 << 20
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Remote(NamedTuple):
+    """A file on a server."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def copy(self) -> Path:
+        """Where its copy is, or will be."""
+        return config.data_dir() / "layers" / f"{hashlib.blake2b(self.url.encode(), digest_size=12).hexdigest()}.jsonl"
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    def exists(self) -> bool:
+        """Whether there is a copy of it."""
+        return self.copy.exists()
+
+    def fetched(self) -> tuple[Path | None, str | None]:
+        """The copy, as new as it can be had, or None; and what went wrong, or None."""
+        state = _read_state(self.copy)
+        if self.exists() and time.time() < state.get("ask_after", 0.0):
+            return self.copy, None
+        try:
+            _fetch(self.url, self.copy, state.get("etag", "") if self.exists() else "")
+        except (OSError, HTTPException, ValueError) as e:       # URLError and time-outs are OSErrors
+            why = f"{self.url} cannot be read: {getattr(e, 'reason', None) or e}"
+            if not self.exists():
+                return None, f"{why}; there is no copy of it here"
+            _write_state(self.copy, {**state, "ask_after": time.time() + ASKED_AGAIN})
+            since = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.copy.stat().st_mtime))
+            return self.copy, f"{why}; the copy of {since} is used"
+        return self.copy, None
+
+
+def is_remote(entry: str) -> bool:
+    """Whether an entry of a spec is a file on a server."""
+    return entry.lower().startswith(("https://", "http://"))
+
+
+def _fetch(url: str, path: Path, etag: str) -> None:
+    """Bring the copy up to date. Raises OSError, HTTPException, ValueError."""
+    _check_scheme(url)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    request = urllib.request.Request(url, headers={"User-Agent": "svod", **({"If-None-Match": etag} if etag else {})})
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            _check_scheme(answer.url)       # it may have been sent on
+            write_file(path, lambda f: shutil.copyfileobj(_Bounded(answer), f))
+            etag = answer.headers.get("ETag") or ""
+    except urllib.error.HTTPError as e:
+        if e.code != 304:
+            raise
+    _write_state(path, {"url": url, "etag": etag, "ask_after": time.time() + ASKED_EVERY})
+
+
+def _check_scheme(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in LOOPBACK:
+        raise ValueError("only https is used: anybody on the way can change what plain http carries")
+
+
+class _Bounded:
+    """The body of an answer, for at most so many bytes and seconds."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.bytes, self.end = answer, 0, time.monotonic() + MOST_SECONDS
+
+    def read(self, size: int = -1, /) -> bytes:
+        data: bytes = self.answer.read(size)
+        self.bytes += len(data)
+        if self.bytes > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+        if time.monotonic() > self.end:
+            raise ValueError(f"its transfer takes more than {MOST_SECONDS:g} s")
+        return data
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """What is known about a copy: its ETag, and when the server is asked again."""
+    try:
+        state = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        return state if isinstance(state, dict) and isinstance(state.get("ask_after", 0.0), (int, float)) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    write_text(path.with_suffix(".json"), json.dumps(state) + "\n")
