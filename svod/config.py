@@ -266,7 +266,8 @@ class PrepareConfig(_Config):
     transfer: bool = _option("SVOD_TRANSFER", True, _SWITCH, "a kernel that the database does not know tries the chains of its relatives, "
                              "and uses the best that is measured to be faster than the heuristic")
     similar_targets: bool = _option("SVOD_SIMILAR_TARGETS", False, _SWITCH,
-                                    "the same kernel on a similar target, such as one with other threads, is such a relative as well")
+                                    "the same kernel on a target with the same instructions and caches, and other threads, is such a "
+                                    "relative as well")
     check_budget: float = _option("SVOD_CHECK_BUDGET", 10.0, _number(0, "seconds"), "most seconds of a process that measure such chains "
                                   "at prepare time; what is left over keeps the heuristic, and is measured by a later process")
     lock: str | None = _option("SVOD_LOCK", None, _PATH, "a lock file of svod-tune -o, whose chains go before the tuning database's")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from run_model import Array, glorot, run_model
 
 # isort: split
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,9 +69,10 @@ class Block(NamedTuple):
 
 
 class ResNet18:
-    """(N, 3, H, W) → (N, classes) logits. `width` is the number of channels of the first stage, 64 in the paper."""
+    """(N, 3, H, W) → (N, classes) logits. `width` is the number of channels of the first stage, 64 in the paper; `blocks` of each stage, in
+    ResNet-34 (3, 4, 6, 3)."""
 
-    def __init__(self, width: int = 64, classes: int = 1000, seed: int = 0) -> None:
+    def __init__(self, width: int = 64, classes: int = 1000, blocks: Sequence[int] = (2, 2, 2, 2), seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
 
         def conv(inputs: int, outputs: int, size: int, stride: int) -> ConvNorm:
@@ -82,9 +84,9 @@ class ResNet18:
         self.conv1 = conv(3, width, 7, 2)
         self.blocks = []
         inputs = width
-        for stage in range(4):
+        for stage, count in enumerate(blocks):
             outputs = width << stage
-            for i in range(2):
+            for i in range(count):
                 stride = 2 if stage and not i else 1
                 conv1, conv2 = conv(inputs, outputs, 3, stride), conv(outputs, outputs, 3, 1)
                 downsample = conv(inputs, outputs, 1, stride) if stride > 1 else None

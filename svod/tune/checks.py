@@ -18,7 +18,7 @@ from svod.errors import KernelOptError
 from svod.tune.chains import NOT_CHECKED, chain_of, objection
 from svod.tune.db import TuningDB
 from svod.tune.db.records import CHECK, TRANSFER
-from svod.tune.relatives import seeds_of_relatives
+from svod.tune.relatives import is_compatible, seeds_of_relatives
 
 MOST_CHECKED = 3        # chains of others for one kernel that are measured, the best first
 
@@ -46,7 +46,7 @@ def to_transfer(kernel: Kernel, compiler: Compiler, db: TuningDB, config: Prepar
     """What did well on relatives of a kernel that the database has no winner for, re-derived; None: nothing that was not measured here."""
     if kernel.library_kernel is not None or db.ranking(kernel.key, compiler.target.key):
         return None
-    seeds = seeds_of_relatives(Scheduler(kernel, compiler.target), db, other_targets=config.similar_targets)
+    seeds = seeds_of_relatives(Scheduler(kernel, compiler.target), db, is_compatible if config.similar_targets else None)
     if not seeds:
         return None
     tried = db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision)

@@ -10,7 +10,7 @@ a relative used it: the caller measures.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from svod.compile.backend import backend_named
 from svod.core.cost.op_count import count_operations
@@ -31,13 +31,13 @@ NEAR = 1.5              # An amount may become a divisor within this factor.
 MOST_AMOUNTS = 4        # amounts that are tried in place of one that does not fit
 
 
-def seeds_of_relatives(base: Scheduler, db: TuningDB, *, other_targets: bool) -> list[Scheduler]:
-    """The states of an untouched kernel that the chains of its relatives lead to, the best prediction first. `other_targets`: also those
-    of the same kernel on similar targets."""
+def seeds_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None) -> list[Scheduler]:
+    """The states of an untouched kernel that the chains of its relatives lead to, the best prediction first. `alike`: whether the target
+    with a key is one whose chains for this kernel count as well (`is_similar`, `is_compatible`); None: no other target's do."""
     cost = backend_named(base.target.device).cost
     heuristic = backend_named(base.target.device).heuristic(base).digest
     states: dict[bytes, Scheduler] = {}
-    for winner in _winners_of_relatives(base, db, other_targets):
+    for winner in _winners_of_relatives(base, db, alike):
         for state in derived(base, winner.chain, threads_of(winner.target)):
             if state.digest not in (heuristic, base.digest):
                 states.setdefault(state.digest, state)
@@ -50,10 +50,10 @@ def seeds_of_relatives(base: Scheduler, db: TuningDB, *, other_targets: bool) ->
     return [states[digest] for _, digest in sorted(predicted)[:MOST_SEEDS]]
 
 
-def _winners_of_relatives(base: Scheduler, db: TuningDB, other_targets: bool) -> Iterator[Winner]:
+def _winners_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None) -> Iterator[Winner]:
     kernel, target = base.kernel, base.target
-    if other_targets:
-        theirs = (t for t in db.targets_of(kernel.key) if t != target.key and is_similar(t, target))
+    if alike is not None:
+        theirs = (t for t in db.targets_of(kernel.key) if t != target.key and alike(t, target))
         for t in sorted(theirs, key=lambda t: (_distance(t, target), t))[:MOST_RELATIVES]:
             yield from db.ranking(kernel.key, t)[:OF_EACH]
     family = {k.kernel: k for k in db.family(family_key(kernel.ast)) if k.kernel != kernel.key and k.flops > 0 and k.bytes > 0}

@@ -45,7 +45,7 @@ from svod.tune.measure.measurer import MachineChanged, Measurer
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
 from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
-from svod.tune.relatives import seeds_of_relatives
+from svod.tune.relatives import is_similar, seeds_of_relatives
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.search.events import Listener, SessionEnding, SessionFinished, SessionStarted, nobody
 from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
@@ -306,7 +306,7 @@ class TuneSession:
             known = self.db.known_digests(task.key, self.target.key, self.pair.revision, self.pair.key, PROTOCOL_REVISION)
             seeds = self._stored_seeds(base, known)
             stored = {s.digest for s, _ in seeds}
-            seeds += [(s, Origin.RELATIVE) for s in seeds_of_relatives(base, self.db, other_targets=True) if s.digest not in stored]
+            seeds += [(s, Origin.RELATIVE) for s in seeds_of_relatives(base, self.db, is_similar) if s.digest not in stored]
         if not task.given and self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in self.backend.sketches(base)]
         self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
