@@ -407,14 +407,15 @@ class _Reader:
                     self._header(value)
                 else:
                     self._line(value)
-            except (SvodError, RecursionError) as e:
+            except Exception as e:  # the border: whatever a stranger's line is, the others are read
                 if number == 1:
                     raise FormatError(f"{self.file} is not a capture of svod that can be used: line 1{' is cut off' * cut}: {e}; "
                                       f"{MAKE_ONE}") from e
                 if cut and not whole:
                     continue
                 where = f"{self.file.name}, line {number}"
-                self.capture.problems.append(f"{where} is cut off, the end of the file is missing" if cut else f"{where}: {e}")
+                reason = str(e) if isinstance(e, SvodError) else f"{type(e).__name__}: {e!s:.200}"
+                self.capture.problems.append(f"{where} is cut off, the end of the file is missing" if cut else f"{where}: {reason}")
         for digest, counted in self.runs.items():
             if digest in self.plans:
                 self.plans[digest].runs += counted.count

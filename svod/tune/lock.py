@@ -29,7 +29,7 @@ log = logging.getLogger("svod.tune")
 FORMAT = "svod-lock"
 VERSION = 1
 MOST_BYTES = 64 << 20
-MOST_CHAIN = 100_000        # characters
+MOST_CHAIN = 20_000         # characters: more than a thousand opts
 
 Chain = tuple[Opt, ...]
 

@@ -8,8 +8,8 @@ from typing import Any
 from svod.core.kernel.scheduler import Opt
 from svod.errors import KernelOptError
 
-_OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,\s*([^()]*?)\s*)?\)\s*,?")
-_INT = re.compile(r"-?\d+")
+_OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,([^()]*))?\)\s*,?")     # takes time in proportion to the text, whatever it is
+_INT = re.compile(r"-?[0-9]{1,18}")
 
 
 def chain_text(chain: Sequence[Opt]) -> str:
@@ -21,8 +21,8 @@ def parse_chain(text: str) -> tuple[Opt, ...]:
     """The chain that `chain_text` writes, as it stands in reports, tables and DEBUG=2. Commas between opts are allowed. Raises
     KernelOptError where the text is not a chain."""
     chain: list[Opt] = []
-    at = 0
-    while at < len(text.rstrip()):
+    at, end = 0, len(text.rstrip())
+    while at < end:
         found = _OPT.match(text, at)
         if found is None:
             raise KernelOptError(f"{text[at:at + 40]!r} is not an opt; an opt is written UPCAST(o0, 8), and a chain is opts in a row")
@@ -34,7 +34,7 @@ def parse_chain(text: str) -> tuple[Opt, ...]:
 
 def _argument(text: str | None) -> Any:
     """An int, a word, several with commas as a tuple, or None."""
-    if not text:
+    if not text or not text.strip():
         return None
     words = tuple([int(w) if _INT.fullmatch(w) else w for w in (w.strip() for w in text.split(","))])
     return words if len(words) > 1 else words[0]

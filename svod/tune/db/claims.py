@@ -13,9 +13,13 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from msgspec import Meta
+
+from svod.system.checked import checked
 from svod.system.forksafe import remake_after_fork
+from svod.tune.db.records import RecordError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -31,10 +35,13 @@ class Holder(NamedTuple):
     target: str
     host: str
     boot_id: str
-    pid: int
+    pid: Annotated[int, Meta(gt=0, lt=1 << 31)]
     heartbeat: float
     since: float
     token: str
+
+
+COLUMNS = ", ".join(Holder._fields)
 
 
 def boot_id() -> str:
@@ -59,18 +66,28 @@ def is_void(holder: Holder, now: float) -> bool:
     return False
 
 
+def standing(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> Holder | None:
+    """Who holds a live claim on (kernel, target), or None."""
+    row = conn.execute(f"SELECT {COLUMNS} FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
+    return None if row is None else live(row, now)
+
+
+def live(row: sqlite3.Row, now: float) -> Holder | None:
+    """The claim in a row of `COLUMNS`; None where it is void, or the row is no claim."""
+    try:
+        holder: Holder = checked(list(row), Holder, RecordError)
+    except RecordError:
+        return None
+    return None if is_void(holder, now) else holder
+
+
 def take(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> str | None:
     """Claim (kernel, target) inside a write transaction; the claim's token, or None where a live claim stands."""
-    row = conn.execute("SELECT * FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
-    if row is not None and not is_void(holder_of(row), now):
+    if standing(conn, kernel, target, now) is not None:
         return None
     holder = Holder(kernel, target, socket.gethostname(), boot_id(), os.getpid(), heartbeat=now, since=now, token=uuid.uuid4().hex)
-    conn.execute(f"INSERT OR REPLACE INTO claims({', '.join(Holder._fields)}) VALUES ({', '.join('?' * len(holder))})", holder)
+    conn.execute(f"INSERT OR REPLACE INTO claims({COLUMNS}) VALUES ({', '.join('?' * len(holder))})", holder)
     return holder.token
-
-
-def holder_of(row: sqlite3.Row) -> Holder:
-    return Holder(*(row[name] for name in Holder._fields))
 
 
 class Claim:

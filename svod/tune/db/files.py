@@ -14,6 +14,7 @@ from svod.tune.db import schema
 BUSY_SECONDS = 30.0
 OPEN_ATTEMPTS = 8
 LEAST_FREE = 1 << 20            # With less free disk, in bytes, no database is begun: the search of one kernel stores about 100 KB.
+LONGEST = 1 << 26               # Bytes of one value or row; a record's field is shorter.
 SQLITE_MAGIC = b"SQLite format 3\0"
 
 #: The kernel's names of file systems on which WAL's shared memory does not work between machines.
@@ -184,4 +185,5 @@ def _connect(name: str) -> sqlite3.Connection:
     conn.row_factory = sqlite3.Row
     conn.text_factory = lambda text: str(text, "utf-8", "replace")      # a row that is not UTF-8 costs that row, not the file
     conn.execute("PRAGMA trusted_schema = OFF")
+    conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
     return conn

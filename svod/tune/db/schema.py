@@ -99,6 +99,10 @@ def read_version(conn: sqlite3.Connection) -> int:
     for kind, name, sql in conn.execute("SELECT type, name, sql FROM sqlite_master"):
         if kind == "trigger" or (name in ours and (kind != "table" or str(sql).upper().startswith("CREATE VIRTUAL"))):
             raise ForeignDatabase(f"it has the {kind} {name!r:.40}, and svod makes plain tables only")
+    computed = conn.execute(f"SELECT m.name, x.name FROM sqlite_master m, pragma_table_xinfo(m.name) x WHERE x.hidden > 1 "
+                            f"AND m.name IN ({', '.join('?' * len(ours))})", ours).fetchone()
+    if computed is not None:
+        raise ForeignDatabase(f"its table {computed[0]} has the computed column {computed[1]!r:.40}, and svod makes plain columns only")
     if version > SCHEMA_VERSION:
         raise NewerSchema(f"it has schema version {version}, this svod knows versions up to {SCHEMA_VERSION}; update svod, "
                           "or name another database with --db or SVOD_TUNE_DB")

@@ -490,12 +490,10 @@ class TuningDB:
             if self._own is None:
                 return None
             try:
-                row = self._own.conn.execute("SELECT * FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
+                return claims.standing(self._own.conn, kernel, target, time.time())
             except sqlite3.Error as e:
                 log.debug("claims of %s cannot be read: %s", self._own.name, e)
                 return None
-            holder = None if row is None else claims.holder_of(row)
-            return None if holder is None or claims.is_void(holder, time.time()) else holder
 
     # -- moving records between databases -----------------------------------------------------------------------------------
     def export(self, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False, anonymous: bool = False) -> int:
@@ -564,7 +562,8 @@ class TuningDB:
         def add(conn: sqlite3.Connection) -> Merged:
             skipped: list[Skipped] = []
             conn.execute(f"PRAGMA cache_size = -{MERGE_CACHE >> 10}")      # random keys go to random pages
-            pruned = {(row["kernel"], row["target"]): row["before"] for row in conn.execute("SELECT * FROM pruned")}
+            pruned = {(kernel, target): before for kernel, target, before in conn.execute("SELECT kernel, target, before FROM pruned")
+                      if isinstance(before, float)}
             added = count = 0
             records = read(skipped, lambda kind, id: conn.execute(HERE[kind], (id, TEAM)).fetchone() is not None)
             while chunk := list(itertools.islice(records, TAKEN_AT_ONCE)):
@@ -588,8 +587,9 @@ class TuningDB:
             conn.executemany("INSERT OR REPLACE INTO pruned(kernel, target, before) VALUES (?, ?, ?)", [(*p, horizon) for p in settled])
             removed = conn.executemany("DELETE FROM measurements WHERE kernel = ? AND target = ? AND step != 'confirm' "
                                        "AND status != 'wrong' AND taken_at < ?", [(*pair, horizon) for pair in settled]).rowcount
-            void = [h for h in map(claims.holder_of, conn.execute("SELECT * FROM claims").fetchall()) if claims.is_void(h, time.time())]
-            conn.executemany("DELETE FROM claims WHERE token = ?", [(h.token,) for h in void])
+            rows = conn.execute(f"SELECT {claims.COLUMNS} FROM claims").fetchall()
+            void = [(row["kernel"], row["target"]) for row in rows if claims.live(row, time.time()) is None]
+            conn.executemany("DELETE FROM claims WHERE kernel = ? AND target = ?", void)
             return Collected(removed, len(void))
         collected: Collected = self._write(collect, must=True)
         assert self._own is not None, "_write(must=True) wrote to the file"
