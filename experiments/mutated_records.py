@@ -56,10 +56,12 @@ import svod  # noqa: E402
 import svod.prepare  # noqa: E402
 from svod import PrepareConfig, Tensor  # noqa: E402
 from svod.cli.db.commands import cli as svod_db  # noqa: E402
+from svod.compile.backend import device_named  # noqa: E402
 from svod.core.kernel.apply import apply_opt  # noqa: E402
 from svod.core.kernel.chain_text import chain_text  # noqa: E402
 from svod.core.kernel.opts import OPTS  # noqa: E402
 from svod.core.kernel.scheduler import Opt, Scheduler  # noqa: E402
+from svod.core.machine.target import HOST  # noqa: E402
 from svod.errors import KernelOptError, SvodError  # noqa: E402
 from svod.tune import capture  # noqa: E402
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Record, Search, TargetFacts, TuningDB, Verdict, layers  # noqa: E402
@@ -138,8 +140,8 @@ class Model:
         rng = random.Random(1)
         for tensor in self._tensors():
             hand = svod.kernel(tensor)
-            kernel, base = hand.key, Scheduler(hand.state.kernel, hand.state.target)
-            compiler = svod.prepare.compiler_for(base.target, PrepareConfig(threads=1, object_cache=self.cache))
+            kernel = hand.key
+            compiler = svod.prepare.compiler_for(device_named(HOST).backend.target(1), PrepareConfig(threads=1, object_cache=self.cache))
             self.target, self.compiler = compiler.target.key, compiler.pair.key
             base = self.bases[kernel] = Scheduler(hand.state.kernel, compiler.target)
             yield KernelRecord(kernel, name="gemm", ast={"nodes": [1, 2]}, ast_version=1, structure="s", flops=1e6, bytes=1e4)
@@ -151,7 +153,7 @@ class Model:
                 linear = compiler.linear_of(hand.state.kernel, chain)
                 data = tuple(tuple(o.to_json()) for o in chain)
                 self.chains.append((kernel, data, linear))
-                yield self.confirmed(kernel, data, linear, rng.uniform(0.9, 30.0), own)
+                yield self.confirmed(kernel, data, linear, 1.0 if linear == own else rng.uniform(1.1, 30.0), own)
                 yield Verdict(kernel, self.target, linear, "verified", compiler.pair.revision, compiler=self.compiler, taken_at=1e9)
         yield TargetFacts(self.target, {"cpu": "this one"})
 
@@ -382,7 +384,7 @@ HUGE = "replace(hex(zeroblob(4000)), '0', hex(zeroblob(4000)))"      # 64 MB
 
 def hostile_schema(conn: sqlite3.Connection, rng: random.Random) -> None:
     """One change of the tables that a reader must not fall for. Some fail in some files, which then stay as they are."""
-    table = rng.choice([r.table for r in RECORDS] + ["claims", "pruned", "checks"])
+    table = rng.choice([r.table for r in RECORDS] + ["claims", "pruned"])
     columns = [row[1] for row in conn.execute(f"PRAGMA table_info({table})")]
     column = rng.choice(columns)
     changes: list[Callable[[], Any]] = [
@@ -444,8 +446,6 @@ def make_database(path: Path, count: int, model: Model, rng: random.Random, forg
             claim = {name: rng.choice(odd) for name in ("token", "host", "boot_id", "pid", "heartbeat", "since")}
             insert(conn, "claims", {"kernel": kernel, "target": model.target, **claim})
             insert(conn, "pruned", {"kernel": kernel, "target": model.target, "before": rng.choice(odd)})
-            check = {name: rng.choice(odd) for name in ("linear", "codegen", "compiler", "usable", "ratio", "reason", "checked_at")}
-            insert(conn, "checks", {"kernel": kernel, "target": model.target, **check})
         conn.execute("COMMIT")
         if rng.random() < 0.5:
             hostile_schema(conn, rng)
@@ -504,8 +504,8 @@ def spoil_pages(path: Path, rng: random.Random) -> None:
 class Trial:
     """One file: what is done with it, and what was found."""
 
-    def __init__(self, model: Model, directory: Path) -> None:
-        self.model, self.directory = model, directory
+    def __init__(self, model: Model, directory: Path, rng: random.Random, executed: list[str]) -> None:
+        self.model, self.directory, self.rng, self.executed = model, directory, rng, executed
         self.findings: list[str] = []
         self.done: Counter[str] = Counter()
 
@@ -518,8 +518,13 @@ class Trial:
             self.findings.append(f"{' '.join(words[2:3])}: {type(e).__name__}: {e!s:.300}")
 
     def prepare(self, **given: Any) -> None:
+        """Chains of others are used as they are; one prepare in 50 checks them first, which starts processes."""
         self.done["prepare"] += 1
-        config = PrepareConfig(threads=1, object_cache=self.model.cache, **{"db": ":none:", **given})
+        imported = "check" if "lock" not in given and self.rng.random() < 0.02 else "trust"
+        self.done["prepare with checks"] += imported == "check"
+        config = PrepareConfig(threads=1, object_cache=self.model.cache, imported=imported, check_budget=1e6,
+                               **{"db": ":none:", **given})
+        before = len(self.executed)
         try:
             problems, sources = self.model.prepare(config)
             self.findings += [f"prepare: {problem}" for problem in problems]
@@ -527,6 +532,8 @@ class Trial:
         except Exception as e:  # nothing may come out of it
             self.findings.append(f"prepare: {type(e).__name__}: {e!s:.300}")
         finally:
+            if imported == "check":
+                del self.executed[before:]      # svod's own workers
             for db in svod.prepare._databases.values():
                 db.close()
             svod.prepare._databases.clear()
@@ -543,10 +550,10 @@ class Trial:
         except Exception as e:  # nothing may come out of it
             self.findings.append(f"claim: {type(e).__name__}: {e!s:.300}")
 
-    def run(self, path: Path, kind: str, forge: bool, rng: random.Random) -> None:
+    def run(self, path: Path, kind: str, forge: bool) -> None:
         scratch = self.directory / "scratch.db"
         shutil.copy(model_template(self.model, self.directory), scratch)
-        other = rng.choice([("stats",), ("export", "-o", str(self.directory / "out.jsonl")), ("show", self.model.chains[0][0]),
+        other = self.rng.choice([("stats",), ("export", "-o", str(self.directory / "out.jsonl")), ("show", self.model.chains[0][0]),
                             ("list", "--json")])
         if kind == "lock":
             self.prepare(lock=str(path))
@@ -588,13 +595,14 @@ class Trial:
 
 def do_file(number: int, records: int, model: Model, directory: Path, executed: list[str]) -> dict[str, Any]:
     """Make file `number` and try it. Returns what is reported."""
-    rng, trial = random.Random(number), Trial(model, directory)
+    rng = random.Random(number)
+    trial = Trial(model, directory, rng, executed)
     kind = rng.choice(KINDS)
     path = directory / f"f{number}{SUFFIX[kind]}"
     forge = make_file(path, kind, records, model, rng)
     executed.clear()
     started = time.perf_counter()
-    trial.run(path, kind, forge, rng)
+    trial.run(path, kind, forge)
     seconds = time.perf_counter() - started
     findings = trial.findings + [f"executed: {event}" for event in sorted(set(executed))]
     for at in directory.glob(f"{path.name}*"):

@@ -110,15 +110,15 @@ def objection(winner: Winner, kernel: Kernel, compiler: Compiler, db: TuningDB, 
         return "the chain of others is slower than the heuristic here"
     try:
         chain = chain_of(winner.chain)
-        linear = compiler.linear_of(kernel, chain)
         suspicion = _suspicion(kernel, chain, compiler) if foreign else None
+        if suspicion is not None:       # before it is lowered, which may take as long as it likes
+            return f"a chain of others {suspicion}; a search measures it here"
+        linear = compiler.linear_of(kernel, chain)
     except KernelOptError as e:
         return f"the stored chain does not apply any more: {e}"
     if linear != winner.linear:
         return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {compiler.pair.revision}); "
                 "tune again")
-    if suspicion is not None:
-        return f"a chain of others {suspicion}; a search measures it here"
     if not foreign or imported == "trust":
         return None
     if linear in db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision):

@@ -83,8 +83,12 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
     for at in {*measured, *searches}:
         key, target = at
         w = next(iter(rankings.get(at, ())), None)
-        reason = "" if w is not None else no_winner_reason([m for m, _ in db.select(Measurement, key, target)],
-                                                           [v for v, _ in db.select(Verdict, key, target)], searches[at])
+        reason = ""
+        if w is None:
+            found = [m for m, _ in db.select(Measurement, key, target)]
+            if not found and not searches[at]:
+                continue        # what was counted are no records, which is reported
+            reason = no_winner_reason(found, [v for v, _ in db.select(Verdict, key, target)], searches[at])
         newest = max(searches[at], key=lambda s: s.started_at, default=None)
         rows.append(WinnerRow(key, names.get(key, ""), tuple(sorted(origins[key])), target,
                               None if w is None else json.loads(json.dumps(w.chain)), None if w is None else w.speedup,

@@ -138,7 +138,7 @@ class Layer(Protocol):
         ...
 
     def tally(self, record: type[Record], columns: Sequence[str]) -> Counter[tuple[Any, ...]]:
-        """How many records of one kind have which values in these columns."""
+        """How many records of one kind have which values in these columns, which are texts."""
         ...
 
     def has(self, record: Record) -> bool:
@@ -183,7 +183,7 @@ class SqliteLayer:
         names = "".join(f"{c}, " for c in columns)
         grouped = f" GROUP BY {names[:-2]}" if columns else ""
         rows = self.conn.execute(f"SELECT {names}count(*) FROM {record.table}{grouped}")
-        return Counter({tuple(row[:-1]): row[-1] for row in rows})
+        return Counter({tuple(row[:-1]): row[-1] for row in rows if all(isinstance(value, str) for value in row[:-1])})
 
     def select(self, record: type[R], kernel: str | None, target: str | None) -> Iterator[tuple[R, int]]:
         where = {n: v for n, v in (("kernel", kernel), ("target", target)) if v is not None and n in record.types}
