@@ -680,11 +680,11 @@ def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped
         content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
         content.check_id(row["id"])
         return content
-    for row in conn.execute(f"SELECT * FROM {record.table}"):
-        if known(record, row["id"]):
+    for row in conn.execute(f"SELECT id AS its_id, * FROM {record.table}"):
+        if known(record, row["its_id"]):
             yield None
             continue
-        content = transfer.admit(partial(read, row), f"{path}:{record.table}:{row[0]!s:.40}", skipped)
+        content = transfer.admit(partial(read, row), f"{path}:{record.table}:{row['its_id']!s:.40}", skipped)
         if content is not None:
             yield content, {**dict(row), "id": content.id}
 

@@ -13,8 +13,8 @@ merged do not matter. The rules, in order:
 5. Several measurements of one LINEAR under one revision count as their upper median, so one lucky or forged time among honest ones
    decides nothing. Measurements that say that the chain is slower count as well. Copies of one measurement count once, also where the
    names in one of them were left out.
-6. A chain whose whole interval is above 1 is slower than the heuristic and is not used. Nor is a chain of a kernel with variables that
-   takes more than 1.2 times the heuristic's time at one of the measured sizes.
+6. A chain whose whole interval is above 1 is slower than the heuristic and is not used. Nor is one that took more than 1.2 times the
+   heuristic's time, at one of the measured sizes where the kernel has variables.
 7. The lowest *upper end* of the ratio's interval wins: the speed-up that is certain, not the one that was seen once.
 8. Upper ends within 0.3 % of the lowest are level with it. Of level chains the heuristic's own wins, as no gain is certain; then the
    shortest, then the first in text, then the first LINEAR digest.
@@ -32,7 +32,7 @@ from svod.tune.db.schema import OWN, SHIPPED
 
 TIE = 1.003         # Upper ends within this factor are level; docs/measuring.md gives the reason for the number.
 MIN_RATIO = 1e-3    # No chain is 1,000 times faster than the heuristic: a smaller ratio is a mistake or a forgery.
-WORST_RATIO = 1.2   # The largest ratio to the heuristic at any one size of a kernel with variables.
+WORST_RATIO = 1.2   # The largest ratio to the heuristic, however wide its interval, and at any one size of a kernel with variables.
 SLACK = 2.0         # The machine may drift: a paired ratio and the ratio of the representative times may differ by this factor.
 
 
@@ -133,9 +133,14 @@ def fits_its_times(ratio: float, time: float, baseline: float) -> bool:
     return ratio / SLACK <= time / baseline <= ratio * SLACK
 
 
+def is_slower(low: float, ratio: float) -> bool:
+    """Whether a chain with this ratio to the heuristic, and this lower end of its interval, is slower, by rule 6."""
+    return low > 1.0 or ratio > WORST_RATIO
+
+
 def drawback(m: Measurement) -> str | None:
     """Why a measurement that is evidence speaks against its chain, by rule 6; None: it does not."""
-    if m.ratio_low is not None and m.ratio_low > 1.0:
+    if m.ratio_low is not None and m.ratio is not None and is_slower(m.ratio_low, m.ratio):
         return "slower than the heuristic"
     worst = max(m.sizes, key=lambda s: s.ratio, default=None)
     if worst is not None and worst.ratio > WORST_RATIO:

@@ -37,7 +37,7 @@ from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, canonical
-from svod.tune.db.winners import WORST_RATIO, Standing, best_of, fits_its_times
+from svod.tune.db.winners import WORST_RATIO, Standing, best_of, fits_its_times, is_slower
 from svod.tune.measure.candidate import DROPPED, FAILED, SEEDS, Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure, Measurer, Screened
 from svod.tune.search.events import (
@@ -602,7 +602,7 @@ class KernelSearch:
         for c, t in self.confirmed:
             c.score, c.known["confirmed"] = t.seconds, t
         reference = next((t for c, t in self.confirmed if c is baseline), None)
-        usable = [(c, t) for c, t in self.confirmed if (t.low <= 1.0 and t.worst <= WORST_RATIO and (
+        usable = [(c, t) for c, t in self.confirmed if (not is_slower(t.low, t.ratio) and t.worst <= WORST_RATIO and (
             reference is None or fits_its_times(t.ratio, t.seconds, reference.seconds))) or baseline is None]
         winner, time_ = usable[best_of([Standing(t.high, c is baseline, len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear)
                                         for c, t in usable])]

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from svod import config
+from svod.cli.db.listing import winner_rows
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.scheduler import Opt
-from svod.errors import KernelOptError
+from svod.errors import DatabaseError, KernelOptError
 from svod.tune import capture, lock
 from svod.tune.capture import read_capture
-from svod.tune.db import TuningDB, layers
+from svod.tune.db import Measurement, TuningDB, layers
 from tests.tune.db.samples import TARGET, screened, winning
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
@@ -90,6 +91,32 @@ def test_a_value_that_is_too_long_costs_no_memory(tmp_path: Path) -> None:
     change(path, "UPDATE measurements SET reason = zeroblob(100000000)")
     with TuningDB.open(path) as db:
         assert db.winner(K, TARGET) is None and "too big" in str(db.problem)
+
+
+def test_a_database_without_ids_is_refused(tmp_path: Path) -> None:
+    path = filled(tmp_path / "t.db")
+    change(path, "ALTER TABLE measurements RENAME COLUMN id TO other")
+    with TuningDB.open(tmp_path / "u.db") as db, pytest.raises(DatabaseError, match="no such column"):
+        db.merge(path)
+
+
+def test_an_interval_that_was_altered_makes_no_slow_chain_win(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    with TuningDB.open(path) as db:
+        db.record(winning(28.9, "aa"))
+    change(path, "UPDATE measurements SET ratio_low = 0.5")
+    with TuningDB.open(path) as db:
+        assert db.select(Measurement) and db.winner(K, TARGET) is None
+
+
+def test_rows_that_are_no_records_are_not_listed(tmp_path: Path) -> None:
+    path = filled(tmp_path / "t.db")
+    with TuningDB.open(path) as db:
+        db.record([screened("bb", kernel="x" * 32), screened("cc", kernel="y" * 32)])
+    change(path, "UPDATE measurements SET target = x'ff' WHERE linear = 'bb'")
+    change(path, "UPDATE measurements SET step = 5 WHERE linear = 'cc'")
+    with TuningDB.open(path) as db:
+        assert [r.kernel for r in winner_rows(db)] == [K] and len(db.skipped) >= 1
 
 
 LONG = 200_000
