@@ -57,6 +57,8 @@ class WorkerMeasurer:
     and racing. The first candidate that is screened is the heuristic's. `end`: when, on the monotonic clock, answers that are still missing
     are given up as lost, whatever the workers do."""
 
+    module = WORK_MODULE        # of the jobs
+
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
                  sizes: Sequence[Size] = (), shrink: bool = True, device: str = "", end: float = math.inf) -> None:
         self.kernel, self.target, self.executor = kernel, target, executor
@@ -81,7 +83,7 @@ class WorkerMeasurer:
         timed on another machine than those before."""
         if kind == "bench":
             homes = [self.timed_by] * len(items)
-        batch = self.executor.submit(f"{WORK_MODULE}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes,
+        batch = self.executor.submit(f"{self.module}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes,
                                      target=self.target)
         outcomes: dict[int, Outcome] = {}
         try:

@@ -333,7 +333,8 @@ class _RayCarrier:
             if self._owner.closing:
                 raise WorkerLost("closing")
             if not waited:
-                log.warning("waiting to time on %s: another svod process is timing on that machine", self._owner.device)
+                what = f"{self._owner.device} of {self.host or 'this machine'}"
+                config.log_once(log, logging.WARNING, f"waiting to time on {what}: another svod process is timing there")
             waited += LOCK_SLICE
         self._locked = True
 

@@ -1,0 +1,115 @@
+"""Ray nodes of a test or an experiment as processes that can be killed, frozen and thawed, as machines are. They are on this machine, each
+with an address of its own, and listen to nobody else."""
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import svod
+from svod.tune.workers.ray_executor import TOKEN
+
+READY_SECONDS = 60.0
+STORE = str(80 << 20)       # bytes of an object store; Ray's minimum
+
+
+class Node:
+    """One `ray start --block`, with all processes below it."""
+
+    def __init__(self, address: str, *options: str, head: str | None = None, **environment: str) -> None:
+        where = ["--head", f"--port={PORT}", "--include-dashboard=false"] if head is None else [f"--address={head}:{PORT}"]
+        program = Path(sys.executable).parent / "ray"
+        log = Path("/tmp") / f"svod-node-{os.getpid()}-{address}.log"
+        with log.open("wb") as file:
+            self.process = subprocess.Popen([str(program), "start", *where, f"--node-ip-address={address}", "--disable-usage-stats",
+                                             "--block", f"--object-store-memory={STORE}", *options],
+                                            env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **environment},
+                                            stdout=file, stderr=file)
+        self.log, self.address, self.seen = log, address, set[int]()
+        end = time.monotonic() + READY_SECONDS
+        while "Ray runtime started" not in log.read_text(errors="replace"):
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise RuntimeError(f"the node {address} did not start: {log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.1)
+
+    def processes(self) -> list[int]:
+        """Those that live, the first one first."""
+        found = [self.process.pid, *below(self.process.pid)] if self.process.poll() is None else []
+        self.seen |= set(found)
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """As a power cut does."""
+        self.signal(signal.SIGSTOP)         # so that none of them does something while the others end
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        """In order."""
+        self.processes()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self.log.unlink(missing_ok=True)
+
+
+PORT = 20000 + os.getpid() % 10000
+
+
+def below(pid: int) -> list[int]:
+    """The live processes below one."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, new = [], [pid]
+    while new:
+        new = [c for p in new for c in children.get(p, ())]
+        found += new
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def workers_of(nodes: Iterable[Node]) -> list[int]:
+    """The processes of svod's workers (fork servers and their children) on the nodes."""
+    found = []
+    for pid in (p for node in nodes for p in node.processes()):
+        with contextlib.suppress(OSError):
+            if b"svod.tune.workers.server_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def another_version(directory: Path) -> dict[str, Any]:
+    """The environment of a node that has another svod: a copy whose source differs by a comment."""
+    root = Path(svod.__file__).resolve().parents[1]
+    shutil.copytree(root / "svod", directory / "svod", ignore=shutil.ignore_patterns("__pycache__"))
+    with (directory / "svod" / "errors.py").open("a", encoding="utf-8") as file:
+        file.write("\n# another version\n")
+    return {"PYTHONPATH": f"{directory}{os.pathsep}{root}"}

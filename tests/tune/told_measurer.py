@@ -1,0 +1,160 @@
+"""A measurer with real workers and times from a table. Some candidates fail, in earnest or by the table alone.
+
+A search with the same seed asks for the same candidates in the same order, whatever happens to its workers: `trace` has what it asked for.
+"""
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from svod.config import BeamConfig, BenchConfig
+from svod.core.cost.cost_model import cost_of
+from svod.core.kernel.kernel import Kernel
+from svod.core.machine.target import Target
+from svod.tune.measure.candidate import Candidate, Origin, Status
+from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
+from svod.tune.measure.worker_measurer import WorkerMeasurer, failure_of
+from svod.tune.workers.executor import Executor, Kind
+from svod.tune.workers.jobs import Outcome
+
+HANG, SEGFAULT, MEMORY = "spin native", "segfault", "memory"
+SHARES = ((HANG, 0.05), (SEGFAULT, 0.05), (MEMORY, 0.02))       # of the candidates; half of each while compiling, half in the first run
+STATUS = {HANG: Status.TIMEOUT, SEGFAULT: Status.CRASH, MEMORY: Status.ERROR}
+SPREAD = 0.25           # of the logarithm of times around the cost model's
+COMPILE_SECONDS = 5.0   # one compilation: no healthy one takes as long, on a machine that does much else
+TOLD_SECONDS = 20.0     # one answer of the bench worker
+
+
+def draw(candidate: Candidate, purpose: str) -> random.Random:
+    """A generator that is the same for a candidate wherever and whenever it is asked for."""
+    return random.Random(blake2b(purpose.encode() + candidate.digest, digest_size=8).digest())
+
+
+def told_seconds(candidate: Candidate) -> float:
+    """The table: the cost model's time, with a spread."""
+    return cost_of(candidate.state).cycles / 3e9 * draw(candidate, "seconds").lognormvariate(0.0, SPREAD)
+
+
+def planted(candidate: Candidate) -> tuple[str, str]:
+    """(where, fault) of a candidate that fails: while compiling or in its first run; ("", "") for one that does not."""
+    if candidate.origin is Origin.HEURISTIC:
+        return "", ""
+    at = draw(candidate, "fault").random()
+    for fault, share in SHARES:
+        if at < share:
+            return ("compile" if at < share / 2 else "run"), fault
+        at -= share
+    return "", ""
+
+
+class TraceFile:
+    """What a search asks for, a line of JSON each, in a file that outlives the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = open(path, "a", encoding="utf-8")     # noqa: SIM115 - open as long as the search
+
+    def __call__(self, what: str, digests: Sequence[str]) -> None:
+        self.file.write(json.dumps([what, *digests]) + "\n")
+        self.file.flush()
+
+    def again(self, items: int) -> None:
+        """Note that so many items were given to one more worker."""
+
+
+class FaultyMeasurer(WorkerMeasurer):
+    """Times in earnest; the planted candidates fail."""
+
+    module = "tests.tune.told_jobs"
+
+    def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig,
+                 trace: TraceFile) -> None:
+        super().__init__(kernel, target, executor, config, bench)
+        self.trace = trace
+
+    def note(self, what: str, candidates: Sequence[Candidate]) -> None:
+        self.trace(what, [c.digest.hex() for c in candidates])
+
+    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
+        outcomes = super()._run(job, items, kind, deadline, homes)
+        if again := sum(o.attempts - 1 for o in outcomes):
+            self.trace.again(again)
+        return outcomes
+
+    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+        self.note("lower", candidates)
+        return super().lower(candidates)
+
+    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+        self.note("build", candidates)
+        faults = [planted(c) for c in candidates]
+        items = [(fault if where == "compile" and not passes else "", [o.to_json() for o in c.chain], passes)
+                 for c, (where, fault) in zip(candidates, faults, strict=True)]
+        homes = [self.lowered_by.get(c.digest, "") for c in candidates]
+        outcomes = self._run("compile_or_fail", items, "compile", COMPILE_SECONDS, homes)
+        return [o.value if o.ok else failure_of(o) for o in outcomes]
+
+    def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
+        """Those whose first run fails are screened alone; the others as they are."""
+        answers: dict[int, Screened | Failure] = {}
+        for i, c in enumerate(candidates):
+            where, fault = planted(c)
+            if where == "run" and c.samples == ():
+                [o] = self._run("screen_or_fail", [(fault, (c.built, None, False))], "bench", TOLD_SECONDS)
+                answers[i] = failure_of(o)
+        rest = [i for i in range(len(candidates)) if i not in answers]
+        answers |= dict(zip(rest, super().screen([candidates[i] for i in rest], incumbent), strict=True))
+        return [answers[i] for i in range(len(candidates))]
+
+
+class ToldMeasurer(FaultyMeasurer):
+    """Times come from a table. `faults`: whether planted candidates fail in earnest, or by the table alone, which answers the same."""
+
+    def __init__(self, *args: Any, faults: bool = True) -> None:
+        super().__init__(*args)
+        self.faults = faults
+
+    def _tell(self, values: Sequence[Any], faults: Sequence[str] = ()) -> list[Outcome]:
+        """What the bench worker answers when it is told the values."""
+        items = list(zip(faults or [""] * len(values), values, strict=True))
+        return self._run("told", items, "bench", TOLD_SECONDS)
+
+    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+        if self.faults:
+            return super().build(candidates, passes=passes, deadline=deadline)
+        self.note("build", candidates)
+        return [Failure(STATUS[fault], "the table says so") if where == "compile" and not passes
+                else Built(b"", (), None, c.linear, 0.05, passes) for c in candidates for where, fault in [planted(c)]]
+
+    def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
+        self.note("screen", candidates)
+        fails = [fault if where == "run" and c.samples == () else "" for c in candidates for where, fault in [planted(c)]]
+        if not self.faults:
+            return [Failure(STATUS[f], "the table says so") if f else self._screened(told_seconds(c), incumbent)
+                    for c, f in zip(candidates, fails, strict=True)]
+        outcomes = self._tell([told_seconds(c) for c in candidates], fails)
+        return [self._screened(o.value, incumbent) if o.ok else failure_of(o) for o in outcomes]
+
+    def _screened(self, seconds: float, incumbent: float | None) -> Screened:
+        return Screened((seconds,), incumbent is not None and seconds > 1.5 * incumbent)
+
+    def race(self, candidates: Sequence[Candidate]) -> RaceResult:
+        self.note("race", candidates)
+        seconds = [told_seconds(c) for c in candidates]
+        if self.faults:
+            [o] = self._tell([seconds])
+            seconds = o.value
+        return RaceResult(tuple(s / seconds[0] for s in seconds), seconds[0], 0.0)
+
+    def verify(self, candidates: Sequence[Candidate]) -> list[Verification]:
+        self.note("verify", candidates)
+        right = [o.value for o in self._tell([True] * len(candidates))] if self.faults else [True] * len(candidates)
+        return [Verification(r, "the table") for r in right]
+
+    def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
+        self.note("confirm", candidates)
+        first = told_seconds(candidates[0])
+        return [Confirmed(told_seconds(c), r, r, r) for c in candidates for r in [told_seconds(c) / first]]
