@@ -177,10 +177,13 @@ def random_chain(base: Scheduler, rng: random.Random, opts: int = 8) -> tuple[An
     return tuple(state.applied_opts)
 
 
+AXES = ["o0", "o1", "r0", "o0.in", "o1.in", "r0.in", "s0", "s1", "s2", "root", None, "o0.out"]
+ARGUMENTS = [2, 3, 4, 8, 16, 32, 64, 128, "root", "o0", "o1", "r0", None, ("o1", "o0"), -1, 0, 1 << 40]
+NAMES = sorted(OPTS)
+
+
 def random_opt(rng: random.Random) -> Any:
-    axis = rng.choice(["o0", "o1", "r0", "o0.in", "o1.in", "r0.in", "s0", "s1", "s2", "root", None, "o0.out"])
-    arg = rng.choice([2, 3, 4, 8, 16, 32, 64, 128, "root", "o0", "o1", "r0", None, ("o1", "o0"), -1, 0, 1 << 40])
-    return Opt(rng.choice(sorted(OPTS)), axis, arg)
+    return Opt(rng.choice(NAMES), rng.choice(AXES), rng.choice(ARGUMENTS))
 
 
 # -- mutations of records ---------------------------------------------------------------------------------------------------
@@ -342,7 +345,7 @@ def lock_lines(count: int, model: Model, rng: random.Random) -> Iterator[bytes]:
         line = json.loads(rng.choice(model.lock[1:]))
         what = rng.randrange(6)
         if what == 0:
-            line["chain"] = " ".join(str(random_opt(rng)) for _ in range(rng.choice([1, 5, 100, 10_000])))
+            line["chain"] = " ".join(str(random_opt(rng)) for _ in range(rng.choice([1, 5, 100]))) * rng.choice([1, 1, 100])
         elif what == 1:
             line["chain"] = line["chain"] * rng.choice([2, 100, 10_000])
         elif what == 2:
@@ -367,12 +370,15 @@ def capture_lines(count: int, model: Model, rng: random.Random) -> Iterator[byte
         yield mutate_text(text, rng) if rng.random() < 0.2 else text.encode("utf-8", "surrogatepass")
 
 
+ODD_IN_CAPTURES: list[Any] = [*ODD, *range(-2, 5), 1 << 39, "float32", "index", "void", "ADD", "STORE", "constant"]
+
+
 def mutate_deep(data: Any, rng: random.Random) -> None:
     """One change somewhere within nested lists and objects."""
     while isinstance(data, (dict, list)) and data:
         key = rng.choice(list(data)) if isinstance(data, dict) else rng.randrange(len(data))
         if not isinstance(data[key], (dict, list)) or not data[key] or rng.random() < 0.1:
-            data[key] = rng.choice([*deepcopy(ODD), *range(-2, 5), 1 << 39, "float32", "index", "void", "ADD", "STORE", "constant"])
+            data[key] = deepcopy(rng.choice(ODD_IN_CAPTURES))
             return
         data = data[key]
 
@@ -523,7 +529,7 @@ class Trial:
         imported = "check" if "lock" not in given and self.rng.random() < 0.02 else "trust"
         self.done["prepare with checks"] += imported == "check"
         config = PrepareConfig(threads=1, object_cache=self.model.cache, imported=imported, check_budget=1e6,
-                               **{"db": ":none:", **given})
+                               transfer=self.rng.random() < 0.2, **{"db": ":none:", **given})
         before = len(self.executed)
         try:
             problems, sources = self.model.prepare(config)
