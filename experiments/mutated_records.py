@@ -42,6 +42,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -756,7 +757,8 @@ def main() -> int:
         print(path)
         return 0
     started = time.monotonic()
-    counts, findings = run(range(given.first, given.first + given.files), given.records, given.processes, given.limit)
+    counts, findings = run(range(given.first, given.first + given.files), given.records, given.processes, given.limit,
+                           partial(print, flush=True))
     print(json.dumps({"counts": counts, "findings": len(findings), "seconds": round(time.monotonic() - started)}, indent=1))
     return 1 if findings else 0
 

@@ -435,6 +435,7 @@ def test_workers_are_shown_one_by_one_or_counted() -> None:
     assert len(rows) == 3 and rows[2][1] == "60 more"
     assert workers_in_words(activity(*FLEET, count=2)) == "2 workers lower, 2 race, 2 starting, 2 melting, 2 set aside"
     assert workers_in_words([]) == ""
+    assert workers_in_words(activity(("bench", "busy", "machine_facts"))) == "1 worker machine facts"
 
 
 def test_lines_tell_of_the_fleet_though_nothing_happens() -> None:

@@ -10,6 +10,7 @@ What leads while a search runs has won races; whether it is faster says the conf
 """
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -209,7 +210,7 @@ def _update_kernel(state: _State, event: SearchEvent) -> None:
 def doing(worker: Activity) -> str:
     """What a worker does, in a word or two: `race`, `idle`, `set aside: another svod`."""
     if worker.state == "busy":
-        return worker.job.partition("_")[0] or "busy"
+        return re.sub(r"_candidates?$", "", worker.job).replace("_", " ") or "busy"
     return f"{worker.state}: {worker.job}" if worker.job else worker.state
 
 

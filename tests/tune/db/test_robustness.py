@@ -4,9 +4,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -249,3 +251,102 @@ def test_a_lock_that_is_held_is_waited_for(tmp_path: Path) -> None:
         assert db.record([screened("bb")]) == 1 and db.problem is None
     holder.stdout.close()
     assert holder.wait() == 0
+
+
+FULL = """
+import os, resource, sys
+from pathlib import Path
+from svod import PrepareConfig, Tensor
+from svod.errors import SvodError
+from svod.tune.db import Measurement, TuningDB, layers
+from svod.tune.lock import Locked, write_lock
+from tests.tune.db.samples import TARGET, screened, winning
+import numpy as np
+layers.shipped_files = lambda: ()
+directory, limit = Path(sys.argv[1]), int(sys.argv[2])
+config = PrepareConfig(db=str(directory / "t.db"), object_cache=str(directory / "objects"))
+lines = [Locked("k" * 32, TARGET, (), "x" * 5000)]
+write_lock(directory / "m.lock.jsonl", lines)
+with TuningDB.open(":none:") as warm:
+    warm.record([screened("zz")])
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))      # no file grows beyond: what a full disk says
+with TuningDB.open(directory / "t.db") as db:
+    for i in range(100):
+        db.record([screened(f"{i}-{n}", host={"note": "x" * 2000}) for n in range(5)])
+    assert db.problem and db.path is None, db.problem
+    known = set(db.known_digests("k" * 32, TARGET))
+    assert known >= {f"{i}-{n}" for i in range(100) for n in range(5)}, "what is found is known in this process"
+    claim = db.claim("k" * 32, TARGET)
+    assert claim is not None and claim.renew()
+    claim.release()
+    for write in (lambda: db.export(directory / "e.jsonl"), lambda: write_lock(directory / "m.lock.jsonl", lines * 100)):
+        try:
+            write()
+        except OSError as e:
+            print(type(e).__name__)
+x = np.ones((16, 16), np.float32)
+y = Tensor(x) @ Tensor(x)
+y.prepare(config).execute()
+assert (y.numpy() == 16).all()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+with TuningDB.open(directory / "t.db") as db:
+    print(db.problem, len(db.select(Measurement)))
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 1, 4096, 20_000, 200_000])
+def test_files_that_cannot_grow(tmp_path: Path, limit: int) -> None:
+    """A full disk, at any moment of a database's life: nothing raises, what was stored stays, and what was there before is whole."""
+    path = filled(tmp_path / "t.db")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), str(limit)], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    *refused, last = done.stdout.splitlines()
+    assert refused == ["OSError", "OSError"] and last.startswith("None "), done.stdout
+    check = sqlite3.connect(path)
+    assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    stored = {linear for (linear,) in check.execute("SELECT linear FROM measurements")}
+    check.close()
+    batches = [sum(f"{i}-{n}" in stored for n in range(5)) for i in range(100)]
+    assert "aa" in stored and set(batches) <= {0, 5}, "all of a batch or none"
+    with TuningDB.open(path) as db:
+        assert (w := db.winner(K, TARGET)) is not None and w.linear == "aa"
+    assert not (tmp_path / "e.jsonl").exists()
+    assert len((tmp_path / "m.lock.jsonl").read_text().splitlines()) == 2, "the old file is whole"
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".tmp") == []
+
+
+WRITING = """
+import sys
+from svod.tune.db import TuningDB
+from tests.tune.db.samples import screened
+with TuningDB.open(sys.argv[1]) as db:
+    i = int(sys.argv[2])
+    while db.problem is None:
+        db.record([screened(f"{i}-{n}", host={"note": "x" * 500}) for n in range(20)])
+        print(i, flush=True)
+        i += 1
+"""
+
+
+def test_a_process_that_is_killed_in_mid_write_loses_nothing_that_it_has_stored(tmp_path: Path) -> None:
+    path, said = tmp_path / "t.db", 0
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    stored: set[int] = set()
+    for turn in range(6):
+        command = [sys.executable, "-c", WRITING, str(path), str(turn * 100_000)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        assert writer.stdout is not None
+        for _ in range(1 + 7 * turn):
+            stored.add(int(writer.stdout.readline()))
+        time.sleep(0.003 * turn)
+        writer.send_signal(signal.SIGKILL)
+        stored |= {int(line) for line in writer.stdout.read().splitlines() if line}
+        writer.stdout.close()
+        assert writer.wait() == -signal.SIGKILL and len(stored) > said
+        said = len(stored)
+        with TuningDB.open(path) as db:
+            there = [m.linear for m, _ in db.select(Measurement)]
+            assert db.problem is None and not db.skipped
+        assert {f"{i}-{n}" for i in stored for n in range(20)} <= set(there)
+        assert len(there) % 20 == 0, "all of a batch or none"
