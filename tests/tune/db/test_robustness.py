@@ -294,7 +294,7 @@ with TuningDB.open(directory / "t.db") as db:
 """
 
 
-@pytest.mark.parametrize("limit", [0, 1, 4096, 20_000, 200_000])
+@pytest.mark.parametrize("limit", [0, 20_000, 200_000])
 def test_files_that_cannot_grow(tmp_path: Path, limit: int) -> None:
     """A full disk, at any moment of a database's life: nothing raises, what was stored stays, and what was there before is whole."""
     path = filled(tmp_path / "t.db")
