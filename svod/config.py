@@ -211,6 +211,7 @@ class BeamConfig(_Config):
     sketches: bool = _option("BEAM_SKETCHES", True, _SWITCH, "start from sketches and the heuristic's chain; 0: from the untouched kernel")
     mutations: bool = _option("BEAM_MUTATIONS", True, _SWITCH, "propose changes within a chain; 0: only opts that are added to it")
     strategy: str = _option("BEAM_STRATEGY", "beam", _choice(*STRATEGIES), "who proposes candidates")
+    cost_model: str = _option("BEAM_COST_MODEL", "analytic", _choice("analytic", "learned"), "by which prediction proposals are ranked")
     optuna_storage: str = _option("BEAM_OPTUNA_STORAGE", "", _TEXT, "URL of a storage that mirrors the studies of the strategy optuna")
     strict: str = _option("BEAM_STRICT", "", _STRICT, "reference: the grid, order and stop rule of the reference systems")
     executor: str = _option("BEAM_EXECUTOR", "local", _choice("local", "ray", "inline"), "who compiles and times candidates")

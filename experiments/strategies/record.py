@@ -2,32 +2,39 @@
 
     python experiments/strategies/record.py                          # all kernels; goes on where it was ended
     python experiments/strategies/record.py --only gemm,conv --candidates 500
+    python experiments/strategies/record.py --strategies 250         # then: what searches of 250 measurements by each strategy ask for
+    python experiments/strategies/record.py --again 1400             # then: more samples of the fastest of each kernel
 
 The states come from three sources, so that no strategy finds its own region alone: neighbours of the best, neighbours of any measured
 state, the fast ones more often, and random walks, of which every step is recorded. Every candidate is lowered, compiled without passes and
-screened twice, as a search does it. What is far behind the best gets fewer samples.
+screened twice, as a search does it. What is far behind the best gets fewer samples. On a machine that does other things meanwhile a sample
+may take several times what the candidate does, so the fastest get more samples, some time later.
 """
 from __future__ import annotations
 
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
+from replay import RecordedMeasurer, Space, run
 from spaces import CASES, Recorded, append, kernel_of, read, target
 
 # isort: split
-from svod.config import BeamConfig, BenchConfig
+from svod.config import STRATEGIES, BeamConfig, BenchConfig
 from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin
-from svod.tune.measure.measurer import Failure
+from svod.tune.measure.measurer import Failure, Lowered
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations
+from svod.tune.search.strategies.registry import make_strategy
 from svod.tune.workers.executor import Executor
 from svod.tune.workers.start import make_executor
 
@@ -35,6 +42,8 @@ CHUNK = 48
 BEST = 8                # states whose neighbours are recorded first
 NEAR, ANY = 0.45, 0.25  # shares of a chunk: neighbours of the best, of any state; the rest are walks
 WALK = 8                # most steps of a walk
+AGAIN = 5               # screenings of the fastest, later
+SEED = 1000             # of the searches whose candidates are recorded; the comparison has others
 TRIES = 2000            # proposals in vain after which a kernel has nothing left
 CONFIG = BeamConfig(runs=3)
 SLOW = 5.0              # what takes this many times the best and more is not timed further
@@ -193,13 +202,77 @@ def record(name: str, count: int, executor: Executor) -> None:
         print(f"{name}: {measured} measured of {states} states, {rate:.1f}/s, best {1e6 * (explorer.best or 0):.2f} µs", flush=True)
 
 
+class RecordingMeasurer(RecordedMeasurer):
+    """Answers from the records, and measures and records what they lack."""
+
+    def __init__(self, space: Space, rng: random.Random, measurer: WorkerMeasurer) -> None:
+        super().__init__(space, rng)
+        self.measurer = measurer
+
+    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+        new = [c.state for c in candidates if not self.space.is_recorded(c.digest)]
+        if new:
+            known = {r.linear for r in self.space.rows.values() if r.linear}
+            recorded = measure(new, self.measurer, known, self.space.best)
+            append(self.space.name, recorded)
+            for state, r in zip(new, recorded, strict=True):
+                self.space.rows[state.digest], self.space.state_at[state.digest] = r, state
+                if r.seconds:
+                    self.space.measured[r.linear] = r
+        return super().lower(candidates)
+
+
+def record_strategies(name: str, count: int, executor: Executor) -> None:
+    """Record what a search of `count` measurements by each strategy asks for, with sketches and without."""
+    measurer = WorkerMeasurer(kernel_of(name), target(), executor, CONFIG, BenchConfig())
+    for strategy, given in product(STRATEGIES, (True, False)):
+        space = Space(name)
+        before = len(space.measured)
+        config = BeamConfig(width=8, strategy=strategy, sketches=given, seed=SEED, patience=count)
+        recording = RecordingMeasurer(space, random.Random(SEED), measurer)
+        run(space, config, recording, make_strategy, count)
+        print(f"{name}: {len(space.measured)} measured, {len(space.measured) - before} of them for {strategy} "
+              f"{'with' if given else 'without'} sketches", flush=True)
+
+
+def record_again(name: str, count: int, executor: Executor) -> None:
+    """More samples of the `count` fastest candidates of a kernel: a line more for each, with the same digest."""
+    base = Scheduler(kernel_of(name), target())
+    measurer = WorkerMeasurer(kernel_of(name), target(), executor, CONFIG, BenchConfig())
+    fastest = sorted((r for r in read(name) if r.seconds), key=lambda r: min(r.seconds))[:count]
+    for start in range(0, len(fastest), CHUNK):
+        chunk = fastest[start:start + CHUNK]
+        states = [apply_opts(base, [Opt.from_json(o) for o in r.chain]) for r in chunk]
+        candidates = {r.digest: Candidate(s, s.applied_opts, Origin.ACTION, linear=r.linear) for r, s in zip(chunk, states, strict=True)}
+        built = []
+        for c, code in zip(candidates.values(), measurer.build([*candidates.values()], passes=False, deadline=10.0), strict=True):
+            if not isinstance(code, Failure):
+                c.built = code
+                built.append(c)
+        for _ in range(AGAIN):
+            for c, screened in zip(built, measurer.screen(built, None), strict=True):
+                if not isinstance(screened, Failure):
+                    c.samples += screened.samples
+        append(name, [replace(r, seconds=candidates[r.digest].samples) for r in chunk if candidates[r.digest].samples])
+        print(f"{name}: {start + len(chunk)} of {len(fastest)} timed again", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--candidates", type=int, default=3000, help="with a time, for each kernel")
+    parser.add_argument("--strategies", type=int, default=0, metavar="N", help="record searches of N measurements by each strategy instead")
+    parser.add_argument("--again", type=int, default=0, metavar="N", help="take more samples of the N fastest of each kernel instead")
     parser.add_argument("--only", default=",".join(CASES), help="kernels, joined by commas")
     parser.add_argument("--workers", default="local", help="local:N")
     args = parser.parse_args()
     with make_executor(args.workers) as executor:
+        if args.strategies or args.again:
+            for name in args.only.split(","):
+                if args.strategies:
+                    record_strategies(name, args.strategies, executor)
+                if args.again:
+                    record_again(name, args.again, executor)
+            return
         for count in sorted({min(step, args.candidates) for step in (500, 1500, args.candidates)}):     # all kernels, then more of each
             for name in args.only.split(","):
                 record(name, count, executor)

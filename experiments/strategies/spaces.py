@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,17 @@ def path_of(name: str) -> Path:
 
 
 def read(name: str) -> Iterator[Recorded]:
-    """The states that were recorded for a kernel. A line that was cut short by a kill is the last one and is left out."""
-    if not path_of(name).exists():
-        return
-    with path_of(name).open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                data = json.loads(line)
-                yield Recorded(**{**data, "seconds": tuple(data["seconds"])})
+    """The states that were recorded for a kernel; those that were timed again have all their samples. A line that was cut short by a kill
+    is the last one and is left out."""
+    states: dict[str, Recorded] = {}
+    if path_of(name).exists():
+        with path_of(name).open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    r = Recorded(**json.loads(line))
+                    before = states[r.digest].seconds if r.digest in states else ()
+                    states[r.digest] = replace(r, seconds=(*before, *r.seconds))
+    yield from states.values()
 
 
 def append(name: str, states: list[Recorded]) -> None:

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -47,8 +48,11 @@ from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.relatives import is_similar, seeds_of_relatives
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
+from svod.tune.search.cost_models import Evidence
 from svod.tune.search.events import Listener, SessionEnding, SessionFinished, SessionStarted, nobody
+from svod.tune.search.evidence import evidence_from
 from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
+from svod.tune.search.strategies.registry import make_strategy
 from svod.tune.unfinished import left_to_search
 from svod.tune.workers.executor import Executor
 
@@ -317,9 +321,16 @@ class TuneSession:
                                                         svod=__version__)
         search = KernelSearch(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), self.config,
                               self.measurer_of(kernel), seeds=seeds, known=frozenset(known), bound=self._bound(task),
-                              calls=task.calls, grows=not task.given, listener=self.listener, clock=self.budget.clock)
+                              calls=task.calls, grows=not task.given, listener=self.listener, clock=self.budget.clock,
+                              strategy_of=partial(make_strategy, evidence=self._evidence))
         search.record = lambda candidates: self._record_round(search, candidates)
         return search
+
+    @cached_property
+    def _evidence(self) -> list[Evidence]:
+        """What the database teaches a learned cost model, read once."""
+        learns = self.config.cost_model == "learned" and not self.config.ignore_cache
+        return evidence_from(self.db, self.target, self.backend) if learns else []
 
     def _stored_seeds(self, base: Scheduler, known: Mapping[str, Measurement]) -> list[tuple[Scheduler, Origin]]:
         """The chains that did best here before: those that may win, then the fastest raced ones."""

@@ -136,7 +136,8 @@ def check(options: TuneOptions) -> None:
     from svod.tune.search.strategies.registry import check_strategy
     from svod.tune.workers.executor import check_address, parse_workers
 
-    check_strategy(strategy, options.optuna_storage or config.BeamConfig.env_value("optuna_storage"))
+    check_strategy(strategy, options.optuna_storage or config.BeamConfig.env_value("optuna_storage"),
+                   config.BeamConfig.env_value("cost_model"))
 
     name, _ = parse_workers(options.workers)
     check_address(options.address)

@@ -3,9 +3,10 @@
     propose   each new member of the beam × (actions + mutations) goes to the queue, by the digest of the state;
               the best predictions of the queue are measured, none that is clearly behind, and a fifth at random
 
-Proposals that a round has no room for stay queued. A proposal is clearly behind if it is predicted to take longer than each of the
-4 × width fastest measured candidates: their predictions show how far the predictions for this kernel are wrong. Only the random fifth may
-be behind. A beam that widens takes the best of all that was raced; the proposals that the narrow one had no room for are still queued.
+Proposals that a round has no room for stay queued. A proposal is clearly behind if the analytic model predicts it to take longer than each
+of the 4 × width fastest measured candidates: their predictions show how far the predictions for this kernel are wrong. Only the random
+fifth may be behind. A beam that widens takes the best of all that was raced; the proposals that the narrow one had no room for are still
+queued.
 
 With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, and a beam of the full
 width from the start, taken from the latest round.
@@ -17,8 +18,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from svod.config import BeamConfig
-from svod.tune.measure.candidate import Candidate, Origin, chain_order
+from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.actions import default_actions, reference_actions
+from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import RANDOM_SHARE, Proposer
 
 LEAST_ROUND = 8            # least number of best predictions in a round, even if they are behind
@@ -28,8 +30,8 @@ JUDGES = 4                 # times width: the number of fastest candidates that 
 class Beam(Proposer):
     """Proposes all states one change away from the members of the beam, by predicted cycles."""
 
-    def __init__(self, base: Any, config: BeamConfig) -> None:
-        super().__init__(base, config)
+    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+        super().__init__(base, config, model)
         self.strict = config.strict == "reference"
         self.reference_grid = self.strict or config.actions == "reference"
         if self.strict:
@@ -66,7 +68,7 @@ class Beam(Proposer):
             if not member.expanded:
                 self.expand(member)
         chosen = list(self.queue.values())
-        ranked = sorted(chosen, key=lambda c: (c.predicted, *chain_order(c.chain)))
+        ranked = self.ranked(chosen)
         limit = float("inf") if self.strict else self.behind()
         near = sum(c.predicted <= limit for c in ranked)
         if len(chosen) > self.room or near < len(chosen):

@@ -13,7 +13,8 @@ from typing import Any
 
 from svod.config import BeamConfig
 from svod.core.kernel.scheduler import Opt
-from svod.tune.measure.candidate import Candidate, Origin, chain_order
+from svod.tune.measure.candidate import Candidate, Origin
+from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import RANDOM_SHARE, Proposer
 
 POPULATION = 8         # times width: the measured states that may become parents
@@ -26,8 +27,8 @@ VAIN_CHILDREN = 20     # attempts, for each candidate of a round, after which th
 class Evolution(Proposer):
     """Breeds the fastest measured states."""
 
-    def __init__(self, base: Any, config: BeamConfig) -> None:
-        super().__init__(base, config)
+    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+        super().__init__(base, config, model)
         self.mutants: dict[bytes, list[Any]] = {}       # of a parent, by its digest: mutations that were not proposed yet
 
     def propose(self) -> list[Candidate]:
@@ -38,7 +39,7 @@ class Evolution(Proposer):
             if self.queued >= BROOD * self.room:
                 break
             self.breed(population)
-        ranked = sorted(self.queue.values(), key=lambda c: (c.predicted, *chain_order(c.chain)))
+        ranked = self.ranked(self.queue.values())
         best = self.room - int(RANDOM_SHARE * self.room)
         others = ranked[best:]
         chosen = ranked[:best] + self.random.sample(others, min(self.room - best, len(others)))

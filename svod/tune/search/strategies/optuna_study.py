@@ -25,6 +25,7 @@ from svod.core.kernel.scheduler import Opt
 from svod.errors import TuneError
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.search.actions import default_actions
+from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import Proposer, Verify
 
 try:
@@ -51,8 +52,8 @@ def named(what: str, choices: Sequence[Any]) -> str:
 class OptunaStudy(Proposer):
     """Proposes what an Optuna study asks for."""
 
-    def __init__(self, base: Any, config: BeamConfig) -> None:
-        super().__init__(base, config)
+    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+        super().__init__(base, config, model)
         optuna.logging.set_verbosity(optuna.logging.WARNING)        # else each trial is a line on stderr
         self.learning = optuna.samplers.TPESampler(seed=config.seed, constant_liar=True)
         self.chance = optuna.samplers.RandomSampler(config.seed)

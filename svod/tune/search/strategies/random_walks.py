@@ -10,6 +10,7 @@ from typing import Any
 
 from svod.config import BeamConfig
 from svod.tune.measure.candidate import Candidate, Origin
+from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import Proposer
 
 LONGEST = 8            # steps of a walk
@@ -19,8 +20,8 @@ VAIN_WALKS = 20        # walks in vain, for each candidate of a round, after whi
 class RandomWalks(Proposer):
     """Proposes the ends of random walks."""
 
-    def __init__(self, base: Any, config: BeamConfig) -> None:
-        super().__init__(base, config)
+    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+        super().__init__(base, config, model)
         self.starts = [base]
 
     def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -31,6 +31,7 @@ from svod.core.kernel.scheduler import Opt
 from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
 from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations
+from svod.tune.search.cost_models import AnalyticCost, CostModel
 
 FIRST_WIDTH = 4            # of a wide search, which doubles it until it has its own
 RANDOM_SHARE = 0.2         # share of a round that is drawn at random where the rest is chosen by prediction
@@ -70,8 +71,9 @@ class Strategy(Protocol):
 class Proposer(ABC):
     """What the strategies share: which candidates are known, which wait, and which of the measured are raced and kept."""
 
-    def __init__(self, base: Any, config: BeamConfig) -> None:
+    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
         self.base, self.config = base, config
+        self.model = model or AnalyticCost()
         self.width = min(FIRST_WIDTH, config.width)
         self.lanes = lanes_of(base.kernel, base.target)
         self.cost = backend_named(base.target.device).cost
@@ -197,6 +199,13 @@ class Proposer(ABC):
         """At most `count` of the measured candidates, fastest first: by their races, else by their screening."""
         alive = [c for c in self.seen.values() if c.status in (Status.SCREENED, Status.RACED, Status.VERIFIED)]
         return sorted(alive, key=lambda c: (c.fitness, *chain_order(c.chain)))[:count]
+
+    def ranked(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Candidates by what they are expected to take, by all that was measured so far."""
+        candidates = list(candidates)
+        self.model.learn(self.seen.values())
+        expected = dict(zip(candidates, self.model.predictions(candidates), strict=True))
+        return sorted(candidates, key=lambda c: (expected[c], *chain_order(c.chain)))
 
     # -- keep -------------------------------------------------------------------------------------------------------------
     def protected(self) -> set[Any]:

@@ -223,7 +223,7 @@ def test_the_study_is_mirrored_to_a_storage_that_optuna_reads(tmp_path: Path) ->
 def test_a_storage_that_cannot_be_opened_is_said_before_anything_runs(tmp_path: Path) -> None:
     for url in (f"sqlite:///{tmp_path}/missing/studies.db", "not a url", "nosuchdriver://x"):
         with pytest.raises(TuneError, match=r"the Optuna storage .* cannot be used"):
-            check_strategy("optuna", url)
+            check_strategy("optuna", url, "analytic")
         with pytest.raises(TuneError, match=r"the Optuna storage .* cannot be used"):
             make_strategy(BASE, BeamConfig(strategy="optuna", optuna_storage=url))
 

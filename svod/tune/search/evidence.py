@@ -1,0 +1,63 @@
+"""What the database teaches a learned cost model: measured states of other kernels, and of the same one in earlier searches."""
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from svod.bench.timer import PROTOCOL_REVISION
+from svod.compile.backend import Backend
+from svod.core.ir.serialize import data_to_ast
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.errors import SvodError
+from svod.tune.db import KernelRecord, Measurement, TuningDB
+from svod.tune.search.cost_models import Evidence, evidence_of
+
+log = logging.getLogger("svod.tune")
+
+MOST_KERNELS = 24          # of which evidence is read
+MOST_OF_A_KERNEL = 100     # measurements, drawn at random
+
+
+def evidence_from(db: TuningDB, target: Target, backend: Backend) -> list[Evidence]:
+    """What was measured on `target` under today's protocol, of kernels drawn at random where there are many. A record that cannot be
+    replayed is left out."""
+    chance = random.Random(0)
+    kernels = {k.kernel: k for k, _ in db.select(KernelRecord) if k.ast}
+    names = sorted(kernels)
+    chance.shuffle(names)
+    found: list[Evidence] = []
+    taught = 0
+    for name in names:
+        known = list(db.known_digests(name, target.key, protocol=PROTOCOL_REVISION).values())
+        if taught == MOST_KERNELS:
+            break
+        of_kernel = list(_of_kernel(kernels[name].ast, chance.sample(known, min(MOST_OF_A_KERNEL, len(known))), target, backend))
+        found += of_kernel
+        taught += bool(of_kernel)
+    log.info("the learned cost model begins with %d measurements of %d kernels", len(found), taught)
+    return found
+
+
+def _of_kernel(ast: Mapping[str, Any], measurements: list[Measurement], target: Target, backend: Backend) -> Iterator[Evidence]:
+    timed = [m for m in measurements if m.status == "ok" and m.time and m.baseline]
+    if not timed:
+        return
+    try:
+        base = Scheduler(Kernel(data_to_ast(ast)), target)
+        heuristic = backend.heuristic(base)
+    except SvodError as e:
+        log.info("a stored kernel cannot be read and teaches nothing: %s", e)
+        return
+    for m in timed:
+        try:
+            state = apply_opts(base, (Opt.from_json(list(o)) for o in m.chain))
+        except SvodError:
+            continue        # of another svod, which had other opts
+        evidence = evidence_of(state, heuristic, (m.time or 0.0) / (m.baseline or 1.0))
+        if evidence is not None:
+            yield evidence
