@@ -50,9 +50,9 @@ def states(kernel: Kernel, count: int) -> list[Scheduler]:
 
 
 def seconds(state: Scheduler) -> float:
-    """The analytic model is wrong where cores share the work, and where loops are tiled."""
+    """The analytic model is wrong where cores share the work, and where loops are tiled; and by up to a tenth, by the state's digest."""
     tiles = sum(len(ids) - 1 for ids in state.axis_rows)
-    return 1e-9 * cost_of(state).cycles * (10.0 if state.thread is not None else 1.0) * 3.0**tiles
+    return 1e-9 * cost_of(state).cycles * (10.0 if state.thread is not None else 1.0) * 3.0**tiles * (1 + 0.1 * state.digest[0] / 255)
 
 
 def measured(state: Scheduler) -> Candidate:
@@ -88,11 +88,12 @@ def test_features_say_what_opts_did() -> None:
 
 
 def test_a_model_learns_where_the_analytic_one_is_wrong() -> None:
-    known, unseen = map(list, (states(BASE.kernel, 200)[:120], states(BASE.kernel, 200)[120:]))
-    model, candidates = LearnedCost(BASE, seed=0), [measured(s) for s in unseen]
+    known, unseen = states(BASE.kernel, 300)[:150], states(BASE.kernel, 300)[150:]
+    model = LearnedCost(BASE, seed=0)
+    candidates = sorted(map(measured, unseen), key=lambda c: c.seconds)[:50]       # the order of the fast ones is what matters
     before = order(model, candidates)
     model.learn([measured(s) for s in known])
-    assert order(model, candidates) > before + 0.1
+    assert order(model, candidates) > before + 0.2
     again = LearnedCost(BASE, seed=0)
     again.learn([measured(s) for s in known])
     assert list(again.predictions(candidates)) == list(model.predictions(candidates))
