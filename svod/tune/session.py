@@ -180,7 +180,7 @@ class TuneSession:
     def run(self) -> SessionResult:
         """Search all tasks until they end or the budget does. Raises TuneError when no worker can be started."""
         started = time.monotonic()
-        self.listener(SessionStarted("", len(self.tasks), self.budget.total, self.executor.description))
+        self.listener(SessionStarted("", len(self.tasks), self.budget.total, self.executor.description, self.target.key))
         searches: list[KernelSearch | _Planned] = []
         late: list[KernelSearch | _Planned] = []
         waiting: dict[str, KernelTask] = {}

@@ -43,8 +43,8 @@ FEWEST_WORKER_ROWS = 3
 
 # what is said of candidates that were dropped; another status is said as it is
 WENT: dict[str, str] = {
-    Status.LIMIT: "over a limit", Status.DUPLICATE: "duplicate", Status.SLOW: "of them too slow", Status.ERROR: "failed",
-    Status.CRASH: "crashed", Status.TIMEOUT: "over a deadline", Status.LOST: "lost with their workers", Status.WRONG: "wrong"}
+    Status.LIMIT: "over a limit", Status.DUPLICATE: "duplicate", Status.ERROR: "failed", Status.CRASH: "crashed",
+    Status.TIMEOUT: "over a deadline", Status.LOST: "lost with their workers", Status.WRONG: "wrong"}
 
 
 @dataclass
@@ -126,7 +126,9 @@ class Progress(AbstractContextManager["Progress", None]):
     @property
     def destinations(self) -> str:
         """Where the candidates went."""
-        return ", ".join([f"{self.candidates} timed", *(f"{n} {WENT.get(s, s)}" for s, n in self.went.most_common())])
+        slow = self.went[Status.SLOW]
+        timed = f"{self.candidates} timed" + (f" ({slow} too slow)" if slow else "")
+        return ", ".join([timed, *(f"{n} {WENT.get(s, s)}" for s, n in self.went.most_common() if s != Status.SLOW)])
 
     # -- events -------------------------------------------------------------------------------------------------------------
     def update(self, event: SearchEvent) -> _State | None:

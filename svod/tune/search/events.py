@@ -24,6 +24,7 @@ class SessionStarted(SearchEvent):
     kernels: int
     budget: float
     executor: str
+    target: str = ""          # the key of the target
 
 
 @dataclass(frozen=True)
