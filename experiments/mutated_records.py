@@ -562,7 +562,7 @@ class Trial:
         scratch = self.directory / "scratch.db"
         shutil.copy(model_template(self.model, self.directory), scratch)
         other = self.rng.choice([("stats",), ("export", "-o", str(self.directory / "out.jsonl")), ("show", self.model.chains[0][0]),
-                            ("list", "--json")])
+                            ("list", "--json"), ("why", self.model.chains[0][0]), ("rekey",)])
         if kind == "lock":
             self.prepare(lock=str(path))
         elif kind == "capture":
@@ -703,7 +703,8 @@ class _Worker:
         self.current = None
         counts[line["kind"]] += 1
         counts.update(line["done"])
-        counts["slowest file, ms"] = max(counts["slowest file, ms"], round(1000 * line["seconds"]))
+        if (ms := round(1000 * line["seconds"])) > counts["slowest, ms"]:
+            counts["slowest, ms"], counts["slowest, number"] = ms, line["end"]
         for problem in line["findings"]:
             findings.append(f"file {line['end']}, {line['kind']}: {problem}")
             tell(findings[-1])

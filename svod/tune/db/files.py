@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 from svod.tune.db import schema
 
@@ -179,9 +180,20 @@ def _upgraded_copy(conn: sqlite3.Connection) -> sqlite3.Connection:
     return copy
 
 
+class _Connection(sqlite3.Connection):
+    """SQLite's messages repeat names of a damaged file, which may be no text: that is an error of the database like any other."""
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*given)
+        except UnicodeDecodeError as e:
+            raise sqlite3.DatabaseError("a name in it is no text in UTF-8") from e
+
+
 def _connect(name: str) -> sqlite3.Connection:
     # isolation_level None: transactions are begun by hand, IMMEDIATE. Under contention a deferred one fails at once, whatever the timeout.
-    conn = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=name.startswith("file:"))
+    conn = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=name.startswith("file:"),
+                           factory=_Connection)
     conn.row_factory = sqlite3.Row
     conn.text_factory = lambda text: str(text, "utf-8", "replace")      # a row that is not UTF-8 costs that row, not the file
     conn.execute("PRAGMA trusted_schema = OFF")

@@ -86,6 +86,20 @@ def test_computed_columns_are_refused(tmp_path: Path) -> None:
         assert db.winner(K, TARGET) is None and "computed column" in db.skipped[0].reason
 
 
+def test_names_that_are_no_text_are_an_error_of_the_database(tmp_path: Path) -> None:
+    """SQLite's message about the malformed schema has the name in it."""
+    path = filled(tmp_path / "t.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute("PRAGMA writable_schema = ON")
+        conn.execute("UPDATE sqlite_master SET name = CAST(x'd5d5' AS TEXT), sql = 'CREATE NOTHING' WHERE name = 'measurements'")
+    with TuningDB.open(path) as db:
+        assert db.winner(K, TARGET) is None and "no text" in str(db.problem)
+    with TuningDB.open(f"{tmp_path / 'own.db'}:{path}") as db:
+        assert db.winner(K, TARGET) is None and "no text" in db.skipped[0].reason
+        with pytest.raises(DatabaseError, match="no text"):
+            db.merge(path)
+
+
 def test_a_value_that_is_too_long_costs_no_memory(tmp_path: Path) -> None:
     path = filled(tmp_path / "t.db")
     change(path, "UPDATE measurements SET reason = zeroblob(100000000)")
