@@ -49,7 +49,7 @@ from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.relatives import is_similar, seeds_of_relatives
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
 from svod.tune.search.cost_models import Evidence
-from svod.tune.search.events import Listener, SessionEnding, SessionFinished, SessionStarted, nobody
+from svod.tune.search.events import DriverBusy, Listener, SessionEnding, SessionFinished, SessionStarted, nobody
 from svod.tune.search.evidence import evidence_from
 from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
 from svod.tune.search.strategies.registry import make_strategy
@@ -272,6 +272,7 @@ class TuneSession:
         """Have the ceilings told, and tell the searches that began without them."""
         if self._tell_ceilings is None:
             return
+        self.listener(DriverBusy("", "measuring what this machine can do"))
         self.ceilings, self._tell_ceilings = self._tell_ceilings(), None
         for s in searches:
             if isinstance(s, KernelSearch):

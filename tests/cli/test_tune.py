@@ -51,6 +51,7 @@ from svod.tune.search.events import (
     BaselineTimed,
     CandidateDropped,
     CandidateTimed,
+    DriverBusy,
     Improved,
     KernelFinished,
     KernelStarted,
@@ -456,6 +457,12 @@ def test_lines_tell_of_the_fleet_though_nothing_happens() -> None:
     assert "14 % less time expected in another minute" in lines[1]
     assert lines[1].endswith("; 1 worker lower, 1 race, 1 starting, 1 melting, 1 set aside")
     assert progress.per_second == 0.0, "none in the last half minute"
+    progress(DriverBusy("", "measuring what this machine can do"))
+    now[0] += 15.0
+    progress.tick()
+    assert stream.getvalue().splitlines()[-1].endswith("1 set aside; measuring what this machine can do")
+    progress(CandidateTimed(row.key, 1e-5, ""))
+    assert not progress.driver
 
 
 def test_the_log_of_events_is_json_a_line(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ class Progress(AbstractContextManager["Progress", None]):
         self.went: Counter[str] = Counter()     # candidates that were dropped, by status
         self.workers: Sequence[Activity] = ()
         self.ending = ""        # what is done after Ctrl-C
+        self.driver = ""        # what the workers wait for
         self._activity, self._log, self._sampled = activity, log, clock()
         self._counts: deque[tuple[float, int]] = deque([(self.started, 0)])     # when, and the candidates by then
         self._lock = threading.RLock()
@@ -133,6 +134,7 @@ class Progress(AbstractContextManager["Progress", None]):
     # -- events -------------------------------------------------------------------------------------------------------------
     def update(self, event: SearchEvent) -> _State | None:
         """Record an event. Returns the state of its kernel."""
+        self.driver = event.what if isinstance(event, events.DriverBusy) else ""
         if isinstance(event, events.SessionStarted):
             self.started, self.budget, self.executor = self.clock(), event.budget, event.executor
             self._counts = deque([(self.started, 0)])
@@ -279,8 +281,7 @@ class LineProgress(Progress):
             if self.clock() - self.last_line >= HEARTBEAT:
                 parts = [f"{self.candidates} candidates", f"{digits(self.per_second, 2)} a second", self.leading,
                          f"{self.left:.0f} s left", *filter(None, [self.expected])]
-                doing_ = workers_in_words(self.workers)
-                self._line(", ".join(parts) + (f"; {doing_}" if doing_ else ""))
+                self._line("; ".join(filter(None, [", ".join(parts), workers_in_words(self.workers), self.driver])))
 
     def _say_gain(self, state: _State, now: float) -> None:
         state.said, state.said_best = now, state.best
@@ -326,7 +327,8 @@ class LiveProgress(Progress):
         time_ = f"{self.elapsed:.0f} of {self.budget:.0f} s" if self.budget else f"{self.elapsed:.0f} s"
         flying = in_flight(self.workers)
         lines = [" · ".join(filter(None, [time_, self.leading, self.executor])),
-                 " · ".join(filter(None, [f"{digits(self.per_second, 2)} candidates a second, {flying} in flight", self.expected]))]
+                 " · ".join(filter(None, [f"{digits(self.per_second, 2)} candidates a second, {flying} in flight",
+                                          self.driver or self.expected]))]
         return [*lines, self.destinations] if self.candidates or self.went else lines
 
     def _kernel_table(self, room: int) -> Any:

@@ -28,6 +28,13 @@ class SessionStarted(SearchEvent):
 
 
 @dataclass(frozen=True)
+class DriverBusy(SearchEvent):
+    """Until the next event the workers wait for this process, which does `what`."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class KernelStarted(SearchEvent):
     name: str
     seeds: int
