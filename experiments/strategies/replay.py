@@ -143,6 +143,9 @@ class RecordedMeasurer:
         rows = [self.space.rows[c.digest] for c in candidates]
         return [Lowered(r.linear, r.size, None) if r.linear else Failure(Status(r.status), r.reason) for r in rows]
 
+    def expect(self, candidate: Candidate, deadline: float) -> None:
+        """There is nothing to prepare."""
+
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         answers: list[Built | Failure] = []
         for c in candidates:

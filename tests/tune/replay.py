@@ -55,6 +55,9 @@ class ReplayedMeasurer:
         self.note("lower", candidates)
         return [self.lowering(c) or Lowered(c.digest.hex(), 100, 1e6) for c in candidates]
 
+    def expect(self, candidate: Candidate, deadline: float) -> None:
+        """There is nothing to prepare."""
+
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         self.note("build", candidates)
         self.deadlines.append(deadline)

@@ -2,6 +2,7 @@
 of `fault_jobs.FAULTS`, which the worker then commits."""
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from svod.tune.measure.context import KernelContext, kernel_context
@@ -56,3 +57,13 @@ def told(item: tuple[str, Any], state: None) -> Any:
     fault, value = item
     commit(fault)
     return value
+
+
+def compile_slowly(item: tuple[float, int, str], context: KernelContext) -> Built:
+    """Stands for a compiler that takes so many seconds and makes so many bytes for a LINEAR."""
+    seconds, size, linear = item
+    time.sleep(seconds)
+    return Built(bytes(size), (), None, linear, seconds, False)
+
+
+compile_slowly_setup = kernel_context

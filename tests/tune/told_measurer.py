@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from svod.core.machine.target import Target
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
 from svod.tune.measure.worker_measurer import WorkerMeasurer, failure_of
-from svod.tune.workers.executor import Executor, Kind
+from svod.tune.workers.executor import Batch, Executor
 from svod.tune.workers.jobs import Outcome
 
 HANG, SEGFAULT, MEMORY = "spin native", "segfault", "memory"
@@ -78,24 +78,26 @@ class FaultyMeasurer(WorkerMeasurer):
     def note(self, what: str, candidates: Sequence[Candidate]) -> None:
         self.trace(what, [c.digest.hex() for c in candidates])
 
-    def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
-        outcomes = super()._run(job, items, kind, deadline, homes)
-        if again := sum(o.attempts - 1 for o in outcomes):
-            self.trace.again(again)
-        return outcomes
+    def _outcomes(self, batch: Batch) -> Iterator[Outcome]:
+        for outcome in super()._outcomes(batch):
+            if outcome.attempts > 1:
+                self.trace.again(outcome.attempts - 1)
+            yield outcome
 
-    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+    def lower(self, candidates: Sequence[Candidate]) -> Iterator[Lowered | Failure]:
         self.note("lower", candidates)
         return super().lower(candidates)
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         self.note("build", candidates)
+        return super().build(candidates, passes=passes, deadline=COMPILE_SECONDS)
+
+    def _compile(self, candidates: Sequence[Candidate], passes: bool, deadline: float) -> Batch:
         faults = [planted(c) for c in candidates]
         items = [(fault if where == "compile" and not passes else "", [o.to_json() for o in c.chain], passes)
                  for c, (where, fault) in zip(candidates, faults, strict=True)]
         homes = [self.lowered_by.get(c.digest, "") for c in candidates]
-        outcomes = self._run("compile_or_fail", items, "compile", COMPILE_SECONDS, homes)
-        return [o.value if o.ok else failure_of(o) for o in outcomes]
+        return self._submit("compile_or_fail", items, "compile", COMPILE_SECONDS, homes)
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         """Those whose first run fails are screened alone; the others as they are."""
@@ -116,6 +118,10 @@ class ToldMeasurer(FaultyMeasurer):
     def __init__(self, *args: Any, faults: bool = True) -> None:
         super().__init__(*args)
         self.faults = faults
+
+    def expect(self, candidate: Candidate, deadline: float) -> None:
+        if self.faults:
+            super().expect(candidate, deadline)
 
     def _tell(self, values: Sequence[Any], faults: Sequence[str] = ()) -> list[Outcome]:
         """What the bench worker answers when it is told the values."""

@@ -6,7 +6,7 @@ A candidate that fails gives a `Failure`, never an exception. Answers stand in t
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,8 +107,12 @@ class Measurer(Protocol):
         """Facts about the machine that times, as it is now: name, target, load, steal, cores. Raises TuneError where that machine cannot
         time the target of the search."""
 
-    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
-        """Lower each candidate."""
+    def lower(self, candidates: Sequence[Candidate]) -> Iterable[Lowered | Failure]:
+        """Lower each candidate. The answers come in the order of the candidates, perhaps while later ones are still being lowered."""
+
+    def expect(self, candidate: Candidate, deadline: float) -> None:
+        """`build` will be asked for this candidate, without passes: its compilation may begin. What is not built when the next race begins
+        is given up."""
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         """Compile each candidate within `deadline` seconds of its own."""

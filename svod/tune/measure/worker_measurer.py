@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from svod.bench.race import ANCHOR_SAMPLES, VOID_REPEATS
@@ -21,7 +21,7 @@ from svod.tune.measure.candidate import Candidate, Status
 from svod.tune.measure.context import Setup
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, MachineChanged, RaceResult, Screened, Verification
 from svod.tune.measure.sizes import Size, describe_size, geometric_mean, merged_sizes, sizes_to_verify
-from svod.tune.workers.executor import Executor, Kind
+from svod.tune.workers.executor import Batch, Executor, Kind
 from svod.tune.workers.jobs import WORK_MODULE, Outcome
 
 LOWER_SECONDS = 5.0           # one lowering
@@ -69,6 +69,7 @@ class WorkerMeasurer:
         self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
         self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
         self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
+        self.expected: dict[str, Batch] = {}    # LINEAR digest → its compilation, which began before `build` asked for it
         self.baseline: Built | None = None
         self.races = 0
         self.restless = False       # the machine did not come to rest in the latest race that could be repeated
@@ -81,24 +82,30 @@ class WorkerMeasurer:
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
         """The outcomes in the order of the items. An interrupt leaves nothing queued behind. Raises MachineChanged where candidates were
         timed on another machine than those before."""
+        outcomes = list(self._outcomes(self._submit(job, items, kind, deadline, homes)))
+        if kind == "bench":
+            self._check_machine([o for o in outcomes if o.ok])
+        return outcomes
+
+    def _submit(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> Batch:
         if kind == "bench":
             homes = [self.timed_by] * len(items)
-        batch = self.executor.submit(f"{self.module}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes,
-                                     target=self.target)
-        outcomes: dict[int, Outcome] = {}
+        return self.executor.submit(f"{self.module}:{job}", items, kind=kind, deadline=deadline, setup=self.setup, homes=homes,
+                                    target=self.target)
+
+    def _outcomes(self, batch: Batch) -> Iterator[Outcome]:
+        """The outcomes in the order of the items, each when it is there."""
+        found: dict[int, Outcome] = {}
+        given_up = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
         try:
-            while not batch.finished and (left := self.end - time.monotonic()) > 0:
-                answer = batch.poll(None if left == math.inf else left)
-                outcomes.update([answer] if answer is not None else [])
+            for i in range(len(batch)):
+                while i not in found and (left := self.end - time.monotonic()) > 0:
+                    answer = batch.poll(None if left == math.inf else left)
+                    found.update([answer] if answer is not None else [])
+                yield found.get(i, given_up)
+        finally:        # also where nobody asks for the rest
             if not batch.finished:
                 batch.cancel()
-        except BaseException:
-            batch.cancel()
-            raise
-        if kind == "bench":
-            self._check_machine([o for o in outcomes.values() if o.ok])
-        given_up = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
-        return [outcomes.get(i, given_up) for i in range(len(items))]
 
     def _check_machine(self, outcomes: Sequence[Outcome]) -> None:
         for o in outcomes:
@@ -111,17 +118,31 @@ class WorkerMeasurer:
         [outcome] = self._run("machine_facts", [None], "bench", FACTS_SECONDS)
         return outcome.value if outcome.ok else {}
 
-    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
-        items = [_chain(c) for c in candidates]
-        outcomes = self._run("lower_candidate", items, "compile", LOWER_SECONDS)
-        self.lowered_by.update((c.digest, o.worker) for c, o in zip(candidates, outcomes, strict=True))
-        return [o.value if o.ok else failure_of(o) for o in outcomes]
+    def lower(self, candidates: Sequence[Candidate]) -> Iterator[Lowered | Failure]:
+        batch = self._submit("lower_candidate", [_chain(c) for c in candidates], "compile", LOWER_SECONDS)
+        for c, o in zip(candidates, self._outcomes(batch), strict=True):
+            self.lowered_by[c.digest] = o.worker
+            yield o.value if o.ok else failure_of(o)
+
+    def expect(self, candidate: Candidate, deadline: float) -> None:
+        self.expected[candidate.linear] = self._compile([candidate], False, deadline)
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
-        items = [(_chain(c), passes) for c in candidates]
-        homes = [self.lowered_by.get(c.digest, "") for c in candidates]     # that child has the program
-        outcomes = self._run("compile_candidate", items, "compile", deadline, homes)
-        return [o.value if o.ok else failure_of(o) for o in outcomes]
+        begun = {} if passes else {i: self.expected.pop(c.linear) for i, c in enumerate(candidates) if c.linear in self.expected}
+        rest = [i for i in range(len(candidates)) if i not in begun]
+        outcomes: dict[int, Outcome] = {}
+        if rest:
+            batch = self._compile([candidates[i] for i in rest], passes, deadline)
+            outcomes = dict(zip(rest, self._outcomes(batch), strict=True))
+        for i, batch in begun.items():
+            batch.deadline = deadline
+            [outcomes[i]] = self._outcomes(batch)
+        return [o.value if o.ok else failure_of(o) for _, o in sorted(outcomes.items(), key=lambda entry: entry[0])]
+
+    def _compile(self, candidates: Sequence[Candidate], passes: bool, deadline: float) -> Batch:
+        """Begin to compile candidates, each by the worker that has lowered it, which has the program."""
+        homes = [self.lowered_by.get(c.digest, "") for c in candidates]
+        return self._submit("compile_candidate", [(_chain(c), passes) for c in candidates], "compile", deadline, homes)
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         limits = self._limits(incumbent)
@@ -167,6 +188,9 @@ class WorkerMeasurer:
         return rounds, min(RESTLESS_REPEATS if self.restless else VOID_REPEATS, int(REPEAT_SECONDS / batch))
 
     def race(self, candidates: Sequence[Candidate]) -> RaceResult:
+        for batch in self.expected.values():
+            batch.cancel()
+        self.expected.clear()
         self.races += 1
         parts = [self.parts.get(c.linear, 1.0) for c in candidates]
         taken = [c.seconds * part for c, part in zip(candidates, parts, strict=True)]

@@ -342,7 +342,8 @@ class KernelSearch:
                 c.fail(Status.LIMIT, f"groups of {threads} threads; BEAM_LOCAL_MAX is {self.config.local_max}")
             else:
                 within.append(c)
-        lowered = []
+        lowered: list[Candidate] = []
+        expected: set[str] = set()
         for c, answer in zip(within, self.measurer.lower(within), strict=True):
             if isinstance(answer, Failure):
                 c.fail(answer.status, answer.reason)
@@ -350,23 +351,29 @@ class KernelSearch:
             c.linear, c.size, c.work, c.status = answer.digest, answer.size, answer.work, Status.LOWERED
             if self.config.uops_max and c.size >= self.config.uops_max and not exempt:
                 c.fail(Status.LIMIT, f"{c.size} instructions; BEAM_UOPS_MAX is {self.config.uops_max}")
-            else:
-                lowered.append(c)
+                continue
+            lowered.append(c)
+            if c.linear not in expected and self._is_fresh(c, exempt):
+                expected.add(c.linear)
+                self.measurer.expect(c, self.compile_deadline)
         kept = self._drop_bloated(lowered)
         fresh = []
         for c in kept:
-            seeded = exempt or c.origin is Origin.DATABASE      # these need a score of this run
-            if c.linear in self.digests or (c.linear in self.known and not seeded):
-                c.fail(Status.DUPLICATE, "this LINEAR was measured before")
-            else:
+            if self._is_fresh(c, exempt):
                 self.digests.add(c.linear)
                 fresh.append(c)
+            else:
+                c.fail(Status.DUPLICATE, "this LINEAR was measured before")
         for c in batch:
             self.counts.limited += c.status is Status.LIMIT
             self.counts.duplicate += c.status is Status.DUPLICATE
             if c.status in DROPPED:
                 self._tell_dropped(c)
         return fresh
+
+    def _is_fresh(self, c: Candidate, exempt: bool) -> bool:
+        """Whether a LINEAR is still to be measured. The heuristic's and those of stored seeds need a score of this run."""
+        return c.linear not in self.digests and (c.linear not in self.known or exempt or c.origin is Origin.DATABASE)
 
     def _drop_bloated(self, lowered: Sequence[Candidate]) -> list[Candidate]:
         leanest = min((c.work for c in lowered if c.work is not None), default=None)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from svod.config import BeamConfig, BenchConfig
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, MachineChanged, Verification
@@ -128,3 +129,26 @@ def test_a_worker_tells_what_it_is() -> None:
         facts = WorkerMeasurer(KERNEL, TARGET, executor, BeamConfig()).machine()
     assert facts["machine"] == machine_name() and facts["cores"] >= 1 and 0.0 <= facts["steal"] <= 1.0 and facts["load"] >= 0.0
     assert facts["target"].count("/") == TARGET.key.count("/")
+
+
+def test_a_compilation_that_was_expected_is_not_done_again() -> None:
+    """Each candidate gets its own code, whether its compilation began before or not; what a race finds unused is given up."""
+    def answer(job: str, item: Any, deadline: float) -> Outcome:
+        if job == "race_candidates":
+            return Outcome("lost")
+        return Outcome("ok", Built(str(item[0]).encode(), (), None, "", 0.01, item[1]), worker="one")
+    m, executor = measurer(answer)
+    base = Scheduler(KERNEL, TARGET)
+    states = [apply_opt(base, Opt("UPCAST", "o1", n)) for n in (2, 4, 8)]
+    one, two, three = (Candidate(s, s.applied_opts, Origin.ACTION, linear=name) for s, name in zip(states, ("aa", "bb", "cc"), strict=True))
+    m.expect(two, 1.0)
+    m.expect(three, 1.0)
+    codes = [b.object for b in m.build([one, two], passes=False, deadline=1.0) if isinstance(b, Built)]
+    assert codes == [str([o.to_json() for o in c.chain]).encode() for c in (one, two)]
+    assert [item[0] for _, item, _ in executor.asked] == [[o.to_json() for o in c.chain] for c in (two, three, one)]
+    assert all(isinstance(b, Built) and b.passes for b in m.build([three], passes=True, deadline=1.0)), "with passes is another compilation"
+    unnamed = [Candidate(s, s.applied_opts, Origin.ACTION) for s in states]
+    assert len({b.object for b in m.build(unnamed, passes=True, deadline=1.0) if isinstance(b, Built)}) == 3
+    [begun] = m.expected.values()
+    m.race([candidate("heuristic")])
+    assert begun.cancelled and not m.expected
