@@ -23,7 +23,8 @@ Guarantees (`InlineExecutor` names its exceptions):
   there are any. The bench items of one batch run on one worker, as long as that is up: on one that can time programs for the batch's
   target. Compile workers serve any target.
 * Where compilers and kernels share cores (`shared_cores`: by default where the bench worker's machine has fewer than 8), a bench item
-  starts only when no compile item is running on that machine, and none starts there while a bench item is running or waiting.
+  starts only when no compile item is running on that machine, and none starts there while a bench item is running or waiting. Nor does
+  one start there while another svod process times, for YIELD_SECONDS at most.
 * `close` (also at exit and after an exception in a `with`) leaves no process behind. Unfinished items become `lost`.
 """
 from __future__ import annotations
@@ -53,6 +54,7 @@ log = logging.getLogger("svod.tune")
 Kind = Literal["compile", "bench"]
 MOST_WORKERS = 4096
 MAX_ATTEMPTS = 3            # workers that may be lost under one item
+YIELD_SECONDS = 5.0         # that a compile item waits for another process that times on the same few cores
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
 OVERDUE_POLL = 1.0          # seconds between looks for such items
 CLOSED = Outcome("lost", kind="closed")
@@ -322,6 +324,7 @@ class DispatchingExecutor(Executor):
     def __init__(self, description: str, shared_cores: bool | None) -> None:
         self.description = description
         self._shared_cores = shared_cores
+        self.yields = shared_cores is not False         # compilers pause on a machine of few cores while another process times there
         self._changed = threading.Condition()
         self._queues: dict[Kind, deque[_Task]] = {"compile": deque(), "bench": deque()}
         self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # by machine
@@ -598,14 +601,17 @@ class _LocalCarrier:
         self._owner = owner
         self._child: Child | None = None
         self._server: ForkServer | SpawnServer | None = None
-        self._lock = MachineLock(owner.device) if kind == "bench" else None
+        self._lock = MachineLock(owner.device)
         self.cores = usable_cores()
 
     def start(self) -> None:
         """Does nothing, as a child starts within 10 ms."""
 
     def run(self, requests: Sequence[Request]) -> list[Outcome]:
-        if self._lock is not None and not self._lock.acquire(lambda: self._owner.closing):
+        if self.kind == "compile":
+            if self._owner.yields and self.cores < SHARED_BELOW:
+                self._lock.wait_for_others(YIELD_SECONDS)
+        elif not self._lock.acquire(lambda: self._owner.closing):
             raise WorkerLost("closing")
         try:
             if self._child is None:
@@ -618,8 +624,7 @@ class _LocalCarrier:
             raise WorkerLost(str(e)) from e
 
     def idle(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     def interrupt(self) -> None:
         child = self._child

@@ -31,7 +31,7 @@ from svod import config
 from svod.core.machine.target import Target
 from svod.errors import TuneError
 from svod.tune.workers.child import Request
-from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
+from svod.tune.workers.executor import YIELD_SECONDS, DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name, mismatch, package_roots
 from svod.tune.workers.ray_worker import RayWorker
 
@@ -244,6 +244,8 @@ class _RayCarrier:
                 self._await_lock(actor)
             setups = len({c.setup_key for c in requests if c.setup_key})
             patience = OUTER_GRACE + sum(c.deadline for c in requests) + setups * self._owner.config.setup_deadline
+            if self.kind == "compile":
+                patience += YIELD_SECONDS * len(requests)
             outcomes: list[Outcome] = ray.get(actor.run.remote(list(requests)), timeout=patience)
         except ray.exceptions.GetTimeoutError as e:
             self._drop()
@@ -269,11 +271,11 @@ class _RayCarrier:
         if self._failures >= MAX_START_FAILURES:
             raise TuneError(f"{self._failures} workers in a row could not be started")
         ray = self._ray
-        device = self._owner.device if self.kind == "bench" else None
         if not self._owner.embedded:
             self._await_node()
         try:
-            self._actor = ray.remote(**self._owner.options(self))(RayWorker).remote(self._owner.config, device)
+            owner, times = self._owner, self.kind == "bench"
+            self._actor = ray.remote(**owner.options(self))(RayWorker).remote(owner.config, owner.device, times, owner.yields)
             theirs = self._await(self._actor.hello.remote())
         except ray.exceptions.RayTaskError as e:
             self._drop()

@@ -13,7 +13,7 @@ import time
 from svod.compile.cpu.host import host_target
 from svod.core.machine.target import Target
 from svod.tune.workers.child import Child, Request
-from svod.tune.workers.executor import usable_cores
+from svod.tune.workers.executor import SHARED_BELOW, YIELD_SECONDS, usable_cores
 from svod.tune.workers.forkserver import ServerLost, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name
 from svod.tune.workers.machine_lock import MachineLock
@@ -22,13 +22,15 @@ from svod.tune.workers.machine_lock import MachineLock
 class RayWorker:
     """Runs one method at a time (a synchronous actor)."""
 
-    def __init__(self, config: WorkerConfig, device: str | None) -> None:
-        """`device`: the device that a bench worker times on and locks; None for a compile worker."""
+    def __init__(self, config: WorkerConfig, device: str, times: bool, yields: bool) -> None:
+        """`times`: it is a bench worker, and takes the lock of `device`. `yields`: a compile worker waits while another process has that.
+        """
         self._config = config
         self._machine = machine_name()
         self._server = start_server(config)
         self._child = Child(self._server)
-        self._lock = None if device is None else MachineLock(device)
+        self._lock = MachineLock(device)
+        self._yields = yields and not times and usable_cores() < SHARED_BELOW
 
     def hello(self) -> dict[str, str]:
         """This worker's `jobs.identity` and host, once the first item can start at once. Raises TuneError when children cannot start."""
@@ -41,21 +43,20 @@ class RayWorker:
 
     def acquire(self, seconds: float) -> bool:
         """Wait up to `seconds` for the right to time on this machine. Returns whether it is held."""
-        if self._lock is None:
-            return True
         end = time.monotonic() + seconds
         return self._lock.acquire(lambda: time.monotonic() > end)
 
     def release(self) -> None:
         """Let other processes of the machine time."""
-        if self._lock is not None:
-            self._lock.release()
+        self._lock.release()
 
     def run(self, requests: list[Request]) -> list[Outcome]:
         """Run items one after the other. The outcome is `lost` where this machine could not run one."""
         return [self._run(request) for request in requests]
 
     def _run(self, request: Request) -> Outcome:
+        if self._yields:
+            self._lock.wait_for_others(YIELD_SECONDS)
         try:
             return dataclasses.replace(self._child.run(request), host=self._machine)
         except ServerLost as e:

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,22 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 def test_the_directory_exists() -> None:
     assert lock_directory().is_dir()
+
+
+def test_others_are_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+    """Compilers of one search pause while another one times; nothing is locked by that."""
+    ours, theirs = MachineLock("TEST", tmp_path), MachineLock("TEST", tmp_path)
+    started = time.monotonic()
+    ours.wait_for_others(5.0)
+    assert time.monotonic() - started < 2.0, "nobody times"
+    assert theirs.acquire()
+    started = time.monotonic()
+    ours.wait_for_others(0.2)
+    assert time.monotonic() - started >= 0.2
+    releasing = threading.Timer(0.2, theirs.release)
+    releasing.start()
+    started = time.monotonic()
+    ours.wait_for_others(20.0)
+    assert 0.1 < time.monotonic() - started < 10.0
+    assert theirs.acquire(lambda: True), "waiting has locked nothing"
+    theirs.release()
