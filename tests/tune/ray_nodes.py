@@ -96,14 +96,17 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def command_of(pid: int) -> bytes:
+    """The command line of a process; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def workers_of(nodes: Iterable[Node]) -> list[int]:
     """The processes of svod's workers (fork servers and their children) on the nodes."""
-    found = []
-    for pid in (p for node in nodes for p in node.processes()):
-        with contextlib.suppress(OSError):
-            if b"svod.tune.workers.server_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
+    return [pid for node in nodes for pid in node.processes() if b"svod.tune.workers.server_main" in command_of(pid)]
 
 
 def another_version(directory: Path) -> dict[str, Any]:

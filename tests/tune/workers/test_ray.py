@@ -27,6 +27,7 @@ from svod.tune.workers.executor import LocalExecutor
 from svod.tune.workers.jobs import identity
 from svod.tune.workers.ray_executor import TOKEN, _remove_dead_sessions, _SessionDirectory
 from svod.tune.workers.start import make_executor
+from tests.tune.ray_nodes import below, command_of, is_alive
 from tests.tune.workers.test_child import CONFIG, JOBS, ROOT, is_gone, wait_until
 
 pytestmark = pytest.mark.ray
@@ -319,3 +320,22 @@ def test_an_unusable_cluster_is_a_tune_error(monkeypatch: pytest.MonkeyPatch, cl
     monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "Python": "2.7"})
     with pytest.raises(TuneError, match=r"Python 2\.7 here"):
         make_executor("ray:1", cluster.address, config=CONFIG)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_during_rays_start_ends_the_command_and_all_processes(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("import numpy as np\nfrom svod.tensor import Tensor\nx = Tensor(np.ones((16, 24), np.float32))\n"
+                      "(x @ x.permute(1, 0)).relu().numpy()\n")
+    command = subprocess.Popen([sys.executable, "-m", "svod.cli.tune", str(script), "--db", str(tmp_path / "t.db"), "--workers", "ray:1"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def ray_starts() -> bool:
+        return any(b"gcs_server" in command_of(pid) for pid in below(command.pid))
+    assert wait_until(ray_starts, START)
+    time.sleep(0.5)
+    started = {command.pid, *below(command.pid)}
+    command.send_signal(number)
+    _, said = command.communicate(timeout=60)
+    assert command.returncode == status and "Traceback" not in said, said
+    assert wait_until(lambda: not any(is_alive(pid) for pid in started), 90.0)
