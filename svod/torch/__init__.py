@@ -1,0 +1,29 @@
+"""PyTorch modules run by svod.
+
+    torch.compile(model, backend="svod")               needs no import of svod: PyTorch finds the backend by its entry point
+    run = svod.torch.compile(model, *example_inputs)   through torch.export: no guards in the call path
+    print(svod.torch.report())                         graphs, plans, kernels, and what PyTorch runs
+
+The way of a model:
+
+    Dynamo or torch.export  →  FX graph of ATen operations  →  translate: svod tensors  →  plan  →  call
+"""
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {"compile": "svod.torch.exported", "report": "svod.torch.reports"}
+__all__ = ["compile", "report"]
+
+if TYPE_CHECKING:
+    from svod.torch.exported import compile
+    from svod.torch.reports import report
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'svod.torch' has no attribute {name!r}")
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,105 @@
+"""The backend that `torch.compile(model, backend="svod")` finds: an FX graph of Dynamo's → a function that svod runs.
+
+    Dynamo's graph → AOT autograd: functional, decomposed, an inference graph → GraphFunction
+
+PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing of PyTorch's is changed.
+"""
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from svod.errors import UnsupportedError
+from svod.torch.decompositions import decompositions
+from svod.torch.functions import GraphFunction
+from svod.torch.memory import is_representable
+from svod.torch.plans import Program, attributes_of
+from svod.torch.settings import Settings
+from svod.torch.translate import place_of_entry
+
+ENTRY = 'torch.compile(backend="svod")'
+_said: set[tuple[str, str]] = set()     # graphs that PyTorch runs, and why: each is said once
+log = logging.getLogger("svod.torch")
+
+
+def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None,
+                 options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """A function that runs one of Dynamo's graphs. What svod cannot run is run by PyTorch, with a warning that says why.
+
+    Raises ConfigError for unknown options, and under `options={"strict": True}` UnsupportedError for what svod cannot run."""
+    settings = Settings.of(mode, options)
+    name = name_of(gm)
+    reason = cannot(example_inputs)
+    if reason is None:
+        try:
+            return _compiled(gm, example_inputs, name, settings)    # type: ignore[no-any-return]
+        except (UnsupportedError, NotImplementedError, RuntimeError) as error:
+            if settings.strict:
+                raise
+            reason = f"AOT autograd cannot take it: {error}"
+    if settings.strict:
+        raise UnsupportedError(f"{name}: {reason}")
+    if (name, reason) not in _said:
+        _said.add((name, reason))
+        log.warning("svod: %s: PyTorch runs %s as it is: %s", ENTRY, name, reason)
+    return gm.forward   # type: ignore[no-any-return]
+
+
+def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Settings) -> Any:
+    """The graph as AOT autograd makes it of functions that `compiler` makes."""
+    def compiler(functional: Any, fake_inputs: Sequence[Any]) -> Any:
+        return boxed(GraphFunction(Program(name, functional.graph, attributes_of(functional), {}), static_arguments(functional),
+                                   functional.forward, settings, ENTRY))
+    return aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
+                        keep_inference_input_mutations=True)(gm, example_inputs)
+
+
+def boxed(function: GraphFunction) -> Callable[[list[Any]], list[Any]]:
+    """A function that takes its arguments in a list, which it empties, as AOT autograd calls them."""
+    def call(args: list[Any]) -> list[Any]:
+        given = list(args)
+        args.clear()
+        return function(given)
+    call._boxed_call = True     # type: ignore[attr-defined]
+    return call
+
+
+def cannot(inputs: Sequence[Any]) -> str | None:
+    """Why svod cannot run a graph of these inputs; None if it can."""
+    tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or torch.no_grad(), or "
+                "give its parameters requires_grad_(False)")
+    for t in tensors:
+        if t.device.type != "cpu":
+            return f"it has tensors on {t.device}; svod compiles for the CPU"
+        if not is_representable(t):
+            return f"it has {str(t.dtype if t.layout is torch.strided else t.layout).removeprefix('torch.')} tensors"
+    return None
+
+
+def static_arguments(functional: Any) -> list[int]:
+    """The arguments of a functional graph that are weights: static, and not written."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return []
+    written = {n.args[0] for n in functional.graph.nodes if n.op == "call_function" and str(n.target) == "aten.copy_.default"}
+    placeholders = [n for n in functional.graph.nodes if n.op == "placeholder"]
+    returned = set(next(n for n in functional.graph.nodes if n.op == "output").args[0])
+    return [i for i in metadata.static_input_indices if i < len(placeholders) and placeholders[i] not in written | returned
+            and isinstance(placeholders[i].meta.get("val"), torch.Tensor)]
+
+
+def name_of(gm: Any) -> str:
+    """The user's function that a graph comes from, and where it begins: "forward (model.py:12)"."""
+    for node in gm.graph.nodes:
+        entries = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+        if entries:
+            return f"{entries[0].rsplit(', in ', 1)[-1]} ({place_of_entry(entries[0])})"
+    return "a graph"

@@ -1,0 +1,14 @@
+"""Which ATen operations PyTorch takes apart before svod sees them."""
+from __future__ import annotations
+
+from typing import Any
+
+from torch._decomp import core_aten_decompositions
+
+from svod.torch.operations import TABLE
+
+
+def decompositions() -> dict[Any, Any]:
+    """PyTorch's decompositions into core ATen operations, without those of operations that svod has itself: graphs stay small, and svod's
+    own forms fuse."""
+    return {operation: apart for operation, apart in core_aten_decompositions().items() if str(operation) not in TABLE}

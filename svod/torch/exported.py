@@ -1,0 +1,105 @@
+"""`svod.torch.compile`: a module through torch.export, for people who deploy: no Dynamo and no guards in the call path."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from svod.errors import ArgumentError, ShapeError, UnsupportedError
+from svod.torch.decompositions import decompositions
+from svod.torch.functions import GraphFunction
+from svod.torch.plans import Program, attributes_of
+from svod.torch.settings import Settings
+
+_STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR"}
+
+
+def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
+            **kwargs: Any) -> Compiled:
+    """The module as a function that svod runs. `args` and `kwargs`: example inputs, whose sizes it takes; `dynamic_shapes`, as
+    torch.export.export takes them, names the axes that may differ, with a plan for each size. `mode` and `options` are those of
+    torch.compile(backend="svod").
+
+    Weights are constants, packed once; a change in them is seen. Buffers that the module changes are written in place.
+
+    Raises ArgumentError for what is no module, UnsupportedError for what cannot be exported, and under `options={"strict": True}` for
+    operations that svod has not."""
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(f"svod.torch.compile takes a torch.nn.Module and example inputs, got {type(module).__name__}")
+    settings = Settings.of(mode, options)
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            exported = exported.run_decompositions(decompositions())
+    except Exception as error:      # whatever the module raises while it is traced
+        raise UnsupportedError(f"{type(module).__name__} cannot be exported by torch.export, so torch.compile(module, backend=\"svod\"), "
+                               f"which cuts it into graphs, may be the way: {type(error).__name__}: {error}") from error
+    return Compiled(exported, type(module).__name__, settings)
+
+
+class Compiled:
+    """An exported module that svod runs. Call it like the module."""
+
+    def __init__(self, exported: Any, name: str, settings: Settings) -> None:
+        signature = exported.graph_signature
+        state = {**exported.state_dict, **exported.constants}
+        kinds = [(s.kind.name, s.target, s.arg) for s in signature.input_specs]
+        numbers = {name: i for i, (_, target, _) in enumerate(kinds) if (name := target) is not None}
+        arguments = {s.arg.name: i for i, s in enumerate(signature.input_specs)}
+        mutations = {}
+        for i, spec in enumerate(signature.output_specs):
+            if spec.kind.name == "BUFFER_MUTATION":
+                mutations[i] = numbers[spec.target]
+            elif spec.kind.name == "USER_INPUT_MUTATION":
+                mutations[i] = arguments[spec.target]
+        self._state = [state[target] if kind in _STATE else None for kind, target, _ in kinds]
+        self._inputs = [i for i, (kind, _, _) in enumerate(kinds) if kind not in _STATE]
+        odd = [kind for kind, _, _ in kinds if kind not in _STATE and kind != "USER_INPUT"]
+        if odd:
+            raise UnsupportedError(f"{name}: inputs of the kind {odd[0].lower()}")
+        static = [i for i, t in enumerate(self._state) if t is not None and i not in mutations.values()]
+        module = exported.module()
+        self._in, self._out = exported.call_spec.in_spec, exported.call_spec.out_spec
+        placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
+        self._expected = [placeholders[i].meta.get("val") for i in self._inputs]
+        self._module = module
+        self.function = GraphFunction(Program(name, exported.graph, attributes_of(exported.graph_module), mutations), static, self._eager, settings,
+                                      "svod.torch.compile")
+
+    def _eager(self, *given: Any) -> list[Any]:
+        args, kwargs = pytree.tree_unflatten([given[i] for i in self._inputs], self._in)
+        return pytree.tree_leaves(self._module(*args, **kwargs))    # type: ignore[no-any-return]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, form = pytree.tree_flatten((args, kwargs))
+        if form != self._in:
+            raise ArgumentError(f"{self.function.name} was compiled for the arguments {self._in}, and is called with {form}")
+        self._check(leaves)
+        given = list(self._state)
+        for i, leaf in zip(self._inputs, leaves, strict=True):
+            given[i] = leaf
+        return pytree.tree_unflatten(self.function(given), self._out)
+
+    def _check(self, leaves: list[Any]) -> None:
+        """Raise ShapeError for arguments that are not what the module was compiled for, all at once."""
+        wrong = []
+        for i, (t, example) in enumerate(zip(leaves, self._expected, strict=True)):
+            if isinstance(example, torch.Tensor):
+                if not isinstance(t, torch.Tensor) or t.dtype != example.dtype or not _fits(t.shape, example.shape):
+                    got = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
+                    wrong.append(f"argument {i}: expected {example.dtype} {tuple(example.shape)}, got {got}")
+            elif not isinstance(example, (torch.SymInt, type(None))) and t != example:
+                wrong.append(f"argument {i}: {example!r} was compiled in, got {t!r}")
+        if wrong:
+            raise ShapeError(f"{self.function.name}: " + "; ".join(wrong) + ". dynamic_shapes= names axes that may differ")
+
+    @property
+    def plans(self) -> tuple[Any, ...]:
+        """The execution plans so far, one per set of sizes."""
+        return tuple([p.captured.plan for p in self.function.plans if p.captured is not None])
+
+
+def _fits(shape: Any, expected: Any) -> bool:
+    return len(shape) == len(expected) and all(isinstance(e, torch.SymInt) or n == e for n, e in zip(shape, expected, strict=True))

@@ -1,0 +1,175 @@
+"""A graph as a function of PyTorch tensors: which plan a call runs, and when PyTorch runs it instead."""
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from svod.errors import SvodError, UnsupportedError
+from svod.torch.memory import is_representable
+from svod.torch.plans import Plan, Program, bytes_of, make_plan
+from svod.torch.settings import Settings
+from svod.torch.translate import Missing, unsupported
+from svod.torch.weights import Weights
+
+MOST_PLANS = 64             # of one set of weights; the one that was used longest ago is dropped for another
+MOST_WEIGHTS = 64           # sets of weights of one graph
+MOST_CHANGES = 8            # changes of weights after which they are read anew in every run
+log = logging.getLogger("svod.torch")
+functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # those alive, for reports
+
+
+class GraphFunction:
+    """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
+
+    `static`: the numbers of arguments that are weights. `eager`: the same function, run by PyTorch."""
+
+    def __init__(self, program: Program, static: Sequence[int], eager: Callable[..., Any], settings: Settings, entry: str) -> None:
+        self.program, self.eager, self.settings, self.entry = program, eager, settings, entry
+        self.static = list(static) if settings.freeze else []
+        self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
+        self.weights: dict[tuple[int, ...], Weights] = {}
+        self.refused: dict[Any, str] = {}       # signatures that PyTorch runs, and why
+        self.missing: list[Missing] = []        # operations that PyTorch runs inside plans
+        self.calls = self.changes = 0
+        self.prepare_seconds = 0.0
+        self._lock = threading.RLock()
+        self._split()
+        functions.add(self)
+
+    def _split(self) -> None:
+        static = set(self.static)
+        self._others = [i for i, n in enumerate(n for n in self.program.graph.nodes if n.op == "placeholder") if i not in static]
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        self.calls += 1
+        weights = self._weights(given)
+        key = tuple([_form(given[i]) for i in self._others])
+        plan = weights.plans.get(key)
+        if plan is None:
+            plan = self._planned(weights, key, given)
+            if plan is None:
+                return list(self.eager(*given))
+        try:
+            if plan.missing and not plan.runs:
+                return self._first_run(plan, given)
+            return plan.run(given)  # type: ignore[no-any-return]
+        except SvodError as error:
+            if self.settings.strict:
+                raise
+            self._say(key, str(error))
+            return list(self.eager(*given))
+
+    @property
+    def plans(self) -> list[Plan]:
+        """All plans."""
+        return [p for w in self.weights.values() for p in w.plans.values()]
+
+    def _weights(self, given: Sequence[Any]) -> Weights:
+        """The set of weights of a call, read now unless it is known and unchanged."""
+        static = [given[i] for i in self.static]
+        key = tuple(map(id, static))
+        known = self.weights.get(key)
+        if known is not None and known.holds(static):
+            return known
+        with self._lock:
+            if known is not None:
+                self._count_change(static)
+                if not self.static:
+                    return self._weights(given)
+            self.weights.pop(key, None)
+            while len(self.weights) >= MOST_WEIGHTS:
+                del self.weights[next(iter(self.weights))]
+            made = self.weights[key] = Weights(static)
+        return made
+
+    def _count_change(self, static: Sequence[Any]) -> None:
+        """Count a change of weights; after many they are constants no more."""
+        self.changes += 1
+        if self.changes > MOST_CHANGES:
+            log.warning("svod: the weights of %s changed %d times: they are read anew in every run from now on, and not packed", self.name,
+                        self.changes)
+            self.static = []
+            self.weights.clear()
+            self._split()
+        else:
+            log.info("svod: the weights of %s changed: %d MB are packed again", self.name, bytes_of(static) // 2 ** 20)
+
+    def _planned(self, weights: Weights, key: Any, given: Sequence[Any]) -> Plan | None:
+        """The plan for arguments of a form; None where PyTorch has to run them."""
+        if key in self.refused:
+            return None
+        with self._lock:
+            if key in weights.plans:
+                return weights.plans[key]  # type: ignore[no-any-return]
+            start = time.perf_counter()
+            try:
+                self._check(given)
+                constants = dict(zip(self.static, weights.tensors, strict=True))
+                plan = make_plan(self.program, given, constants, self.settings.config)
+            except Exception as error:
+                if self.settings.strict:
+                    raise
+                if not isinstance(error, SvodError):
+                    log.debug("svod: %s", self.name, exc_info=True)
+                self._say(key, str(error) if isinstance(error, SvodError) else f"{type(error).__name__}: {error}")
+                return None
+            self.prepare_seconds += time.perf_counter() - start
+            self.missing = self.missing or plan.missing
+            if len(weights.plans) >= MOST_PLANS:
+                log.warning("svod: %s has had more than %d sets of sizes; the plan that is the oldest is dropped for each new one", self.name,
+                            MOST_PLANS)
+                del weights.plans[next(iter(weights.plans))]
+            weights.plans[key] = plan
+        return plan
+
+    def _check(self, given: Sequence[Any]) -> None:
+        """Raise UnsupportedError for tensors that svod cannot have, and under `strict` for operations that it has not."""
+        for t in given:
+            if isinstance(t, torch.Tensor) and not is_representable(t):
+                kind = t.dtype if t.layout is torch.strided else t.layout
+                raise UnsupportedError(f"{str(kind).removeprefix('torch.')} tensors on {t.device}")
+        if self.settings.strict and (missing := unsupported(self.program.graph)):
+            raise UnsupportedError(missing_text(self.name, missing))
+
+    def _first_run(self, plan: Plan, given: Sequence[Any]) -> list[Any]:
+        """Run a plan in which PyTorch runs operations, and say so once per graph."""
+        if self.settings.strict:
+            raise UnsupportedError(missing_text(self.name, plan.missing))
+        start = time.perf_counter()
+        outputs = plan.run(given)
+        share = plan.clock.seconds / (time.perf_counter() - start)
+        if len(self.plans) == 1:
+            named = ", ".join(f"{m.name} ({m.place})" + (f" ×{m.count}" if m.count > 1 else "") for m in plan.missing)
+            log.warning("svod: %s: %d of %d operations of %s are run by PyTorch: %s; %.0f %% of the time", self.entry,
+                        sum(m.count for m in plan.missing), self.operations, self.name, named, 100 * share)
+        return outputs
+
+    def _say(self, key: Any, why: str) -> None:
+        """Remember that PyTorch runs arguments of a form, and say why, once."""
+        if why not in self.refused.values():
+            log.warning("svod: %s: PyTorch runs %s as it is: %s", self.entry, self.name, why)
+        self.refused[key] = why
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+
+def _form(argument: Any) -> Any:
+    """What a plan depends on of an argument that is no weight."""
+    if isinstance(argument, torch.Tensor):
+        return argument.shape, argument.stride(), argument.dtype
+    return argument
+
+
+def missing_text(name: str, missing: Sequence[Missing]) -> str:
+    """The operations that svod does not do, each on a line."""
+    total = sum(m.count for m in missing)
+    rows = "\n".join(f"  {m.name} ×{m.count}, first at {m.place}: {m.why}" for m in missing)
+    return f"{name} has {total} operation{'s' if total > 1 else ''} that svod does not do:\n{rows}"

@@ -1,0 +1,12 @@
+"""What svod does for each ATen operation: functions of svod tensors, by the name of the overload.
+
+    TABLE["aten.addmm.default"].function(bias, a, b)  →  bias + a @ b
+"""
+from __future__ import annotations
+
+from svod.torch.operations import (attention, convolutions, creation, elementwise, indexing, norms, pooling, products, reductions, scatter,
+                                   views)
+from svod.torch.operations.table import TABLE, Operation
+
+__all__ = ["TABLE", "Operation", "attention", "convolutions", "creation", "elementwise", "indexing", "norms", "pooling", "products",
+           "reductions", "scatter", "views"]

@@ -1,0 +1,122 @@
+"""Arithmetic, comparisons, functions of elements, activations, casts."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.tensor import Tensor
+from svod.tensor import where as select
+from svod.torch.operations.table import aten, methods
+
+methods("abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor "
+        "trunc erf erfc reciprocal sigmoid relu isnan isinf isfinite isposinf isneginf logical_not square frac sign signbit "
+        "deg2rad rad2deg silu hardswish hardsigmoid mish selu celu hardshrink softshrink hardtanh leaky_relu softplus gelu "
+        "threshold glu logit nan_to_num sinc relu6")
+methods("maximum minimum logical_and logical_or logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar "
+        "bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor bitwise_left_shift.Tensor_Scalar "
+        "bitwise_right_shift.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar "
+        "le.Scalar gt.Scalar ge.Scalar add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar "
+        "div.Tensor_mode div.Scalar_mode floor_divide remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar pow.Tensor_Tensor "
+        "pow.Tensor_Scalar atan2 hypot copysign.Tensor copysign.Scalar logaddexp heaviside xlogy.Tensor lerp.Tensor lerp.Scalar addcmul "
+        "addcdiv", promotes=True)
+aten("sgn")(Tensor.sign)
+aten("special_erfc")(Tensor.erfc)
+aten("floor_divide.Scalar", promotes=True)(Tensor.floor_divide)
+aten("xlogy.Scalar_Other", promotes=True)(Tensor.xlogy)
+aten("max.other", promotes=True)(Tensor.maximum)
+aten("min.other", promotes=True)(Tensor.minimum)
+aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True)(Tensor.clamp)
+
+
+@aten("clamp_max", "clamp_max.Tensor", promotes=True)
+def clamp_max(x: Tensor, largest: Any) -> Tensor:
+    """The smaller of the elements and `largest`."""
+    return x.clamp(max=largest)
+
+
+@aten("rsub.Tensor", "rsub.Scalar", promotes=True)
+def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
+    """other - alpha · x."""
+    scaled = x if alpha == 1 else x.mul(alpha)
+    return other - scaled
+
+
+@aten("pow.Scalar", promotes=True)
+def power_of_number(base: Any, exponent: Tensor) -> Tensor:
+    """A number to the power of a tensor."""
+    return base ** exponent
+
+
+@aten("bitwise_not")
+def bitwise_not(x: Tensor) -> Tensor:
+    """~x; of bools the logical not."""
+    return x.logical_not() if x.dtype.kind == "b" else x.bitwise_not()
+
+
+@aten("round", "round.decimals")
+def rounded(x: Tensor, decimals: int = 0) -> Tensor:
+    """Rounded half to even."""
+    return x.round(decimals)
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(condition: Tensor, x: Any, y: Any) -> Tensor:
+    """x where the condition holds, else y."""
+    return select(condition, x, y)
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """x, and `value` where the mask holds."""
+    return x.masked_fill(mask, value.cast(x.dtype) if isinstance(value, Tensor) else value)
+
+
+@aten("elu")
+def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    """scale · x for x > 0, else scale · alpha · (exp(input_scale · x) - 1)."""
+    if scale == input_scale == 1.0:
+        return x.elu(alpha)
+    wide = x._wide_float()
+    return select(wide > 0, wide, wide.mul(input_scale).expm1().mul(alpha)).mul(scale).cast(x.dtype)
+
+
+@aten("log_sigmoid_forward")
+def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    """log(sigmoid(x)), and an empty buffer that only training reads."""
+    return x.logsigmoid(), Tensor.zeros(0, dtype=x.dtype)
+
+
+@aten("_prelu_kernel")
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """x where it is positive, else weight · x."""
+    return select(x > 0, x, x * weight)
+
+
+@aten("native_dropout")
+def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Callable[[], Tensor]]:
+    """x: nothing is dropped outside of training."""
+    return x.dropout(p, bool(train)), lambda: Tensor.ones(x.shape, dtype=dtypes.bool)
+
+
+@aten("_to_copy", "to.dtype", "_conj", "resolve_conj", "resolve_neg", "clone", "contiguous", "alias", "detach", "lift_fresh_copy",
+      "lift_fresh", "positive", "copy")
+def cast(x: Tensor, source: Any = None, dtype: DType | None = None, **_: Any) -> Tensor:
+    """The same values; of `copy` those of the second operand in the shape and dtype of the first."""
+    if isinstance(source, Tensor):
+        return source.cast(x.dtype).expand(x.shape)
+    wanted = dtype or (source if isinstance(source, DType) else None)
+    return x if wanted is None else x.cast(wanted)
+
+
+@aten("special_log_ndtr")
+def log_ndtr(x: Tensor) -> Tensor:
+    """log of the normal distribution's cumulated density."""
+    return x.mul(-1 / math.sqrt(2)).erfc().mul(0.5).log()
+
+
+@aten("fill.Scalar", "fill.Tensor")
+def fill(x: Tensor, value: Any) -> Tensor:
+    """A tensor like x that is `value` everywhere."""
+    return value.cast(x.dtype).expand(x.shape) if isinstance(value, Tensor) else x.full_like(value)

@@ -1,0 +1,40 @@
+"""Elements at positions that tensors hold."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from svod.errors import UnsupportedError
+from svod.tensor import Tensor
+from svod.torch.operations.table import aten
+
+
+@aten("embedding")
+def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
+    """Rows of a table."""
+    return indices.embedding(weight)
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """x at the positions that integer tensors hold along its first axes; None takes a whole axis."""
+    if any(i is not None and i.dtype.kind == "b" for i in indices):
+        raise UnsupportedError("index with a mask: the number of chosen elements depends on values")
+    return x[tuple([slice(None) if i is None else i for i in indices])]
+
+
+@aten("index_select")
+def index_select(x: Tensor, dim: int, positions: Tensor) -> Tensor:
+    """x at a list of positions along an axis."""
+    return x.index_select(dim, positions)
+
+
+@aten("gather")
+def gather(x: Tensor, dim: int, positions: Tensor, sparse_grad: bool = False) -> Tensor:
+    """One element along an axis per position."""
+    return x.gather(dim, positions)
+
+
+@aten("take")
+def take(x: Tensor, positions: Tensor) -> Tensor:
+    """Elements at positions in the flattened tensor."""
+    return x.take(positions)

@@ -1,0 +1,32 @@
+"""Matrix products."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.tensor import Tensor
+from svod.torch.operations.table import aten, methods
+
+methods("mm bmm dot matmul linear outer")
+aten("mv")(Tensor.matmul)
+
+
+@aten("addmm", "baddbmm", "addmv")
+def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta · added + alpha · (a @ b)."""
+    product = a.matmul(b)
+    product = product if alpha == 1 else product.mul(alpha)
+    return product if beta == 0 else product.add(added if beta == 1 else added.mul(beta))
+
+
+@aten("addr")
+def addr(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta · added + alpha · (a ⊗ b)."""
+    product = a.outer(b).mul(alpha)
+    return product if beta == 0 else product.add(added.mul(beta))
+
+
+@aten("einsum")
+def einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tensor:
+    """A product of tensors by named axes."""
+    return Tensor.einsum(equation, *operands)

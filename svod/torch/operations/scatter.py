@@ -1,0 +1,104 @@
+"""Values put to positions."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.core.ir.dtype import dtypes
+from svod.errors import UnsupportedError
+from svod.tensor import Tensor
+from svod.tensor import where as select
+from svod.torch.operations.table import aten
+
+
+def _fitting(x: Tensor, value: Any) -> Any:
+    return value.cast(x.dtype) if isinstance(value, Tensor) else value
+
+
+@aten("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+def scatter(x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str | None = None) -> Tensor:
+    """x with values put to one position along an axis each."""
+    return x.scatter(dim, index, _fitting(x, src), reduce=reduce)
+
+
+@aten("scatter_add")
+def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """x with values added at one position along an axis each."""
+    return x.scatter_add(dim, index, _fitting(x, src))
+
+
+@aten("scatter_reduce.two")
+def scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    """x with values combined at one position along an axis each."""
+    return x.scatter_reduce(dim, index, _fitting(x, src), reduce, include_self=include_self)
+
+
+@aten("index_add")
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """x with slices added at positions along an axis."""
+    return x.index_add(dim, index, _fitting(x, source), alpha=alpha)
+
+
+@aten("index_copy")
+def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """x with slices replaced at positions along an axis."""
+    return x.index_copy(dim, index.reshape(-1), _fitting(x, source))
+
+
+@aten("index_fill.int_Scalar")
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """x with the slices at positions along an axis filled with a number."""
+    return x.index_fill(dim, index, value)
+
+
+@aten("index_put", "_unsafe_index_put")
+def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    """x with values at the positions that tensors hold along its first axes."""
+    given = [(i, t) for i, t in enumerate(indices) if t is not None]
+    if any(t.dtype.kind == "b" for _, t in given):
+        return _put_by_mask(x, given, values, accumulate)
+    if not accumulate:
+        return x._put(given, _fitting(x, values))
+    order, first, places = x._points(given)
+    moved = x.permute(order)
+    after = moved.shape[first + len(given):]
+    flat = moved.reshape(*moved.shape[:first], -1, *after)
+    count = places.numel()
+    spread = _fitting(x, values).broadcast_to((*moved.shape[:first], *places.shape, *after)).reshape(*moved.shape[:first], count, *after)
+    return flat.index_add(first, places.reshape(-1), spread).reshape(moved.shape).permute([order.index(a) for a in range(x.ndim)])
+
+
+def _put_by_mask(x: Tensor, given: Sequence[tuple[int, Tensor]], values: Tensor, accumulate: bool) -> Tensor:
+    """x with one value where a mask over its first axes holds."""
+    (axis, mask), *others = given
+    if others or axis or accumulate or values.numel() != 1:
+        raise UnsupportedError("index_put with a mask and several values: their number depends on values")
+    return select(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), _fitting(x, values).reshape(), x)
+
+
+@aten("slice_scatter")
+def slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """x with x[start:end:step] along an axis replaced."""
+    at, n = dim % x.ndim, x.shape[dim]
+    begin, stop, step = slice(start, end, step).indices(n)
+    src = _fitting(x, src)
+    if begin >= stop:
+        return x
+    if step == 1:
+        sides = [(begin, n - max(begin, stop)) if i == at else (0, 0) for i in range(x.ndim)]
+        inside = Tensor.full(src.shape, True).pad(sides)
+        return src.pad(sides).where(inside, x)
+    return x.index_copy(at, Tensor.arange(begin, stop, step, dtype=dtypes.int64), src)
+
+
+@aten("select_scatter")
+def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """x with x[index] along an axis replaced."""
+    at = index % x.shape[dim]
+    return slice_scatter(x, src.unsqueeze(dim % x.ndim), dim, at, at + 1)
+
+
+@aten("masked_scatter")
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """x with the elements of `source` in turn where the mask holds."""
+    return x.masked_scatter(mask, _fitting(x, source))

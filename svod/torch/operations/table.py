@@ -1,0 +1,44 @@
+"""The table of ATen operations, and the decorator that fills it.
+
+The function of an operation gets the operation's arguments in the order and by the names of its ATen schema: tensors as svod tensors, sizes
+as ints, dtypes as svod dtypes. Arguments that say where and how memory lies (device, layout, memory_format) are left out. It returns a
+tensor, or a tuple for an operation with several results. An element of the tuple may be a function without arguments, which makes that
+result when it is used.
+
+The translator casts results to the dtypes that PyTorch gives them.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from svod.tensor import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Operation(NamedTuple):
+    """What svod does for an ATen operation. `promotes`: its operands are cast to their common type, by PyTorch's rule, before."""
+
+    function: Callable[..., Any]
+    promotes: bool = False
+
+
+TABLE: dict[str, Operation] = {}        # by the name of the overload: "aten.add.Tensor"
+
+
+def aten(*overloads: str, promotes: bool = False) -> Callable[[F], F]:
+    """Decorate the function of the overloads, named as in "add.Tensor"; "relu" is "relu.default"."""
+    def put(function: F) -> F:
+        for overload in overloads:
+            name = f"aten.{overload if '.' in overload else overload + '.default'}"
+            assert name not in TABLE, f"{name} is in the table twice"
+            TABLE[name] = Operation(function, promotes)
+        return function
+    return put
+
+
+def methods(names: str, promotes: bool = False) -> None:
+    """Operations that a method of Tensor of the same name does. `names` with spaces between: "abs", or "add.Tensor"."""
+    for name in names.split():
+        aten(name, promotes=promotes)(getattr(Tensor, name.partition(".")[0]))

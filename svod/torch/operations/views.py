@@ -1,0 +1,135 @@
+"""Operations that move nothing: reshape, permute, slice, expand, pad; and concatenation."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from svod.core.ir.dtype import DType
+from svod.errors import UnsupportedError
+from svod.tensor import Tensor
+from svod.torch.operations.table import aten, methods
+
+methods("permute unsqueeze flip diagonal narrow pixel_shuffle pixel_unshuffle tril triu roll repeat")
+aten("view", "reshape", "_unsafe_view", "view_copy", "_reshape_alias")(lambda x, size, *_: x.reshape(*size))
+aten("transpose.int")(Tensor.transpose)
+aten("unbind.int")(Tensor.unbind)
+aten("permute_copy")(Tensor.permute)
+aten("unsqueeze_copy")(Tensor.unsqueeze)
+aten("t")(lambda x: x if x.ndim < 2 else x.transpose(0, 1))
+aten("numpy_T")(lambda x: x.permute(*reversed(range(x.ndim))))
+
+
+@aten("view.dtype")
+def bitcast(x: Tensor, dtype: DType) -> Tensor:
+    """The bits as another dtype of the same size."""
+    return x.bitcast(dtype)
+
+
+@aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims")
+def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """Without those of the axes whose extent is 1."""
+    chosen = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {d % max(1, x.ndim) for d in chosen}
+    return x.reshape(*(n for i, n in enumerate(x.shape) if n != 1 or i not in gone))
+
+
+@aten("expand", "expand_copy")
+def expand(x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
+    """Axes of extent 1 repeated; -1 keeps an extent, new axes stand in front."""
+    new = len(size) - x.ndim
+    return x.expand(*(x.shape[i - new] if n == -1 else n for i, n in enumerate(size)))
+
+
+@aten("slice.Tensor", "slice_copy.Tensor")
+def slice_(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+    """x[start:end:step] along an axis."""
+    index: list[Any] = [slice(None)] * x.ndim
+    index[dim] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+@aten("select.int", "select_copy.int")
+def select(x: Tensor, dim: int, index: int) -> Tensor:
+    """x[index] along an axis, which is dropped."""
+    at: list[Any] = [slice(None)] * x.ndim
+    at[dim] = index
+    return x[tuple(at)]
+
+
+@aten("split.Tensor", "split_with_sizes", "split_with_sizes_copy", "unsafe_split.Tensor", "unsafe_split_with_sizes")
+def split(x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Parts of an axis."""
+    return x.split(sizes if isinstance(sizes, int) else list(sizes), dim)
+
+
+@aten("cat")
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The tensors one after the other. PyTorch passes over those of shape (0,)."""
+    kept = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
+    return Tensor.cat(kept, dim) if len(kept) > 1 else kept[0]
+
+
+@aten("stack")
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """The tensors along a new axis."""
+    return Tensor.stack(list(tensors), dim)
+
+
+@aten("constant_pad_nd")
+def constant_pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
+    """Padded at the ends of the last axes, given from the last; a negative number cuts."""
+    sides = [(0, 0)] * x.ndim
+    for i in range(len(pad) // 2):
+        sides[x.ndim - 1 - i] = (pad[2 * i], pad[2 * i + 1])
+    if any(min(s) < 0 for s in sides):
+        x = x.shrink([(max(0, -a), n - max(0, -b)) for n, (a, b) in zip(x.shape, sides, strict=True)])
+    return x.pad([(max(0, a), max(0, b)) for a, b in sides], value=value)
+
+
+@aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
+    """Padded with what is mirrored at the ends."""
+    return x.pad(tuple(padding), mode="reflect")
+
+
+@aten("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
+    """Padded with the outermost elements."""
+    return x.pad(tuple(padding), mode="replicate")
+
+
+@aten("unfold")
+def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Windows along an axis; their elements are a new last axis."""
+    return x.unfold(dimension, size, step)
+
+
+@aten("as_strided", "as_strided_copy")
+def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """Elements of x, which PyTorch holds contiguously, at offset + Σ index · stride."""
+    begin, n = storage_offset or 0, math.prod(size)
+    flat = x.reshape(-1)
+    if tuple(stride) == tuple(math.prod(size[i + 1:]) for i in range(len(size))):
+        return flat[begin:begin + n].reshape(*size)
+    positions = begin + sum((np.arange(n).reshape(-1, *(1,) * (len(size) - 1 - i)) * s for i, (n, s) in
+                             enumerate(zip(size, stride, strict=True))), np.zeros((1,) * len(size), np.int64))
+    return flat.take(np.broadcast_to(positions, size).astype(np.int64), 0)
+
+
+@aten("repeat_interleave.self_int")
+def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None, output_size: int | None = None) -> Tensor:
+    """Each element several times in a row."""
+    return x.repeat_interleave(repeats, dim)
+
+
+@aten("im2col")
+def im2col(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """Windows of images as columns."""
+    if x.ndim != 4:
+        raise UnsupportedError(f"im2col of {x.shape}: images are (N, C, H, W)")
+    windows = x._windows("im2col", [(p, p) for p in padding], 0, kernel_size, stride, dilation)
+    n, c, high, wide = windows.shape[:4]
+    return windows.permute(0, 1, 4, 5, 2, 3).reshape(n, c * math.prod(kernel_size), high * wide)

@@ -1,0 +1,261 @@
+"""The plan of an FX graph for given sizes and layouts, and how a call runs it.
+
+    PyTorch tensors → arrays over their memory → one run of the plan → arrays → PyTorch tensors with the strides that PyTorch expects
+"""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from svod.config import PrepareConfig
+from svod.tensor import Tensor
+from svod.torch.fallback import Clock
+from svod.torch.memory import TORCH_DTYPES, array_over, inverse, order_in_memory, svod_dtype, tensor_over
+from svod.torch.translate import Missing, Translation, translate
+from svod.torch.weights import constant
+from svod.tracing.capture import capture
+from svod.tracing.captured import Captured
+
+
+class Program(NamedTuple):
+    """An FX graph of ATen operations. `attributes`: the tensors it holds, as constants. `mutations`: outputs, by their number, that become the content of an
+    input, by its number."""
+
+    name: str
+    graph: Any
+    attributes: Mapping[str, Any]
+    mutations: Mapping[int, int]
+
+
+def attributes_of(module: Any) -> dict[str, Tensor]:
+    """The tensors that a graph module's graph reads as attributes."""
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **vars(module)}
+    return {n.target: constant(held[n.target]) for n in module.graph.nodes if n.op == "get_attr" and isinstance(held[n.target], torch.Tensor)}
+
+
+class Source(NamedTuple):
+    """An argument that the plan reads: its number, and its axes from the outermost in memory to the innermost; None: it is copied."""
+
+    argument: int
+    order: tuple[int, ...] | None
+
+
+class Result(NamedTuple):
+    """An output of the graph. `run`: which result of the run it is; -1: `value` (an int, None, or the argument of that number)."""
+
+    run: int
+    value: Any = None
+    is_argument: bool = False
+    dtype: Any = None
+    order: tuple[int, ...] = ()     # the axes of the array that the run makes, as axes of the output
+    shape: tuple[int, ...] | None = None        # to which axes of extent 1 are expanded
+    strides: tuple[int, ...] | None = None      # of an output with gaps: it is copied there
+    is_constant: bool = False
+
+
+class Plan:
+    """A graph prepared for arguments of given sizes and layouts. `missing`: the operations that PyTorch runs."""
+
+    def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], copied: Sequence[tuple[int, int]],
+                 missing: Sequence[Missing], clock: Clock) -> None:
+        self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
+        self.missing, self.clock = list(missing), clock
+        self.runs = 0
+        self.seconds = math.inf         # of the fastest run
+
+    def run(self, given: Sequence[Any]) -> list[Any]:
+        """The outputs for arguments of the plan's sizes and layouts. Raises ScheduleError for arguments that share memory that the plan
+        writes."""
+        made: Any = ()
+        start = time.perf_counter()
+        if self.captured is not None:
+            made = self.captured.run([_array(given[i], order) for i, order in self.sources], {})
+        self.runs += 1
+        outputs = [_output(r, made, given) for r in self.results]
+        for argument, number in self.copied:
+            given[argument].copy_(outputs[number])
+        self.seconds = min(self.seconds, time.perf_counter() - start)
+        return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
+
+
+def _array(t: Any, order: tuple[int, ...] | None) -> Any:
+    """The contiguous array that a kernel reads for an argument; order (): as it is."""
+    if order is None:
+        return array_over(t.contiguous())
+    return array_over(t.permute(order) if order else t)
+
+
+def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
+    if r.run < 0:
+        return given[r.value] if r.is_argument else r.value
+    array = made[r.run]._memory
+    if array is None:
+        array = made[r.run]._shared_values()
+    t = tensor_over(array.copy() if r.is_constant else array, r.dtype)
+    if r.order:
+        t = t.permute(r.order)
+    if r.shape is not None:
+        t = t.expand(r.shape)
+    return t if r.strides is None else torch.empty_strided(t.shape, r.strides, dtype=t.dtype).copy_(t)
+
+
+def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Tensor], config: PrepareConfig | None) -> Plan:
+    """The plan of a program for arguments like `given`. `constants`: those that are weights.
+
+    Raises SvodError for what svod cannot run."""
+    sources, stand_ins = _sources(given, constants)
+    found: list[tuple[Translation, list[Result], list[tuple[int, int]]]] = []
+    clock = Clock()
+    sizes = symbols(program.graph, given)
+
+    def traced(*leaves: Tensor) -> list[Tensor]:
+        placed = dict(zip([s.argument for s in sources], leaves, strict=True))
+        inputs = [constants[i] if i in constants else _in_shape(placed[i], s) if (s := stand_ins.get(i)) is not None else
+                  _value(a) for i, a in enumerate(given)]
+        translation = translate(program.graph, inputs, program.attributes, clock)
+        results, values, copied = _results(program, translation, sizes)
+        in_place = bool(values)
+        for place, value in mutated_by(program, translation).items():
+            source = stand_ins.get(place)
+            if in_place and source is not None and source.order is not None:
+                placed[place].assign(value.permute(source.order) if source.order else value)
+            else:
+                copied.append((place, len(results)))
+                results.append(Result(len(values), dtype=TORCH_DTYPES[value.dtype]))
+                values.append(value.contiguous())
+        found.append((translation, results, copied))
+        return values
+    tensors = [Tensor._over(_array(given[s.argument], s.order), svod_dtype(given[s.argument].dtype), True) for s in sources]
+    captured = _captured(traced, program.name, tensors, config)
+    translation, results, copied = found[0]
+    if captured is not None:
+        results = [r._replace(is_constant=r.run >= 0 and captured.results[r.run].made is None) for r in results]
+    return Plan(sources, captured, results, copied, translation.missing, clock)
+
+
+class _Nothing(Exception):
+    """A graph that computes nothing."""
+
+
+def _captured(traced: Any, name: str, tensors: list[Tensor], config: PrepareConfig | None) -> Captured | None:
+    """The capture of a function of tensors; None for one that returns none."""
+    function = _Traced(traced, name)
+    try:
+        return capture(function, name, tuple(tensors), {}, tensors, config, False)
+    except _Nothing:
+        return None
+
+
+class _Traced:
+    """A function of svod's own, which capture does not watch: what it reads are constants and arguments."""
+
+    def __init__(self, function: Any, name: str) -> None:
+        self._function, self.__name__ = function, name
+
+    def __call__(self, *leaves: Tensor) -> tuple[Tensor, ...]:
+        values = tuple(self._function(*leaves))
+        if not values:
+            raise _Nothing
+        return values
+
+
+def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[list[Source], dict[int, Source]]:
+    """The arguments that the plan reads, and the same by number. Tensors without elements are constants."""
+    sources = []
+    for i, t in enumerate(given):
+        if i not in constants and isinstance(t, torch.Tensor) and t.numel():
+            svod_dtype(t.dtype)
+            order = order_in_memory(t.shape, t.stride())
+            sources.append(Source(i, () if order == tuple(range(t.ndim)) else order))
+    return sources, {s.argument: s for s in sources}
+
+
+def _in_shape(leaf: Tensor, source: Source) -> Tensor:
+    """An argument in PyTorch's order of axes."""
+    return leaf.permute(inverse(source.order)) if source.order else leaf
+
+
+def _value(argument: Any) -> Any:
+    return Tensor.zeros(tuple(argument.shape), dtype=svod_dtype(argument.dtype)) if isinstance(argument, torch.Tensor) else argument
+
+
+def mutated_by(program: Program, translation: Translation) -> dict[int, Tensor]:
+    """What becomes the content of inputs, by their numbers."""
+    by_output = {place: translation.outputs[i] for i, place in program.mutations.items()}
+    return {**translation.mutated, **{p: v for p, v in by_output.items() if isinstance(v, Tensor)}}
+
+
+def _results(program: Program, translation: Translation, sizes: Mapping[Any, int]) -> tuple[list[Result], list[Tensor],
+                                                                                          list[tuple[int, int]]]:
+    """The outputs, and the tensors that the run makes for them, each contiguous in memory order."""
+    nodes = next(n for n in program.graph.nodes if n.op == "output").args[0]
+    places = {n: i for i, n in enumerate(n for n in program.graph.nodes if n.op == "placeholder")}
+    results: list[Result] = []
+    values: list[Tensor] = []
+    for i, (node, value) in enumerate(zip(nodes, translation.outputs, strict=True)):
+        if i in program.mutations:
+            continue
+        if isinstance(value, torch.fx.Node):
+            results.append(Result(-1, places[value], True))
+        elif not isinstance(value, Tensor):
+            results.append(Result(-1, value))
+        else:
+            kept, result = _laid_out(value, node, sizes)
+            results.append(result._replace(run=len(values)))
+            values.append(kept)
+    return results, values, []
+
+
+def _laid_out(value: Tensor, node: Any, sizes: Mapping[Any, int]) -> tuple[Tensor, Result]:
+    """An output as the run makes it, and how it becomes the tensor with the strides that PyTorch gives it."""
+    dtype = TORCH_DTYPES[value.dtype]
+    example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    strides = tuple([concrete(s, sizes) for s in example.stride()]) if isinstance(example, torch.Tensor) else None
+    shape = value.shape
+    if strides is None or 0 in shape:
+        return value.contiguous(), Result(0, dtype=dtype)
+    repeated = [i for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if s == 0 and n > 1]
+    for axis in repeated:
+        value = value.narrow(axis, 0, 1)
+    order = order_in_memory(value.shape, strides)
+    if order is None:
+        return value.contiguous(), Result(0, dtype=dtype, strides=strides if not repeated else None, shape=shape if repeated else None)
+    expanded = shape if repeated else None
+    if order == tuple(range(len(shape))):
+        return value.contiguous(), Result(0, dtype=dtype, shape=expanded)
+    return value.permute(order).contiguous(), Result(0, dtype=dtype, order=inverse(order), shape=expanded)
+
+
+# -- sizes --------------------------------------------------------------------------------------------
+
+def symbols(graph: Any, given: Sequence[Any]) -> dict[Any, int]:
+    """The value of each symbol of a graph's sizes, read from its arguments."""
+    values: dict[Any, int] = {}
+    for node, argument in zip([n for n in graph.nodes if n.op == "placeholder"], given, strict=True):
+        example = node.meta.get("val")
+        if isinstance(example, torch.SymInt):
+            _note(example, argument, values)
+        elif isinstance(example, torch.Tensor) and isinstance(argument, torch.Tensor):
+            for s, n in zip((*example.shape, *example.stride()), (*argument.shape, *argument.stride()), strict=True):
+                if isinstance(s, torch.SymInt):
+                    _note(s, n, values)
+    return values
+
+
+def _note(size: Any, n: int, values: dict[Any, int]) -> None:
+    if size.node.expr.is_Symbol:
+        values[size.node.expr] = n
+
+
+def concrete(size: Any, sizes: Mapping[Any, int]) -> int:
+    """A size as an int."""
+    return int(size.node.expr.subs(sizes)) if isinstance(size, torch.SymInt) else int(size)
+
+
+def bytes_of(tensors: Sequence[Any]) -> int:
+    """The bytes of PyTorch tensors."""
+    return sum(math.prod(t.shape) * t.element_size() for t in tensors)

@@ -1,0 +1,69 @@
+"""`svod.torch.report()`: what svod runs of the PyTorch models of this process, and what it does not."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from svod.system.quantities import seconds as duration
+from svod.system.tables import text_table
+from svod.torch.functions import GraphFunction, functions
+from svod.torch.translate import Missing
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One graph: the operations in it, its plans and their kernels, calls so far, what PyTorch runs inside the plans, and why it ran whole
+    calls. `host_seconds`: of all runs, in operations that PyTorch runs. `bytes`: of weights."""
+
+    name: str
+    entry: str
+    operations: int
+    weights: int
+    plans: int
+    kernels: int
+    calls: int
+    prepare_seconds: float
+    run_seconds: float
+    host_seconds: float
+    missing: tuple[Missing, ...]
+    refused: tuple[str, ...]
+    function: GraphFunction
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether svod runs all of it."""
+        return not self.missing and not self.refused
+
+
+@dataclass(frozen=True)
+class Report:
+    """The graphs of this process that are alive, in the order of their names. `print` shows it; `graphs` are its data."""
+
+    graphs: tuple[GraphReport, ...]
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "svod runs no PyTorch graph in this process"
+        rows = [(g.name, str(g.operations), str(g.weights), str(g.plans), str(g.kernels), str(g.calls), duration(g.prepare_seconds),
+                 duration(g.run_seconds), "-" if g.is_whole else f"{sum(m.count for m in g.missing)}") for g in self.graphs]
+        header = ("graph", "operations", "weights", "plans", "kernels", "calls", "prepared in", "a run", "in PyTorch")
+        lines = text_table(header, rows, right=header[1:], width=140)
+        for g in self.graphs:
+            lines += [f"{g.name}: PyTorch runs {m.name} ×{m.count}, first at {m.place}: {m.why}" for m in g.missing]
+            lines += [f"{g.name}: PyTorch runs it as it is: {why}" for why in g.refused]
+        return "\n".join(lines)
+
+
+def report() -> Report:
+    """What svod runs of the PyTorch models of this process: graphs, plans, kernels, what PyTorch runs and why, and where time goes.
+    `svod.profile(graph.function.plans[0].captured.plan)` has the time of each kernel."""
+    return Report(tuple(sorted(map(_of, list(functions)), key=lambda g: g.name)))
+
+
+def _of(f: GraphFunction) -> GraphReport:
+    plans: list[Any] = f.plans
+    kernels = sum(len(p.captured.plan.kernels) for p in plans if p.captured is not None)
+    latest = max((p for p in plans if p.runs), key=lambda p: p.runs, default=None)
+    return GraphReport(f.name, f.entry, f.operations, len(f.static), len(plans), kernels, f.calls, f.prepare_seconds,
+                       0.0 if latest is None else latest.seconds, sum(p.clock.seconds for p in plans), tuple(f.missing),
+                       tuple(dict.fromkeys(f.refused.values())), f)

@@ -1,0 +1,51 @@
+"""What a user may say of how svod runs a PyTorch model: `torch.compile(…, backend="svod", mode=…, options={…})`."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from svod.config import BeamConfig, PrepareConfig
+from svod.errors import ConfigError
+
+MODES = {"default": False, "reduce-overhead": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}      # whether it searches
+
+OWN = {
+    "beam": "the width of the search of kernels that the database does not know; 0: none",
+    "strict": "an operation that svod has not is an error, which lists all of them; so is whatever else PyTorch would have to run",
+    "freeze": "weights are constants, packed once; False: they are read anew in every run",
+}
+_SEARCH = {f.name for f in fields(BeamConfig)} - {"width", "debug", *OWN}
+_PREPARE = {f.name for f in fields(PrepareConfig)} - {"optimizer", *OWN}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is run."""
+
+    config: PrepareConfig | None = None       # None: the environment decides
+    strict: bool = False
+    freeze: bool = True
+    given: Mapping[str, Any] = field(default_factory=dict)      # for reports
+
+    @classmethod
+    def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:
+        """The settings of a mode and of options by name: those of `OWN`, and the fields of PrepareConfig and BeamConfig.
+
+        Raises ConfigError for a mode or option that is none, and names all there are."""
+        if mode is not None and mode not in MODES:
+            raise ConfigError(f"mode={mode!r} is not one of svod's: {', '.join(MODES)}")
+        given = dict(options or {})
+        unknown = sorted(given.keys() - OWN.keys() - _SEARCH - _PREPARE)
+        if unknown:
+            raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}; there are {', '.join(OWN)}; of the search (BeamConfig) "
+                              f"{', '.join(sorted(_SEARCH))}; of plans (PrepareConfig) {', '.join(sorted(_PREPARE))}")
+        search = {k: given[k] for k in given.keys() & _SEARCH}
+        searches = "beam" in given or bool(search) or MODES.get(mode or "default", False)
+        prepared = {k: given[k] for k in given.keys() & _PREPARE}
+        config = None
+        if searches or prepared:
+            base = PrepareConfig.of_environment()
+            beam = BeamConfig(**({"width": given["beam"]} if "beam" in given else {}), **search) if searches else base.beam
+            config = replace(base, beam=beam, **prepared)
+        return cls(config, bool(given.get("strict", False)), bool(given.get("freeze", True)), {**given, **({"mode": mode} if mode else {})})

@@ -1,0 +1,255 @@
+"""An FX graph of ATen operations as svod tensors, for given sizes.
+
+    placeholder x        svod tensor, or int
+    mm(x, w)             TABLE["aten.mm.default"].function(x, w)
+    view(mm, [-1, s0])   sizes are ints: the graph is walked once per set of sizes
+    frobnicate(view)     not in the table: PyTorch runs it (fallback.py)
+    copy_(cache, new)    an assignment to the input
+"""
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx.node import map_arg
+
+from svod.core.ir.origin import scope
+from svod.errors import SvodError, UnsupportedError
+from svod.tensor import Tensor
+from svod.torch.fallback import Clock, Foreign, run_in_torch
+from svod.torch.memory import DTYPES, TORCH_DTYPES, svod_dtype
+from svod.torch.operations import TABLE, Operation
+
+_PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")    # where memory lies, and how
+_IGNORED = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
+            "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"}
+
+
+class Missing(NamedTuple):
+    """An operation that svod does not do: why, how often it occurs, and where first."""
+
+    name: str
+    why: str
+    count: int
+    place: str
+
+
+class Translation(NamedTuple):
+    """What a walk has found. `outputs`: svod tensors, ints, None, or the placeholder itself where an input is returned. `mutated`: inputs,
+    by their place, and what becomes their content."""
+
+    outputs: list[Any]
+    mutated: dict[int, Tensor]
+    missing: list[Missing]
+
+
+def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: Clock) -> Translation:
+    """Walk a graph. `inputs`: for each placeholder a svod tensor or an int; `attributes`: svod tensors that the graph holds. `clock` counts
+    the seconds that PyTorch takes in runs.
+
+    Raises UnsupportedError for what neither svod nor PyTorch can do inside a plan, such as sizes that depend on values."""
+    walk = _Walk(graph, inputs, attributes, clock)
+    for node in graph.nodes:
+        walk.step(node)
+    outputs = next(n for n in graph.nodes if n.op == "output").args[0]
+    # the placeholder stands for itself where an input is returned unchanged
+    found = [o if isinstance(o, torch.fx.Node) and o.op == "placeholder" else walk.value(o) for o in outputs]
+    return Translation([_value_of(o) for o in found], walk.mutated, walk.missing())
+
+
+def unsupported(graph: Any) -> list[Missing]:
+    """The operations of a graph that are not in the table, each once."""
+    counts: Counter[str] = Counter()
+    first: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload) and not _is_known(node):
+            counts[str(node.target)] += 1
+            first.setdefault(str(node.target), node)
+    return [Missing(name, "svod has no such operation", n, place_of(first[name])) for name, n in counts.items()]
+
+
+def _is_known(node: Any) -> bool:
+    name = str(node.target)
+    return name in TABLE or name in _IGNORED or name.startswith(("aten.sym_", "aten.copy_.", "prims.convert_element_type"))
+
+
+def place_of(node: Any) -> str:
+    """Where an operation stands in the user's program: "model.py:41", or the name of its node."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    return place_of_entry(lines[-1]) if lines else str(node.name)
+
+
+def place_of_entry(entry: str) -> str:
+    """File and line of an entry of a stack trace: 'File "/a/model.py", line 12, in forward' → "model.py:12"."""
+    found = re.match(r'File "(.*)", line (\d+)', entry)
+    return f"{found[1].rsplit('/', 1)[-1]}:{found[2]}" if found else entry
+
+
+class _Walk:
+    """The values of the nodes seen so far."""
+
+    def __init__(self, graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: Clock) -> None:
+        self.clock = clock
+        self.values: dict[Any, Any] = {}
+        self.inputs, self.attributes = iter(inputs), attributes
+        self.place = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+        self.mutated: dict[int, Tensor] = {}
+        self._missing: dict[tuple[str, str], list[Any]] = {}
+
+    def missing(self) -> list[Missing]:
+        return [Missing(name, why, len(nodes), place_of(nodes[0])) for (name, why), nodes in self._missing.items()]
+
+    def value(self, argument: Any) -> Any:
+        """An argument with values in place of nodes."""
+        return map_arg(argument, lambda n: self.values[n])
+
+    def step(self, node: Any) -> None:
+        """Compute the value of a node."""
+        if node.op == "placeholder":
+            self.values[node] = next(self.inputs)
+        elif node.op == "get_attr":
+            self.values[node] = self.attributes[node.target]
+        elif node.op == "call_function":
+            with scope(module_of(node)):
+                self.values[node] = self._called(node)
+        elif node.op != "output":
+            raise UnsupportedError(f"{node.op} {node.target} in a graph of ATen operations")
+
+    def _called(self, node: Any) -> Any:
+        target = node.target
+        args, kwargs = self.value(node.args), self.value(node.kwargs)
+        if target is operator.getitem:
+            return self._item(node, *args)
+        name = str(target)
+        if name in _IGNORED:
+            return None
+        if name.startswith("aten.sym_size"):
+            return args[0].shape[args[1]] if len(args) > 1 else args[0].shape
+        if name.startswith("aten.sym_numel"):
+            return args[0].numel()
+        if name == "aten.copy_.default":
+            return self._copied(node, *args[:2])
+        if not isinstance(target, torch._ops.OpOverload):
+            return self._plain(node, args, kwargs)
+        operation = TABLE.get(name)
+        if operation is None and name == "prims.convert_element_type.default":
+            return args[0].cast(svod_dtype(args[1]))
+        why = "svod has no such operation"
+        if operation is not None:
+            try:
+                return self._translated(operation, node, args, kwargs)
+            except (SvodError, NotImplementedError) as error:
+                why = str(error)
+        self._missing.setdefault((name, why), []).append(node)
+        return run_in_torch(target, args, kwargs, self.clock)
+
+    def _translated(self, operation: Operation, node: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What svod's function returns, in the dtypes that PyTorch gives."""
+        if _has_foreign(args):
+            raise UnsupportedError("it reads values that svod has no dtype for")
+        wanted = node.meta.get("val")
+        for w in wanted if isinstance(wanted, (tuple, list)) else (wanted,):
+            if isinstance(w, torch.Tensor):
+                svod_dtype(w.dtype)
+        given = [_known(a) for a in args]
+        named = {k: _known(v) for k, v in kwargs.items() if k not in _PLACES and v is not None}
+        if operation.promotes:
+            given = promoted(given)
+        return _with_dtypes(operation.function(*given, **named), wanted)
+
+    def _item(self, node: Any, values: Any, index: int) -> Any:
+        """One of several results; one that is made when it is used."""
+        item = values[index]
+        if not callable(item) or isinstance(item, Tensor):
+            return item
+        try:
+            return _with_dtypes(item(), node.meta.get("val"))
+        except (SvodError, NotImplementedError) as error:
+            source = node.args[0]
+            self._missing.setdefault((str(source.target), str(error)), []).append(source)
+            return run_in_torch(source.target, self.value(source.args), self.value(source.kwargs), self.clock)[index]
+
+    def _copied(self, node: Any, target: Any, value: Any) -> Any:
+        """`copy_` into an input, the one thing that a functional graph changes."""
+        place = self.place.get(node.args[0])
+        if place is None:
+            raise UnsupportedError("copy_ to what is no input")
+        made = value.cast(target.dtype).expand(target.shape)
+        self.mutated[place] = made
+        return made
+
+    def _plain(self, node: Any, args: Any, kwargs: Any) -> Any:
+        """A function of sizes."""
+        leaves: list[Any] = []
+        map_arg((node.args, node.kwargs), leaves.append)
+        if not callable(node.target) or any(isinstance(self.values[n], (Tensor, Foreign)) for n in leaves):
+            raise UnsupportedError(f"{getattr(node.target, '__name__', node.target)} at {place_of(node)}")
+        return node.target(*args, **kwargs)
+
+
+def _value_of(output: Any) -> Any:
+    if isinstance(output, Foreign):
+        raise UnsupportedError(f"a result of dtype {output.example.dtype}, which svod has not")
+    return output() if callable(output) and not isinstance(output, (Tensor, torch.fx.Node)) else output
+
+
+def _has_foreign(args: Any) -> bool:
+    return any(isinstance(a, Foreign) or (isinstance(a, (list, tuple)) and _has_foreign(a)) for a in args)
+
+
+def _known(value: Any) -> Any:
+    """A dtype as svod's; what else there is unchanged."""
+    return svod_dtype(value) if isinstance(value, torch.dtype) else value
+
+
+def _with_dtypes(made: Any, wanted: Any) -> Any:
+    """Results cast to the dtypes of PyTorch's results."""
+    if isinstance(made, Tensor):
+        dtype = DTYPES.get(getattr(wanted, "dtype", None))
+        return made if dtype is None else made.cast(dtype)
+    if isinstance(made, (tuple, list)) and isinstance(wanted, (tuple, list)):
+        return tuple([_with_dtypes(m, w) for m, w in zip(made, wanted, strict=True)])
+    return made
+
+
+def promoted(args: Sequence[Any]) -> list[Any]:
+    """Operands cast to the type in which PyTorch computes: tensors without axes, and numbers, do not widen those of the same kind."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    types = {t.dtype for t in tensors}
+    numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    if len(types) == 1 and (not numbers or next(iter(types)).is_float):
+        return list(args)
+    examples: list[Any] = [_example(t.dtype, t.ndim > 0) for t in tensors] + numbers
+    common = functools.reduce(_meeting, examples)
+    dtype = svod_dtype(common.dtype if isinstance(common, torch.Tensor) else torch.result_type(common, common))
+    return [a.cast(dtype) if isinstance(a, Tensor) else a for a in args]
+
+
+def _meeting(a: Any, b: Any) -> Any:
+    """A fake tensor of the type in which two operands meet, with axes if one has."""
+    has_axes = any(isinstance(x, torch.Tensor) and x.ndim for x in (a, b))
+    return torch.empty((1,) if has_axes else (), dtype=torch.result_type(a, b), device="meta")
+
+
+@functools.cache
+def _example(dtype: Any, has_axes: bool) -> Any:
+    return torch.empty((1,) if has_axes else (), dtype=TORCH_DTYPES[dtype], device="meta")
+
+
+def module_of(node: Any) -> str:
+    """The path of the module that an operation belongs to: "layer1.0.conv1"; the name of the node for what belongs to none."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return str(node.name)
+    path = str(next(reversed(stack.values()))[0])
+    for prefix in ("L['self']", "L__self__", "L['fn']", "self"):
+        path = path.removeprefix(prefix)
+    return path.replace("['", ".").replace("']", "").replace("_modules.", "").strip("._") or str(node.name)
+
+
