@@ -50,13 +50,29 @@ def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = N
     return gm.forward   # type: ignore[no-any-return]
 
 
+class _Refused(Exception):
+    """A call that svod does not run. Nothing has been written yet."""
+
+
+def _refuse(*_: Any) -> list[Any]:
+    raise _Refused
+
+
 def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Settings) -> Any:
-    """The graph as AOT autograd makes it of functions that `compiler` makes."""
+    """The graph as AOT autograd makes it of functions that `compiler` makes. PyTorch runs the graph as Dynamo made it, and not the
+    functional one, where svod refuses: only the former is right for arguments that share memory."""
     def compiler(functional: Any, fake_inputs: Sequence[Any]) -> Any:
-        return boxed(GraphFunction(Program(name, functional.graph, attributes_of(functional), {}), static_arguments(functional),
-                                   functional.forward, settings, ENTRY))
-    return aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
-                        keep_inference_input_mutations=True)(gm, example_inputs)
+        return boxed(GraphFunction(Program(name, functional.graph, attributes_of(functional), {}), static_arguments(functional), _refuse,
+                                   settings, ENTRY))
+    compiled = aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
+                            keep_inference_input_mutations=True)(gm, example_inputs)
+
+    def run(*args: Any) -> Any:
+        try:
+            return compiled(*args)
+        except _Refused:
+            return gm.forward(*args)
+    return run
 
 
 def boxed(function: GraphFunction) -> Callable[[list[Any]], list[Any]]:

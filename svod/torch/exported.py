@@ -46,7 +46,7 @@ class Compiled:
         signature = exported.graph_signature
         state = {**exported.state_dict, **exported.constants}
         kinds = [(s.kind.name, s.target, s.arg) for s in signature.input_specs]
-        numbers = {name: i for i, (_, target, _) in enumerate(kinds) if (name := target) is not None}
+        numbers = {target: i for i, (_, target, _) in enumerate(kinds) if target is not None}
         arguments = {s.arg.name: i for i, s in enumerate(signature.input_specs)}
         mutations = {}
         for i, spec in enumerate(signature.output_specs):
@@ -65,8 +65,8 @@ class Compiled:
         placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
         self._expected = [placeholders[i].meta.get("val") for i in self._inputs]
         self._module = module
-        self.function = GraphFunction(Program(name, exported.graph, attributes_of(exported.graph_module), mutations), static, self._eager, settings,
-                                      "svod.torch.compile")
+        program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
+        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile")
 
     def _eager(self, *given: Any) -> list[Any]:
         args, kwargs = pytree.tree_unflatten([given[i] for i in self._inputs], self._in)

@@ -61,7 +61,8 @@ def run_in_torch(operation: Any, args: Any, kwargs: Any, clock: Clock) -> Any:
     if any(isinstance(r, torch.Tensor) and r.device.type != "cpu" for r in results):
         raise UnsupportedError(f"{operation} on {next(r.device for r in results if r.device.type != 'cpu')}")
     chosen = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and is_representable(r)]
-    made = _callback(str(operation), compute, tensors, [(tuple(results[i].shape), svod_dtype(results[i].dtype)) for i in chosen], chosen, clock)
+    declared = [(tuple(results[i].shape), svod_dtype(results[i].dtype)) for i in chosen]
+    made = _callback(str(operation), compute, tensors, declared, chosen, clock)
     values: list[Any] = list(results)
     for i, r in enumerate(results):
         if i in chosen:

@@ -58,7 +58,7 @@ class GraphFunction:
         try:
             if plan.missing and not plan.runs:
                 return self._first_run(plan, given)
-            return plan.run(given)  # type: ignore[no-any-return]
+            return plan.run(given)
         except SvodError as error:
             if self.settings.strict:
                 raise
@@ -122,7 +122,7 @@ class GraphFunction:
             self.prepare_seconds += time.perf_counter() - start
             self.missing = self.missing or plan.missing
             if len(weights.plans) >= MOST_PLANS:
-                log.warning("svod: %s has had more than %d sets of sizes; the plan that is the oldest is dropped for each new one", self.name,
+                log.warning("svod: %s has had more than %d sets of sizes; its oldest plan is dropped for each new one", self.name,
                             MOST_PLANS)
                 del weights.plans[next(iter(weights.plans))]
             weights.plans[key] = plan
@@ -145,9 +145,9 @@ class GraphFunction:
         outputs = plan.run(given)
         share = plan.clock.seconds / (time.perf_counter() - start)
         if len(self.plans) == 1:
-            named = ", ".join(f"{m.name} ({m.place})" + (f" ×{m.count}" if m.count > 1 else "") for m in plan.missing)
+            named = ", ".join(f"{m.name} ({m.place})" + (f" ×{m.times}" if m.times > 1 else "") for m in plan.missing)
             log.warning("svod: %s: %d of %d operations of %s are run by PyTorch: %s; %.0f %% of the time", self.entry,
-                        sum(m.count for m in plan.missing), self.operations, self.name, named, 100 * share)
+                        sum(m.times for m in plan.missing), self.operations, self.name, named, 100 * share)
         return outputs
 
     def _say(self, key: Any, why: str) -> None:
@@ -170,6 +170,6 @@ def _form(argument: Any) -> Any:
 
 def missing_text(name: str, missing: Sequence[Missing]) -> str:
     """The operations that svod does not do, each on a line."""
-    total = sum(m.count for m in missing)
-    rows = "\n".join(f"  {m.name} ×{m.count}, first at {m.place}: {m.why}" for m in missing)
+    total = sum(m.times for m in missing)
+    rows = "\n".join(f"  {m.name} ×{m.times}, first at {m.place}: {m.why}" for m in missing)
     return f"{name} has {total} operation{'s' if total > 1 else ''} that svod does not do:\n{rows}"

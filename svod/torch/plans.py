@@ -22,8 +22,8 @@ from svod.tracing.captured import Captured
 
 
 class Program(NamedTuple):
-    """An FX graph of ATen operations. `attributes`: the tensors it holds, as constants. `mutations`: outputs, by their number, that become the content of an
-    input, by its number."""
+    """An FX graph of ATen operations. `attributes`: the tensors it holds, as constants. `mutations`: outputs, by their number, that become
+    the content of an input, by its number."""
 
     name: str
     graph: Any
@@ -34,7 +34,8 @@ class Program(NamedTuple):
 def attributes_of(module: Any) -> dict[str, Tensor]:
     """The tensors that a graph module's graph reads as attributes."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **vars(module)}
-    return {n.target: constant(held[n.target]) for n in module.graph.nodes if n.op == "get_attr" and isinstance(held[n.target], torch.Tensor)}
+    read = {n.target for n in module.graph.nodes if n.op == "get_attr"}
+    return {name: constant(held[name]) for name in read if isinstance(held[name], torch.Tensor)}
 
 
 class Source(NamedTuple):

@@ -45,11 +45,11 @@ class Report:
         if not self.graphs:
             return "svod runs no PyTorch graph in this process"
         rows = [(g.name, str(g.operations), str(g.weights), str(g.plans), str(g.kernels), str(g.calls), duration(g.prepare_seconds),
-                 duration(g.run_seconds), "-" if g.is_whole else f"{sum(m.count for m in g.missing)}") for g in self.graphs]
+                 duration(g.run_seconds), "-" if g.is_whole else f"{sum(m.times for m in g.missing)}") for g in self.graphs]
         header = ("graph", "operations", "weights", "plans", "kernels", "calls", "prepared in", "a run", "in PyTorch")
         lines = text_table(header, rows, right=header[1:], width=140)
         for g in self.graphs:
-            lines += [f"{g.name}: PyTorch runs {m.name} ×{m.count}, first at {m.place}: {m.why}" for m in g.missing]
+            lines += [f"{g.name}: PyTorch runs {m.name} ×{m.times}, first at {m.place}: {m.why}" for m in g.missing]
             lines += [f"{g.name}: PyTorch runs it as it is: {why}" for why in g.refused]
         return "\n".join(lines)
 

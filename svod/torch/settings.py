@@ -30,7 +30,7 @@ class Settings:
 
     @classmethod
     def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:
-        """The settings of a mode and of options by name: those of `OWN`, and the fields of PrepareConfig and BeamConfig.
+        """The settings of a mode and of options by name: those of `OWN`, the fields of PrepareConfig and of BeamConfig.
 
         Raises ConfigError for a mode or option that is none, and names all there are."""
         if mode is not None and mode not in MODES:
@@ -38,8 +38,8 @@ class Settings:
         given = dict(options or {})
         unknown = sorted(given.keys() - OWN.keys() - _SEARCH - _PREPARE)
         if unknown:
-            raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}; there are {', '.join(OWN)}; of the search (BeamConfig) "
-                              f"{', '.join(sorted(_SEARCH))}; of plans (PrepareConfig) {', '.join(sorted(_PREPARE))}")
+            raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}; there are {', '.join(OWN)}; of BeamConfig "
+                              f"{', '.join(sorted(_SEARCH))}; of PrepareConfig {', '.join(sorted(_PREPARE))}")
         search = {k: given[k] for k in given.keys() & _SEARCH}
         searches = "beam" in given or bool(search) or MODES.get(mode or "default", False)
         prepared = {k: given[k] for k in given.keys() & _PREPARE}

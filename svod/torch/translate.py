@@ -35,7 +35,7 @@ class Missing(NamedTuple):
 
     name: str
     why: str
-    count: int
+    times: int
     place: str
 
 

@@ -4,8 +4,19 @@
 """
 from __future__ import annotations
 
-from svod.torch.operations import (attention, convolutions, creation, elementwise, indexing, norms, pooling, products, reductions, scatter,
-                                   views)
+from svod.torch.operations import (
+                                   attention,
+                                   convolutions,
+                                   creation,
+                                   elementwise,
+                                   indexing,
+                                   norms,
+                                   pooling,
+                                   products,
+                                   reductions,
+                                   scatter,
+                                   views,
+)
 from svod.torch.operations.table import TABLE, Operation
 
 __all__ = ["TABLE", "Operation", "attention", "convolutions", "creation", "elementwise", "indexing", "norms", "pooling", "products",

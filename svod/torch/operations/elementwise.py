@@ -39,14 +39,13 @@ def clamp_max(x: Tensor, largest: Any) -> Tensor:
 @aten("rsub.Tensor", "rsub.Scalar", promotes=True)
 def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
     """other - alpha · x."""
-    scaled = x if alpha == 1 else x.mul(alpha)
-    return other - scaled
+    return (x if alpha == 1 else x.mul(alpha)).neg().add(other)
 
 
 @aten("pow.Scalar", promotes=True)
-def power_of_number(base: Any, exponent: Tensor) -> Tensor:
+def power_of_number(base: float, exponent: Tensor) -> Tensor:
     """A number to the power of a tensor."""
-    return base ** exponent
+    return exponent.__rpow__(base)
 
 
 @aten("bitwise_not")

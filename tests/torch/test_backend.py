@@ -1,0 +1,258 @@
+"""`torch.compile(model, backend="svod")` and `svod.torch.compile`: weights, in-place updates, sizes, layouts, and what PyTorch runs."""
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed")
+
+import svod.torch  # noqa: E402
+from svod.errors import ArgumentError, ShapeError, UnsupportedError  # noqa: E402
+from svod.torch.functions import functions  # noqa: E402
+from svod.torch.settings import Settings  # noqa: E402
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.linear = torch.nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(self.norm(self.conv(x)).relu().mean((2, 3))).softmax(-1)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def function_of(name: str) -> Any:
+    graphs = [g for g in svod.torch.report().graphs if g.name.startswith(name)]
+    return graphs[-1].function
+
+
+def test_pytorch_finds_the_backend(caplog: pytest.LogCaptureFixture) -> None:
+    assert "svod" in torch._dynamo.list_backends()
+    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(torch.compile(model, backend="svod", options={"strict": True})(x), model(x))
+    assert not warnings_of(caplog)
+
+
+def test_weights_are_packed_once_and_again_after_they_change() -> None:
+    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    run = torch.compile(model, backend="svod")
+    run(x)
+    function = function_of("forward")
+    (weights,) = function.weights.values()
+    run(x)
+    assert list(function.weights.values()) == [weights] and len(function.static) == 8
+    for change in (lambda: model.linear.weight.mul_(3), lambda: model.load_state_dict(Net().state_dict()),
+                   lambda: setattr(model.conv.weight, "data", torch.randn(8, 3, 3, 3))):
+        change()
+        torch.testing.assert_close(run(x), model(x))
+    assert function.changes == 3
+
+
+def test_modules_that_share_code_have_weights_of_their_own() -> None:
+    models = [Net().eval() for _ in range(3)]
+    runs = [torch.compile(m, backend="svod") for m in models]
+    x = torch.randn(1, 3, 8, 8)
+    for _ in range(2):
+        for m, run in zip(models, runs, strict=True):
+            torch.testing.assert_close(run(x), m(x))
+
+
+def test_buffers_and_inputs_are_updated_in_place() -> None:
+    class Cache(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(4, 3))
+
+        def forward(self, x: Any, other: Any, at: Any) -> Any:
+            self.kept.index_copy_(0, at, x)
+            other.add_(1)
+            return self.kept.sum(0) + other
+
+    for compiled in (lambda m, *a: torch.compile(m, backend="svod"), svod.torch.compile):
+        torch._dynamo.reset()
+        model, expected = Cache(), Cache()
+        x, at = torch.randn(1, 3), torch.tensor([0])
+        run = compiled(model, x, torch.zeros(3), at)
+        memory = model.kept.data_ptr()
+        mine, theirs = torch.zeros(3), torch.zeros(3)
+        for i in range(4):
+            x, at = torch.randn(1, 3), torch.tensor([i])
+            torch.testing.assert_close(run(x, mine, at), expected(x, theirs, at))
+            torch.testing.assert_close(model.kept, expected.kept)
+            torch.testing.assert_close(mine, theirs)
+        assert model.kept.data_ptr() == memory
+
+
+def test_an_input_with_gaps_is_updated() -> None:
+    run = torch.compile(lambda x: x.mul_(2).sum(), backend="svod")
+    mine, theirs = torch.ones(4, 6), torch.ones(4, 6)
+    torch.testing.assert_close(run(mine[:, ::2]), theirs[:, ::2].mul_(2).sum())
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_sizes_that_vary_have_a_plan_each_and_dynamo_compiles_twice() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    torch._dynamo.utils.counters.clear()
+    run = torch.compile(model, backend="svod")
+    for n in range(2, 14):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(run(x), model(x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert sum(len(g.function.plans) for g in svod.torch.report().graphs if g.calls > 1) >= 11
+
+
+def test_channels_last_in_and_out_without_copies() -> None:
+    model = torch.nn.Conv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    run = torch.compile(model, backend="svod")
+    result = run(x)
+    torch.testing.assert_close(result, model(x))
+    assert result.stride() == model(x).stride() and result.is_contiguous(memory_format=torch.channels_last)
+    (plan,) = [p for f in functions if f.calls == 1 for p in f.plans if len(p.sources[0].order or ()) == 4]
+    assert [s.order for s in plan.sources] == [(0, 2, 3, 1)]
+
+
+def test_outputs_have_the_strides_of_pytorch() -> None:
+    def function(x: Any) -> Any:
+        y = x * 2
+        return y.t(), y.expand(3, 2, 4), (y + 1).t().contiguous(), y
+    x = torch.randn(2, 4)
+    for got, wanted in zip(torch.compile(function, backend="svod")(x), function(x), strict=True):
+        torch.testing.assert_close(got, wanted)
+        assert got.stride() == wanted.stride()
+
+
+def test_what_svod_has_not_runs_in_pytorch_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: Any) -> Any:
+        return torch.special.bessel_j0(x * 2) + torch.fft.fft(x).abs()
+    x = torch.rand(3, 8)
+    run = torch.compile(function, backend="svod")
+    for _ in range(3):
+        torch.testing.assert_close(run(x), function(x))
+    (said,) = warnings_of(caplog)
+    assert "bessel_j0" in said and "_fft_" in said and "% of the time" in said and "test_backend.py:" in said
+    with pytest.raises(UnsupportedError, match=r"(?s)bessel_j0.*_fft_|_fft_.*bessel_j0"):
+        svod.torch.compile(_Module(function), x, options={"strict": True})(x)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def test_random_numbers_are_pytorchs() -> None:
+    def function(x: Any) -> Any:
+        return x + torch.rand(4), torch.rand(4)
+    run = torch.compile(function, backend="svod")
+    x = torch.zeros(4)
+    run(x)
+    torch.manual_seed(3)
+    first = run(x)
+    torch.manual_seed(3)
+    again = run(x)
+    torch.testing.assert_close(first, again)
+    assert not torch.equal(first[0], first[1]) and not torch.equal(run(x)[0], first[0])
+
+
+def test_bfloat16_goes_through_pytorch_unharmed() -> None:
+    def function(x: Any) -> Any:
+        return torch.special.bessel_j0(x.float()).bfloat16() + torch.cummin(x, 0)[0].digamma()
+    x = torch.rand(8).bfloat16() + 1
+    torch.testing.assert_close(torch.compile(function, backend="svod")(x), function(x))
+
+
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: torch.randn(3, requires_grad=True), "gradients"),
+    (lambda: torch.randn(3, dtype=torch.complex64), "complex64"),
+], ids=["gradients", "complex"])
+def test_what_svod_cannot_take_runs_in_pytorch(make: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    with torch.enable_grad():
+        x = make()
+        result = torch.compile(lambda x: x * 3, backend="svod")(x)
+    assert torch.equal(result, x * 3)
+    assert any(why in said for said in warnings_of(caplog))
+
+
+def test_sparse_tensors_stay_in_pytorch() -> None:
+    x = torch.eye(3).to_sparse()
+    assert torch.equal(torch.compile(lambda x: x * 3, backend="svod")(x).to_dense(), torch.eye(3) * 3)
+
+
+def test_arguments_that_share_memory() -> None:
+    def function(a: Any, b: Any) -> Any:
+        a.add_(1)
+        return a * b
+    run = torch.compile(function, backend="svod")
+    run(torch.ones(6), torch.ones(6))
+    mine, theirs = torch.arange(8.0), torch.arange(8.0)
+    torch.testing.assert_close(run(mine[:6], mine[2:]), function(theirs[:6], theirs[2:]))
+    torch.testing.assert_close(mine, theirs)
+
+
+def test_options() -> None:
+    settings = Settings.of("max-autotune", {"budget": 5.0, "threads": 1, "strict": True})
+    assert settings.config is not None and settings.config.beam is not None
+    assert settings.config.beam.budget == 5.0 and settings.config.threads == 1 and settings.strict
+    assert Settings.of().config is None
+    with pytest.raises(Exception, match=r"(?s)beem.*strict.*budget.*threads"):
+        torch.compile(lambda x: x + 1, backend="svod", options={"beem": 3})(torch.ones(2))
+
+
+def test_exported_modules_check_their_arguments() -> None:
+    model = Net().eval()
+    run = svod.torch.compile(model, torch.randn(2, 3, 8, 8))
+    with pytest.raises(ShapeError, match=r"expected torch.float32 \(2, 3, 8, 8\), got torch.float64 \(2, 3, 8, 9\)"):
+        run(torch.randn(2, 3, 8, 9).double())
+    with pytest.raises(ArgumentError, match="compiled for the arguments"):
+        run(torch.randn(2, 3, 8, 8), 3)
+    with pytest.raises(ArgumentError, match="takes a torch"):
+        svod.torch.compile(lambda x: x, torch.ones(1))
+    model.linear.weight.zero_()
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(run(x), model(x))
+
+
+def test_exported_modules_with_sizes_that_vary() -> None:
+    model = Net().eval()
+    batch = torch.export.Dim("batch", min=1, max=16)
+    run = svod.torch.compile(model, torch.randn(2, 3, 8, 8), dynamic_shapes=({0: batch},))
+    for n in (3, 2, 5):
+        x = torch.randn(n, 3, 8, 8)
+        torch.testing.assert_close(run(x), model(x))
+    assert len(run.plans) == 3
+
+
+def test_data_dependent_control_flow_is_an_error_that_says_so() -> None:
+    class Branch(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.sum() > 0 else x
+    with pytest.raises(UnsupportedError, match="cannot be exported"):
+        svod.torch.compile(Branch(), torch.ones(3))
+    x = torch.ones(3)
+    torch.testing.assert_close(torch.compile(Branch(), backend="svod")(x), x * 2)
+
+
+def test_report() -> None:
+    model, x = Net().eval(), torch.randn(2, 3, 8, 8)
+    run = svod.torch.compile(model, x)
+    run(x)
+    (graph,) = [g for g in svod.torch.report().graphs if g.function is run.function]
+    assert graph.is_whole and graph.kernels >= 1 and graph.calls == 1 and graph.weights >= 6 and "Net" in str(svod.torch.report())
