@@ -1,0 +1,239 @@
+"""A loaded model: a callable from arrays to arrays, with a plan for each signature of its inputs."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.config import PrepareConfig
+from svod.core.ir.dtype import BY_NAME, dtypes
+from svod.core.ir.variable import BoundVariable, Variable, is_symbolic
+from svod.errors import UnsupportedError
+from svod.onnx.reader import NUMPY_TYPES, Arrays, OnnxError, Source, opsets, read_model, type_name
+from svod.onnx.registry import Array
+from svod.onnx.values import Value, array_of, tensor_of
+from svod.onnx.walk import Walk
+from svod.tensor import Tensor
+from svod.tracing import jit
+
+Size = int | str | None
+
+
+class Input(NamedTuple):
+    """An input or an output of a model. A size is a number, the name of a free dimension, or None."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...] | None
+
+
+class Outputs(tuple[Any, ...]):
+    """Several outputs, by position and by name: `out[0]`, `out["logits"]`."""
+
+    names: tuple[str, ...]
+
+    def __getitem__(self, at: Any) -> Any:
+        return tuple.__getitem__(self, self.names.index(at) if isinstance(at, str) else at)
+
+    def keys(self) -> tuple[str, ...]:
+        return self.names
+
+
+def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, outputs: Sequence[str] | None = None,
+         config: PrepareConfig | None = None) -> Model:
+    """The model in a file, as a function of arrays. `source`: a path, bytes, a file or a ModelProto.
+
+    `dims` gives sizes to free dimensions: a number, or a Variable, for which one plan serves all its values. Without, each size that
+    occurs has a plan of its own. `outputs`: the values to compute, which may be any in the graph; by default the model's outputs.
+
+    Raises OnnxError for a file that is no valid model, UnsupportedError with every operator that svod does not have, OSError."""
+    proto, folder = read_model(source)
+    return Model(proto, Arrays(folder), dims or {}, outputs, config)
+
+
+class Model:
+    """A model as a function. Call it with arrays or tensors, in the order of `inputs` or by their names."""
+
+    def __init__(self, proto: onnx.ModelProto, arrays: Arrays, dims: Mapping[str, int | Variable], outputs: Sequence[str] | None,
+                 config: PrepareConfig | None) -> None:
+        self.proto, self.dims, self.config = proto, dict(dims), config
+        graph = proto.graph
+        given = {t.name for t in graph.initializer}
+        self.inputs = tuple(_described(i) for i in graph.input if i.name not in given)
+        every = {v.name: v for v in (*graph.value_info, *graph.output)}
+        names = [o.name for o in graph.output] if outputs is None else list(outputs)
+        made = {o for n in graph.node for o in n.output} | {i.name for i in graph.input} | given
+        if unknown := [n for n in names if n not in made]:
+            raise OnnxError(f"the model has no value {', '.join(map(repr, unknown))}; its outputs are {', '.join(o.name for o in graph.output)}")
+        self.outputs = tuple(_described(every[n]) if n in every else Input(n, "", None) for n in names)
+        free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
+        if unknown := sorted(set(self.dims) - free):
+            raise OnnxError(f"the model has no free dimension {', '.join(unknown)}; it has {', '.join(sorted(free)) or 'none'}")
+        self.walk = Walk(proto, opsets(proto), arrays)
+        self.walk.check(graph.name or "the model")
+        self.deciding = self.walk.deciding_inputs()
+        self._jit = jit(self._trace, config=config, dynamic="never")
+
+    # -- running ---------------------------------------------------------------------------------------------------------
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One output: its value; several: `Outputs`. Arrays in give arrays out; tensors of svod in give tensors out.
+
+        Raises OnnxError, which names all inputs that are missing, unknown, or of another type or shape."""
+        feed = self._feed(args, kwargs)
+        results = self.run(feed)
+        if not any(isinstance(v, Tensor) for v in feed.values()):
+            results = [array_of(r) for r in results]
+        if len(results) == 1:
+            return results[0]
+        out = Outputs(results)
+        out.names = tuple(o.name for o in self.outputs)
+        return out
+
+    def run(self, feed: Mapping[str, Any]) -> list[Tensor]:
+        """The outputs as tensors, for inputs by name, which are not checked."""
+        given, fixed = self._split(feed)
+        results = self._jit(given, fixed)
+        return list(results)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> ExecutionPlan:
+        """The plan for inputs of these shapes: arrays, or tuples of extents."""
+        feed = {name: self._sample(name, v) for name, v in self._named(args, kwargs).items()}
+        before = set(map(id, self._jit.plans))
+        self.run(self._checked(feed))
+        new = [p for p in self._jit.plans if id(p) not in before]
+        return (new or list(self._jit.plans))[-1]
+
+    @property
+    def plans(self) -> tuple[ExecutionPlan, ...]:
+        """One plan for each signature so far."""
+        return self._jit.plans
+
+    def _sample(self, name: str, given: Any) -> Any:
+        if not (isinstance(given, tuple) and all(isinstance(n, int) for n in given)):
+            return given
+        kind = next((i.dtype for i in self.inputs if i.name == name), "float32")
+        return np.zeros(given, np.dtype(kind if kind != "bfloat16" else "float32"))
+
+    def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...]) -> tuple[Tensor, ...]:
+        values: dict[str, Value] = dict(given)
+        for name, kind, shape, data in fixed:
+            values[name] = np.frombuffer(data, kind).reshape(shape)
+        results = self.walk.run(values, [o.name for o in self.outputs])
+        for o, r in zip(self.outputs, results, strict=True):
+            if r is None or isinstance(r, list):
+                raise UnsupportedError(f"the output {o.name!r} is a sequence or an optional; svod gives tensors")
+        return tuple(tensor_of(r) for r in results)
+
+    def _split(self, feed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """The inputs that are operands of the plan, and those whose values decide about it."""
+        given, fixed = {}, []
+        for name, v in feed.items():
+            if name in self.deciding:
+                a = np.ascontiguousarray(array_of(v) if isinstance(v, Tensor) else v)
+                fixed.append((name, a.dtype.str, a.shape, a.tobytes()))
+            else:
+                given[name] = v
+        return given, tuple(fixed)
+
+    # -- the feed --------------------------------------------------------------------------------------------------------
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = [i.name for i in self.inputs]
+        if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
+            return dict(args[0])
+        if len(args) > len(names):
+            raise OnnxError(f"{len(args)} inputs were given; the model has {len(names)}: {', '.join(names)}")
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def _feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return self._checked(self._named(args, kwargs))
+
+    def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs as arrays and tensors. Raises OnnxError with everything that does not fit."""
+        problems: list[str] = []
+        names = {i.name for i in self.inputs}
+        problems += [f"missing: {i.name}, {_words(i)}" for i in self.inputs if i.name not in feed]
+        problems += [f"unknown: {name}; the inputs are {', '.join(i.name for i in self.inputs)}" for name in feed if name not in names]
+        sizes: dict[str, int] = {}
+        out: dict[str, Any] = {}
+        for i in self.inputs:
+            if i.name in feed:
+                out[i.name] = self._one(i, feed[i.name], sizes, problems)
+        if problems:
+            raise OnnxError("the inputs do not fit the model:\n  " + "\n  ".join(problems))
+        return out
+
+    def _one(self, i: Input, given: Any, sizes: dict[str, int], problems: list[str]) -> Any:
+        value = given if isinstance(given, Tensor) else Tensor.from_dlpack(given) if _is_foreign(given) else np.asarray(given)
+        kind = value.dtype.name
+        if i.dtype not in BY_NAME:
+            problems.append(f"{i.name}: the model wants {i.dtype}, which svod does not compute with")
+            return value
+        if kind != i.dtype:
+            if isinstance(given, (int, float, bool, list)):
+                value = np.asarray(given, np.dtype(i.dtype))
+            else:
+                problems.append(f"{i.name}: got {kind}, the model wants {i.dtype}; convert it: x.astype({i.dtype!r})")
+        shape = tuple(value.shape)
+        if i.shape is None:
+            return value
+        if len(shape) != len(i.shape):
+            problems.append(f"{i.name}: got {shape}, {len(shape)} axes; the model wants {_words(i)}")
+            return value
+        for axis, (n, wanted) in enumerate(zip(shape, i.shape, strict=True)):
+            fixed = self.dims.get(wanted, wanted) if isinstance(wanted, str) else wanted
+            if isinstance(fixed, int) and n != fixed:
+                problems.append(f"{i.name}: got {n} on axis {axis}, expected {fixed}; the model wants {_words(i)}")
+            elif isinstance(wanted, str) and sizes.setdefault(wanted, n) != n:
+                problems.append(f"{i.name}: got {n} on axis {axis}, and {sizes[wanted]} before for the dimension {wanted}")
+        return self._with_variables(i, value)
+
+    def _with_variables(self, i: Input, value: Any) -> Any:
+        """An operand whose free axes with a Variable are bound to their sizes."""
+        bound: list[Any] = [slice(None)] * len(i.shape or ())
+        for axis, wanted in enumerate(i.shape or ()):
+            variable = self.dims.get(wanted) if isinstance(wanted, str) else None
+            if isinstance(variable, Variable):
+                bound[axis] = slice(_bound(variable, int(value.shape[axis]), i.name))
+        if not any(b.stop is not None for b in bound):
+            return value
+        most = [b.stop.declared[2] if b.stop is not None else n for b, n in zip(bound, value.shape, strict=True)]
+        room = np.zeros(most, value.dtype if isinstance(value, np.ndarray) else np.dtype(value.dtype.name))
+        room[tuple(slice(0, n) for n in value.shape)] = value if isinstance(value, np.ndarray) else array_of(value)
+        return Tensor(room)[tuple(bound)]
+
+
+def _bound(variable: Variable, n: int, name: str) -> BoundVariable:
+    low, high = variable.expr.arg[1], variable.expr.arg[2]
+    if not low <= n <= high:
+        raise OnnxError(f"{name}: the dimension {variable.name} is {n}; {low} to {high} were declared")
+    return variable.bind(n)
+
+
+def _is_foreign(x: Any) -> bool:
+    return not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__")
+
+
+def _words(i: Input) -> str:
+    shape = "any shape" if i.shape is None else "[" + ", ".join("?" if n is None else str(n) for n in i.shape) + "]"
+    return f"{i.dtype or 'any type'} {shape}"
+
+
+def _described(info: onnx.ValueInfoProto) -> Input:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return Input(info.name, (kind or "").removesuffix("_type"), None)
+    tensor = info.type.tensor_type
+    shape = tuple(_size(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
+    return Input(info.name, type_name(tensor.elem_type) if tensor.elem_type in NUMPY_TYPES else type_name(tensor.elem_type), shape)
+
+
+def _size(d: Any) -> Size:
+    """A size; files of other programs write -1 for a free one."""
+    if d.HasField("dim_value"):
+        return int(d.dim_value) if d.dim_value >= 0 else None
+    return str(d.dim_param) if d.HasField("dim_param") and d.dim_param else None
+
+

@@ -1,0 +1,26 @@
+"""The operators of ONNX, by what they do. Each file enters its own into the table (`svod.onnx.registry`)."""
+from __future__ import annotations
+
+from svod.onnx.operators import (
+    activations,
+    attention,
+    control,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    losses,
+    microsoft,
+    movement,
+    norms,
+    products,
+    quantised,
+    recurrent,
+    reductions,
+    resample,
+    sequences,
+    signal,
+)
+
+FILES = (activations, attention, control, convolution, creation, elementwise, indexing, losses, microsoft, movement, norms, products,
+         quantised, recurrent, reductions, resample, sequences, signal)

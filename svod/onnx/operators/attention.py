@@ -1,0 +1,102 @@
+"""Attention and rotary embedding as operators of ai.onnx."""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from svod.core.ir.dtype import dtypes
+from svod.onnx.operators.elementwise import svod_type
+from svod.onnx.registry import Node, operator
+from svod.tensor import Tensor, where
+
+
+def heads_apart(x: Tensor, heads: int) -> Tensor:
+    """(N, L, heads · E) as (N, heads, L, E); four axes stay."""
+    return x if x.ndim == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+
+
+@operator("Attention", 23)
+def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_key: Tensor | None = None,
+              past_value: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
+    flat = q.ndim == 3
+    kind = q.dtype
+    q_heads, kv_heads = (node.need("q_num_heads"), node.need("kv_num_heads")) if flat else (q.shape[1], k.shape[1])
+    query, key, value = heads_apart(q, q_heads), heads_apart(k, kv_heads), heads_apart(v, kv_heads)
+    if past_key is not None and past_value is not None:
+        key, value = Tensor.cat([past_key, key], 2), Tensor.cat([past_value, value], 2)
+    present = key, value
+    if q_heads != kv_heads:
+        key, value = (t.repeat_interleave(q_heads // kv_heads, 1) for t in (key, value))
+    n, steps, total = query.shape[0], query.shape[2], key.shape[2]
+    scale = node.get("scale") or 1 / math.sqrt(query.shape[-1])
+    bias: Tensor | None = None
+    if mask is not None:
+        bias = where(mask, Tensor.zeros(1, dtype=kind), Tensor.full((1,), -math.inf, kind)) if mask.dtype is dtypes.bool else mask
+        if bias.shape[-1] < total:
+            short = total - bias.shape[-1]
+            bias = bias.pad([(0, 0)] * (bias.ndim - 1) + [(0, short)], "constant", -math.inf)
+    if node.get("is_causal", 0):
+        bias = added(bias, causal(node, steps, total, past_key, lengths, n, kind))
+    if lengths is not None:
+        alive = Tensor(np.arange(total)).lt(lengths.reshape(-1, 1, 1, 1))
+        bias = added(bias, where(alive, Tensor.zeros(1, dtype=kind), Tensor.full((1,), -math.inf, kind)))
+    capped, wanted = node.get("softcap", 0.0), any(node.asked[3:])
+    if not capped and not wanted and "softmax_precision" not in node.attributes and bias is None:
+        out = query.scaled_dot_product_attention(key, value, scale=scale)
+        return together(out, flat), *present
+    root = math.sqrt(scale)
+    scores = query.mul(root).matmul(key.transpose(-2, -1).mul(root))
+    soft = scores if not capped else scores.div(capped).tanh().mul(capped)
+    masked = soft if bias is None else soft.add(bias)
+    wide = svod_type(node.get("softmax_precision"), node) if node.get("softmax_precision") else masked.dtype
+    probabilities = softmax_rows(masked.cast(wide)).cast(kind)
+    out = probabilities.matmul(value)
+    shown = {0: scores, 1: soft, 2: masked, 3: probabilities}[node.get("qk_matmul_output_mode", 0)]
+    return together(out, flat), *present, shown
+
+
+def softmax_rows(scores: Tensor) -> Tensor:
+    """Softmax of rows; one in which nothing is allowed gives zeros."""
+    most = scores.max(-1, keepdim=True)
+    exps = scores.sub(where(most.eq(-math.inf), most.mul(0.0).nan_to_num(0.0), most)).exp()
+    total = exps.sum(-1, keepdim=True)
+    return exps.div(where(total.eq(0), total.add(1), total))
+
+
+def added(bias: Tensor | None, more: Tensor) -> Tensor:
+    return more if bias is None else bias.add(more)
+
+
+def causal(node: Node, steps: int, total: int, past: Tensor | None, lengths: Tensor | None, batch: int, kind: object) -> Tensor:
+    """Minus infinity for what comes after a step."""
+    offset = past.shape[2] if past is not None else 0
+    rows, columns = np.arange(steps).reshape(-1, 1), np.arange(total)
+    if lengths is not None and past is None:
+        first = lengths.reshape(-1, 1, 1, 1).sub(steps)
+        allowed = Tensor(columns).le(Tensor(rows).add(first))
+        return where(allowed, Tensor.zeros(1), Tensor.full((1,), -math.inf, "float32")).cast(kind)  # type: ignore[arg-type]
+    values = np.where(columns <= rows + offset, 0.0, -np.inf).astype(np.float32)
+    return Tensor(values).cast(kind)  # type: ignore[arg-type]
+
+
+def together(x: Tensor, flat: bool) -> Tensor:
+    """(N, heads, L, E) as (N, L, heads · E), where the operands were."""
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1) if flat else x
+
+
+@operator("RotaryEmbedding", 23)
+def rotary(node: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
+    heads, interleaved, width = node.get("num_heads", 0), bool(node.get("interleaved", 0)), node.get("rotary_embedding_dim", 0)
+    whole = x.reshape(x.shape[0], x.shape[1], heads, -1) if x.ndim == 3 else x.transpose(1, 2)     # (N, L, heads, E)
+    size = width or whole.shape[-1]
+    c, s = (t.take(positions, 0) if positions is not None else t for t in (cos, sin))
+    c, s = (t[..., :size // 2].unsqueeze(-2) for t in (c, s))
+    turned, rest = whole[..., :size], whole[..., size:]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :size // 2], turned[..., size // 2:])
+    first, second = a.mul(c).sub(b.mul(s)), a.mul(s).add(b.mul(c))
+    out = Tensor.stack([first, second], -1).flatten(-2) if interleaved else Tensor.cat([first, second], -1)
+    if rest.shape[-1]:
+        out = Tensor.cat([out, rest], -1)
+    out = out.cast(x.dtype)
+    return out.reshape(x.shape) if x.ndim == 3 else out.transpose(1, 2)

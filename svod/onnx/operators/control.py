@@ -1,0 +1,106 @@
+"""Branches and loops, decided while the graph is walked wherever their conditions and counts are known."""
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from svod.errors import UnsupportedError
+from svod.onnx.registry import Node, operator
+from svod.onnx.values import Value, dtype_of, is_known, shape_of, tensor_of
+from svod.tensor import Tensor, where
+
+log = logging.getLogger("svod.onnx")
+
+MOST_TURNS, MANY_TURNS = 1000, 100
+
+
+@operator("If", raw=True)
+def branch(node: Node, condition: Value) -> tuple[Value, ...]:
+    if is_known(condition):
+        return tuple(node.walk(node.need("then_branch" if bool(condition.reshape(-1)[0]) else "else_branch")))
+    # both are computed, and each element is chosen
+    yes, no = node.walk(node.need("then_branch")), node.walk(node.need("else_branch"))
+    chosen = []
+    for a, b in zip(yes, no, strict=True):
+        if isinstance(a, list) or isinstance(b, list) or a is None or b is None or shape_of(a) != shape_of(b) or dtype_of(a) is not dtype_of(b):
+            raise UnsupportedError(f"{node}: its condition is computed from data, and its branches give values of different shapes or types")
+        chosen.append(where(condition.reshape(()), tensor_of(a), tensor_of(b)))
+    return tuple(chosen)
+
+
+@operator("Loop", raw=True, known=())
+def loop(node: Node, count: Value = None, condition: Value = None, *carried: Value) -> tuple[Value, ...]:
+    body = node.need("body")
+    if count is not None and not is_known(count):
+        raise UnsupportedError(f"{node}: the number of its turns is computed from data")
+    if condition is not None and not is_known(condition):
+        raise UnsupportedError(f"{node}: its condition is computed from data")
+    most = MOST_TURNS + 1 if count is None else int(count.reshape(-1)[0])
+    go: Value = np.array(True) if condition is None else condition
+    state, scanned, turn = list(carried), [list[Value]() for _ in range(len(body.output) - 1 - len(carried))], 0
+    while turn < most and bool(np.asarray(go).reshape(-1)[0]):
+        if turn == MOST_TURNS:
+            raise UnsupportedError(f"{node} takes more than {MOST_TURNS} turns, each of which is a copy of its graph")
+        go, *results = node.walk(body, np.array(turn, np.int64), go, *state)
+        if not is_known(go):
+            raise UnsupportedError(f"{node}: whether it goes on is computed from data")
+        state = results[:len(carried)]
+        for kept, value in zip(scanned, results[len(carried):], strict=True):
+            kept.append(value)
+        turn += 1
+    if turn > MANY_TURNS:
+        log.warning("%s is unrolled: %d copies of its graph", node, turn)
+    return (*state, *(stacked(node, kept) for kept in scanned))
+
+
+def stacked(node: Node, values: Sequence[Value]) -> Value:
+    if not values:
+        raise UnsupportedError(f"{node} takes no turn: the shape of what it collects is not known")
+    if all(is_known(v) for v in values):
+        return np.stack(values)
+    return Tensor.stack([tensor_of(v) for v in values], 0)
+
+
+@operator("Scan", 9, raw=True)
+def scan(node: Node, *operands: Value) -> tuple[Value, ...]:
+    body, count = node.need("body"), node.need("num_scan_inputs")
+    return scanned(node, body, list(operands[:-count]), list(operands[-count:]), 0)
+
+
+@operator("Scan", 8, raw=True)
+def scan_old(node: Node, lengths: Value, *operands: Value) -> tuple[Value, ...]:
+    """With a batch axis before the one that is scanned."""
+    if lengths is not None:
+        raise UnsupportedError(f"{node} with lengths for each batch")
+    body, count = node.need("body"), node.need("num_scan_inputs")
+    results: list[list[Value]] = []
+    for b in range(shape_of(operands[-1])[0]):
+        one = [tensor_of(o)[b] for o in operands]
+        results.append(list(scanned(node, body, one[:-count], one[-count:], 0)))
+    return tuple(Tensor.stack([tensor_of(r[i]) for r in results], 0) for i in range(len(results[0])))
+
+
+def scanned(node: Node, body: object, state: list[Value], inputs: list[Value], first: int) -> tuple[Value, ...]:
+    axes, directions = node.get("scan_input_axes") or [0] * len(inputs), node.get("scan_input_directions") or [0] * len(inputs)
+    sequences = [tensor_of(v).movedim(a, 0) for v, a in zip(inputs, axes, strict=True)]
+    turns = sequences[0].shape[0]
+    if turns > MOST_TURNS:
+        raise UnsupportedError(f"{node} takes {turns} turns, each of which is a copy of its graph; {MOST_TURNS} are made")
+    collected: list[list[Value]] = []
+    for turn in range(turns):
+        at = [s[turns - 1 - turn if d else turn] for s, d in zip(sequences, directions, strict=True)]
+        results = node.walk(body, *state, *at)
+        count = len(state)
+        state = results[:count]
+        collected.append(results[count:])
+    outputs = []
+    kinds = node.get("scan_output_directions") or [0] * (len(collected[0]) if collected else 0)
+    places = node.get("scan_output_axes") or [0] * len(kinds)
+    for i, (reverse, axis) in enumerate(zip(kinds, places, strict=True)):
+        values = [tensor_of(c[i]) for c in collected]
+        outputs.append(Tensor.stack(list(reversed(values)) if reverse else values, 0).movedim(0, axis))
+    return (*state, *outputs)
+
+

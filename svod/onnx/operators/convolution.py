@@ -1,0 +1,202 @@
+"""Convolution and pooling: pads at both sides, `auto_pad`, dilation, positions of maxima."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from svod.errors import UnsupportedError
+from svod.onnx.operators.products import shifted
+from svod.onnx.reader import OnnxError
+from svod.onnx.registry import Array, Node, operator
+from svod.tensor import Tensor
+
+Pairs = list[tuple[int, int]]
+
+
+def pads_of(node: Node, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Pairs:
+    """(before, after) of each axis, from `pads` or `auto_pad`."""
+    rank, auto = len(sizes), node.get("auto_pad", "NOTSET")
+    if auto == "VALID":
+        return [(0, 0)] * rank
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        pairs = []
+        for n, k, s, d in zip(sizes, kernel, strides, dilations, strict=True):
+            total = max(0, (-(-n // s) - 1) * s + d * (k - 1) + 1 - n)
+            less, more = total // 2, total - total // 2
+            pairs.append((less, more) if auto == "SAME_UPPER" else (more, less))
+        return pairs
+    pads = node.get("pads") or [0] * 2 * rank
+    return [(pads[i], pads[i + rank]) for i in range(rank)]
+
+
+def geometry(node: Node, rank: int) -> tuple[list[int], list[int]]:
+    return list(node.get("strides") or [1] * rank), list(node.get("dilations") or [1] * rank)
+
+
+def convolve(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    rank = x.ndim - 2
+    if rank < 1 or w.ndim != x.ndim:
+        raise OnnxError(f"{node} of {x.shape} with a weight of {w.shape}: both need a batch or an output, channels, and the same axes behind")
+    strides, dilations = geometry(node, rank)
+    pairs = pads_of(node, x.shape[2:], w.shape[2:], strides, dilations)
+    if all(a == b for a, b in pairs):
+        padding: int | list[int] = [a for a, _ in pairs]
+    else:
+        x, padding = x.pad([(0, 0), (0, 0), *pairs]), 0
+    convolution = {1: Tensor.conv1d, 2: Tensor.conv2d, 3: Tensor.conv3d}.get(rank)
+    if convolution is None:
+        raise UnsupportedError(f"{node} over {rank} axes; svod convolves over 1 to 3")
+    return convolution(x, w, bias, strides, padding, dilations, node.get("group", 1))
+
+
+@operator("Conv")
+def conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return convolve(node, x, w, bias)
+
+
+@operator("ConvInteger", 10)
+def conv_integer(node: Node, x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
+    zero = w_zero.reshape(-1, *(1,) * (w.ndim - 1)) if w_zero is not None and w_zero.ndim == 1 else w_zero
+    return convolve(node, shifted(x, x_zero, 0), shifted(w, zero, 0), None)
+
+
+@operator("ConvTranspose")
+def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    rank, groups = x.ndim - 2, node.get("group", 1)
+    strides, dilations = geometry(node, rank)
+    extra, kernel = list(node.get("output_padding") or [0] * rank), w.shape[2:]
+    full = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], strides, dilations, kernel, strict=True)]
+    wanted, auto = node.get("output_shape"), node.get("auto_pad", "NOTSET")
+    pads = node.get("pads") or [0] * 2 * rank
+    pairs = [(pads[i], pads[i + rank]) for i in range(rank)]
+    if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
+    if wanted is not None:
+        pairs = []
+        for f, e, n in zip(full, extra, wanted[-rank:], strict=True):
+            total = f + e - n
+            half = max(0, total) // 2
+            more = total - half
+            pairs.append((half, more) if auto == "SAME_UPPER" else (more, half))
+    function = {1: Tensor.conv_transpose1d, 2: Tensor.conv_transpose2d, 3: Tensor.conv_transpose3d}.get(rank)
+    if function is None:
+        raise UnsupportedError(f"{node} over {rank} axes; svod convolves over 1 to 3")
+    whole = function(x, w, None, strides, 0, 0, groups, dilations)
+    # positions that no element reaches are zero, before the bias
+    out = whole.pad([(0, 0), (0, 0), *((max(0, -a), max(0, e - b)) for e, (a, b) in zip(extra, pairs, strict=True))])
+    bounds: list[tuple[int, int] | None] = [None, None]
+    for f, e, (a, b) in zip(full, extra, pairs, strict=True):
+        bounds.append((max(0, a), max(0, a) + f + e - a - b))
+    out = out.shrink(bounds)
+    return out if bias is None else out.add(bias.reshape(-1, *(1,) * rank))
+
+
+# -- pooling -------------------------------------------------------------------------------------------------------------------
+def pool_geometry(node: Node, x: Tensor) -> tuple[list[int], list[int], list[int], Pairs, Pairs]:
+    """Kernel, strides, dilations, pads, and what a rounded up number of positions adds behind."""
+    kernel = list(node.need("kernel_shape"))
+    strides, dilations = geometry(node, len(kernel))
+    sizes = x.shape[2:]
+    pairs = pads_of(node, sizes, kernel, strides, dilations)
+    more: Pairs = []
+    for n, k, s, d, (a, b) in zip(sizes, kernel, strides, dilations, pairs, strict=True):
+        span = n + a + b - d * (k - 1) - 1
+        count = (-(-span // s) if node.get("ceil_mode", 0) else span // s) + 1
+        if node.get("ceil_mode", 0) and (count - 1) * s >= n + a:      # a window that begins in the padding behind is left out
+            count -= 1
+        more.append((0, max(0, (count - 1) * s + d * (k - 1) + 1 - (n + a + b))))
+    return kernel, strides, dilations, pairs, more
+
+
+def windows(node: Node, x: Tensor, fill: float | int, pairs: Pairs, more: Pairs, kernel: Sequence[int], strides: Sequence[int],
+            dilations: Sequence[int]) -> Tensor:
+    sides = [(a, b + e) for (a, b), (_, e) in zip(pairs, more, strict=True)]
+    return x._windows(str(node), sides, fill, kernel, strides, dilations)
+
+
+@operator("MaxPool")
+def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    kernel, strides, dilations, pairs, more = pool_geometry(node, x)
+    rank = len(kernel)
+    taken = windows(node, x, x.dtype.min, pairs, more, kernel, strides, dilations)
+    largest = taken.max(tuple(range(-rank, 0)))
+    if len(node.asked) < 2 or not node.asked[1]:
+        return largest
+    out = taken.shape[2:2 + rank]
+    flat = taken.reshape(*taken.shape[:2 + rank], math.prod(kernel))
+    which = flat.argmax(-1)                                             # (N, C, out…): the first of equals
+    order = list(range(rank)) if node.get("storage_order", 0) == 0 else list(reversed(range(rank)))
+    taps = np.stack(np.unravel_index(np.arange(math.prod(kernel)), kernel))
+    places = []
+    for i in range(rank):
+        tap = Tensor(taps[i] * dilations[i]).take(which)
+        start = Tensor(np.arange(out[i]) * strides[i] - pairs[i][0]).reshape(*(-1 if j == i else 1 for j in range(rank)))
+        places.append(tap.add(start))
+    at = Tensor.zeros(1, dtype="int64")
+    for i in order:
+        at = at.mul(x.shape[2 + i]).add(places[i])
+    lead = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *(1,) * rank) * math.prod(x.shape[2:])
+    return largest, at.add(Tensor(lead)).cast("int64")
+
+
+@operator("AveragePool")
+def average_pool(node: Node, x: Tensor) -> Tensor:
+    kernel, strides, dilations, pairs, more = pool_geometry(node, x)
+    axes = tuple(range(-len(kernel), 0))
+    total = windows(node, x, 0, pairs, more, kernel, strides, dilations)._wide_float().sum(axes)
+    ones = Tensor.ones(1, 1, *x.shape[2:], dtype=total.dtype)
+    if node.get("count_include_pad", 0):
+        ones = ones.pad([(0, 0), (0, 0), *pairs], "constant", 1.0)
+        counted = windows(node, ones, 0, [(0, 0)] * len(kernel), more, kernel, strides, dilations).sum(axes)
+    else:
+        counted = windows(node, ones, 0, pairs, more, kernel, strides, dilations).sum(axes)
+    return total.div(counted).cast(x.dtype)
+
+
+@operator("LpPool")
+def lp_pool(node: Node, x: Tensor) -> Tensor:
+    kernel, strides, dilations, pairs, more = pool_geometry(node, x)
+    p = float(node.get("p", 2))
+    taken = windows(node, x, 0, pairs, more, kernel, strides, dilations)
+    return taken.abs().pow(p).sum(tuple(range(-len(kernel), 0))).pow(1.0 / p).cast(x.dtype)
+
+
+@operator("MaxUnpool", 9, known=("wanted",))
+def max_unpool(node: Node, x: Tensor, at: Tensor, wanted: Array | None = None) -> Tensor:
+    kernel = list(node.need("kernel_shape"))
+    strides = list(node.get("strides") or [1] * len(kernel))
+    pads = node.get("pads") or [0] * 2 * len(kernel)
+    natural = [(n - 1) * s + k - pads[i] - pads[i + len(kernel)] for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))]
+    small = (*x.shape[:2], *natural)
+    flat = Tensor.zeros(math.prod(small), dtype=x.dtype).scatter(0, at.reshape(-1), x.reshape(-1))
+    if wanted is None or tuple(int(n) for n in wanted) == small:
+        return flat.reshape(small)
+    shape = tuple(int(n) for n in wanted)
+    return Tensor.zeros(math.prod(shape), dtype=x.dtype).scatter(0, at.reshape(-1), x.reshape(-1)).reshape(shape)
+
+
+@operator("LRN")
+def lrn(node: Node, x: Tensor) -> Tensor:
+    size, alpha, beta, bias = node.need("size"), node.get("alpha", 1e-4), node.get("beta", 0.75), node.get("bias", 1.0)
+    c, flat = x.shape[1], x.reshape(x.shape[0], x.shape[1], -1)
+    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    squares = flat.mul(flat).pad([(0, 0), (before, after), (0, 0)])
+    near = squares.transpose(1, 2)._windows(str(node), [(0, 0)], 0, [size], [1], [1]).sum(-1).transpose(1, 2)
+    assert near.shape[1] == c
+    return flat.div(near.mul(alpha / size).add(bias).pow(beta)).reshape(x.shape).cast(x.dtype)
+
+
+@operator("CausalConvWithState", 27)
+def causal_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A depthwise convolution over time that sees the past only: (N, C, L) with a weight (C, 1, K)."""
+    k = w.shape[-1]
+    state = Tensor.zeros(x.shape[0], x.shape[1], k - 1, dtype=x.dtype) if past is None else past
+    whole = Tensor.cat([state, x], 2)
+    out = whole.conv1d(w, bias, groups=x.shape[1])
+    if node.get("activation", "none") in ("silu", "swish"):
+        out = out.silu()
+    return out, whole.shrink([None, None, (whole.shape[2] - (k - 1), whole.shape[2])])
+
+

@@ -1,0 +1,80 @@
+"""Values out of nothing: constants, ranges, identities, random numbers."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from svod.core.ir.dtype import BY_NAME, dtypes
+from svod.errors import UnsupportedError
+from svod.onnx.operators.elementwise import svod_type
+from svod.onnx.registry import Array, Node, operator
+from svod.onnx.values import MOST_KNOWN, Value
+from svod.tensor import Tensor
+
+
+@operator("Constant", raw=True)
+def constant(node: Node) -> Array:
+    for name, kind in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
+        if name in node.attributes:
+            return np.array(node.attributes[name], kind)
+    if "value" in node.attributes:
+        value: Array = node.attributes["value"]
+        return value
+    raise UnsupportedError(f"{node}: a constant of text or a sparse one")
+
+
+@operator("ConstantOfShape", 9, known=("shape",))
+def constant_of_shape(node: Node, shape: Array) -> Value:
+    value: Any = node.get("value")
+    fill = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
+    sizes = tuple(int(n) for n in shape)
+    if int(np.prod(sizes, dtype=np.int64)) <= MOST_KNOWN:
+        return np.full(sizes, fill[0], fill.dtype)
+    return Tensor.full(sizes, fill[0].item(), BY_NAME[fill.dtype.name])
+
+
+@operator("Range", 11, known=("start", "limit", "delta"))
+def arange(node: Node, start: Array, limit: Array, delta: Array) -> Tensor:
+    return Tensor(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))
+
+
+@operator("EyeLike", 9)
+def eye_like(node: Node, x: Tensor) -> Tensor:
+    kind = svod_type(node.get("dtype"), node) if "dtype" in node.attributes else x.dtype
+    rows, columns = x.shape
+    return Tensor(np.eye(rows, columns, node.get("k", 0), np.float32)).cast(kind)
+
+
+def _random(node: Node, shape: tuple[int, ...], like: Tensor | None, normal: bool) -> Tensor:
+    kind = svod_type(node.get("dtype"), node) if "dtype" in node.attributes else dtypes.float32 if like is None else like.dtype
+    if normal:
+        return Tensor.randn(*shape).mul(node.get("scale", 1.0)).add(node.get("mean", 0.0)).cast(kind)
+    low, high = node.get("low", 0.0), node.get("high", 1.0)
+    return Tensor.rand(*shape).mul(high - low).add(low).cast(kind)
+
+
+@operator("RandomNormal")
+def random_normal(node: Node) -> Tensor:
+    return _random(node, tuple(node.need("shape")), None, True)
+
+
+@operator("RandomUniform")
+def random_uniform(node: Node) -> Tensor:
+    return _random(node, tuple(node.need("shape")), None, False)
+
+
+@operator("RandomNormalLike")
+def random_normal_like(node: Node, x: Tensor) -> Tensor:
+    return _random(node, x.shape, x, True)
+
+
+@operator("RandomUniformLike")
+def random_uniform_like(node: Node, x: Tensor) -> Tensor:
+    return _random(node, x.shape, x, False)
+
+
+@operator("Bernoulli", 15)
+def bernoulli(node: Node, x: Tensor) -> Tensor:
+    kind = svod_type(node.get("dtype"), node) if "dtype" in node.attributes else x.dtype
+    return Tensor.rand(*x.shape).lt(x).cast(kind)

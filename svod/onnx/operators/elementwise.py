@@ -1,0 +1,153 @@
+"""Arithmetic, comparisons, logic, functions of elements, casts."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import onnx
+
+from svod.core.ir.dtype import BY_NAME, DType, dtypes
+from svod.errors import UnsupportedError
+from svod.onnx.reader import NARROW, NUMPY_TYPES, type_name
+from svod.onnx.registry import Node, operator
+from svod.tensor import Tensor, where
+
+
+def old_broadcast(node: Node, a: Tensor, b: Tensor) -> Tensor:
+    """Before opset 7 the second operand was broadcast only where `broadcast` said so, from `axis` on."""
+    if not node.get("broadcast", 0) or "axis" not in node.attributes:
+        return b
+    axis = node.get("axis") % a.ndim
+    return b.reshape(*b.shape, *(1,) * (a.ndim - axis - b.ndim))
+
+
+def binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    @operator(name)
+    def compute(node: Node, a: Tensor, b: Tensor) -> Tensor:
+        return function(a, old_broadcast(node, a, b))
+
+
+def unary(name: str, function: Callable[[Tensor], Tensor]) -> None:
+    @operator(name)
+    def compute(node: Node, x: Tensor) -> Tensor:
+        return function(x)
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    return a.div(b, rounding_mode="trunc") if a.dtype.is_int else a.div(b)
+
+
+def power(a: Tensor, b: Tensor) -> Tensor:
+    """The base's type, whatever the exponent's."""
+    return (a.pow(b) if a.dtype.is_float or b.dtype.is_int else a.cast(dtypes.float64).pow(b.cast(dtypes.float64))).cast(a.dtype)
+
+
+for _name, _function in {
+        "Add": Tensor.add, "Sub": Tensor.sub, "Mul": Tensor.mul, "Div": divide, "Pow": power, "Equal": Tensor.eq, "Less": Tensor.lt,
+        "Greater": Tensor.gt, "LessOrEqual": Tensor.le, "GreaterOrEqual": Tensor.ge, "And": Tensor.logical_and, "Or": Tensor.logical_or,
+        "Xor": Tensor.logical_xor, "BitwiseAnd": Tensor.bitwise_and, "BitwiseOr": Tensor.bitwise_or, "BitwiseXor": Tensor.bitwise_xor}.items():
+    binary(_name, _function)
+
+for _name, _unary in {
+        "Abs": Tensor.abs, "Neg": Tensor.neg, "Floor": Tensor.floor, "Ceil": Tensor.ceil, "Round": Tensor.round, "Sign": Tensor.sign,
+        "Sqrt": Tensor.sqrt, "Exp": Tensor.exp, "Log": Tensor.log, "Sin": Tensor.sin, "Cos": Tensor.cos, "Tan": Tensor.tan, "Tanh": Tensor.tanh,
+        "Asin": Tensor.asin, "Acos": Tensor.acos, "Atan": Tensor.atan, "Sinh": Tensor.sinh, "Cosh": Tensor.cosh, "Asinh": Tensor.asinh,
+        "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": Tensor.erf, "Reciprocal": Tensor.reciprocal, "Not": Tensor.logical_not,
+        "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}.items():
+    unary(_name, _unary)
+
+
+@operator("IsInf", 10)
+def is_inf(node: Node, x: Tensor) -> Tensor:
+    up, down = node.get("detect_positive", 1), node.get("detect_negative", 1)
+    if up and down:
+        return x.isinf()
+    return x.isposinf() if up else x.isneginf() if down else Tensor.full(x.shape, False, "bool")
+
+
+@operator("Mod", 10)
+def mod(node: Node, a: Tensor, b: Tensor) -> Tensor:
+    return a.fmod(b) if node.get("fmod", 0) else a.remainder(b)
+
+
+@operator("BitShift", 11)
+def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
+    left = node.need("direction") == "LEFT"
+    shifted = a.bitwise_left_shift(b) if left else a.bitwise_right_shift(b)
+    return where(b.ge(a.dtype.bits), Tensor.zeros(1, dtype=a.dtype), shifted)
+
+
+def variadic(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    @operator(name)
+    def compute(node: Node, *xs: Tensor) -> Tensor:
+        return reduce(function, xs).cast(xs[0].dtype)
+
+
+variadic("Sum", Tensor.add)
+variadic("Max", Tensor.maximum)
+variadic("Min", Tensor.minimum)
+
+
+@operator("Mean")
+def mean(node: Node, *xs: Tensor) -> Tensor:
+    return (reduce(Tensor.add, xs) / len(xs)).cast(xs[0].dtype)
+
+
+@operator("Where", 9)
+def choose(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return where(condition, x, y)
+
+
+@operator("Clip", 1)
+def clip_old(node: Node, x: Tensor) -> Tensor:
+    low, high = node.get("min", -math.inf), node.get("max", math.inf)
+    return x.clamp(None if low == -math.inf else low, high) if (low, high) != (-math.inf, math.inf) else x
+
+
+@operator("Clip", 11)
+def clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+    # the upper bound wins where the bounds cross
+    bounded = x if low is None else x.maximum(low)
+    return bounded if high is None else bounded.minimum(high)
+
+
+# -- types -----------------------------------------------------------------------------------------------------------------------
+def svod_type(data_type: int, node: Node) -> DType:
+    """The element type that a number of TensorProto stands for. Raises UnsupportedError."""
+    name = NUMPY_TYPES.get(data_type)
+    if name is None:
+        raise UnsupportedError(f"{node} makes {type_name(data_type)}; {NARROW}")
+    return BY_NAME[name]
+
+
+@operator("Cast", 6)
+def cast(node: Node, x: Tensor) -> Tensor:
+    return x.cast(svod_type(node.need("to"), node))
+
+
+@operator("Cast", 1)
+def cast_old(node: Node, x: Tensor) -> Tensor:
+    return x.cast(svod_type(onnx.TensorProto.DataType.Value(node.need("to")), node))
+
+
+@operator("CastLike", 15)
+def cast_like(node: Node, x: Tensor, like: Tensor) -> Tensor:
+    return x.cast(like.dtype)
+
+
+@operator("BitCast", 26)
+def bit_cast(node: Node, x: Tensor) -> Tensor:
+    kind = svod_type(node.need("to"), node)
+    if x.dtype is kind:
+        return x
+    raise UnsupportedError(f"{node} reads the bits of {x.dtype.name} as {kind.name}, which svod has no operation for")
+
+
+def as_float(value: Any) -> float:
+    """A number out of a known operand."""
+    return float(np.asarray(value).reshape(-1)[0])
+
+

@@ -1,0 +1,123 @@
+"""Elements chosen and put by integers: gathers, scatters, positions of extrema, order."""
+from __future__ import annotations
+
+import numpy as np
+
+from svod.errors import UnsupportedError
+from svod.onnx.registry import Array, Node, operator
+from svod.tensor import Tensor, where
+
+
+def wrapped(index: Tensor, n: int) -> Tensor:
+    """Positions from the end as positions from the beginning."""
+    return where(index.lt(0), index.add(n), index) if index.dtype.is_signed else index
+
+
+@operator("Gather")
+def gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
+    axis = node.get("axis", 0) % x.ndim
+    return x.take(wrapped(index, x.shape[axis]), axis)
+
+
+@operator("GatherElements", 11)
+def gather_elements(node: Node, x: Tensor, index: Tensor) -> Tensor:
+    axis = node.get("axis", 0) % x.ndim
+    return x.gather(axis, wrapped(index, x.shape[axis]))
+
+
+@operator("GatherND", 11)
+def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
+    batch = node.get("batch_dims", 0)
+    lead, depth = x.shape[:batch], index.shape[-1]
+    flat = flat_positions(index, x.shape[batch:batch + depth])              # (batch…, positions…)
+    rest = x.shape[batch + depth:]
+    count, inner = int(np.prod(lead, dtype=np.int64)), int(np.prod(x.shape[batch:batch + depth], dtype=np.int64))
+    rows = x.reshape(count * inner, *rest)
+    if batch:
+        flat = flat.reshape(count, -1).add(Tensor(np.arange(count, dtype=np.int64).reshape(-1, 1) * inner))
+    return rows.take(flat.reshape(-1), 0).reshape(*index.shape[:-1], *rest)
+
+
+def flat_positions(index: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Tuples of positions along the last axis as positions in the flattened axes."""
+    flat = Tensor.zeros(*index.shape[:-1], dtype="int64")
+    for i, n in enumerate(sizes):
+        flat = flat.mul(n).add(wrapped(index[..., i].cast("int64"), n))
+    return flat
+
+
+@operator("Scatter")
+@operator("ScatterElements", 11)
+def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+    axis = node.get("axis", 0) % x.ndim
+    at, how = wrapped(index, x.shape[axis]).cast("int64"), _REDUCTIONS[node.get("reduction", "none")]
+    return x.scatter(axis, at, updates) if how is None else x.scatter_reduce(axis, at, updates, how)
+
+
+_REDUCTIONS = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@operator("ScatterND", 11)
+def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
+    depth = index.shape[-1]
+    rest, inner = x.shape[depth:], int(np.prod(x.shape[:depth], dtype=np.int64))
+    width = int(np.prod(rest, dtype=np.int64))
+    flat = flat_positions(index, x.shape[:depth]).reshape(-1, 1).broadcast_to((int(np.prod(index.shape[:-1], dtype=np.int64)), width))
+    rows, values = x.reshape(inner, width), updates.reshape(-1, width)
+    how = _REDUCTIONS[node.get("reduction", "none")]
+    put = rows.scatter(0, flat, values) if how is None else rows.scatter_reduce(0, flat, values, how)
+    return put.reshape(x.shape)
+
+
+@operator("TensorScatter", 24)
+def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None = None) -> Tensor:
+    """Values written into a cache along an axis, from the position that each batch is at."""
+    axis, n = node.get("axis", -2) % past.ndim, update.shape[node.get("axis", -2)]
+    most = past.shape[axis]
+    start = Tensor.zeros(past.shape[0], dtype="int64") if at is None else at.cast("int64")
+    places = start.reshape(-1, 1).add(Tensor.arange(n, dtype="int64"))
+    if node.get("mode", "linear") == "circular":
+        places = places.remainder(most)
+    shape = [past.shape[0] if i == 0 else n if i == axis else 1 for i in range(past.ndim)]
+    return past.scatter(axis, places.reshape(shape).broadcast_to(update.shape), update)
+
+
+@operator("OneHot", 9, known=("depth",))
+def one_hot(node: Node, index: Tensor, depth: Array, values: Tensor) -> Tensor:
+    n, axis = int(depth.reshape(-1)[0]), node.get("axis", -1)
+    at = axis % (index.ndim + 1)
+    whole = wrapped(index.cast("int64"), n).unsqueeze(at)
+    places = Tensor.arange(n, dtype="int64").reshape(*(-1 if i == at else 1 for i in range(index.ndim + 1)))
+    return where(whole.eq(places), values[1], values[0])
+
+
+# -- order ---------------------------------------------------------------------------------------------------------------------
+def arg_extreme(name: str) -> None:
+    @operator(name)
+    def compute(node: Node, x: Tensor) -> Tensor:
+        axis, keep = node.get("axis", 0) % x.ndim, bool(node.get("keepdims", 1))
+        find = Tensor.argmax if name == "ArgMax" else Tensor.argmin
+        if not node.get("select_last_index", 0):
+            return find(x, axis, keepdim=keep)
+        return find(x.flip(axis), axis, keepdim=keep).neg().add(x.shape[axis] - 1)
+
+
+arg_extreme("ArgMax")
+arg_extreme("ArgMin")
+
+
+@operator("TopK", 1)
+def top_k_old(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
+    found = x.topk(node.need("k"), node.get("axis", -1))
+    return found.values, found.indices
+
+
+@operator("TopK", 10, known=("k",))
+def top_k(node: Node, x: Tensor, k: Array) -> tuple[Tensor, Tensor]:
+    found = x.topk(int(k.reshape(-1)[0]), node.get("axis", -1), bool(node.get("largest", 1)))
+    return found.values, found.indices.cast("int64")
+
+
+@operator("NonZero", 9)
+def non_zero(node: Node, x: Tensor) -> Tensor:
+    raise UnsupportedError(f"{node}: the shape of its result depends on values that are not known while the model is loaded")

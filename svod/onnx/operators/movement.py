@@ -1,0 +1,226 @@
+"""Views and copies: reshape, transpose, slices, joins, pads."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from svod.errors import UnsupportedError
+from svod.onnx.reader import OnnxError
+from svod.onnx.registry import Array, Node, operator
+from svod.onnx.values import Value, shape_of
+from svod.tensor import Tensor, where
+
+
+@operator("Identity", raw=True)
+def identity(node: Node, x: Value) -> Value:
+    return x
+
+
+@operator("Shape", raw=True)
+def shape(node: Node, x: Value) -> Array:
+    sizes = shape_of(x)
+    return np.array(sizes[slice(node.get("start", 0), node.get("end"))], np.int64)
+
+
+@operator("Size", raw=True)
+def size(node: Node, x: Value) -> Array:
+    return np.array(int(np.prod(shape_of(x), dtype=np.int64)), np.int64)
+
+
+def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
+    """What older versions had as an attribute and newer ones have as an operand."""
+    value = node.get(name) if given is None else given
+    return None if value is None else [int(n) for n in np.atleast_1d(np.asarray(value))]
+
+
+@operator("Reshape", known=("shape",))
+def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
+    wanted = ints(node, "shape", shape)
+    if wanted is None:
+        raise OnnxError(f"{node} has no shape")
+    return x.reshape([x.shape[i] if n == 0 and not node.get("allowzero", 0) else n for i, n in enumerate(wanted)])
+
+
+@operator("Flatten")
+def flatten(node: Node, x: Tensor) -> Tensor:
+    axis = node.get("axis", 1)
+    axis = axis + x.ndim if axis < 0 else axis
+    return x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), int(np.prod(x.shape[axis:], dtype=np.int64)))
+
+
+@operator("Transpose")
+def transpose(node: Node, x: Tensor) -> Tensor:
+    return x.permute(node.get("perm") or tuple(reversed(range(x.ndim))))
+
+
+@operator("Squeeze", known=("axes",))
+def squeeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
+    wanted = ints(node, "axes", axes)
+    if wanted is None:
+        return x.squeeze()
+    places = {a % x.ndim for a in wanted}
+    if any(x.shape[a] != 1 for a in places):
+        raise OnnxError(f"{node} of {x.shape} over the axes {wanted}: their extents must be 1")
+    return x.reshape([n for i, n in enumerate(x.shape) if i not in places])
+
+
+@operator("Unsqueeze", known=("axes",))
+def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
+    wanted = ints(node, "axes", axes) or []
+    rank = x.ndim + len(wanted)
+    places, sizes = {a % rank for a in wanted}, iter(x.shape)
+    return x.reshape([1 if i in places else next(sizes) for i in range(rank)])
+
+
+@operator("Expand", 8, known=("shape",))
+def expand(node: Node, x: Tensor, shape: Array) -> Tensor:
+    return x.broadcast_to(np.broadcast_shapes(tuple(x.shape), tuple(int(n) for n in shape)))
+
+
+@operator("Tile", 6, known=("repeats",))
+def tile(node: Node, x: Tensor, repeats: Array) -> Tensor:
+    return x.repeat([int(n) for n in repeats])
+
+
+@operator("Concat")
+def concat(node: Node, *xs: Tensor) -> Tensor:
+    return Tensor.cat(list(xs), node.get("axis", 1))
+
+
+@operator("Split", known=("sizes",))
+def split(node: Node, x: Tensor, sizes: Array | None = None) -> tuple[Tensor, ...]:
+    axis, wanted, count = node.get("axis", 0), ints(node, "split", sizes), node.get("num_outputs", len(node.asked))
+    n = x.shape[axis]
+    if wanted is None:
+        part = -(-n // count)
+        wanted = [min(part, n - i * part) for i in range(count)]
+    return tuple(x.split(wanted, axis))
+
+
+@operator("Slice", 1)
+def slice_old(node: Node, x: Tensor) -> Tensor:
+    return sliced(x, node.need("starts"), node.need("ends"), node.get("axes"), None)
+
+
+@operator("Slice", 10, known=("starts", "ends", "axes", "steps"))
+def slice_new(node: Node, x: Tensor, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Tensor:
+    return sliced(x, starts, ends, axes, steps)
+
+
+def sliced(x: Tensor, starts: Any, ends: Any, axes: Any, steps: Any) -> Tensor:
+    index: list[slice] = [slice(None)] * x.ndim
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        axis, step = int(axes[i]) if axes is not None else i, int(steps[i]) if steps is not None else 1
+        first, last = int(start), int(end)
+        # an end below the first element, which a negative step may have, is no position from the end
+        index[axis] = slice(first, None if step < 0 and last < -x.shape[axis] else last, step)
+    return x[tuple(index)]
+
+
+@operator("Pad", 1)
+def pad_old(node: Node, x: Tensor) -> Tensor:
+    pads = node.get("pads") or node.need("paddings")
+    return padded(node, x, pads, node.get("value", 0.0), list(range(x.ndim)))
+
+
+@operator("Pad", 11, known=("pads", "value", "axes"))
+def pad_new(node: Node, x: Tensor, pads: Array, value: Array | None = None, axes: Array | None = None) -> Tensor:
+    places = list(range(x.ndim)) if axes is None else [int(a) % x.ndim for a in axes]
+    return padded(node, x, pads, 0 if value is None or not value.size else value.item(), places)
+
+
+def padded(node: Node, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Tensor:
+    pairs = [(0, 0)] * x.ndim
+    for i, axis in enumerate(axes):
+        pairs[axis] = int(pads[i]), int(pads[i + len(axes)])
+    mode = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}.get(node.get("mode", "constant"))
+    if mode is None:
+        raise UnsupportedError(f"{node} with the mode {node.get('mode')!r}")
+    if mode == "constant":
+        return x.pad(pairs, mode, float(value) if x.dtype.is_float else bool(value) if x.dtype.kind == "b" else int(value))
+    # the other modes pad only; what negative pads cut off goes first
+    cut = x.shrink([(max(0, -a), n - max(0, -b)) for (a, b), n in zip(pairs, x.shape, strict=True)])
+    for axis, (before, after) in enumerate(pairs):
+        cut = _mirrored(cut, axis, max(0, before), max(0, after), mode)
+    return cut
+
+
+def _mirrored(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tensor:
+    """One axis padded with its own elements."""
+    n = x.shape[axis]
+    if not before and not after:
+        return x
+    at = np.arange(-before, n + after)
+    if mode == "circular":
+        at %= n
+    elif mode == "replicate":
+        at = at.clip(0, n - 1)
+    else:
+        period = max(1, 2 * (n - 1))
+        at = np.abs(at) % period
+        at = np.minimum(at, period - at) if n > 1 else np.zeros_like(at)
+    return x.index_select(axis, [int(i) for i in at])
+
+
+@operator("DepthToSpace")
+def depth_to_space(node: Node, x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    b = node.need("blocksize")
+    if node.get("mode", "DCR") == "CRD":
+        return x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // (b * b), h * b, w * b)
+    return x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // (b * b), h * b, w * b)
+
+
+@operator("SpaceToDepth")
+def space_to_depth(node: Node, x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    b = node.need("blocksize")
+    return x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
+
+
+@operator("Trilu", 14, known=("k",))
+def trilu(node: Node, x: Tensor, k: Array | None = None) -> Tensor:
+    diagonal = 0 if k is None else int(k.reshape(-1)[0])
+    return x.triu(diagonal) if node.get("upper", 1) else x.tril(diagonal)
+
+
+@operator("ReverseSequence", 10)
+def reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
+    along, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
+    n = x.shape[along]
+    places = Tensor.arange(n, dtype="int64").reshape(*(-1 if i == along else 1 for i in range(x.ndim)))
+    count = lengths.reshape(*(-1 if i == batch else 1 for i in range(x.ndim)))
+    source = where(places.lt(count), count.sub(1).sub(places), places).broadcast_to(x.shape)
+    return x.gather(along, source)
+
+
+@operator("Compress", 9, known=("condition",))
+def compress(node: Node, x: Tensor, condition: Array) -> Tensor:
+    at = [int(i) for i in np.flatnonzero(condition)]
+    axis = node.get("axis")
+    return x.flatten().index_select(0, at) if axis is None else x.index_select(axis, at)
+
+
+@operator("Col2Im", 18, known=("image", "block"))
+def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
+    """Blocks added where they overlap: the transpose of taking windows apart."""
+    sizes, kernel = [int(n) for n in image], [int(n) for n in block]
+    rank = len(sizes)
+    dilations, strides = node.get("dilations", [1] * rank), node.get("strides", [1] * rank)
+    pads = node.get("pads", [0] * 2 * rank)
+    n, c = x.shape[0], x.shape[1] // int(np.prod(kernel))
+    wide = [s + pads[i] + pads[i + rank] for i, s in enumerate(sizes)]
+    counts = [(w - d * (k - 1) - 1) // s + 1 for w, d, k, s in zip(wide, dilations, kernel, strides, strict=True)]
+    taps = x.reshape(n, c, *kernel, *counts)
+    # the flat position of each element in the padded image
+    at = np.zeros([*kernel, *counts], np.int64)
+    for i in range(rank):
+        along = dilations[i] * np.arange(kernel[i]).reshape(-1, *[1] * (2 * rank - i - 1)) + (
+            strides[i] * np.arange(counts[i]).reshape(-1, *[1] * (rank - i - 1)))
+        at = at * wide[i] + along
+    flat = np.broadcast_to(at.reshape(-1), (n, c, at.size))
+    out = Tensor.zeros(n, c, int(np.prod(wide)), dtype=x.dtype).scatter_reduce(2, Tensor(np.ascontiguousarray(flat)), taps.reshape(n, c, -1), "sum")
+    return out.reshape(n, c, *wide).shrink([None, None, *((pads[i], pads[i] + s) for i, s in enumerate(sizes))])
+
+

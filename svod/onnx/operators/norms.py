@@ -1,0 +1,63 @@
+"""Normalisation."""
+from __future__ import annotations
+
+from svod.errors import UnsupportedError
+from svod.onnx.registry import Node, operator
+from svod.tensor import Tensor
+
+
+@operator("BatchNormalization")
+def batch_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    if node.get("training_mode", 0):
+        raise UnsupportedError(f"{node} in training mode: svod runs models and does not train them")
+    return x.batch_norm(mean, var, scale, bias, eps=node.get("epsilon", 1e-5)).cast(x.dtype)
+
+
+@operator("InstanceNormalization")
+def instance_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return x.instance_norm(None, None, scale, bias, eps=node.get("epsilon", 1e-5)).cast(x.dtype)
+
+
+@operator("LayerNormalization", 17)
+def layer_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    axis = node.get("axis", -1) % x.ndim
+    out = x.layer_norm(x.shape[axis:], scale, bias, node.get("epsilon", 1e-5)).cast(x.dtype)
+    if not any(node.asked[1:]):
+        return (out,)
+    axes, wide = tuple(range(axis, x.ndim)), x._wide_float()
+    mean = wide.mean(axes, keepdim=True)
+    return out, mean, wide.sub(mean).square().mean(axes, keepdim=True).add(node.get("epsilon", 1e-5)).rsqrt()
+
+
+@operator("GroupNormalization", 18)
+def group_norm_old(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Scale and bias stand for a group each."""
+    groups = node.need("num_groups")
+    each = x.shape[1] // groups
+    return x.group_norm(groups, scale.repeat_interleave(each), bias.repeat_interleave(each), node.get("epsilon", 1e-5)).cast(x.dtype)
+
+
+@operator("GroupNormalization", 21)
+def group_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return x.group_norm(node.need("num_groups"), scale, bias, node.get("epsilon", 1e-5)).cast(x.dtype)
+
+
+@operator("RMSNormalization", 23)
+def rms_norm(node: Node, x: Tensor, scale: Tensor) -> Tensor:
+    axis = node.get("axis", -1) % x.ndim
+    return x.rms_norm(x.shape[axis:], scale, node.get("epsilon", 1e-5)).cast(x.dtype)
+
+
+@operator("LpNormalization")
+def lp_normalization(node: Node, x: Tensor) -> Tensor:
+    length = x.norm(float(node.get("p", 2)), node.get("axis", -1), keepdim=True)
+    zero = length.eq(0)
+    return x.div(length.masked_fill(zero, 1.0)).cast(x.dtype)
+
+
+@operator("MeanVarianceNormalization", 9)
+def mean_variance(node: Node, x: Tensor) -> Tensor:
+    axes = tuple(node.get("axes") or (0, 2, 3))
+    wide = x._wide_float()
+    centred = wide.sub(wide.mean(axes, keepdim=True))
+    return centred.div(centred.square().mean(axes, keepdim=True).sqrt().add(1e-9)).cast(x.dtype)

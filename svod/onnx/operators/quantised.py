@@ -1,0 +1,77 @@
+"""Quantised values: to integers and back, and layers over them."""
+from __future__ import annotations
+
+from svod.core.ir.dtype import DType, dtypes
+from svod.errors import UnsupportedError
+from svod.onnx.operators.convolution import convolve
+from svod.onnx.operators.elementwise import svod_type
+from svod.onnx.operators.products import shifted
+from svod.onnx.registry import Node, operator
+from svod.tensor import Tensor
+
+
+def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
+    """A scale or a zero point per tensor, per element of an axis, or per block of an axis, for each element of x."""
+    if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1):
+        return scale.reshape(())
+    axis, block = node.get("axis", 1) % x.ndim, node.get("block_size", 0)
+    if scale.ndim == 1:
+        return scale.reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
+    if block:
+        return scale.repeat_interleave(block, axis).shrink([(0, n) for n in x.shape])
+    raise UnsupportedError(f"{node} of {x.shape} with scales of {scale.shape} and no block size")
+
+
+def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType) -> Tensor:
+    """round(x / scale) + zero, halves to even, limited to what the type holds."""
+    whole = x.cast(scale.dtype).div(scale).round()
+    return clamp_to(whole if zero is None else whole.add(zero.cast(whole.dtype)), kind)
+
+
+def clamp_to(x: Tensor, kind: DType) -> Tensor:
+    return x.clamp(kind.min, kind.max).cast(kind) if x.dtype.is_int else x.clamp(float(kind.min), float(kind.max)).cast(kind)
+
+
+@operator("QuantizeLinear", 10)
+def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+    kind = zero.dtype if zero is not None else svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else dtypes.uint8
+    return to_integers(x, along(node, x, scale), None if zero is None else along(node, x, zero), kind)
+
+
+@operator("DequantizeLinear", 10)
+def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
+    s = along(node, x, scale)
+    kind = svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else scale.dtype
+    whole = x.cast("int32") if zero is None else x.cast("int32").sub(along(node, x, zero).cast("int32"))
+    return whole.cast(s.dtype).mul(s).cast(kind)
+
+
+@operator("DynamicQuantizeLinear", 11)
+def dynamic_quantize(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    low, high = x.min().minimum(0.0), x.max().maximum(0.0)
+    scale = high.sub(low).div(255.0)
+    zero = low.neg().div(scale).round().clamp(0.0, 255.0)
+    return x.div(scale).round().add(zero).clamp(0.0, 255.0).cast("uint8"), scale, zero.cast("uint8")
+
+
+def requantized(wide: Tensor, factor: Tensor, zero: Tensor) -> Tensor:
+    """An int32 sum as integers of the result's scale."""
+    return clamp_to(wide.cast("float32").mul(factor).round().add(zero.cast("float32")), zero.dtype)
+
+
+@operator("QLinearMatMul", 10)
+def qlinear_matmul(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor, y_scale: Tensor,
+                   y_zero: Tensor) -> Tensor:
+    wide = shifted(a, a_zero, -2).matmul(shifted(b, b_zero, -1))
+    row = a_scale.unsqueeze(-1) if a_scale.ndim == 1 and a_scale.shape[0] > 1 else a_scale
+    return requantized(wide, row.cast("float32").mul(b_scale.cast("float32")).div(y_scale.cast("float32")), y_zero)
+
+
+@operator("QLinearConv", 10)
+def qlinear_conv(node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor, y_scale: Tensor,
+                 y_zero: Tensor, bias: Tensor | None = None) -> Tensor:
+    per_channel = (-1, *(1,) * (w.ndim - 1))
+    zero = w_zero.reshape(per_channel) if w_zero.ndim == 1 and w_zero.shape[0] > 1 else w_zero.reshape(())
+    wide = convolve(node, x.cast("int32").sub(x_zero.reshape(()).cast("int32")), w.cast("int32").sub(zero.cast("int32")), bias)
+    scale = w_scale.reshape(1, -1, *(1,) * (w.ndim - 2)) if w_scale.ndim == 1 and w_scale.shape[0] > 1 else w_scale.reshape(())
+    return requantized(wide, x_scale.reshape(()).mul(scale).div(y_scale.reshape(())), y_zero.reshape(()))

@@ -1,0 +1,146 @@
+"""Recurrent layers, one step after the other: both directions, peepholes, activations, lengths."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from svod.errors import UnsupportedError
+from svod.onnx.registry import Node, operator
+from svod.tensor import Tensor, where
+
+MOST_STEPS = 2000       # turns that become a graph
+
+Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+def activation(node: Node, at: int, default: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """The at-th activation of a layer, with its alpha and beta."""
+    names = node.get("activations") or []
+    name = (names[at] if at < len(names) else default[at % len(default)]).lower()
+    alphas, betas = node.get("activation_alpha") or [], node.get("activation_beta") or []
+    alpha, beta = alphas[at] if at < len(alphas) else None, betas[at] if at < len(betas) else None
+    plain: dict[str, Callable[[Tensor], Tensor]] = {
+        "sigmoid": Tensor.sigmoid, "tanh": Tensor.tanh, "relu": Tensor.relu, "softsign": Tensor.softsign, "softplus": Tensor.softplus}
+    if name in plain:
+        return plain[name]
+    if name == "leakyrelu":
+        return lambda x: x.leaky_relu(0.01 if alpha is None else alpha)
+    if name == "elu":
+        return lambda x: x.elu(1.0 if alpha is None else alpha)
+    if name == "hardsigmoid":
+        return lambda x: x.mul(0.2 if alpha is None else alpha).add(0.5 if beta is None else beta).clamp(0.0, 1.0)
+    if name == "affine":
+        return lambda x: x.mul(1.0 if alpha is None else alpha).add(0.0 if beta is None else beta)
+    if name == "scaledtanh":
+        return lambda x: x.mul(1.0 if beta is None else beta).tanh().mul(1.0 if alpha is None else alpha)
+    raise UnsupportedError(f"{node} with the activation {name!r}")
+
+
+def clipped(node: Node, x: Tensor) -> Tensor:
+    limit = node.get("clip")
+    return x if not limit else x.clamp(-limit, limit)
+
+
+def run(node: Node, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor | None], hidden: int,
+        step_of: Callable[[int], Step]) -> tuple[Tensor, ...]:
+    """All directions of a layer: the outputs of all steps (steps, directions, batch, hidden), and the last states."""
+    batch_first = node.get("layout", 0) == 1
+    t = x.transpose(0, 1) if batch_first else x
+    steps, batch = t.shape[:2]
+    if steps > MOST_STEPS:
+        raise UnsupportedError(f"{node} over {steps} steps; svod unrolls up to {MOST_STEPS}")
+    direction = node.get("direction", "forward")
+    backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+    outputs, finals = [], []
+    for d, reverse in enumerate(backwards):
+        state = tuple(Tensor.zeros(batch, hidden, dtype=x.dtype) if s is None else (s.transpose(0, 1) if batch_first else s)[d] for s in states)
+        step, seen = step_of(d), []
+        for i in reversed(range(steps)) if reverse else range(steps):
+            new = step(t[i], state)
+            if lengths is not None:
+                alive = lengths.gt(i).reshape(-1, 1)
+                seen.append(where(alive, new[0], new[0].mul(0)))
+                new = tuple(where(alive, a, b) for a, b in zip(new, state, strict=True))
+            else:
+                seen.append(new[0])
+            state = new
+        outputs.append(Tensor.stack(list(reversed(seen)) if reverse else seen, 0))
+        finals.append(state)
+    y = Tensor.stack(outputs, 1)
+    last = [Tensor.stack([f[i] for f in finals], 0) for i in range(len(states))]
+    if batch_first:
+        return y.permute(2, 0, 1, 3), *(s.transpose(0, 1) for s in last)
+    return y, *last
+
+
+def halves(bias: Tensor | None, d: int, size: int) -> tuple[Tensor | None, Tensor | None]:
+    """The biases of the input and of the recurrence."""
+    return (None, None) if bias is None else (bias[d][:size], bias[d][size:])
+
+
+@operator("RNN")
+def rnn(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
+        h: Tensor | None = None) -> tuple[Tensor, ...]:
+    hidden = r.shape[-1]
+
+    def step_of(d: int) -> Step:
+        wb, rb = halves(bias, d, hidden)
+        f = activation(node, d, ["Tanh"])
+
+        def step(xt: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (f(clipped(node, xt.linear(w[d], wb).add(state[0].linear(r[d], rb)))),)
+        return step
+    return run(node, x, lengths, [h], hidden, step_of)
+
+
+@operator("GRU")
+def gru(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
+        h: Tensor | None = None) -> tuple[Tensor, ...]:
+    n = r.shape[-1]
+
+    def step_of(d: int) -> Step:
+        wb, rb = halves(bias, d, 3 * n)
+        f, g = activation(node, 2 * d, ["Sigmoid", "Tanh"]), activation(node, 2 * d + 1, ["Sigmoid", "Tanh"])
+        both = r[d][:2 * n]
+
+        def step(xt: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            before = state[0]
+            given = xt.linear(w[d], wb)
+            kept = before.linear(both, None if rb is None else rb[:2 * n])
+            update = f(clipped(node, given[:, :n].add(kept[:, :n])))
+            reset = f(clipped(node, given[:, n:2 * n].add(kept[:, n:])))
+            own = None if rb is None else rb[2 * n:]
+            if node.get("linear_before_reset", 0):
+                inner = reset.mul(before.linear(r[d][2 * n:], own))
+            else:
+                inner = reset.mul(before).linear(r[d][2 * n:], own)
+            new = g(clipped(node, given[:, 2 * n:].add(inner)))
+            return (update.neg().add(1.0).mul(new).add(update.mul(before)),)
+        return step
+    return run(node, x, lengths, [h], n, step_of)
+
+
+@operator("LSTM")
+def lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None, h: Tensor | None = None,
+         c: Tensor | None = None, peepholes: Tensor | None = None) -> tuple[Tensor, ...]:
+    n = r.shape[-1]
+    default = ["Sigmoid", "Tanh", "Tanh"]
+
+    def step_of(d: int) -> Step:
+        wb, rb = halves(bias, d, 4 * n)
+        f, g, out = (activation(node, 3 * d + i, default) for i in range(3))
+        p = None if peepholes is None else [peepholes[d][i * n:(i + 1) * n] for i in range(3)]    # input, output, forget
+
+        def step(xt: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            before, cell = state
+            gates = xt.linear(w[d], wb).add(before.linear(r[d], rb))
+            i, o, forget, candidate = (gates[:, k * n:(k + 1) * n] for k in range(4))
+            i = f(clipped(node, i if p is None else i.add(p[0].mul(cell))))
+            if node.get("input_forget", 0):
+                forget = i.neg().add(1.0)
+            else:
+                forget = f(clipped(node, forget if p is None else forget.add(p[2].mul(cell))))
+            new = forget.mul(cell).add(i.mul(g(clipped(node, candidate))))
+            o = f(clipped(node, o if p is None else o.add(p[1].mul(new))))
+            return o.mul(out(new)), new
+        return step
+    return run(node, x, lengths, [h, c], n, step_of)

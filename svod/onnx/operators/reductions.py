@@ -1,0 +1,84 @@
+"""Reductions and running sums."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from svod.onnx.operators.movement import ints
+from svod.onnx.registry import Array, Node, operator
+from svod.tensor import Tensor
+
+Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
+
+
+def reduction(name: str, function: Reduce) -> None:
+    @operator(f"Reduce{name}", known=("axes",))
+    def compute(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
+        wanted = ints(node, "axes", axes)
+        keep = bool(node.get("keepdims", 1))
+        if not wanted:
+            if node.get("noop_with_empty_axes", 0):
+                return function(x, (), keep).cast(x.dtype)
+            wanted = list(range(x.ndim))
+        places = tuple(sorted(a % x.ndim for a in wanted))
+        return function(x, places, keep).cast(x.dtype)
+
+
+def extreme(largest: bool) -> Reduce:
+    """Over no elements the largest is the type's smallest value."""
+    def compute(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+        if any(x.shape[a] == 0 for a in axes):
+            shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
+            out = Tensor.full(tuple(shape), x.dtype.min if largest else x.dtype.max, x.dtype)
+            return out if keep else out.reshape([n for i, n in enumerate(x.shape) if i not in axes])
+        return x.max(axes, keep) if largest else x.min(axes, keep)
+    return compute
+
+
+def total(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    return x.sum(axes, keep) if axes else x
+
+
+reduction("Sum", total)
+reduction("Mean", lambda x, axes, keep: x.mean(axes, keep) if axes else x)
+reduction("Prod", lambda x, axes, keep: x.prod(axes, keep) if axes else x)
+reduction("Max", lambda x, axes, keep: extreme(True)(x, axes, keep) if axes else x)
+reduction("Min", lambda x, axes, keep: extreme(False)(x, axes, keep) if axes else x)
+reduction("L1", lambda x, axes, keep: total(x.abs(), axes, keep))
+reduction("SumSquare", lambda x, axes, keep: total(x.mul(x), axes, keep))
+reduction("L2", lambda x, axes, keep: total(x.mul(x), axes, keep)._wide_float().sqrt())
+reduction("LogSum", lambda x, axes, keep: total(x, axes, keep)._wide_float().log())
+reduction("LogSumExp", lambda x, axes, keep: x.logsumexp(axes, keep) if axes else x)
+
+
+def running(name: str, scan: Callable[[Tensor, int], Tensor], neutral: int) -> None:
+    @operator(name, known=("axis",))
+    def compute(node: Node, x: Tensor, axis: Array) -> Tensor:
+        at = int(np.asarray(axis).reshape(-1)[0]) % x.ndim
+        t = x.flip(at) if node.get("reverse", 0) else x
+        if node.get("exclusive", 0):
+            n = t.shape[at]
+            pairs = [(1, 0) if i == at else (0, 0) for i in range(t.ndim)]
+            t = t.pad(pairs, "constant", neutral).shrink([(0, n) if i == at else None for i in range(t.ndim)])
+        out = scan(t, at).cast(x.dtype)
+        return out.flip(at) if node.get("reverse", 0) else out
+
+
+running("CumSum", Tensor.cumsum, 0)
+running("CumProd", Tensor.cumprod, 1)
+
+
+def pooled(name: str, function: Callable[[Tensor, tuple[int, ...]], Tensor]) -> None:
+    @operator(name)
+    def compute(node: Node, x: Tensor) -> Tensor:
+        return function(x, tuple(range(2, x.ndim)))
+
+
+pooled("GlobalAveragePool", lambda x, axes: x.mean(axes, keepdim=True))
+pooled("GlobalMaxPool", lambda x, axes: x.max(axes, keepdim=True))
+
+
+@operator("GlobalLpPool")
+def global_lp_pool(node: Node, x: Tensor) -> Tensor:
+    return x.norm(float(node.get("p", 2)), tuple(range(2, x.ndim)), keepdim=True).cast(x.dtype)

@@ -1,0 +1,301 @@
+"""Resizing: positions and weights are computed in NumPy, as sizes are known; the elements are gathered and summed."""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from svod.errors import UnsupportedError
+from svod.onnx.registry import Array, Node, operator
+from svod.tensor import Tensor
+
+
+@operator("Upsample", 7)
+def upsample_old(node: Node, x: Tensor) -> Tensor:
+    return resized(node, x, None, list(node.need("scales")), None, "asymmetric", "floor")
+
+
+@operator("Upsample", 9, known=("scales",))
+def upsample(node: Node, x: Tensor, scales: Array) -> Tensor:
+    return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "floor")
+
+
+@operator("Resize", 10, known=("scales",))
+def resize_old(node: Node, x: Tensor, scales: Array) -> Tensor:
+    return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "floor")
+
+
+@operator("Resize", 11, known=("roi", "scales", "sizes"))
+def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Tensor:
+    axes = [a % x.ndim for a in node.get("axes") or range(x.ndim)]
+    scale: list[float] | None = None
+    size: list[int] | None = None
+    if sizes is not None and sizes.size:
+        size = [x.shape[i] for i in range(x.ndim)]
+        given = [int(n) for n in sizes]
+        policy = node.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            choose = min if policy == "not_larger" else max
+            one = choose(n / x.shape[a] for n, a in zip(given, axes, strict=True))
+            given = [int(math.floor(one * x.shape[a] + 0.5)) for a in axes]
+            scale = [one if i in axes else 1.0 for i in range(x.ndim)]
+        for n, a in zip(given, axes, strict=True):
+            size[a] = n
+    else:
+        assert scales is not None
+        scale = [1.0] * x.ndim
+        for s, a in zip(scales, axes, strict=True):
+            scale[a] = float(s)
+    region = None
+    if roi is not None and roi.size:
+        region = [(0.0, 1.0)] * x.ndim
+        for i, a in enumerate(axes):
+            region[a] = float(roi[i]), float(roi[i + len(axes)])
+    return resized(node, x, size, scale, region, node.get("coordinate_transformation_mode", "half_pixel"),
+                   node.get("nearest_mode", "round_prefer_floor"))
+
+
+def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence[float] | None,
+            region: Sequence[tuple[float, float]] | None, positions: str, nearest: str) -> Tensor:
+    mode, out = node.get("mode", "nearest"), x._wide_float() if node.get("mode", "nearest") != "nearest" else x
+    outside: Tensor | None = None
+    for axis, n in enumerate(x.shape):
+        scale = scales[axis] if scales is not None else (sizes[axis] / n if sizes is not None and n else 1.0)
+        new = sizes[axis] if sizes is not None else int(math.floor(n * scale))
+        area = region[axis] if region is not None else (0.0, 1.0)
+        if new == n and scale == 1.0 and positions != "tf_crop_and_resize":
+            continue
+        at = source_positions(positions, n, new, scale, area)
+        if mode == "nearest":
+            out = out.index_select(axis, [int(i) for i in nearest_of(at, nearest, scale).clip(0, n - 1)])
+        else:
+            taps, weights = taps_of(node, mode, at, n, scale)
+            out = out._weighted(axis, taps, weights)
+        if positions == "tf_crop_and_resize":
+            beyond = Tensor((at < 0) | (at > n - 1)).reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
+            outside = beyond if outside is None else outside.logical_or(beyond)
+    if outside is not None:
+        out = out.masked_fill(outside, node.get("extrapolation_value", 0.0))
+    if x.dtype.is_int and out.dtype.is_float:
+        out = out.round().clamp(float(x.dtype.min), float(x.dtype.max))
+    return out.cast(x.dtype)
+
+
+def source_positions(mode: str, old: int, new: int, scale: float, area: tuple[float, float]) -> Array:
+    """The position in the operand of each element of the result."""
+    at = np.arange(new, dtype=np.float64)
+    match mode:
+        case "half_pixel":
+            return (at + 0.5) / scale - 0.5
+        case "half_pixel_symmetric":
+            # the middle of the operand is the middle of the result, although its length was rounded
+            adjustment = new / (scale * old)
+            return old / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
+        case "pytorch_half_pixel":
+            return (at + 0.5) / scale - 0.5 if new > 1 else np.zeros(new)
+        case "align_corners":
+            return at * (old - 1) / (new - 1) if new > 1 else np.zeros(new)
+        case "asymmetric":
+            return at / scale
+        case "tf_half_pixel_for_nn":
+            return (at + 0.5) / scale
+        case "tf_crop_and_resize":
+            first, last = area
+            if new > 1:
+                return first * (old - 1) + at * (last - first) * (old - 1) / (new - 1)
+            return np.full(new, 0.5 * (first + last) * (old - 1))
+    raise UnsupportedError(f"resizing with the positions {mode!r}")
+
+
+def nearest_of(at: Array, mode: str, scale: float) -> Array:
+    """The element next to each position."""
+    near = np.round(at, 9)      # what is meant to be a half is one
+    match mode:
+        case "round_prefer_floor":
+            return np.ceil(near - 0.5)
+        case "round_prefer_ceil":
+            return np.floor(near + 0.5)
+        case "floor":
+            return np.floor(near)
+        case "ceil":
+            return np.ceil(near)
+    raise UnsupportedError(f"resizing to the nearest by {mode!r}")
+
+
+def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Array, Array]:
+    """For each element of the result the elements that it is made of, (taps, new), and their weights."""
+    reach = 1.0 if mode == "linear" else 2.0
+    if mode not in ("linear", "cubic"):
+        raise UnsupportedError(f"{node} with the mode {mode!r}")
+    stretch = max(1.0, 1.0 / scale) if node.get("antialias", 0) else 1.0
+    first = np.floor(at - reach * stretch).astype(np.int64) + 1
+    count = int(math.ceil(2 * reach * stretch)) + (1 if stretch > 1.0 else 0)
+    taps = first + np.arange(count).reshape(-1, 1)
+    distance = np.abs(taps - at) / stretch
+    weights = np.clip(1 - distance, 0, None) if mode == "linear" else cubic(distance, node.get("cubic_coeff_a", -0.75))
+    if node.get("exclude_outside", 0):
+        weights = np.where((taps < 0) | (taps >= n), 0.0, weights)
+    if node.get("exclude_outside", 0) or stretch > 1.0:
+        weights = weights / weights.sum(0)
+    return taps.clip(0, n - 1), weights.astype(np.float32)
+
+
+def cubic(d: Array, a: float) -> Array:
+    """Keys' kernel at distances of up to 2 elements."""
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+
+# -- grids ---------------------------------------------------------------------------------------------------------------------
+@operator("AffineGrid", 20, known=("size",))
+def affine_grid(node: Node, theta: Tensor, size: Array) -> Tensor:
+    sizes = [int(n) for n in size]
+    spatial = sizes[2:]
+    axes = []
+    for n in spatial:
+        if node.get("align_corners", 0):
+            axes.append(np.linspace(-1, 1, n) if n > 1 else np.zeros(n))
+        else:
+            axes.append((2 * np.arange(n) + 1) / n - 1)
+    mesh: Any = np.meshgrid(*axes, indexing="ij")
+    points = np.stack([*reversed(mesh), np.ones(spatial)], -1).reshape(-1, len(spatial) + 1).astype(np.float32)
+    out = Tensor(points).cast(theta.dtype).matmul(theta.transpose(1, 2))
+    return out.reshape(sizes[0], *spatial, len(spatial))
+
+
+@operator("GridSample", 16)
+def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(node.get("mode", "linear"), node.get("mode", "linear"))
+    padding, corners = node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
+    rank = x.ndim - 2
+    n, c = x.shape[:2]
+    positions = []
+    for i in range(rank):
+        size = x.shape[2 + i]
+        g = grid[..., rank - 1 - i]._wide_float()
+        at = g.add(1).mul((size - 1) / 2) if corners else g.add(1).mul(size / 2).sub(0.5)
+        if mode != "cubic":
+            at = _bordered(at, size, padding, corners)
+        positions.append(at)
+    flat = x.reshape(n, c, -1)
+    out: Tensor | None = None
+    for tap in _grid_taps(mode, positions):
+        weight: Tensor | None = None
+        index = Tensor.zeros(1, dtype="int64")
+        for i, (at, w) in enumerate(tap):
+            size = x.shape[2 + i]
+            if mode == "cubic":
+                at = _bordered(at, size, padding, corners)
+            inside = at.ge(0).logical_and(at.le(size - 1))
+            w = w.mul(inside.cast(w.dtype)) if padding == "zeros" else w
+            weight = w if weight is None else weight.mul(w)
+            index = index.mul(size).add(at.clamp(0, size - 1).cast("int64"))
+        assert weight is not None
+        chosen = flat.gather(2, index.reshape(n, 1, -1).broadcast_to((n, c, int(np.prod(index.shape[1:])))))
+        part = chosen.reshape(n, c, *index.shape[1:]).mul(weight.unsqueeze(1))
+        out = part if out is None else out.add(part)
+    assert out is not None
+    return out.cast(x.dtype)
+
+
+def _bordered(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
+    """Positions outside, brought back as the padding says; zeros are left where they are."""
+    if padding == "border":
+        return at.clamp(0.0, float(size - 1))
+    if padding == "reflection":
+        low, high = (0.0, float(size - 1)) if corners else (-0.5, size - 0.5)
+        span = high - low
+        if span <= 0:
+            return at.mul(0.0)
+        away = at.sub(low).abs()
+        turns = away.div(span).floor()
+        rest = away.sub(turns.mul(span))
+        even = turns.sub(turns.div(2.0).floor().mul(2.0)).eq(0)
+        return rest.add(low).where(even, rest.neg().add(high)).clamp(0.0, float(size - 1))
+    return at
+
+
+def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor, Tensor]]]:
+    """Every combination of taps along the axes: (position, weight) per axis."""
+    along = []
+    for at in positions:
+        if mode == "nearest":
+            along.append([(at.round(), at.mul(0.0).add(1.0))])
+            continue
+        low = at.floor()
+        part = at.sub(low)
+        if mode == "linear":
+            along.append([(low, part.neg().add(1.0)), (low.add(1.0), part)])
+        elif mode == "cubic":
+            a = -0.75
+            def near(d: Tensor) -> Tensor: return d.mul(a + 2).sub(a + 3).mul(d).mul(d).add(1.0)
+            def far(d: Tensor) -> Tensor: return d.mul(a).sub(5 * a).mul(d).add(8 * a).mul(d).sub(4 * a)
+            along.append([(low.sub(1.0), far(part.add(1.0))), (low, near(part)), (low.add(1.0), near(part.neg().add(1.0))),
+                          (low.add(2.0), far(part.neg().add(2.0)))])
+        else:
+            raise UnsupportedError(f"GridSample with the mode {mode!r}")
+    taps: list[list[tuple[Tensor, Tensor]]] = [[]]
+    for choices in along:
+        taps = [[*t, choice] for t in taps for choice in choices]
+    return taps
+
+
+@operator("RoiAlign", 10)
+def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
+    height, width = node.get("output_height", 1), node.get("output_width", 1)
+    ratio, scale = node.get("sampling_ratio", 0), node.get("spatial_scale", 1.0)
+    offset = 0.5 if node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel") == "half_pixel" else 0.0
+    if ratio <= 0:
+        raise UnsupportedError(f"{node} whose number of samples depends on the sizes of the regions (sampling_ratio 0)")
+    c, h, w = x.shape[1:]
+    count = rois.shape[0]
+    first_x, first_y, last_x, last_y = (rois[:, i].mul(scale).sub(offset) for i in range(4))
+    size_x, size_y = last_x.sub(first_x), last_y.sub(first_y)
+    if not offset:
+        size_x, size_y = size_x.maximum(1.0), size_y.maximum(1.0)
+
+    def samples(first: Tensor, size: Tensor, bins: int) -> Tensor:
+        at = Tensor(((np.arange(bins * ratio) + 0.5) / (bins * ratio)).astype(np.float32))
+        return first.reshape(-1, 1).add(size.reshape(-1, 1).mul(at))                                # (regions, bins · ratio)
+    ys, xs = samples(first_y, size_y, height), samples(first_x, size_x, width)
+    rows = x.reshape(x.shape[0], c, h * w).take(batch.cast("int64"), 0)                             # (regions, C, H·W)
+    out: Tensor | None = None
+    inside = ys.ge(-1.0).logical_and(ys.le(float(h))).unsqueeze(2).logical_and(xs.ge(-1.0).logical_and(xs.le(float(w))).unsqueeze(1))
+    for y, wy in _edge_taps(ys, h):
+        for column, wx in _edge_taps(xs, w):
+            index = y.unsqueeze(2).mul(w).add(column.unsqueeze(1)).cast("int64")
+            weight = wy.unsqueeze(2).mul(wx.unsqueeze(1)).mul(inside.cast(x.dtype))
+            chosen = rows.gather(2, index.reshape(count, 1, -1).broadcast_to((count, c, index.shape[1] * index.shape[2])))
+            part = chosen.reshape(count, c, *index.shape[1:]).mul(weight.unsqueeze(1))
+            if node.get("mode", "avg") == "max":
+                out = part if out is None else out.maximum(part)
+            else:
+                out = part if out is None else out.add(part)
+    assert out is not None
+    blocks = out.reshape(count, c, height, ratio, width, ratio)
+    return blocks.max((3, 5)) if node.get("mode", "avg") == "max" else blocks.mean((3, 5))
+
+
+def _edge_taps(at: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
+    """The two elements around positions that are clamped to the first and the last."""
+    held = at.clamp(0.0, float(n - 1))
+    low = held.floor()
+    part = held.sub(low)
+    return [(low, part.neg().add(1.0)), (low.add(1.0).clamp(0.0, float(n - 1)), part)]
+
+
+@operator("CenterCropPad", 18, known=("shape",))
+def center_crop_pad(node: Node, x: Tensor, shape: Array) -> Tensor:
+    axes = [a % x.ndim for a in node.get("axes") or range(x.ndim)]
+    for axis, wanted in zip(axes, (int(n) for n in shape), strict=True):
+        n = x.shape[axis]
+        if n > wanted:
+            first = (n - wanted) // 2
+            x = x.shrink([(first, first + wanted) if i == axis else None for i in range(x.ndim)])
+        elif n < wanted:
+            before = (wanted - n) // 2
+            x = x.pad([(before, wanted - n - before) if i == axis else (0, 0) for i in range(x.ndim)])
+    return x

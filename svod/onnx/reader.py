@@ -1,0 +1,191 @@
+"""From a file to a checked model: the protobuf message, and the arrays of its tensors, which are mapped and not copied where they can be."""
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from svod.errors import SvodError, UnsupportedError
+from svod.onnx.registry import Array
+
+try:
+    import onnx
+    from onnx import external_data_helper, inliner, numpy_helper
+except ImportError as e:
+    raise UnsupportedError(f"svod.onnx needs the package onnx ({e}); pip install 'svod[onnx]'") from None
+
+
+class OnnxError(SvodError):
+    """A file that is no valid ONNX model, or inputs that do not fit one."""
+
+
+Source = str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto
+
+NARROW = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
+NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16",
+               onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.BOOL: "bool",
+               **{getattr(onnx.TensorProto, f"{s}INT{b}"): f"{s.lower()}int{b}" for s in ("", "U") for b in (8, 16, 32, 64)}}
+
+
+def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None]:
+    """The model and the folder that its external data lies in. Raises OnnxError, OSError."""
+    if isinstance(source, onnx.ModelProto):
+        return _checked(source, "the model"), None
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _checked(_parse(bytes(source), "the model"), "the model"), None
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        return _checked(_parse(path.read_bytes(), str(path)), str(path)), path.resolve().parent
+    if isinstance(source, io.IOBase) or hasattr(source, "read"):
+        return _checked(_parse(source.read(), "the model"), "the model"), None
+    raise OnnxError(f"a path, bytes, a file or a ModelProto is needed, got {type(source).__name__}")
+
+
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as e:  # protobuf's own error type depends on its implementation
+        raise OnnxError(f"{what} is no ONNX model, or is cut off: {e}") from None
+    return model
+
+
+def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    """The model with its functions inlined. Raises OnnxError for a graph that cannot be walked."""
+    if not model.graph.node and not model.graph.output:
+        raise OnnxError(f"{what} is no ONNX model: it has no graph")
+    if not model.opset_import and model.ir_version >= 3:
+        raise OnnxError(f"{what} does not say which operator sets it uses")
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    _check_graph(model.graph, set(), what)
+    return model
+
+
+def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
+    """Every value is made once, before it is read, and is made at all."""
+    made = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
+    every = made | outer | {o for n in graph.node for o in n.output if o}
+    for node in graph.node:
+        title = f"{node.op_type} {node.name!r}" if node.name else node.op_type
+        for name in node.input:
+            if name and name not in every:
+                raise OnnxError(f"{what}: {title} reads {name!r}, which nothing makes")
+            if name and name not in made and name not in outer:
+                raise OnnxError(f"{what}: {title} reads {name!r} before it is made: the nodes have a cycle or are not in order")
+        for a in node.attribute:
+            for sub in [a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs:
+                _check_graph(sub, outer | made, what)
+        for name in node.output:
+            if name and name in made:
+                raise OnnxError(f"{what}: {name!r} is made twice, the second time by {title}")
+            made.add(name)
+    for o in graph.output:
+        if o.name not in made | outer:
+            raise OnnxError(f"{what}: nothing makes the output {o.name!r}")
+
+
+def opsets(model: onnx.ModelProto) -> dict[str, int]:
+    """The version of each operator set by domain; '' is ai.onnx."""
+    return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for a in node.attribute:
+        yield from [a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the graphs in it."""
+    for node in graph.node:
+        yield node
+        for sub in subgraphs(node):
+            yield from all_nodes(sub)
+
+
+# -- tensors -------------------------------------------------------------------------------------------------------------------
+class Arrays:
+    """The arrays of a model's tensors. Files of external data are mapped once."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._files: dict[Path, mmap.mmap] = {}
+
+    def of(self, tensor: onnx.TensorProto) -> Array:
+        """The array of a tensor; bfloat16 as ml_dtypes has it. Raises OnnxError, UnsupportedError."""
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return self._external(tensor)
+        if tensor.data_type in NUMPY_TYPES and tensor.HasField("raw_data") and NUMPY_TYPES[tensor.data_type] != "bfloat16":
+            return _viewed(tensor, memoryview(tensor.raw_data))
+        try:
+            return numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, KeyError) as e:
+            raise OnnxError(f"the tensor {tensor.name!r} cannot be read: {e}") from None
+
+    def _external(self, tensor: onnx.TensorProto) -> Array:
+        info = external_data_helper.ExternalDataInfo(tensor)
+        if self.folder is None:
+            raise OnnxError(f"the tensor {tensor.name!r} is in the file {info.location!r} beside the model: load the model by its path")
+        path = (self.folder / info.location).resolve()
+        if self.folder not in path.parents:
+            raise OnnxError(f"the tensor {tensor.name!r} is in {info.location!r}, outside of the model's folder: it is not read")
+        if path not in self._files:
+            try:
+                with open(path, "rb") as f:
+                    self._files[path] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as e:
+                raise OnnxError(f"the tensor {tensor.name!r} is in {info.location!r}, which cannot be read: {e}") from None
+        data = memoryview(self._files[path])
+        begin = info.offset or 0
+        end = begin + info.length if info.length is not None else len(data)
+        if end > len(data):
+            raise OnnxError(f"the tensor {tensor.name!r} ends at byte {end} of {info.location!r}, which has {len(data)}")
+        return _viewed(tensor, data[begin:end])
+
+
+def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
+    name = NUMPY_TYPES.get(tensor.data_type)
+    if name is None:
+        raise UnsupportedError(f"the tensor {tensor.name!r} has the type {type_name(tensor.data_type)}; {NARROW}")
+    shape = tuple(tensor.dims)
+    kind: Any = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if len(data) != math.prod(shape) * np.dtype(kind).itemsize:
+        raise OnnxError(f"the tensor {tensor.name!r} of {shape} {name} has {len(data)} bytes")
+    array = np.frombuffer(data, kind).reshape(shape)
+    return array if array.ctypes.data % np.dtype(kind).itemsize == 0 else array.copy()
+
+
+def type_name(data_type: int) -> str:
+    """float32 for FLOAT."""
+    return NUMPY_TYPES.get(data_type) or onnx.TensorProto.DataType.Name(data_type).lower()
+
+
+def attributes_of(node: onnx.NodeProto, arrays: Arrays) -> dict[str, Any]:
+    """The attributes of a node as Python values: numbers, text, lists of them, arrays, graphs."""
+    kinds = onnx.AttributeProto
+    out: dict[str, Any] = {}
+    for a in node.attribute:
+        match a.type:
+            case kinds.FLOAT: out[a.name] = a.f
+            case kinds.INT: out[a.name] = a.i
+            case kinds.STRING: out[a.name] = a.s.decode(errors="replace")
+            case kinds.TENSOR: out[a.name] = arrays.of(a.t)
+            case kinds.FLOATS: out[a.name] = list(a.floats)
+            case kinds.INTS: out[a.name] = list(a.ints)
+            case kinds.STRINGS: out[a.name] = [s.decode(errors="replace") for s in a.strings]
+            case kinds.GRAPH: out[a.name] = a.g
+            case _: out[a.name] = a
+    return out
+
+
+def describe_missing(missing: Iterable[tuple[str, int, int, str, str]], what: str) -> str:
+    """The text of the error about operators that svod does not have: (operator, opset, count, first node, why)."""
+    rows = [f"  {op} (opset {version}) ×{count}, first at {first!r}" + (f"        {why}" if why else "")
+            for op, version, count, first, why in missing]
+    return f"{what} has {len(rows)} operation{'s' * (len(rows) != 1)} that svod does not have:\n" + "\n".join(rows)

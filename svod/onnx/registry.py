@@ -1,0 +1,100 @@
+"""The table of operators: which function computes a node, by its name, its domain and the version of its operator set.
+
+    @operator("Add", 7)
+    def add(node: Node, a: Tensor, b: Tensor) -> Tensor: ...
+
+    @operator("ReduceSum", 13, known=("axes",))
+    def reduce_sum(node: Node, x: Tensor, axes: Array | None = None) -> Tensor: ...
+
+A function is given the node and its operands, as tensors; operands named in `known` are NumPy arrays, whose values are needed while the graph
+is walked. With `raw` the operands come as they are. A missing operand is None. The result is a value, or a tuple with one for each output.
+"""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from svod.errors import UnsupportedError
+
+Array = np.ndarray[Any, Any]
+
+MICROSOFT = "com.microsoft"
+DOMAINS = {"": "", "ai.onnx": "", MICROSOFT: MICROSOFT}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`since`: the version of the operator set from which on `function` is right. `known`: the positions of operands whose values it needs;
+    -1: of all from the one before it on."""
+
+    name: str
+    since: int
+    function: Callable[..., Any]
+    known: tuple[int, ...]
+    raw: bool
+    variadic: bool
+
+
+@dataclass
+class Node:
+    """A node as an operator sees it. `asked`: for each output whether anybody reads it. `walk`: computes the graphs among its attributes."""
+
+    op: str
+    name: str
+    domain: str
+    version: int
+    attributes: dict[str, Any]
+    asked: Sequence[bool] = (True,)
+    walk: Any = field(default=None, repr=False)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute, or its default."""
+        return self.attributes.get(name, default)
+
+    def need(self, name: str) -> Any:
+        if name not in self.attributes:
+            raise UnsupportedError(f"{self}: it lacks the attribute {name}")
+        return self.attributes[name]
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.name!r}" if self.name else self.op
+
+
+_operators: dict[tuple[str, str], list[Operator]] = {}
+
+
+def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False) -> Callable[..., Any]:
+    """Enter a function into the table. One function may be entered several times."""
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        names = [p.name for p in parameters]
+        missing = [k for k in known if k not in names]
+        assert not missing, f"{name} has no operand {missing}"
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw, variadic)
+        _operators.setdefault((domain, name), []).append(entry)
+        return function
+    return enter
+
+
+def find(domain: str, name: str, version: int) -> Operator | None:
+    """The operator of a version of an operator set; None where svod does not have it."""
+    known = _all().get((DOMAINS.get(domain, domain), name), [])
+    fitting = [o for o in known if o.since <= version]
+    return max(fitting, key=lambda o: o.since, default=None)
+
+
+def names() -> list[tuple[str, str]]:
+    """(domain, name) of every operator that svod has."""
+    return sorted(_all())
+
+
+def _all() -> dict[tuple[str, str], list[Operator]]:
+    from svod.onnx import operators  # every file of it enters its operators when it is imported
+
+    assert operators.FILES
+    return _operators

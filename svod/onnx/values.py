@@ -1,0 +1,60 @@
+"""What flows along the edges of a graph while it is walked.
+
+    Tensor      computed when the plan runs
+    Array       known now: weights, and small integers that decide about shapes, axes and branches
+    list        a sequence
+    None        an optional that is absent
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
+from svod.errors import UnsupportedError
+from svod.onnx.registry import Array
+from svod.tensor import Tensor
+
+Value = Any
+
+MOST_KNOWN = 4096       # elements of a result that is computed while the graph is walked
+
+
+def is_known(value: Value) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def tensor_of(value: Value) -> Tensor:
+    """A value as a tensor. Raises UnsupportedError for what no tensor holds."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        if value.dtype.name == "bfloat16":
+            return Tensor(value.astype(np.float32)).cast(dtypes.bfloat16)
+        if value.dtype.name not in BY_NAME:
+            raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, "
+                                   "float32 and float64")
+        return Tensor(value)
+    raise UnsupportedError(f"a {'sequence' if isinstance(value, list) else type(value).__name__} where a tensor is needed")
+
+
+def dtype_of(value: Value) -> DType:
+    """The element type of a tensor or an array."""
+    return value.dtype if isinstance(value, Tensor) else BY_NAME[value.dtype.name]
+
+
+def shape_of(value: Value) -> tuple[int, ...]:
+    return tuple(value.shape)
+
+
+def array_of(t: Tensor) -> Array:
+    """The elements of a computed tensor as ONNX has them: bfloat16 as ml_dtypes has it."""
+    if t.dtype is not dtypes.bfloat16:
+        return t.numpy()
+    import ml_dtypes
+    return t.cast(dtypes.float32).numpy().astype(ml_dtypes.bfloat16)
+
+
+def numpy_dtype(t: DType) -> np.dtype[Any]:
+    return to_numpy(t)

@@ -1,0 +1,206 @@
+"""A walk through a graph: from values of its inputs to values of its outputs, node by node, as a lazy graph of svod."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from svod.core.ir.origin import scope
+from svod.errors import SvodError, UnsupportedError
+from svod.onnx import known
+from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, subgraphs
+from svod.onnx.registry import Node, Operator, find
+from svod.onnx.values import MOST_KNOWN, Value, is_known, tensor_of
+from svod.tensor import Tensor
+
+
+class Walk:
+    """The graphs of one model. Arrays of weights are kept, so that a weight is one tensor in every walk."""
+
+    def __init__(self, model: onnx.ModelProto, opsets: dict[str, int], arrays: Arrays) -> None:
+        self.model, self.opsets, self.arrays = model, opsets, arrays
+        self._weights: dict[int, Tensor] = {}       # by the id of an array of the model's own
+        self._own: set[int] = set()
+        self._initial: dict[int, dict[str, Value]] = {}
+        self._attributes: dict[int, dict[str, Any]] = {}
+
+    # -- before anything is computed -----------------------------------------------------------------------------------
+    def missing(self) -> list[tuple[str, int, int, str, str]]:
+        """Operators that svod does not have: name, opset, count, the first node, why."""
+        count: Counter[tuple[str, str]] = Counter()
+        first: dict[tuple[str, str], str] = {}
+        for node in all_nodes(self.model.graph):
+            domain = "" if node.domain == "ai.onnx" else node.domain
+            if self._operator(node) is None:
+                count[domain, node.op_type] += 1
+                first.setdefault((domain, node.op_type), node.name or (node.output[0] if node.output else ""))
+        return [(f"{d}.{op}" if d else op, self.opsets.get(d, 0), n, first[d, op], "") for (d, op), n in count.items()]
+
+    def check(self, what: str) -> None:
+        """Raise UnsupportedError that lists every operator that svod does not have."""
+        missing = self.missing()
+        if missing:
+            raise UnsupportedError(describe_missing(missing, what))
+
+    def _operator(self, node: onnx.NodeProto) -> Operator | None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        # a model that does not import the operator set of a domain means its first version
+        return find(domain, node.op_type, self.opsets.get(domain, 1))
+
+    def deciding_inputs(self) -> set[str]:
+        """The names of the graph's inputs on whose values shapes, axes or branches depend: they are part of a plan's key."""
+        deciding: set[str] = set()
+        self._collect_deciding(self.model.graph, deciding)
+        return deciding & {i.name for i in self.model.graph.input}
+
+    def _collect_deciding(self, graph: onnx.GraphProto, deciding: set[str]) -> None:
+        """Add the values that must be known in a graph: from its last node to its first."""
+        for node in reversed(graph.node):
+            for sub in subgraphs(node):
+                self._collect_deciding(sub, deciding)
+            operator = self._operator(node)
+            needed = operator.known if operator is not None else ()
+            for i, name in enumerate(node.input):
+                if name and i in needed:
+                    deciding.add(name)
+            if node.op_type in ("Shape", "Size"):
+                continue        # of a tensor they are known whatever its values are
+            if any(o in deciding for o in node.output):
+                deciding.update(n for n in node.input if n)
+
+    # -- walking ------------------------------------------------------------------------------------------------------
+    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None) -> list[Value]:
+        """The values of the model's outputs, or of those named, for values of its inputs."""
+        graph = self.model.graph
+        values: dict[str, Value] = {**self._initializers(graph), **inputs}
+        wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
+        self._compute(graph, values, set(wanted))
+        return [values[name] for name in wanted]
+
+    def subgraph(self, graph: onnx.GraphProto, operands: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
+        """The outputs of a graph inside a node, which reads values around it."""
+        values = {**outer, **self._initializers(graph), **{i.name: v for i, v in zip(graph.input, operands, strict=True)}}
+        wanted = [o.name for o in graph.output]
+        self._compute(graph, values, set(wanted))
+        return [values[name] for name in wanted]
+
+    def _compute(self, graph: onnx.GraphProto, values: dict[str, Value], wanted: set[str]) -> None:
+        for node in self._needed(graph, wanted):
+            results = self._node(node, values)
+            values.update((name, r) for name, r in zip(node.output, results, strict=False) if name)
+
+    def _needed(self, graph: onnx.GraphProto, wanted: set[str]) -> Iterator[onnx.NodeProto]:
+        """The nodes that the wanted values depend on, in order."""
+        needed, chosen = set(wanted), []
+        for node in reversed(graph.node):
+            if needed.intersection(node.output):
+                chosen.append(node)
+                needed.update(n for n in node.input if n)
+                for sub in subgraphs(node):
+                    needed.update(n for inner in all_nodes(sub) for n in inner.input if n)
+                    needed.update(o.name for o in sub.output)
+        return reversed(chosen)
+
+    def _initializers(self, graph: onnx.GraphProto) -> dict[str, Value]:
+        known_values = self._initial.get(id(graph))
+        if known_values is None:
+            known_values = {t.name: self.arrays.of(t) for t in graph.initializer}
+            for sparse in graph.sparse_initializer:
+                known_values[sparse.values.name] = dense(sparse, self.arrays)
+            self._initial[id(graph)] = known_values
+            self._owned(known_values)
+        return dict(known_values)
+
+    def _node(self, proto: onnx.NodeProto, values: dict[str, Value]) -> list[Value]:
+        operator = self._operator(proto)
+        assert operator is not None, "check() saw to it"
+        attributes = self._attributes.get(id(proto))
+        if attributes is None:
+            attributes = self._attributes[id(proto)] = attributes_of(proto, self.arrays)
+            self._owned(attributes)
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        asked = [bool(o) for o in proto.output]
+        node = Node(proto.op_type, proto.name or (proto.output[0] if proto.output else ""), domain, self.opsets.get(domain, 1), attributes,
+                    asked, _Inside(self, values))
+        operands = [values[n] if n else None for n in proto.input]
+        while operands and operands[-1] is None:
+            operands.pop()
+        if self._is_known(node, operands):
+            return known.evaluate(node, proto, operands, self.opsets)
+        try:
+            with scope(node.name.strip("/").replace("/", ".") or node.op):
+                results = operator.function(node, *self._operands(node, operator, operands))
+        except (UnsupportedError, OnnxError):
+            raise
+        except (SvodError, TypeError, ValueError, IndexError, KeyError, AssertionError) as e:
+            raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e
+        return list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
+
+    def _is_known(self, node: Node, operands: Sequence[Value]) -> bool:
+        """Whether a node is computed now: its operands are known, and small."""
+        return (node.op not in known.NEVER and bool(operands) and all(o is None or is_known(o) for o in operands)
+                and sum(o.size for o in operands if o is not None) <= MOST_KNOWN and _result_is_small(node, operands))
+
+    def _operands(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
+        """The operands as the operator's function takes them."""
+        if operator.raw:
+            return list(operands)
+        taken: list[Value] = []
+        for i, o in enumerate(operands):
+            if i in operator.known:
+                if o is not None and not is_known(o):
+                    raise UnsupportedError(f"{node}: operand {i} decides about shapes, and is computed from data that is not known while the "
+                                           "model is loaded; load(…, outputs=[…]) leaves the nodes behind it out")
+                taken.append(o)
+            else:
+                taken.append(None if o is None else self.tensor(o))
+        return taken
+
+    def tensor(self, value: Value) -> Tensor:
+        """A value as a tensor; one of the model's own arrays as one tensor, however often it is read."""
+        if id(value) not in self._own:
+            return tensor_of(value)
+        kept = self._weights.get(id(value))
+        if kept is None:
+            kept = self._weights[id(value)] = tensor_of(value)
+        return kept
+
+    def _owned(self, values: Mapping[str, Value]) -> None:
+        """Note which arrays live as long as the model."""
+        self._own.update(id(v) for v in values.values() if isinstance(v, np.ndarray) and v.size > 1)
+
+
+class _Inside:
+    """What a node with graphs may do: compute them where it stands."""
+
+    def __init__(self, walk: Walk, values: Mapping[str, Value]) -> None:
+        self.walk, self.values = walk, values
+
+    def __call__(self, graph: onnx.GraphProto, *operands: Value) -> list[Value]:
+        return self.walk.subgraph(graph, operands, self.values)
+
+
+def _result_is_small(node: Node, operands: Sequence[Value]) -> bool:
+    """Whether operators that make more of little give a result that is small as well."""
+    if node.op in ("Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "EyeLike", "Range"):
+        sizes = [int(np.prod(np.maximum(o, 1), dtype=np.float64)) for o in operands if o is not None and o.dtype.kind in "iu" and o.size]
+        return max(sizes, default=0) <= MOST_KNOWN
+    return True
+
+
+def _shapes(operands: Sequence[Value]) -> str:
+    return ", ".join("nothing" if o is None else f"a list of {len(o)}" if isinstance(o, list) else f"{tuple(o.shape)}" for o in operands)
+
+
+def dense(sparse: onnx.SparseTensorProto, arrays: Arrays) -> np.ndarray[Any, Any]:
+    """The array of a sparse tensor."""
+    values, indices, shape = arrays.of(sparse.values), arrays.of(sparse.indices), tuple(sparse.dims)
+    out = np.zeros(shape, values.dtype)
+    if indices.ndim == 1:
+        out.reshape(-1)[indices] = values
+    else:
+        out[tuple(indices.T)] = values
+    return out
