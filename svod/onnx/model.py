@@ -12,7 +12,7 @@ from svod.config import PrepareConfig
 from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.ir.variable import BoundVariable, Variable, is_symbolic
 from svod.errors import UnsupportedError
-from svod.onnx.reader import NUMPY_TYPES, Arrays, OnnxError, Source, opsets, read_model, type_name
+from svod.onnx.reader import NARROW, NUMPY_TYPES, Arrays, OnnxError, Source, opsets, read_model, type_name
 from svod.onnx.registry import Array
 from svod.onnx.values import Value, array_of, tensor_of
 from svod.onnx.walk import Walk
@@ -72,6 +72,9 @@ class Model:
         free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
         if unknown := sorted(set(self.dims) - free):
             raise OnnxError(f"the model has no free dimension {', '.join(unknown)}; it has {', '.join(sorted(free)) or 'none'}")
+        narrow = [f"{i.name}: {i.dtype}" for i in self.inputs if i.dtype not in (*BY_NAME, "sequence", "optional")]
+        if narrow:
+            raise UnsupportedError(f"the inputs {', '.join(narrow)}: {NARROW}")
         self.walk = Walk(proto, opsets(proto), arrays)
         self.walk.check(graph.name or "the model")
         self.deciding = self.walk.deciding_inputs()
@@ -85,15 +88,15 @@ class Model:
         feed = self._feed(args, kwargs)
         results = self.run(feed)
         if not any(isinstance(v, Tensor) for v in feed.values()):
-            results = [array_of(r) for r in results]
+            results = [[array_of(v) for v in r] if isinstance(r, list) else array_of(r) for r in results]
         if len(results) == 1:
             return results[0]
         out = Outputs(results)
         out.names = tuple(o.name for o in self.outputs)
         return out
 
-    def run(self, feed: Mapping[str, Any]) -> list[Tensor]:
-        """The outputs as tensors, for inputs by name, which are not checked."""
+    def run(self, feed: Mapping[str, Any]) -> list[Any]:
+        """The outputs as tensors, or lists of them, for inputs by name, which are not checked."""
         given, fixed = self._split(feed)
         results = self._jit(given, fixed)
         return list(results)
@@ -123,16 +126,16 @@ class Model:
             values[name] = np.frombuffer(data, kind).reshape(shape)
         results = self.walk.run(values, [o.name for o in self.outputs])
         for o, r in zip(self.outputs, results, strict=True):
-            if r is None or isinstance(r, list):
-                raise UnsupportedError(f"the output {o.name!r} is a sequence or an optional; svod gives tensors")
-        return tuple(tensor_of(r) for r in results)
+            if r is None:
+                raise UnsupportedError(f"the output {o.name!r} is an optional that is absent")
+        return tuple([tensor_of(v) for v in r] if isinstance(r, list) else tensor_of(r) for r in results)
 
     def _split(self, feed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """The inputs that are operands of the plan, and those whose values decide about it."""
         given, fixed = {}, []
         for name, v in feed.items():
             if name in self.deciding:
-                a = np.ascontiguousarray(array_of(v) if isinstance(v, Tensor) else v)
+                a = np.asarray(array_of(v) if isinstance(v, Tensor) else v)
                 fixed.append((name, a.dtype.str, a.shape, a.tobytes()))
             else:
                 given[name] = v
@@ -166,11 +169,10 @@ class Model:
         return out
 
     def _one(self, i: Input, given: Any, sizes: dict[str, int], problems: list[str]) -> Any:
+        if i.dtype in ("sequence", "optional"):
+            return None if given is None else [np.asarray(v) for v in given] if isinstance(given, (list, tuple)) else np.asarray(given)
         value = given if isinstance(given, Tensor) else Tensor.from_dlpack(given) if _is_foreign(given) else np.asarray(given)
         kind = value.dtype.name
-        if i.dtype not in BY_NAME:
-            problems.append(f"{i.name}: the model wants {i.dtype}, which svod does not compute with")
-            return value
         if kind != i.dtype:
             if isinstance(given, (int, float, bool, list)):
                 value = np.asarray(given, np.dtype(i.dtype))

@@ -1,6 +1,7 @@
 """A walk through a graph: from values of its inputs to values of its outputs, node by node, as a lazy graph of svod."""
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from svod.onnx.values import MOST_KNOWN, Value, is_known, tensor_of
 from svod.tensor import Tensor
 
 
+log = logging.getLogger("svod.onnx")
+
+
 class Walk:
     """The graphs of one model. Arrays of weights are kept, so that a weight is one tensor in every walk."""
 
@@ -24,8 +28,9 @@ class Walk:
         self.model, self.opsets, self.arrays = model, opsets, arrays
         self._weights: dict[int, Tensor] = {}       # by the id of an array of the model's own
         self._own: set[int] = set()
-        self._initial: dict[int, dict[str, Value]] = {}
-        self._attributes: dict[int, dict[str, Any]] = {}
+        # by the id of a message, which is kept: protobuf makes its objects anew when nobody holds them
+        self._initial: dict[int, tuple[onnx.GraphProto, dict[str, Value]]] = {}
+        self._attributes: dict[int, tuple[onnx.NodeProto, dict[str, Any]]] = {}
 
     # -- before anything is computed -----------------------------------------------------------------------------------
     def missing(self) -> list[tuple[str, int, int, str, str]]:
@@ -51,10 +56,11 @@ class Walk:
         return find(domain, node.op_type, self.opsets.get(domain, 1))
 
     def deciding_inputs(self) -> set[str]:
-        """The names of the graph's inputs on whose values shapes, axes or branches depend: they are part of a plan's key."""
+        """The names of the graph's inputs on whose values shapes, axes or branches depend: they are part of a plan's key. Only numbers and
+        short lists are: a plan for each image is none."""
         deciding: set[str] = set()
         self._collect_deciding(self.model.graph, deciding)
-        return deciding & {i.name for i in self.model.graph.input}
+        return deciding & {i.name for i in self.model.graph.input if len(i.type.tensor_type.shape.dim) <= 1}
 
     def _collect_deciding(self, graph: onnx.GraphProto, deciding: set[str]) -> None:
         """Add the values that must be known in a graph: from its last node to its first."""
@@ -105,21 +111,22 @@ class Walk:
         return reversed(chosen)
 
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, Value]:
-        known_values = self._initial.get(id(graph))
+        _, known_values = self._initial.get(id(graph), (graph, None))
         if known_values is None:
             known_values = {t.name: self.arrays.of(t) for t in graph.initializer}
             for sparse in graph.sparse_initializer:
                 known_values[sparse.values.name] = dense(sparse, self.arrays)
-            self._initial[id(graph)] = known_values
+            self._initial[id(graph)] = graph, known_values
             self._owned(known_values)
         return dict(known_values)
 
     def _node(self, proto: onnx.NodeProto, values: dict[str, Value]) -> list[Value]:
         operator = self._operator(proto)
         assert operator is not None, "check() saw to it"
-        attributes = self._attributes.get(id(proto))
+        _, attributes = self._attributes.get(id(proto), (proto, None))
         if attributes is None:
-            attributes = self._attributes[id(proto)] = attributes_of(proto, self.arrays)
+            attributes = attributes_of(proto, self.arrays)
+            self._attributes[id(proto)] = proto, attributes
             self._owned(attributes)
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         asked = [bool(o) for o in proto.output]
@@ -129,7 +136,10 @@ class Walk:
         while operands and operands[-1] is None:
             operands.pop()
         if self._is_known(node, operands):
-            return known.evaluate(node, proto, operands, self.opsets)
+            try:
+                return known.evaluate(node, proto, operands, self.opsets)
+            except UnsupportedError as e:       # the reference lacks types and forms that svod has
+                log.debug("%s", e)
         try:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
                 results = operator.function(node, *self._operands(node, operator, operands))

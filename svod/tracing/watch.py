@@ -287,5 +287,6 @@ def _release(buffers: list[Buffer], frozen: list[Array]) -> None:
         entry[1] -= 1
         if not entry[1]:
             del _guarded[id(array)]
-            if entry[2]:
+            # a view of what another watch still freezes stays as it is
+            if entry[2] and (not isinstance(array.base, np.ndarray) or array.base.flags.writeable):
                 array.flags.writeable = True

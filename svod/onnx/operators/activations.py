@@ -58,11 +58,8 @@ def swish(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("SwiGLU", 27)
-def swiglu(node: Node, x: Tensor, gate: Tensor | None = None) -> Tensor:
-    if gate is not None:
-        return x.silu().mul(gate)
-    a, b = x.chunk(2, node.get("axis", -1))
-    return a.silu().mul(b)
+def swiglu(node: Node, gate: Tensor, x: Tensor) -> Tensor:
+    return gate.mul(gate.mul(_number(node.get("alpha", 1.0))).sigmoid()).mul(x)
 
 
 @operator("PRelu")

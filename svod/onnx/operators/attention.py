@@ -38,6 +38,9 @@ def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
             bias = bias.pad([(0, 0)] * (bias.ndim - 1) + [(0, short)], "constant", -math.inf)
     if node.get("is_causal", 0):
         bias = added(bias, causal(node, steps, total, past_key, lengths, n, kind))
+    left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
+    if left >= 0 or right >= 0:
+        bias = added(bias, windowed(steps, total, past_key, lengths, left, right, kind))
     if lengths is not None:
         alive = Tensor(np.arange(total)).lt(lengths.reshape(-1, 1, 1, 1))
         bias = added(bias, where(alive, Tensor.zeros(1, dtype=kind), Tensor.full((1,), -math.inf, kind)))
@@ -80,6 +83,20 @@ def causal(node: Node, steps: int, total: int, past: Tensor | None, lengths: Ten
     return Tensor(values).cast(kind)  # type: ignore[arg-type]
 
 
+def windowed(steps: int, total: int, past: Tensor | None, lengths: Tensor | None, left: int, right: int, kind: object) -> Tensor:
+    """Minus infinity for keys that are further from a step than its window reaches; -1 is without end."""
+    rows, columns = np.arange(steps).reshape(-1, 1), np.arange(total)
+    if lengths is not None and past is None:
+        at = Tensor(rows).add(lengths.reshape(-1, 1, 1, 1).sub(steps))
+    else:
+        at = Tensor(rows + (past.shape[2] if past is not None else 0))
+    distance = Tensor(columns).sub(at)
+    seen = distance.eq(distance)
+    seen = seen.logical_and(distance.ge(-left)) if left >= 0 else seen
+    seen = seen.logical_and(distance.le(right)) if right >= 0 else seen
+    return where(seen, Tensor.zeros(1), Tensor.full((1,), -math.inf, "float32")).cast(kind)  # type: ignore[arg-type]
+
+
 def together(x: Tensor, flat: bool) -> Tensor:
     """(N, heads, L, E) as (N, L, heads · E), where the operands were."""
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1) if flat else x
@@ -100,3 +117,28 @@ def rotary(node: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | 
         out = Tensor.cat([out, rest], -1)
     out = out.cast(x.dtype)
     return out.reshape(x.shape) if x.ndim == 3 else out.transpose(1, 2)
+
+
+@operator("LinearAttention", 27)
+def linear_attention(node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None, decay: Tensor | None = None,
+                     beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A matrix for each head that every step decays and adds a product to: (N, heads, width of keys, width of values)."""
+    q_heads, kv_heads, rule = node.need("q_num_heads"), node.need("kv_num_heads"), node.get("update_rule", "gated_delta")
+    q, k, v = (heads_apart(t, h)._wide_float() for t, h in ((query, q_heads), (key, kv_heads), (value, kv_heads)))
+    n, _, steps, width = k.shape
+    state = Tensor.zeros(n, kv_heads, width, v.shape[-1], dtype=k.dtype) if past is None else past._wide_float()
+    scale, outputs = node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), []
+    gate = None if decay is None or "gated" not in rule else heads_apart(decay, kv_heads)._wide_float().exp()      # per head, or per key
+    rate = None if beta is None or "delta" not in rule else heads_apart(beta, 1 if beta.shape[-1] == 1 else kv_heads)._wide_float()
+    for t in range(steps):
+        kt, vt = k[:, :, t].unsqueeze(-1), v[:, :, t].unsqueeze(-2)
+        if gate is not None:
+            state = state.mul(gate[:, :, t].unsqueeze(-1))
+        if "delta" in rule:
+            vt = vt.sub(kt.transpose(-2, -1).matmul(state))
+            vt = vt if rate is None else vt.mul(rate[:, :, t].unsqueeze(-1))
+        state = state.add(kt.mul(vt))
+        shared = state if q_heads == kv_heads else state.repeat_interleave(q_heads // kv_heads, 1)
+        outputs.append(q[:, :, t].unsqueeze(-2).matmul(shared).mul(scale).squeeze(-2))
+    out = Tensor.stack(outputs, 2).transpose(1, 2).reshape(n, steps, -1).cast(query.dtype)
+    return out, state.cast(query.dtype if past is None else past.dtype)

@@ -16,7 +16,7 @@ log = logging.getLogger("svod.onnx")
 MOST_TURNS, MANY_TURNS = 1000, 100
 
 
-@operator("If", raw=True)
+@operator("If", raw=True, known=("condition",))
 def branch(node: Node, condition: Value) -> tuple[Value, ...]:
     if is_known(condition):
         return tuple(node.walk(node.need("then_branch" if bool(condition.reshape(-1)[0]) else "else_branch")))
@@ -30,7 +30,7 @@ def branch(node: Node, condition: Value) -> tuple[Value, ...]:
     return tuple(chosen)
 
 
-@operator("Loop", raw=True, known=())
+@operator("Loop", raw=True, known=("count", "condition"))
 def loop(node: Node, count: Value = None, condition: Value = None, *carried: Value) -> tuple[Value, ...]:
     body = node.need("body")
     if count is not None and not is_known(count):

@@ -77,7 +77,7 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None)
         pairs = []
         for f, e, n in zip(full, extra, wanted[-rank:], strict=True):
             total = f + e - n
-            half = max(0, total) // 2
+            half = total // 2
             more = total - half
             pairs.append((half, more) if auto == "SAME_UPPER" else (more, half))
     function = {1: Tensor.conv_transpose1d, 2: Tensor.conv_transpose2d, 3: Tensor.conv_transpose3d}.get(rank)
@@ -170,11 +170,8 @@ def max_unpool(node: Node, x: Tensor, at: Tensor, wanted: Array | None = None) -
     pads = node.get("pads") or [0] * 2 * len(kernel)
     natural = [(n - 1) * s + k - pads[i] - pads[i + len(kernel)] for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))]
     small = (*x.shape[:2], *natural)
-    flat = Tensor.zeros(math.prod(small), dtype=x.dtype).scatter(0, at.reshape(-1), x.reshape(-1))
-    if wanted is None or tuple(int(n) for n in wanted) == small:
-        return flat.reshape(small)
-    shape = tuple(int(n) for n in wanted)
-    return Tensor.zeros(math.prod(shape), dtype=x.dtype).scatter(0, at.reshape(-1), x.reshape(-1)).reshape(shape)
+    whole = Tensor.zeros(math.prod(small), dtype=x.dtype).scatter(0, at.reshape(-1), x.reshape(-1)).reshape(small)
+    return whole if wanted is None else whole.pad([(0, int(n) - m) for n, m in zip(wanted, small, strict=True)])
 
 
 @operator("LRN")

@@ -77,7 +77,9 @@ def mod(node: Node, a: Tensor, b: Tensor) -> Tensor:
 def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
     left = node.need("direction") == "LEFT"
     shifted = a.bitwise_left_shift(b) if left else a.bitwise_right_shift(b)
-    return where(b.ge(a.dtype.bits), Tensor.zeros(1, dtype=a.dtype), shifted)
+    # what is shifted out leaves zeros, or the sign
+    beyond = a.lt(0).cast(a.dtype).neg() if a.dtype.is_signed and not left else Tensor.zeros(1, dtype=a.dtype)
+    return where(b.ge(a.dtype.bits), beyond, shifted)
 
 
 def variadic(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -143,7 +145,9 @@ def bit_cast(node: Node, x: Tensor) -> Tensor:
     kind = svod_type(node.need("to"), node)
     if x.dtype is kind:
         return x
-    raise UnsupportedError(f"{node} reads the bits of {x.dtype.name} as {kind.name}, which svod has no operation for")
+    if kind.itemsize != x.dtype.itemsize:
+        raise UnsupportedError(f"{node} reads elements of {x.dtype.itemsize} bytes as elements of {kind.itemsize}")
+    return x.bitcast(kind)
 
 
 def as_float(value: Any) -> float:

@@ -176,6 +176,8 @@ def depth_to_space(node: Node, x: Tensor) -> Tensor:
 def space_to_depth(node: Node, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = node.need("blocksize")
+    if node.get("mode", "DCR") == "CRD":
+        return x.reshape(n, c, h // b, b, w // b, b).permute(0, 1, 3, 5, 2, 4).reshape(n, c * b * b, h // b, w // b)
     return x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
 
 

@@ -96,7 +96,8 @@ def source_positions(mode: str, old: int, new: int, scale: float, area: tuple[fl
         case "pytorch_half_pixel":
             return (at + 0.5) / scale - 0.5 if new > 1 else np.zeros(new)
         case "align_corners":
-            return at * (old - 1) / (new - 1) if new > 1 else np.zeros(new)
+            length = scale * old        # before it was rounded
+            return at * (old - 1) / (length - 1) if new > 1 else np.zeros(new)
         case "asymmetric":
             return at / scale
         case "tf_half_pixel_for_nn":

@@ -27,20 +27,20 @@ def construct(node: Node, *values: Value) -> tuple[Value, ...]:
     return (list(values),)
 
 
-@operator("SequenceInsert", 11, raw=True)
+@operator("SequenceInsert", 11, raw=True, known=("at",))
 def insert(node: Node, sequence: Value, value: Value, at: Value = None) -> tuple[Value, ...]:
     place = position(node, at, len(sequence))
     place = place + len(sequence) if place < 0 else place
     return ([*sequence[:place], value, *sequence[place:]],)
 
 
-@operator("SequenceErase", 11, raw=True)
+@operator("SequenceErase", 11, raw=True, known=("at",))
 def erase(node: Node, sequence: Value, at: Value = None) -> tuple[Value, ...]:
     place = position(node, at, -1) % len(sequence)
     return ([v for i, v in enumerate(sequence) if i != place],)
 
 
-@operator("SequenceAt", 11, raw=True)
+@operator("SequenceAt", 11, raw=True, known=("place",))
 def at(node: Node, sequence: Value, place: Value) -> Value:
     return sequence[position(node, place, 0)]
 
@@ -56,7 +56,7 @@ def concat(node: Node, sequence: Value) -> Tensor:
     return Tensor.stack(tensors, axis) if node.get("new_axis", 0) else Tensor.cat(tensors, axis)
 
 
-@operator("SplitToSequence", 11, raw=True)
+@operator("SplitToSequence", 11, raw=True, known=("sizes",))
 def split(node: Node, x: Value, sizes: Value = None) -> tuple[Value, ...]:
     t, axis = tensor_of(x), node.get("axis", 0)
     if sizes is None:

@@ -1,15 +1,14 @@
-"""Windows and Fourier transforms, as products with matrices of sines and cosines that are known."""
+"""Windows, and Fourier transforms, which NumPy computes on the host."""
 from __future__ import annotations
 
 import math
 
 import numpy as np
 
-from svod.core.ir.dtype import dtypes
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Array, Node, operator
 from svod.onnx.values import numpy_dtype
-from svod.tensor import Tensor
+from svod.tensor import Tensor, fft
 
 
 def window(name: str, weights: tuple[float, ...]) -> None:
@@ -28,52 +27,32 @@ window("HammingWindow", (25 / 46, 21 / 46))
 window("BlackmanWindow", (0.42, 0.5, 0.08))
 
 
-def transform(x: Tensor, axis: int, n: int, inverse: bool, onesided: bool) -> Tensor:
-    """A DFT along an axis of (…, parts), where parts are the real or the real and the imaginary ones: (…, 2)."""
-    t = x.movedim(axis, -2)
-    have = t.shape[-2]
-    if have > n:
-        t = t.narrow(-2, 0, n)
-    elif have < n:
-        t = t.pad([(0, 0)] * (t.ndim - 2) + [(0, n - have), (0, 0)])
-    bins = n // 2 + 1 if onesided else n
-    angle = 2 * math.pi * np.outer(np.arange(n), np.arange(bins)) / n * (1 if inverse else -1)
-    kind = numpy_dtype(x.dtype if x.dtype is not dtypes.bfloat16 else dtypes.float32)
-    cos, sin = Tensor(np.cos(angle).astype(kind)), Tensor(np.sin(angle).astype(kind))
-    real = t[..., 0]
-    re, im = real.matmul(cos), real.matmul(sin)
-    if t.shape[-1] == 2:
-        imaginary = t[..., 1]
-        re, im = re.sub(imaginary.matmul(sin)), im.add(imaginary.matmul(cos))
-    out = Tensor.stack([re, im], -1)
-    if inverse:
-        out = out.div(float(n))
-    return out.movedim(-2, axis).cast(x.dtype)
+def transformed(x: Tensor, axis: int, n: int, inverse: bool, onesided: bool) -> Tensor:
+    """A DFT along an axis of (…, parts), where parts are the real or the real and the imaginary ones: (…, 2), or (…, 1) where the
+    inverse of a half gives real numbers."""
+    if onesided and inverse:
+        return fft.irfft(x, n, axis).unsqueeze(-1).cast(x.dtype)
+    if onesided:
+        return fft.rfft(x[..., 0], n, axis).cast(x.dtype)
+    whole = x if x.shape[-1] == 2 else x.pad([(0, 0)] * (x.ndim - 1) + [(0, 1)])
+    return (fft.ifft if inverse else fft.fft)(whole, n, axis).cast(x.dtype)
 
 
 @operator("DFT", 17, known=("length",))
 def dft_old(node: Node, x: Tensor, length: Array | None = None) -> Tensor:
-    axis = node.get("axis", 1) % x.ndim
-    return _dft(node, x, axis, length)
+    return transform(node, x, node.get("axis", 1) % x.ndim, length)
 
 
 @operator("DFT", 20, known=("length", "axis"))
 def dft(node: Node, x: Tensor, length: Array | None = None, axis: Array | None = None) -> Tensor:
-    return _dft(node, x, (-2 if axis is None else int(np.asarray(axis).reshape(-1)[0])) % x.ndim, length)
+    return transform(node, x, (-2 if axis is None else int(np.asarray(axis).reshape(-1)[0])) % x.ndim, length)
 
 
-def _dft(node: Node, x: Tensor, axis: int, length: Array | None) -> Tensor:
+def transform(node: Node, x: Tensor, axis: int, length: Array | None) -> Tensor:
     inverse, onesided = bool(node.get("inverse", 0)), bool(node.get("onesided", 0))
-    if inverse and onesided:
-        half = x.shape[axis]
-        n = 2 * (half - 1) if length is None else int(np.asarray(length).reshape(-1)[0])
-        t = x.movedim(axis, -2).narrow(-2, 0, n // 2 + 1)
-        mirrored = t.narrow(-2, 1, (n - 1) // 2).flip(t.ndim - 2)
-        mirrored = mirrored.mul(Tensor(np.array([1, -1], numpy_dtype(x.dtype))))
-        whole = Tensor.cat([t, mirrored], -2)
-        return transform(whole, whole.ndim - 2, n, True, False)[..., :1].movedim(-2, axis)
-    n = x.shape[axis] if length is None else int(np.asarray(length).reshape(-1)[0])
-    return transform(x, axis, n, inverse, onesided)
+    have = x.shape[axis]
+    n = int(np.asarray(length).reshape(-1)[0]) if length is not None else 2 * (have - 1) if inverse and onesided else have
+    return transformed(x, axis, n, inverse, onesided)
 
 
 @operator("STFT", 17, known=("step", "length"))
@@ -83,8 +62,7 @@ def stft(node: Node, x: Tensor, step: Array, window: Tensor | None = None, lengt
     frames = x.movedim(1, -1).unfold(-1, n, hop)                         # (batch, parts, frames, n)
     if window is not None:
         frames = frames.mul(window)
-    parts = frames.permute(0, 2, 3, 1)                                   # (batch, frames, n, parts)
-    return transform(parts, 2, n, False, bool(node.get("onesided", 1)))
+    return transformed(frames.permute(0, 2, 3, 1), 2, n, False, bool(node.get("onesided", 1)))
 
 
 @operator("MelWeightMatrix", 17, known=("bins", "length", "rate", "low", "high"))
