@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from svod.onnx.model import Input, Model, Outputs, load
 from svod.onnx.reader import OnnxError
+from svod.onnx.session import InferenceSession, SessionOptions
 
-__all__ = ["Input", "Model", "OnnxError", "Outputs", "load"]
+__all__ = ["InferenceSession", "Input", "Model", "OnnxError", "Outputs", "SessionOptions", "load"]

@@ -1,7 +1,7 @@
 """Nodes whose operands are all known are computed while the graph is walked, in NumPy: shapes, axes, branches.
 
-The common ones are below, as they stand in every exported model by the hundred; the others are computed by the reference evaluator of the onnx
-package.
+The common ones are below, as they stand in every exported model by the hundred; the others are computed by the reference evaluator of
+the onnx package.
 """
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from svod.errors import UnsupportedError
 from svod.onnx.registry import Array, Node
 
 #: Operators that are never computed here: what they give depends on more than their operands, or they hold graphs.
-NEVER = frozenset({"If", "Loop", "Scan", "SequenceMap", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
-                   "Multinomial", "ConstantOfShape", "Constant"})
+NEVER = frozenset({"If", "Loop", "Scan", "SequenceMap", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
+                   "Bernoulli", "Multinomial", "ConstantOfShape", "Constant"})
 
 
 def _axes(node: Node, operands: Sequence[Array | None]) -> list[int] | None:
@@ -52,12 +52,11 @@ def _slice(node: Node, x: Array, *rest: Array | None) -> Array:
             index[axis] = slice(first, None, step)
         else:
             index[axis] = slice(first, last, step)
-    return x[tuple(index)]
+    return np.asarray(x[tuple(index)])
 
 
 def _cast(node: Node, x: Array) -> Array:
-    kind = onnx.helper.tensor_dtype_to_np_dtype(node.need("to"))
-    return x.astype(kind)
+    return np.asarray(x.astype(onnx.helper.tensor_dtype_to_np_dtype(node.need("to"))))
 
 
 def _divide(node: Node, a: Array, b: Array) -> Array:
@@ -73,7 +72,7 @@ def _reshape(node: Node, x: Array, shape: Array | None = None) -> Array:
 
 
 def _gather(node: Node, x: Array, index: Array) -> Array:
-    return np.take(x, index, axis=node.get("axis", 0))
+    return np.asarray(np.take(x, index, axis=node.get("axis", 0)))
 
 
 COMMON: dict[str, Callable[..., Any]] = {
@@ -85,10 +84,10 @@ COMMON: dict[str, Callable[..., Any]] = {
     "Where": lambda node, c, a, b: np.where(c, a, b), "Neg": lambda node, x: -x, "Floor": lambda node, x: np.floor(x),
     "Ceil": lambda node, x: np.ceil(x), "Expand": lambda node, x, shape: x * np.ones([int(n) for n in shape], x.dtype),
     "Transpose": lambda node, x: np.transpose(x, node.get("perm")),
-    "Range": lambda node, a, b, c: np.arange(a.item(), b.item(), c.item(), dtype=a.dtype)}
+    "Range": lambda node, a, b, c: np.arange(float(a), float(b), float(c)).astype(a.dtype)}
 
 
-def evaluate(node: Node, proto: onnx.NodeProto, operands: Sequence[Array | None], opsets: dict[str, int]) -> list[Array]:
+def evaluate(node: Node, proto: onnx.NodeProto, operands: Sequence[Array | None], opsets: dict[str, int]) -> list[Array | None]:
     """The results of a node with known operands. Raises UnsupportedError where the reference lacks it."""
     own = COMMON.get(node.op) if node.domain == "" and "broadcast" not in node.attributes else None
     if own is not None:

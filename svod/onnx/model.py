@@ -9,11 +9,10 @@ import onnx
 
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
-from svod.core.ir.dtype import BY_NAME, dtypes
-from svod.core.ir.variable import BoundVariable, Variable, is_symbolic
+from svod.core.ir.dtype import BY_NAME
+from svod.core.ir.variable import Variable
 from svod.errors import UnsupportedError
-from svod.onnx.reader import NARROW, NUMPY_TYPES, Arrays, OnnxError, Source, opsets, read_model, type_name
-from svod.onnx.registry import Array
+from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, read_model, type_name
 from svod.onnx.values import Value, array_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
@@ -67,7 +66,8 @@ class Model:
         names = [o.name for o in graph.output] if outputs is None else list(outputs)
         made = {o for n in graph.node for o in n.output} | {i.name for i in graph.input} | given
         if unknown := [n for n in names if n not in made]:
-            raise OnnxError(f"the model has no value {', '.join(map(repr, unknown))}; its outputs are {', '.join(o.name for o in graph.output)}")
+            have = ", ".join(o.name for o in graph.output)
+            raise OnnxError(f"the model has no value {', '.join(map(repr, unknown))}; its outputs are {have}")
         self.outputs = tuple(_described(every[n]) if n in every else Input(n, "", None) for n in names)
         free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
         if unknown := sorted(set(self.dims) - free):
@@ -107,12 +107,14 @@ class Model:
         before = set(map(id, self._jit.plans))
         self.run(self._checked(feed))
         new = [p for p in self._jit.plans if id(p) not in before]
-        return (new or list(self._jit.plans))[-1]
+        plan: ExecutionPlan = (new or list(self._jit.plans))[-1]
+        return plan
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
         """One plan for each signature so far."""
-        return self._jit.plans
+        plans: tuple[ExecutionPlan, ...] = self._jit.plans
+        return plans
 
     def _sample(self, name: str, given: Any) -> Any:
         if not (isinstance(given, tuple) and all(isinstance(n, int) for n in given)):
@@ -120,7 +122,7 @@ class Model:
         kind = next((i.dtype for i in self.inputs if i.name == name), "float32")
         return np.zeros(given, np.dtype(kind if kind != "bfloat16" else "float32"))
 
-    def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...]) -> tuple[Tensor, ...]:
+    def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...]) -> tuple[Any, ...]:
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, kind).reshape(shape)
@@ -201,13 +203,13 @@ class Model:
                 bound[axis] = slice(_bound(variable, int(value.shape[axis]), i.name))
         if not any(b.stop is not None for b in bound):
             return value
-        most = [b.stop.declared[2] if b.stop is not None else n for b, n in zip(bound, value.shape, strict=True)]
+        most = [b.stop.declared.arg[2] if b.stop is not None else n for b, n in zip(bound, value.shape, strict=True)]
         room = np.zeros(most, value.dtype if isinstance(value, np.ndarray) else np.dtype(value.dtype.name))
         room[tuple(slice(0, n) for n in value.shape)] = value if isinstance(value, np.ndarray) else array_of(value)
         return Tensor(room)[tuple(bound)]
 
 
-def _bound(variable: Variable, n: int, name: str) -> BoundVariable:
+def _bound(variable: Variable, n: int, name: str) -> Any:
     low, high = variable.expr.arg[1], variable.expr.arg[2]
     if not low <= n <= high:
         raise OnnxError(f"{name}: the dimension {variable.name} is {n}; {low} to {high} were declared")
@@ -229,7 +231,7 @@ def _described(info: onnx.ValueInfoProto) -> Input:
         return Input(info.name, (kind or "").removesuffix("_type"), None)
     tensor = info.type.tensor_type
     shape = tuple(_size(d) for d in tensor.shape.dim) if tensor.HasField("shape") else None
-    return Input(info.name, type_name(tensor.elem_type) if tensor.elem_type in NUMPY_TYPES else type_name(tensor.elem_type), shape)
+    return Input(info.name, type_name(tensor.elem_type), shape)
 
 
 def _size(d: Any) -> Size:

@@ -1,4 +1,5 @@
-"""From a file to a checked model: the protobuf message, and the arrays of its tensors, which are mapped and not copied where they can be."""
+"""From a file to a checked model: the protobuf message, and the arrays of its tensors, which are mapped where they
+can be, and not copied."""
 from __future__ import annotations
 
 import io

@@ -6,8 +6,9 @@
     @operator("ReduceSum", 13, known=("axes",))
     def reduce_sum(node: Node, x: Tensor, axes: Array | None = None) -> Tensor: ...
 
-A function is given the node and its operands, as tensors; operands named in `known` are NumPy arrays, whose values are needed while the graph
-is walked. With `raw` the operands come as they are. A missing operand is None. The result is a value, or a tuple with one for each output.
+A function is given the node and its operands, as tensors; operands named in `known` are NumPy arrays, whose values are needed while the
+graph is walked. With `raw` the operands come as they are. A missing operand is None. The result is a value, or a tuple with one for each
+output.
 """
 from __future__ import annotations
 
@@ -28,20 +29,20 @@ DOMAINS = {"": "", "ai.onnx": "", MICROSOFT: MICROSOFT}
 
 @dataclass(frozen=True)
 class Operator:
-    """`since`: the version of the operator set from which on `function` is right. `known`: the positions of operands whose values it needs;
-    -1: of all from the one before it on."""
+    """`since`: the version of the operator set from which on `function` is right. `known`: the positions of operands whose values it
+    needs."""
 
     name: str
     since: int
     function: Callable[..., Any]
     known: tuple[int, ...]
     raw: bool
-    variadic: bool
 
 
 @dataclass
 class Node:
-    """A node as an operator sees it. `asked`: for each output whether anybody reads it. `walk`: computes the graphs among its attributes."""
+    """A node as an operator sees it. `asked`: for each output whether anybody reads it. `walk`: computes the graphs among its
+    attributes."""
 
     op: str
     name: str
@@ -70,12 +71,10 @@ _operators: dict[tuple[str, str], list[Operator]] = {}
 def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False) -> Callable[..., Any]:
     """Enter a function into the table. One function may be entered several times."""
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        names = [p.name for p in parameters]
+        names = list(inspect.signature(function).parameters)[1:]
         missing = [k for k in known if k not in names]
         assert not missing, f"{name} has no operand {missing}"
-        variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw, variadic)
+        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw)
         _operators.setdefault((domain, name), []).append(entry)
         return function
     return enter

@@ -33,8 +33,8 @@ def tensor_of(value: Value) -> Tensor:
         if value.dtype.name == "bfloat16":
             return Tensor(value.astype(np.float32)).cast(dtypes.bfloat16)
         if value.dtype.name not in BY_NAME:
-            raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, "
-                                   "float32 and float64")
+            raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, "
+                                   "bfloat16, float32 and float64")
         return Tensor(value)
     raise UnsupportedError(f"a {'sequence' if isinstance(value, list) else type(value).__name__} where a tensor is needed")
 

@@ -12,11 +12,10 @@ import onnx
 from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import known
-from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, subgraphs
+from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, subgraphs, type_name
 from svod.onnx.registry import Node, Operator, find
 from svod.onnx.values import MOST_KNOWN, Value, is_known, tensor_of
 from svod.tensor import Tensor
-
 
 log = logging.getLogger("svod.onnx")
 
@@ -57,21 +56,24 @@ class Walk:
 
     def deciding_inputs(self) -> set[str]:
         """The names of the graph's inputs on whose values shapes, axes or branches depend: they are part of a plan's key. Only numbers and
-        short lists are: a plan for each image is none."""
+        short lists of integers are, and what such an operand is given as it is: a plan for each image is none."""
         deciding: set[str] = set()
-        self._collect_deciding(self.model.graph, deciding)
-        return deciding & {i.name for i in self.model.graph.input if len(i.type.tensor_type.shape.dim) <= 1}
+        direct: set[str] = set()
+        self._collect_deciding(self.model.graph, deciding, direct)
+        return {i.name for i in self.model.graph.input if i.name in deciding and _may_decide(i, i.name in direct)}
 
-    def _collect_deciding(self, graph: onnx.GraphProto, deciding: set[str]) -> None:
-        """Add the values that must be known in a graph: from its last node to its first."""
+    def _collect_deciding(self, graph: onnx.GraphProto, deciding: set[str], direct: set[str]) -> None:
+        """Add the values that must be known in a graph, from its last node to its first. `direct`: those that are such operands
+        themselves."""
         for node in reversed(graph.node):
             for sub in subgraphs(node):
-                self._collect_deciding(sub, deciding)
+                self._collect_deciding(sub, deciding, direct)
             operator = self._operator(node)
             needed = operator.known if operator is not None else ()
             for i, name in enumerate(node.input):
                 if name and i in needed:
                     deciding.add(name)
+                    direct.add(name)
             if node.op_type in ("Shape", "Size"):
                 continue        # of a tensor they are known whatever its values are
             if any(o in deciding for o in node.output):
@@ -108,7 +110,7 @@ class Walk:
                 for sub in subgraphs(node):
                     needed.update(n for inner in all_nodes(sub) for n in inner.input if n)
                     needed.update(o.name for o in sub.output)
-        return reversed(chosen)
+        return iter(chosen[::-1])
 
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, Value]:
         _, known_values = self._initial.get(id(graph), (graph, None))
@@ -162,8 +164,8 @@ class Walk:
         for i, o in enumerate(operands):
             if i in operator.known:
                 if o is not None and not is_known(o):
-                    raise UnsupportedError(f"{node}: operand {i} decides about shapes, and is computed from data that is not known while the "
-                                           "model is loaded; load(…, outputs=[…]) leaves the nodes behind it out")
+                    raise UnsupportedError(f"{node}: operand {i} decides about shapes, and is computed from data that is not known while "
+                                           "the model is loaded; load(…, outputs=[…]) leaves the nodes behind it out")
                 taken.append(o)
             else:
                 taken.append(None if o is None else self.tensor(o))
@@ -191,6 +193,14 @@ class _Inside:
 
     def __call__(self, graph: onnx.GraphProto, *operands: Value) -> list[Value]:
         return self.walk.subgraph(graph, operands, self.values)
+
+
+def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:
+    """Whether the values of an input may be part of a plan's key."""
+    if info.type.WhichOneof("value") != "tensor_type":
+        return False
+    rank, kind = len(info.type.tensor_type.shape.dim), type_name(info.type.tensor_type.elem_type)
+    return rank == 0 or (rank == 1 and (is_direct or not kind.startswith(("float", "bfloat"))))
 
 
 def _result_is_small(node: Node, operands: Sequence[Value]) -> bool:

@@ -70,6 +70,12 @@ class _Seconds(Finite):
 @click.option("--strategy", type=click.Choice(config.STRATEGIES), help="Who proposes candidates; default: BEAM_STRATEGY, else beam.")
 @click.option("--optuna-storage", metavar="URL", help="Also write the studies of --strategy optuna here, for optuna-dashboard; for example "
               "sqlite:///studies.db.")
+@click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Of an ONNX file: the size of a free dimension, or a range, as in "
+              "sequence=1..512, for which one plan serves.")
+@click.option("--shape", multiple=True, metavar="INPUT=1x3x224x224", help="Of an ONNX file: the shape of an input.")
+@click.option("--inputs", metavar="FILE.npz", type=click.Path(exists=True, dir_okay=False),
+              help="Of an ONNX file: its inputs, by their names.")
+@click.option("--random-weights", is_flag=True, help="Of an ONNX file: random numbers for weights that it computes from constants.")
 @click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
 @click.option("-o", "--lock", "lock_path", metavar="FILE", type=click.Path(),
               help="Also write the chains to a lock file, which SVOD_LOCK and PrepareConfig(lock=…) use; for example model.lock.jsonl.")
@@ -80,7 +86,7 @@ class _Seconds(Finite):
 @click.option("--verbose", is_flag=True, help="Say more: rounds, dropped candidates, the log.")
 @click.version_option(package_name="svod", message="svod %(version)s")
 def cli(beam: int | None, **given: Any) -> NoReturn:
-    """Run SCRIPT, capture the kernels it prepares, tune and verify them, and remember the winners.
+    """Run SCRIPT, capture the kernels it prepares, tune and verify them, and remember the winners. SCRIPT may be an ONNX file.
 
     Options may stand before and after SCRIPT; everything after -- is the script's own."""
     if beam is None:
@@ -123,6 +129,8 @@ def check(options: TuneOptions) -> None:
         raise click.UsageError(f"{options.script} {problem}; give the path of a Python script")
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
+    if not options.is_onnx and (options.dim or options.shape or options.inputs or options.random_weights):
+        raise click.UsageError("--dim, --shape, --inputs and --random-weights are for ONNX files, as in svod-tune model.onnx --dim batch=1")
     check_output("--json", options.json_path, options.script, options.source, stdout=True)
     if options.resume and options.fresh:
         raise click.UsageError("--resume goes on from what the database has, and --fresh reads none of it; give one")

@@ -9,7 +9,8 @@ from svod.cli.installation import program
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
 #: Options that a command to paste has where this one has them, beside the beam's width and the budget.
-CARRIED = frozenset({"db", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy", "optuna_storage"})
+CARRIED = frozenset({"db", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy", "optuna_storage", "dim",
+                     "shape", "inputs", "random_weights"})
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class TuneOptions:
     lock_path: str | None = None
     log_json: str | None = None
     verbose: bool = False
+    dim: tuple[str, ...] = ()
+    shape: tuple[str, ...] = ()
+    inputs: str | None = None
+    random_weights: bool = False
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether a model's file is tuned, and not a program."""
+        return self.script is not None and self.script.endswith(".onnx")
 
     @property
     def subject(self) -> str:
@@ -49,7 +59,11 @@ class TuneOptions:
 
     @property
     def program(self) -> list[str]:
-        """The program that is tuned, as Python takes it: a script, or -m and a module. [] for a capture."""
+        """The program that is tuned, as Python takes it: a script, or -m and a module. [] for a capture. An ONNX file is run by a module of
+        svod."""
+        if self.is_onnx:
+            return ["-m", "svod.onnx.run", self.script or "", *(f"--dim={d}" for d in self.dim), *(f"--shape={s}" for s in self.shape),
+                    *([f"--inputs={self.inputs}"] if self.inputs else []), *(["--random-weights"] if self.random_weights else [])]
         return [self.script] if self.script is not None else ["-m", self.module] if self.module is not None else []
 
     def command_line(self, **changes: object) -> str:
@@ -58,7 +72,8 @@ class TuneOptions:
         for f in fields(self):
             if f.name in CARRIED and getattr(self, f.name) != f.default:
                 values[f.name] = getattr(self, f.name)
-        words = [program("svod-tune"), *(self.program or ("--from", self.source or ""))]
+        subject = [self.script or ""] if self.is_onnx else self.program
+        words = [program("svod-tune"), *(subject or ("--from", self.source or ""))]
         for name, value in {**values, **changes}.items():
             for one in value if isinstance(value, tuple) else (value,):
                 words += [f"--{name.replace('_', '-')}", *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]

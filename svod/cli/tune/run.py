@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -270,7 +271,15 @@ class _TuneRun:
         self._write_lock()
         status = self._status()
         self._report(status)
+        if self.options.is_onnx and status == EXIT_OK:
+            self._compare()
         return self._write_json(status)
+
+    def _compare(self) -> None:
+        """Run the tuned model once more, and print how far it is from onnxruntime."""
+        given = {"SVOD_TUNE_DB": self.options.db} if self.options.db is not None else {}
+        subprocess.run([sys.executable, *self.options.program, "--check"], env=config.child_environment(BEAM=None, **given),
+                       stdout=self._stream, check=False)
 
     def _survey(self, captured: Capture) -> None:
         """Decide per target what is searched. The kernels are weighed by their times on this machine."""

@@ -9,7 +9,6 @@ from svod.onnx.operators import (
     creation,
     elementwise,
     indexing,
-    losses,
     microsoft,
     movement,
     norms,
@@ -18,9 +17,8 @@ from svod.onnx.operators import (
     recurrent,
     reductions,
     resample,
-    sequences,
     signal,
 )
 
-FILES = (activations, attention, control, convolution, creation, elementwise, indexing, losses, microsoft, movement, norms, products,
-         quantised, recurrent, reductions, resample, sequences, signal)
+FILES = (activations, attention, control, convolution, creation, elementwise, indexing, microsoft, movement, norms, products,
+         quantised, recurrent, reductions, resample, signal)

@@ -10,9 +10,11 @@ from svod.onnx.operators.elementwise import unary
 from svod.onnx.registry import Array, Node, operator
 from svod.tensor import Tensor, where
 
-for _name, _function in {
-        "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Softplus": Tensor.softplus, "Softsign": Tensor.softsign, "Mish": Tensor.mish,
-        "HardSwish": Tensor.hardswish}.items():
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Softplus": Tensor.softplus, "Softsign": Tensor.softsign, "Mish": Tensor.mish,
+    "HardSwish": Tensor.hardswish}
+
+for _name, _function in _PLAIN.items():
     unary(_name, _function)
 
 

@@ -1,4 +1,5 @@
-"""Branches and loops, decided while the graph is walked wherever their conditions and counts are known."""
+"""Branches and loops, decided while the graph is walked wherever their conditions and counts are known; sequences and optionals, which are
+lists and None then, and cost nothing when the plan runs."""
 from __future__ import annotations
 
 import logging
@@ -24,8 +25,9 @@ def branch(node: Node, condition: Value) -> tuple[Value, ...]:
     yes, no = node.walk(node.need("then_branch")), node.walk(node.need("else_branch"))
     chosen = []
     for a, b in zip(yes, no, strict=True):
-        if isinstance(a, list) or isinstance(b, list) or a is None or b is None or shape_of(a) != shape_of(b) or dtype_of(a) is not dtype_of(b):
-            raise UnsupportedError(f"{node}: its condition is computed from data, and its branches give values of different shapes or types")
+        if any(isinstance(v, list) or v is None for v in (a, b)) or shape_of(a) != shape_of(b) or dtype_of(a) is not dtype_of(b):
+            raise UnsupportedError(f"{node}: its condition is computed from data, and its branches give values of different shapes or "
+                                   "types")
         chosen.append(where(condition.reshape(()), tensor_of(a), tensor_of(b)))
     return tuple(chosen)
 
@@ -102,5 +104,89 @@ def scanned(node: Node, body: object, state: list[Value], inputs: list[Value], f
         values = [tensor_of(c[i]) for c in collected]
         outputs.append(Tensor.stack(list(reversed(values)) if reverse else values, 0).movedim(0, axis))
     return (*state, *outputs)
+
+
+# -- sequences and optionals ----------------------------------------------------------------------------------------------------
+def position(node: Node, at: Value, default: int) -> int:
+    if at is None:
+        return default
+    if not is_known(at):
+        raise UnsupportedError(f"{node}: the position in a sequence is computed from data")
+    return int(at.reshape(-1)[0])
+
+
+@operator("SequenceEmpty", 11, raw=True)
+def empty(node: Node) -> tuple[Value, ...]:
+    return ([],)
+
+
+@operator("SequenceConstruct", 11, raw=True)
+def construct(node: Node, *values: Value) -> tuple[Value, ...]:
+    return (list(values),)
+
+
+@operator("SequenceInsert", 11, raw=True, known=("at",))
+def insert(node: Node, sequence: Value, value: Value, at: Value = None) -> tuple[Value, ...]:
+    place = position(node, at, len(sequence))
+    place = place + len(sequence) if place < 0 else place
+    return ([*sequence[:place], value, *sequence[place:]],)
+
+
+@operator("SequenceErase", 11, raw=True, known=("at",))
+def erase(node: Node, sequence: Value, at: Value = None) -> tuple[Value, ...]:
+    place = position(node, at, -1) % len(sequence)
+    return ([v for i, v in enumerate(sequence) if i != place],)
+
+
+@operator("SequenceAt", 11, raw=True, known=("place",))
+def at(node: Node, sequence: Value, place: Value) -> Value:
+    return sequence[position(node, place, 0)]
+
+
+@operator("SequenceLength", 11, raw=True)
+def length(node: Node, sequence: Value) -> Value:
+    return np.array(len(sequence), np.int64)
+
+
+@operator("ConcatFromSequence", 11, raw=True)
+def concat(node: Node, sequence: Value) -> Tensor:
+    tensors, axis = [tensor_of(v) for v in sequence], node.need("axis")
+    return Tensor.stack(tensors, axis) if node.get("new_axis", 0) else Tensor.cat(tensors, axis)
+
+
+@operator("SplitToSequence", 11, raw=True, known=("sizes",))
+def split(node: Node, x: Value, sizes: Value = None) -> tuple[Value, ...]:
+    t, axis = tensor_of(x), node.get("axis", 0)
+    if sizes is None:
+        parts = t.split(1, axis)
+        return ([p if node.get("keepdims", 1) else p.squeeze(axis) for p in parts],)
+    if not is_known(sizes):
+        raise UnsupportedError(f"{node}: the sizes of the parts are computed from data")
+    wanted = int(sizes) if sizes.ndim == 0 else [int(n) for n in sizes]
+    return (list(t.split(wanted, axis)),)
+
+
+@operator("SequenceMap", 17, raw=True)
+def sequence_map(node: Node, sequence: Value, *others: Value) -> tuple[Value, ...]:
+    body = node.need("body")
+    results = [node.walk(body, v, *(o[i] if isinstance(o, list) else o for o in others)) for i, v in enumerate(sequence)]
+    return tuple([r[k] for r in results] for k in range(len(body.output)))
+
+
+@operator("Optional", 15, raw=True)
+def optional(node: Node, value: Value = None) -> tuple[Value, ...]:
+    return (value,)
+
+
+@operator("OptionalHasElement", 15, raw=True)
+def has_element(node: Node, value: Value = None) -> Value:
+    return np.array(value is not None)
+
+
+@operator("OptionalGetElement", 15, raw=True)
+def get_element(node: Node, value: Value) -> tuple[Value, ...]:
+    if value is None:
+        raise UnsupportedError(f"{node} of an optional that is absent")
+    return (value,)
 
 

@@ -38,7 +38,8 @@ def geometry(node: Node, rank: int) -> tuple[list[int], list[int]]:
 def convolve(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     rank = x.ndim - 2
     if rank < 1 or w.ndim != x.ndim:
-        raise OnnxError(f"{node} of {x.shape} with a weight of {w.shape}: both need a batch or an output, channels, and the same axes behind")
+        raise OnnxError(f"{node} of {x.shape} with a weight of {w.shape}: both need a batch or an output, channels, and the same axes "
+                        "behind")
     strides, dilations = geometry(node, rank)
     pairs = pads_of(node, x.shape[2:], w.shape[2:], strides, dilations)
     if all(a == b for a, b in pairs):
@@ -168,7 +169,8 @@ def max_unpool(node: Node, x: Tensor, at: Tensor, wanted: Array | None = None) -
     kernel = list(node.need("kernel_shape"))
     strides = list(node.get("strides") or [1] * len(kernel))
     pads = node.get("pads") or [0] * 2 * len(kernel)
-    natural = [(n - 1) * s + k - pads[i] - pads[i + len(kernel)] for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))]
+    spatial = zip(x.shape[2:], strides, kernel, strict=True)
+    natural = [(n - 1) * s + k - pads[i] - pads[i + len(kernel)] for i, (n, s, k) in enumerate(spatial)]
     small = (*x.shape[:2], *natural)
     whole = Tensor.zeros(math.prod(small), dtype=x.dtype).scatter(0, at.reshape(-1), x.reshape(-1)).reshape(small)
     return whole if wanted is None else whole.pad([(0, int(n) - m) for n, m in zip(wanted, small, strict=True)])

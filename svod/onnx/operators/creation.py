@@ -36,7 +36,9 @@ def constant_of_shape(node: Node, shape: Array) -> Value:
 
 @operator("Range", 11, known=("start", "limit", "delta"))
 def arange(node: Node, start: Array, limit: Array, delta: Array) -> Tensor:
-    return Tensor(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))
+    if start.dtype.name != "bfloat16":
+        return Tensor(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))
+    return Tensor(np.arange(float(start), float(limit), float(delta)).astype(np.float32)).cast(dtypes.bfloat16)
 
 
 @operator("EyeLike", 9)
@@ -72,9 +74,3 @@ def random_normal_like(node: Node, x: Tensor) -> Tensor:
 @operator("RandomUniformLike")
 def random_uniform_like(node: Node, x: Tensor) -> Tensor:
     return _random(node, x.shape, x, False)
-
-
-@operator("Bernoulli", 15)
-def bernoulli(node: Node, x: Tensor) -> Tensor:
-    kind = svod_type(node.get("dtype"), node) if "dtype" in node.attributes else x.dtype
-    return Tensor.rand(*x.shape).lt(x).cast(kind)

@@ -45,18 +45,21 @@ def power(a: Tensor, b: Tensor) -> Tensor:
     return (a.pow(b) if a.dtype.is_float or b.dtype.is_int else a.cast(dtypes.float64).pow(b.cast(dtypes.float64))).cast(a.dtype)
 
 
-for _name, _function in {
-        "Add": Tensor.add, "Sub": Tensor.sub, "Mul": Tensor.mul, "Div": divide, "Pow": power, "Equal": Tensor.eq, "Less": Tensor.lt,
-        "Greater": Tensor.gt, "LessOrEqual": Tensor.le, "GreaterOrEqual": Tensor.ge, "And": Tensor.logical_and, "Or": Tensor.logical_or,
-        "Xor": Tensor.logical_xor, "BitwiseAnd": Tensor.bitwise_and, "BitwiseOr": Tensor.bitwise_or, "BitwiseXor": Tensor.bitwise_xor}.items():
-    binary(_name, _function)
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Add": Tensor.add, "Sub": Tensor.sub, "Mul": Tensor.mul, "Div": divide, "Pow": power, "Equal": Tensor.eq, "Less": Tensor.lt,
+    "Greater": Tensor.gt, "LessOrEqual": Tensor.le, "GreaterOrEqual": Tensor.ge, "And": Tensor.logical_and, "Or": Tensor.logical_or,
+    "Xor": Tensor.logical_xor, "BitwiseAnd": Tensor.bitwise_and, "BitwiseOr": Tensor.bitwise_or, "BitwiseXor": Tensor.bitwise_xor}
 
-for _name, _unary in {
-        "Abs": Tensor.abs, "Neg": Tensor.neg, "Floor": Tensor.floor, "Ceil": Tensor.ceil, "Round": Tensor.round, "Sign": Tensor.sign,
-        "Sqrt": Tensor.sqrt, "Exp": Tensor.exp, "Log": Tensor.log, "Sin": Tensor.sin, "Cos": Tensor.cos, "Tan": Tensor.tan, "Tanh": Tensor.tanh,
-        "Asin": Tensor.asin, "Acos": Tensor.acos, "Atan": Tensor.atan, "Sinh": Tensor.sinh, "Cosh": Tensor.cosh, "Asinh": Tensor.asinh,
-        "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": Tensor.erf, "Reciprocal": Tensor.reciprocal, "Not": Tensor.logical_not,
-        "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}.items():
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "Abs": Tensor.abs, "Neg": Tensor.neg, "Floor": Tensor.floor, "Ceil": Tensor.ceil, "Round": Tensor.round, "Sign": Tensor.sign,
+    "Sqrt": Tensor.sqrt, "Exp": Tensor.exp, "Log": Tensor.log, "Sin": Tensor.sin, "Cos": Tensor.cos, "Tan": Tensor.tan,
+    "Tanh": Tensor.tanh, "Asin": Tensor.asin, "Acos": Tensor.acos, "Atan": Tensor.atan, "Sinh": Tensor.sinh, "Cosh": Tensor.cosh,
+    "Asinh": Tensor.asinh, "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": Tensor.erf, "Reciprocal": Tensor.reciprocal,
+    "Not": Tensor.logical_not, "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}
+
+for _name, _binary in _BINARY.items():
+    binary(_name, _binary)
+for _name, _unary in _UNARY.items():
     unary(_name, _unary)
 
 

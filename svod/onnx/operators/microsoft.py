@@ -41,8 +41,8 @@ def activated(node: Node, x: Tensor) -> Tensor:
         return x.clamp(params[0], params[1])
     if name == "HardSigmoid":
         return x.mul(params[0]).add(params[1]).clamp(0.0, 1.0)
-    functions: dict[str, Callable[[Tensor], Tensor]] = {"": lambda t: t, "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Tanh": Tensor.tanh,
-                                                        "Gelu": Tensor.gelu}
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "": lambda t: t, "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Tanh": Tensor.tanh, "Gelu": Tensor.gelu}
     return functions[name](x)
 
 
@@ -196,8 +196,8 @@ def dequantized(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 def qlinear_binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
     @operator(name, domain=MICROSOFT)
-    def compute(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None, scale: Tensor,
-                zero: Tensor | None = None) -> Tensor:
+    def compute(node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None,
+                scale: Tensor, zero: Tensor | None = None) -> Tensor:
         return to_integers(function(dequantized(a, a_scale, a_zero), dequantized(b, b_scale, b_zero)), scale, zero, a.dtype)
 
 

@@ -222,7 +222,8 @@ def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
             strides[i] * np.arange(counts[i]).reshape(-1, *[1] * (rank - i - 1)))
         at = at * wide[i] + along
     flat = np.broadcast_to(at.reshape(-1), (n, c, at.size))
-    out = Tensor.zeros(n, c, int(np.prod(wide)), dtype=x.dtype).scatter_reduce(2, Tensor(np.ascontiguousarray(flat)), taps.reshape(n, c, -1), "sum")
+    empty = Tensor.zeros(n, c, int(np.prod(wide)), dtype=x.dtype)
+    out = empty.scatter_reduce(2, Tensor(np.ascontiguousarray(flat)), taps.reshape(n, c, -1), "sum")
     return out.reshape(n, c, *wide).shrink([None, None, *((pads[i], pads[i] + s) for i, s in enumerate(sizes))])
 
 

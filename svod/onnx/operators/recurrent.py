@@ -52,7 +52,8 @@ def run(node: Node, x: Tensor, lengths: Tensor | None, states: Sequence[Tensor |
     backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
     outputs, finals = [], []
     for d, reverse in enumerate(backwards):
-        state = tuple(Tensor.zeros(batch, hidden, dtype=x.dtype) if s is None else (s.transpose(0, 1) if batch_first else s)[d] for s in states)
+        given = [s if s is None or not batch_first else s.transpose(0, 1) for s in states]
+        state = tuple(Tensor.zeros(batch, hidden, dtype=x.dtype) if s is None else s[d] for s in given)
         step, seen = step_of(d), []
         for i in reversed(range(steps)) if reverse else range(steps):
             new = step(t[i], state)

@@ -39,7 +39,7 @@ def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None
         if policy != "stretch":
             choose = min if policy == "not_larger" else max
             one = choose(n / x.shape[a] for n, a in zip(given, axes, strict=True))
-            given = [int(math.floor(one * x.shape[a] + 0.5)) for a in axes]
+            given = [math.floor(one * x.shape[a] + 0.5) for a in axes]
             scale = [one if i in axes else 1.0 for i in range(x.ndim)]
         for n, a in zip(given, axes, strict=True):
             size[a] = n
@@ -63,7 +63,7 @@ def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence
     outside: Tensor | None = None
     for axis, n in enumerate(x.shape):
         scale = scales[axis] if scales is not None else (sizes[axis] / n if sizes is not None and n else 1.0)
-        new = sizes[axis] if sizes is not None else int(math.floor(n * scale))
+        new = sizes[axis] if sizes is not None else math.floor(n * scale)
         area = region[axis] if region is not None else (0.0, 1.0)
         if new == n and scale == 1.0 and positions != "tf_crop_and_resize":
             continue
@@ -115,13 +115,13 @@ def nearest_of(at: Array, mode: str, scale: float) -> Array:
     near = np.round(at, 9)      # what is meant to be a half is one
     match mode:
         case "round_prefer_floor":
-            return np.ceil(near - 0.5)
+            return np.asarray(np.ceil(near - 0.5))
         case "round_prefer_ceil":
-            return np.floor(near + 0.5)
+            return np.asarray(np.floor(near + 0.5))
         case "floor":
-            return np.floor(near)
+            return np.asarray(np.floor(near))
         case "ceil":
-            return np.ceil(near)
+            return np.asarray(np.ceil(near))
     raise UnsupportedError(f"resizing to the nearest by {mode!r}")
 
 
@@ -132,7 +132,7 @@ def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Arr
         raise UnsupportedError(f"{node} with the mode {mode!r}")
     stretch = max(1.0, 1.0 / scale) if node.get("antialias", 0) else 1.0
     first = np.floor(at - reach * stretch).astype(np.int64) + 1
-    count = int(math.ceil(2 * reach * stretch)) + (1 if stretch > 1.0 else 0)
+    count = math.ceil(2 * reach * stretch) + (1 if stretch > 1.0 else 0)
     taps = first + np.arange(count).reshape(-1, 1)
     distance = np.abs(taps - at) / stretch
     weights = np.clip(1 - distance, 0, None) if mode == "linear" else cubic(distance, node.get("cubic_coeff_a", -0.75))
@@ -219,6 +219,19 @@ def _bordered(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
     return at
 
 
+KEYS = -0.75    # the parameter of Keys' kernel
+
+
+def near(d: Tensor) -> Tensor:
+    """Keys' kernel at a distance of up to one element."""
+    return d.mul(KEYS + 2).sub(KEYS + 3).mul(d).mul(d).add(1.0)
+
+
+def far(d: Tensor) -> Tensor:
+    """Keys' kernel at a distance of one to two elements."""
+    return d.mul(KEYS).sub(5 * KEYS).mul(d).add(8 * KEYS).mul(d).sub(4 * KEYS)
+
+
 def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor, Tensor]]]:
     """Every combination of taps along the axes: (position, weight) per axis."""
     along = []
@@ -231,9 +244,6 @@ def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor
         if mode == "linear":
             along.append([(low, part.neg().add(1.0)), (low.add(1.0), part)])
         elif mode == "cubic":
-            a = -0.75
-            def near(d: Tensor) -> Tensor: return d.mul(a + 2).sub(a + 3).mul(d).mul(d).add(1.0)
-            def far(d: Tensor) -> Tensor: return d.mul(a).sub(5 * a).mul(d).add(8 * a).mul(d).sub(4 * a)
             along.append([(low.sub(1.0), far(part.add(1.0))), (low, near(part)), (low.add(1.0), near(part.neg().add(1.0))),
                           (low.add(2.0), far(part.neg().add(2.0)))])
         else:
@@ -248,7 +258,8 @@ def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor
 def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
     height, width = node.get("output_height", 1), node.get("output_width", 1)
     ratio, scale = node.get("sampling_ratio", 0), node.get("spatial_scale", 1.0)
-    offset = 0.5 if node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel") == "half_pixel" else 0.0
+    mode = node.get("coordinate_transformation_mode", "half_pixel" if node.version >= 16 else "output_half_pixel")
+    offset = 0.5 if mode == "half_pixel" else 0.0
     if ratio <= 0:
         raise UnsupportedError(f"{node} whose number of samples depends on the sizes of the regions (sampling_ratio 0)")
     c, h, w = x.shape[1:]

@@ -1,0 +1,228 @@
+"""Models as functions: inputs and their errors, values that decide shapes, weights beside the file, sessions."""
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import svod
+import svod.onnx
+from svod import Tensor, Variable
+from svod.errors import UnsupportedError
+from svod.onnx import OnnxError
+from svod.onnx.run import dimensions, make_feed, relative_difference, shapes_of
+
+RNG = np.random.default_rng(3)
+W = RNG.standard_normal((6, 4)).astype(np.float32)
+
+
+def model(nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any] | None = None,
+          opset: int = 20) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(v, k) for k, v in (weights or {}).items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
+
+
+def info(name: str, shape: list[Any] | None, kind: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def product() -> onnx.ModelProto:
+    return model([helper.make_node("MatMul", ["x", "w"], ["h"], "/fc/MatMul"), helper.make_node("Relu", ["h"], ["y"], "/act/Relu")],
+                 [info("x", ["batch", 6])], [info("y", ["batch", 4])], {"w": W})
+
+
+def test_a_model_is_a_function_of_arrays_and_tensors(tmp_path: Path) -> None:
+    onnx.save(product(), tmp_path / "m.onnx")
+    x = RNG.standard_normal((3, 6)).astype(np.float32)
+    wanted = np.maximum(x @ W, 0)
+    data = (tmp_path / "m.onnx").read_bytes()
+    for source in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), data, io.BytesIO(data), product()):
+        m = svod.onnx.load(source)
+        np.testing.assert_allclose(m(x), wanted, rtol=1e-5)
+    assert m.inputs == (("x", "float32", ("batch", 6)),) and m.outputs[0].name == "y"
+    np.testing.assert_allclose(m(x=x), wanted, rtol=1e-5)
+    out = m(Tensor(x))
+    assert isinstance(out, Tensor)
+    np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-5)
+    for n in (1, 7, 3):
+        assert m(np.ones((n, 6), np.float32)).shape == (n, 4)
+    assert len(m.plans) == 3, "a plan for each size that occurred"
+    assert any("fc" in k.origin for k in m.prepare(x=(5, 6)).kernels), "kernels carry the names of nodes"
+
+
+def test_everything_that_does_not_fit_is_said_at_once() -> None:
+    m = svod.onnx.load(model([helper.make_node("Add", ["a", "b"], ["y"])], [info("a", ["n", 2]), info("b", ["n", 2])], [info("y", None)]))
+    with pytest.raises(OnnxError) as e:
+        m(a=np.ones((2, 3), np.float64), c=1)
+    text = str(e.value)
+    assert "missing: b" in text and "unknown: c" in text
+    assert "got float64, the model wants float32" in text and "got 3 on axis 1, expected 2" in text
+    with pytest.raises(OnnxError, match="and 2 before for the dimension n"):
+        m(np.ones((2, 2), np.float32), np.ones((3, 2), np.float32))
+
+
+def test_what_svod_lacks_is_listed_before_anything_is_compiled() -> None:
+    nodes = [helper.make_node("StringNormalizer", ["x"], ["a"], "first"), helper.make_node("Det", ["x"], ["y"]),
+             helper.make_node("NoSuchThing", ["x"], ["b"], "odd", domain="com.microsoft"),
+             helper.make_node("StringNormalizer", ["x"], ["c"])]
+    with pytest.raises(UnsupportedError) as e:
+        svod.onnx.load(model(nodes, [info("x", [2, 2])], [info("y", None)]))
+    assert "2 operations" in str(e.value) and "StringNormalizer (opset 20) ×2, first at 'first'" in str(e.value)
+    assert "com.microsoft.NoSuchThing" in str(e.value)
+
+
+@pytest.mark.parametrize("change", ["cycle", "missing", "twice", "output", "cut", "text", "empty"])
+def test_files_that_are_no_models(change: str) -> None:
+    m = product()
+    if change == "cycle":
+        m.graph.node[0].input[0] = "y"
+    elif change == "missing":
+        m.graph.node[0].input[1] = "nothing"
+    elif change == "twice":
+        m.graph.node[1].output[0] = "h"
+    elif change == "output":
+        m.graph.output[0].name = "nothing"
+    data = m.SerializeToString()
+    source: bytes = {"cut": data[:len(data) // 2], "text": b"not a model at all", "empty": b""}.get(change, data)
+    with pytest.raises(OnnxError):
+        svod.onnx.load(source)
+
+
+def test_external_data_is_mapped_and_stays_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    onnx.save_model(product(), folder / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    x = RNG.standard_normal((2, 6)).astype(np.float32)
+    np.testing.assert_allclose(svod.onnx.load(folder / "m.onnx")(x), np.maximum(x @ W, 0), rtol=1e-5)
+    (tmp_path / "outside.bin").write_bytes((folder / "weights.bin").read_bytes())
+    m = onnx.load(folder / "m.onnx", load_external_data=False)
+    next(e for e in m.graph.initializer[0].external_data if e.key == "location").value = "../outside.bin"
+    (folder / "evil.onnx").write_bytes(m.SerializeToString())
+    with pytest.raises(OnnxError, match="outside of the model's folder"):
+        svod.onnx.load(folder / "evil.onnx")(x)
+    (folder / "weights.bin").unlink()
+    with pytest.raises(OnnxError, match="cannot be read"):
+        svod.onnx.load(folder / "m.onnx")(x)
+
+
+def test_inputs_whose_values_decide_are_part_of_the_key() -> None:
+    nodes = [helper.make_node("Slice", ["x", "starts", "ends"], ["y"])]
+    m = svod.onnx.load(model(nodes, [info("x", [8]), info("starts", [1], TensorProto.INT64), info("ends", [1], TensorProto.INT64)],
+                             [info("y", None)]))
+    assert m.deciding == {"starts", "ends"}
+    x = np.arange(8, dtype=np.float32)
+    for first, last in ((0, 3), (2, 8), (0, 3)):
+        assert m(x, np.array([first]), np.array([last])).tolist() == x[first:last].tolist()
+    assert len(m.plans) == 2
+
+
+def test_shapes_that_the_graph_computes_are_known() -> None:
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Gather", ["s", "zero"], ["n"]),
+             helper.make_node("Unsqueeze", ["n", "zero1"], ["n1"]), helper.make_node("Concat", ["n1", "minus"], ["to"], axis=0),
+             helper.make_node("Reshape", ["x", "to"], ["y"])]
+    m = svod.onnx.load(model(nodes, [info("x", ["b", 2, 3])], [info("y", None)],
+                             {"zero": np.array(0), "zero1": np.array([0]), "minus": np.array([-1])}))
+    assert m(np.ones((4, 2, 3), np.float32)).shape == (4, 6)
+
+
+def test_a_branch_is_chosen_when_its_condition_is_known_and_computed_when_it_is_not() -> None:
+    yes = helper.make_graph([helper.make_node("Neg", ["x"], ["a"])], "yes", [], [info("a", [3])])
+    no = helper.make_graph([helper.make_node("Abs", ["x"], ["b"])], "no", [], [info("b", [3])])
+    known = svod.onnx.load(model([helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no)],
+                                 [info("x", [3]), info("c", [], TensorProto.BOOL)], [info("y", [3])]))
+    x = np.array([-1, 2, -3], np.float32)
+    assert known(x, np.array(True)).tolist() == [1, -2, 3] and known(x, np.array(False)).tolist() == [1, 2, 3]
+    computed = svod.onnx.load(model([helper.make_node("ReduceSum", ["x"], ["t"], keepdims=0), helper.make_node("Greater", ["t", "zero"],
+                                                                                                               ["c"]),
+                                     helper.make_node("If", ["c"], ["y"], then_branch=yes, else_branch=no)], [info("x", [3])],
+                                    [info("y", [3])], {"zero": np.array(0, np.float32)}))
+    assert computed(x).tolist() == [1, 2, 3] and computed(np.array([5, 1, 1], np.float32)).tolist() == [-5, -1, -1]
+    assert len(computed.plans) == 1
+
+
+def test_one_plan_serves_all_sizes_of_a_variable() -> None:
+    m = svod.onnx.load(product(), dims={"batch": Variable("batch", 1, 9)})
+    for n in (1, 4, 9, 2):
+        x = RNG.standard_normal((n, 6)).astype(np.float32)
+        np.testing.assert_allclose(m(x), np.maximum(x @ W, 0), rtol=1e-5)
+    assert len(m.plans) == 1
+    with pytest.raises(OnnxError, match="1 to 9 were declared"):
+        m(np.ones((10, 6), np.float32))
+    with pytest.raises(OnnxError, match="no free dimension sequence"):
+        svod.onnx.load(product(), dims={"sequence": 4})
+
+
+def test_values_inside_the_graph_may_be_outputs() -> None:
+    x = RNG.standard_normal((2, 6)).astype(np.float32)
+    out = svod.onnx.load(product(), outputs=["h", "y"])(x)
+    np.testing.assert_allclose(out["h"], x @ W, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out[1], np.maximum(x @ W, 0), rtol=1e-5, atol=1e-6)
+    with pytest.raises(OnnxError, match="no value 'nothing'"):
+        svod.onnx.load(product(), outputs=["nothing"])
+
+
+def test_a_session_is_used_as_onnxruntimes(tmp_path: Path) -> None:
+    onnx.save(product(), tmp_path / "m.onnx")
+    options = svod.onnx.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = svod.onnx.InferenceSession(tmp_path / "m.onnx", options, providers=["CPUExecutionProvider"])
+    x = RNG.standard_normal((2, 6)).astype(np.float32)
+    [y] = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(y, np.maximum(x @ W, 0), rtol=1e-5)
+    assert session.run(["y"], {"x": x})[0].shape == (2, 4)
+    assert session.get_inputs()[0].type == "tensor(float)" and session.get_inputs()[0].shape == ["batch", 6]
+    assert session.get_outputs()[0].name == "y" and session.get_modelmeta().graph_name == "g"
+    with pytest.raises(OnnxError, match="no output 'z'"):
+        session.run(["z"], {"x": x})
+
+
+@pytest.mark.parametrize("op", ["Gelu", "BiasGelu", "FastGelu", "QuickGelu", "SkipLayerNormalization", "SimplifiedLayerNormalization",
+                                "FusedMatMul"])
+def test_operators_of_microsoft(op: str) -> None:
+    """Against formulas in NumPy, at extents that no vector divides."""
+    from math import erf
+    x, s = RNG.standard_normal((3, 5, 13)).astype(np.float32), RNG.standard_normal((3, 5, 13)).astype(np.float32)
+    g, b = RNG.standard_normal(13).astype(np.float32), RNG.standard_normal(13).astype(np.float32)
+    gelu = np.vectorize(lambda v: 0.5 * v * (1 + erf(v / 2 ** 0.5)))
+    total = (x + s).astype(np.float64)
+    normed = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + 1e-12) * g + b
+    cases: dict[str, tuple[list[Any], Any]] = {
+        "Gelu": ([x], gelu(x)), "BiasGelu": ([x, b], gelu(x + b)), "QuickGelu": ([x], x / (1 + np.exp(-1.702 * x))),
+        "FastGelu": ([x], 0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x ** 3)))),
+        "SkipLayerNormalization": ([x, s, g, b], normed),
+        "SimplifiedLayerNormalization": ([x, g], x / np.sqrt((x ** 2).mean(-1, keepdims=True) + 1e-5) * g),
+        "FusedMatMul": ([x, s.transpose(0, 2, 1).copy()], x @ s.transpose(0, 2, 1))}
+    operands, wanted = cases[op]
+    names = [f"i{n}" for n in range(len(operands))]
+    m = svod.onnx.load(model([helper.make_node(op, names, ["y"], domain="com.microsoft")],
+                             [info(n, list(o.shape)) for n, o in zip(names, operands, strict=True)], [info("y", None)]))
+    np.testing.assert_allclose(m(*operands), wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_integer_products_are_exact() -> None:
+    a, b = RNG.integers(0, 256, (5, 37)).astype(np.uint8), RNG.integers(-128, 128, (37, 3)).astype(np.int8)
+    m = svod.onnx.load(model([helper.make_node("MatMulInteger", ["a", "b", "za"], ["y"])],
+                             [info("a", [5, 37], TensorProto.UINT8), info("b", [37, 3], TensorProto.INT8)],
+                             [info("y", None, TensorProto.INT32)], {"za": np.array(7, np.uint8)}))
+    assert np.array_equal(m(a, b), (a.astype(np.int64) - 7) @ b.astype(np.int64))
+
+
+def test_inputs_of_a_run_are_made_or_asked_for() -> None:
+    m = svod.onnx.load(model([helper.make_node("Identity", ["x"], ["y"])], [info("x", ["batch", "sequence", 4])], [info("y", None)]))
+    with pytest.raises(OnnxError, match=r"sequence has no size.*--dim sequence=128.*--dim sequence=1\.\.512"):
+        make_feed(m, {}, {}, "m.onnx")
+    assert make_feed(m, {"x": (1, 3, 4)}, {}, "m.onnx")["x"].shape == (1, 3, 4)
+    sized = svod.onnx.load(m.proto, dims=dimensions(["sequence=5"]))
+    assert make_feed(sized, {}, {}, "m.onnx")["x"].shape == (1, 5, 4)
+    assert shapes_of(["x=1x3x4", "a=b=2"]) == {"x": (1, 3, 4), "a=b": (2,)}
+    for wrong in ("sequence", "sequence=x", "=4", "n=1..x"):
+        with pytest.raises(OnnxError, match="--dim"):
+            dimensions([wrong])
+    with pytest.raises(OnnxError, match="no input z"):
+        make_feed(m, {"z": (1,)}, {}, "m.onnx")
+    assert relative_difference(np.ones(3), np.ones(3) * 2) == 0.5 and relative_difference(np.ones(3), np.ones(4)) == float("inf")
