@@ -56,7 +56,8 @@ def main() -> None:
             parts = [pool.submit(run, args.backend, kind, p, args.processes, args.only) for p in range(args.processes)]
             found = {name: what for part in parts for name, what in part.result().items()}
             counts = Counter(what.split(":")[0] for what in found.values())
-            print(f"| {kind} | {len(found)} | " + " | ".join(str(counts[w]) for w in ("right", "refused", "wrong", "excluded")) + " |", flush=True)
+            shown = " | ".join(str(counts[w]) for w in ("right", "refused", "wrong", "excluded"))
+            print(f"| {kind} | {len(found)} | {shown} |", flush=True)
             if args.verbose:
                 print("\n".join(f"    {name}: {what}" for name, what in sorted(found.items()) if what.startswith("wrong")))
 

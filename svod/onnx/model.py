@@ -125,7 +125,7 @@ class Model:
     def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...]) -> tuple[Any, ...]:
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
-            values[name] = np.frombuffer(data, kind).reshape(shape)
+            values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
         results = self.walk.run(values, [o.name for o in self.outputs])
         for o, r in zip(self.outputs, results, strict=True):
             if r is None:
@@ -138,7 +138,7 @@ class Model:
         for name, v in feed.items():
             if name in self.deciding:
                 a = np.asarray(array_of(v) if isinstance(v, Tensor) else v)
-                fixed.append((name, a.dtype.str, a.shape, a.tobytes()))
+                fixed.append((name, a.dtype.name, a.shape, a.tobytes()))
             else:
                 given[name] = v
         return given, tuple(fixed)
@@ -235,9 +235,9 @@ def _described(info: onnx.ValueInfoProto) -> Input:
 
 
 def _size(d: Any) -> Size:
-    """A size; files of other programs write -1 for a free one."""
+    """A size; for a free one files of other programs write -1, or a question mark, which is no name."""
     if d.HasField("dim_value"):
         return int(d.dim_value) if d.dim_value >= 0 else None
-    return str(d.dim_param) if d.HasField("dim_param") and d.dim_param else None
+    return str(d.dim_param) if d.HasField("dim_param") and d.dim_param not in ("", "?", "-1", "None") else None
 
 

@@ -21,7 +21,7 @@ from svod.onnx.model import Input, Model, load
 from svod.onnx.reader import OnnxError
 from svod.onnx.registry import Array
 
-BATCH_NAMES = ("batch", "batch_size", "n", "b", "-1", "?", "unk__0")
+BATCH_NAMES = ("batch", "batch_size", "n", "b")
 MANY_OPERATIONS = 1 << 20       # elements of weights up to which the reference, which is slow, is compared with
 
 
