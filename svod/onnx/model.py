@@ -62,23 +62,21 @@ class Model:
         graph = proto.graph
         given = {t.name for t in graph.initializer}
         self.inputs = tuple(_described(i) for i in graph.input if i.name not in given)
-        every = {v.name: v for v in (*graph.value_info, *graph.output)}
-        names = [o.name for o in graph.output] if outputs is None else list(outputs)
-        made = {o for n in graph.node for o in n.output} | {i.name for i in graph.input} | given
-        if unknown := [n for n in names if n not in made]:
-            have = ", ".join(o.name for o in graph.output)
-            raise OnnxError(f"the model has no value {', '.join(map(repr, unknown))}; its outputs are {have}")
-        self.outputs = tuple(_described(every[n]) if n in every else Input(n, "", None) for n in names)
-        free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
-        if unknown := sorted(set(self.dims) - free):
-            raise OnnxError(f"the model has no free dimension {', '.join(unknown)}; it has {', '.join(sorted(free)) or 'none'}")
-        narrow = [f"{i.name}: {i.dtype}" for i in self.inputs if i.dtype not in (*BY_NAME, "sequence", "optional")]
-        if narrow:
-            raise UnsupportedError(f"the inputs {', '.join(narrow)}: {NARROW}")
+        self.outputs = _outputs(graph, outputs)
+        self._check_inputs()
         self.walk = Walk(proto, opsets(proto), arrays)
         self.walk.check(graph.name or "the model")
         self.deciding = self.walk.deciding_inputs()
         self._jit = jit(self._trace, config=config, dynamic="never")
+
+    def _check_inputs(self) -> None:
+        """Raise UnsupportedError for types that svod does not compute with, OnnxError for dimensions that the model does not have."""
+        narrow = [f"{i.name}: {i.dtype}" for i in self.inputs if i.dtype not in (*BY_NAME, "sequence", "optional")]
+        if narrow:
+            raise UnsupportedError(f"the inputs {', '.join(narrow)}: {NARROW}")
+        free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
+        if unknown := sorted(set(self.dims) - free):
+            raise OnnxError(f"the model has no free dimension {', '.join(unknown)}; it has {', '.join(sorted(free)) or 'none'}")
 
     # -- running ---------------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -207,6 +205,17 @@ class Model:
         room = np.zeros(most, value.dtype if isinstance(value, np.ndarray) else np.dtype(value.dtype.name))
         room[tuple(slice(0, n) for n in value.shape)] = value if isinstance(value, np.ndarray) else array_of(value)
         return Tensor(room)[tuple(bound)]
+
+
+def _outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> tuple[Input, ...]:
+    """The values to compute. Raises OnnxError for those that nothing makes."""
+    every = {v.name: v for v in (*graph.value_info, *graph.output)}
+    names = [o.name for o in graph.output] if wanted is None else list(wanted)
+    made = {o for n in graph.node for o in n.output} | {i.name for i in (*graph.input, *graph.initializer)}
+    if unknown := [n for n in names if n not in made]:
+        have = ", ".join(o.name for o in graph.output)
+        raise OnnxError(f"the model has no value {', '.join(map(repr, unknown))}; its outputs are {have}")
+    return tuple(_described(every[n]) if n in every else Input(n, "", None) for n in names)
 
 
 def _bound(variable: Variable, n: int, name: str) -> Any:

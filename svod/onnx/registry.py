@@ -82,18 +82,6 @@ def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str
 
 def find(domain: str, name: str, version: int) -> Operator | None:
     """The operator of a version of an operator set; None where svod does not have it."""
-    known = _all().get((DOMAINS.get(domain, domain), name), [])
+    known = _operators.get((DOMAINS.get(domain, domain), name), [])
     fitting = [o for o in known if o.since <= version]
     return max(fitting, key=lambda o: o.since, default=None)
-
-
-def names() -> list[tuple[str, str]]:
-    """(domain, name) of every operator that svod has."""
-    return sorted(_all())
-
-
-def _all() -> dict[tuple[str, str], list[Operator]]:
-    from svod.onnx import operators  # every file of it enters its operators when it is imported
-
-    assert operators.FILES
-    return _operators

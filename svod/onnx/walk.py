@@ -11,7 +11,7 @@ import onnx
 
 from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
-from svod.onnx import known
+from svod.onnx import known, operators
 from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, subgraphs, type_name
 from svod.onnx.registry import Node, Operator, find
 from svod.onnx.values import MOST_KNOWN, Value, is_known, tensor_of
@@ -51,6 +51,7 @@ class Walk:
 
     def _operator(self, node: onnx.NodeProto) -> Operator | None:
         domain = "" if node.domain == "ai.onnx" else node.domain
+        assert operators.FILES, "they enter the table when they are imported"
         # a model that does not import the operator set of a domain means its first version
         return find(domain, node.op_type, self.opsets.get(domain, 1))
 

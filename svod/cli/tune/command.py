@@ -95,6 +95,8 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
         given["script"], given["args"] = None, (given["script"], *given["args"])
     options = TuneOptions(beam=beam, **given)
     check(options)
+    if not options.is_onnx and (options.dim or options.shape or options.inputs or options.random_weights):
+        raise click.UsageError("--dim, --shape, --inputs and --random-weights are for ONNX files, as in svod-tune model.onnx --dim batch=1")
     logging.getLogger("svod").addHandler(_log_handler(options.verbose))
     say(first_line(options))
     from svod.cli.tune.run import tune
@@ -129,8 +131,6 @@ def check(options: TuneOptions) -> None:
         raise click.UsageError(f"{options.script} {problem}; give the path of a Python script")
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
-    if not options.is_onnx and (options.dim or options.shape or options.inputs or options.random_weights):
-        raise click.UsageError("--dim, --shape, --inputs and --random-weights are for ONNX files, as in svod-tune model.onnx --dim batch=1")
     check_output("--json", options.json_path, options.script, options.source, stdout=True)
     if options.resume and options.fresh:
         raise click.UsageError("--resume goes on from what the database has, and --fresh reads none of it; give one")

@@ -230,12 +230,7 @@ class _TuneRun:
         else:
             self.incomplete = EXIT_DAMAGED if captured.problems else EXIT_OK
         self.seconds["capture"] = self.elapsed
-        for problem in captured.problems[:MAX_PROBLEMS]:
-            say(f"svod-tune: skipped in the capture: {problem}")
-        if len(captured.problems) > MAX_PROBLEMS:
-            say(f"svod-tune: skipped in the capture: {len(captured.problems) - MAX_PROBLEMS} more lines")
-        if self.script is None and captured.problems and captured.plans:
-            say("svod-tune: the capture is damaged; tuning what can be read of it")
+        self._say_problems(captured)
         if not captured.plans:
             say(f"svod-tune: {self.options.subject} {self._nothing_captured()}")
             return EXIT_NO_KERNEL
@@ -271,12 +266,21 @@ class _TuneRun:
         self._write_lock()
         status = self._status()
         self._report(status)
-        if self.options.is_onnx and status == EXIT_OK:
-            self._compare()
+        self._compare(status)
         return self._write_json(status)
 
-    def _compare(self) -> None:
-        """Run the tuned model once more, and print how far it is from onnxruntime."""
+    def _say_problems(self, captured: Capture) -> None:
+        for problem in captured.problems[:MAX_PROBLEMS]:
+            say(f"svod-tune: skipped in the capture: {problem}")
+        if len(captured.problems) > MAX_PROBLEMS:
+            say(f"svod-tune: skipped in the capture: {len(captured.problems) - MAX_PROBLEMS} more lines")
+        if self.script is None and captured.problems and captured.plans:
+            say("svod-tune: the capture is damaged; tuning what can be read of it")
+
+    def _compare(self, status: int) -> None:
+        """Of an ONNX file: run the tuned model once more, and print how far it is from onnxruntime."""
+        if not self.options.is_onnx or status != EXIT_OK:
+            return
         given = {"SVOD_TUNE_DB": self.options.db} if self.options.db is not None else {}
         subprocess.run([sys.executable, *self.options.program, "--check"], env=config.child_environment(BEAM=None, **given),
                        stdout=self._stream, check=False)
