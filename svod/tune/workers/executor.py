@@ -330,7 +330,8 @@ class DispatchingExecutor(Executor):
         self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # by machine
         self._up: set[str] = set()              # names of the carriers that have a worker
         self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
-        self._held: dict[str, tuple[float, list[_Task]]] = {}   # name of a busy compile carrier → when its items are overdue, the items
+        self._held: dict[str, tuple[float, list[_Task]]] = {}   # name of a busy carrier → when its items are overdue, the items
+        self.abandoned = False                  # nothing that carriers wait for will answer
         self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())    # since when no worker was up
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
@@ -434,8 +435,7 @@ class DispatchingExecutor(Executor):
             task.running += 1
         self._active[carrier.kind][carrier.host] += 1
         self._note(carrier, "busy", _function(tasks[0].batch.job), len(tasks))
-        if carrier.kind == "compile":
-            self._held[carrier.name] = time.monotonic() + sum(t.batch.deadline for t in tasks) + OVERDUE, tasks
+        self._held[carrier.name] = time.monotonic() + sum(t.batch.deadline for t in tasks) + OVERDUE, tasks
         return tasks
 
     def _overdue(self, carrier: Carrier) -> list[_Task]:
@@ -443,7 +443,7 @@ class DispatchingExecutor(Executor):
         if carrier.kind != "compile" or not self._has_cores(carrier):
             return []
         now = time.monotonic()
-        late = (t for due, tasks in self._held.values() if due < now for t in tasks)
+        late = (t for due, tasks in self._held.values() if due < now for t in tasks if t.batch.kind == "compile")
         return next(([t] for t in late if t.running == 1 and not t.settled and not t.batch.cancelled and t.attempts < MAX_ATTEMPTS), [])
 
     def _settle(self, task: _Task, outcome: Outcome) -> None:
@@ -559,6 +559,21 @@ class DispatchingExecutor(Executor):
             return f"those that are left time {', '.join(sorted(others))}"
         return next((self._aside[c.name] for c in reversed(carriers) if c.name in self._aside), "none was started")
 
+    def _abandon(self, why: str) -> None:
+        """Set all carriers aside, whatever they wait for: their items end, and `close` waits for none of them."""
+        with self._changed:
+            self.abandoned = True
+            for _, carrier in self._threads:
+                self._aside[carrier.name] = why
+                self._up.discard(carrier.name)
+                self._note(carrier, "set aside", why)
+            for task in (t for _, tasks in self._held.values() for t in tasks):
+                self._settle(task, Outcome("lost", kind="no worker", message=why, attempts=task.attempts))
+            for kind in tuple(self._queues):
+                self._drop_hopeless(kind)
+            self._changed.notify_all()
+        log.warning("%s", why)
+
     def _drop_hopeless(self, kind: Kind) -> None:
         """End the waiting items of a kind for which no worker is left. Called with the lock held."""
         waiting = self._queues[kind]
@@ -578,7 +593,7 @@ class DispatchingExecutor(Executor):
             for task in pending:
                 self._settle(task, CLOSED)
         for thread, carrier in self._threads:
-            while thread.is_alive():
+            while thread.is_alive() and not self.abandoned:
                 carrier.interrupt()     # repeatedly, as it may have just started something
                 thread.join(0.05)
         self._threads.clear()

@@ -51,6 +51,8 @@ PLACE_SECONDS = 60.0        # that a cluster has to bring up the first worker of
 BENCH = "bench"             # the resource of nodes whose machines time; any amount
 BENCH_SHARE = 0.001         # of it that a bench worker takes: the machine lock makes drivers take turns, and none waits for a place
 LEAVE_SECONDS = 15.0        # that Ray has to stop
+HEAD_SECONDS = 20.0         # of a silent head after which a cluster is given up: after 60 s Ray ends this process
+PROBE_SECONDS = 2.0         # one attempt to reach the head
 
 # One token for every Ray that this process starts: Ray's core reads it once and keeps it.
 TOKEN = secrets.token_hex(32)
@@ -348,7 +350,7 @@ class _RayCarrier:
 
     def interrupt(self) -> None:
         actor = self._actor
-        if actor is not None:
+        if actor is not None and not self._owner.abandoned:     # Ray would connect once more
             with contextlib.suppress(Exception):    # the actor or Ray may be gone
                 self._ray.kill(actor, no_restart=True)
 
@@ -452,7 +454,14 @@ class RayExecutor(DispatchingExecutor):
 
     def _watch_nodes(self) -> None:
         known = {n["NodeID"] for n in self._nodes if n["Alive"]}
+        head, heard = self.ray.get_runtime_context().gcs_address, time.monotonic()
         while not self._stop_watching.wait(NODE_POLL):
+            if not _listens(head):          # asking Ray would wait for a minute
+                if time.monotonic() - heard > HEAD_SECONDS:
+                    self._abandon(f"the head of the Ray cluster at {head} has not answered for {HEAD_SECONDS:g} s")
+                    return
+                continue
+            heard = time.monotonic()
             try:
                 self.look_at_nodes()
             except Exception as e:  # Ray raises several unrelated types when the head is gone; calls report it too
@@ -510,8 +519,18 @@ class RayExecutor(DispatchingExecutor):
             # only disconnects; a cluster whose head is gone may keep it waiting
             leaving = threading.Thread(target=self.ray.shutdown, name="ray_disconnect", daemon=True)
             leaving.start()
-            leaving.join(LEAVE_SECONDS)
+            leaving.join(PROBE_SECONDS if self.abandoned else LEAVE_SECONDS)
         self._quiet.restore()
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody takes connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _first_line(e: BaseException) -> str:

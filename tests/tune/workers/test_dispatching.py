@@ -334,3 +334,28 @@ def test_a_copy_that_is_lost_too_leaves_the_item_to_the_others(monkeypatch: pyte
         executor.add("two", up, first_loses)
         [outcome] = outcomes_of(executor, 1)
         assert outcome.ok and tries.total() == 2, "the loss of the first costs no third try while the second has the item"
+
+
+def test_what_nobody_will_answer_is_abandoned_at_once() -> None:
+    """As when the head of a cluster is gone: items end, the next call says why, and nobody waits for threads that hang."""
+    hanging = threading.Event()
+
+    def hangs(carrier: Scripted, item: int) -> Outcome:
+        hanging.wait(30)
+        return done(carrier, item)
+    executor = ScriptedExecutor()
+    kinds: tuple[Kind, ...] = ("compile", "bench")
+    for kind in kinds:
+        executor.add(f"{kind} 0", up, hangs, kind=kind)
+    batches = [executor.submit("m:job", [1, 2, 3], kind=kind, deadline=1.0) for kind in kinds]
+    while len(executor._held) < 2:
+        time.sleep(0.01)
+    executor._abandon("the head is gone")
+    for batch in batches:
+        assert [(o.status, o.kind, o.message) for _, o in batch] == [("lost", "no worker", "the head is gone")] * 3
+    with pytest.raises(TuneError, match="no worker is left that can bench: the head is gone"):
+        executor.submit("m:job", [1], kind="bench", deadline=1.0)
+    started = time.monotonic()
+    executor.close()
+    assert time.monotonic() - started < 5.0
+    hanging.set()
