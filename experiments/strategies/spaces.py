@@ -1,7 +1,8 @@
 """Recorded spaces: kernels of the core suite's kinds, whose runs take far less than a millisecond, and what was measured of them.
 
-A space is a file, `recorded/NAME.jsonl`: one state per line, with its chain, its LINEAR, the predicted cycles, its features, and either
-seconds or why it has none. States of one LINEAR share its measurement; only the first one has it.
+A space is a file, `recorded/NAME.jsonl`: one state per line, with its chain, its LINEAR, the predicted cycles, and either seconds or why it
+has none. States of one LINEAR share its measurement; only the first one has it. Features are not stored: they follow from the chain
+(`svod.tune.search.features`), whichever they are today.
 """
 from __future__ import annotations
 
