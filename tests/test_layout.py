@@ -39,7 +39,8 @@ UPWARD = {
     ("svod/compile/cpu/backend.py", "svod.bench.ceiling_loops"): "a backend names what measures its ceilings; that "
                                                                  "runs plans, and is imported when it is asked for",
 }
-HEAVY = ("ray", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda")
+HEAVY = ("ray", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda", "optuna",
+         "sklearn")
 
 
 @cache
