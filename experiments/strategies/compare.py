@@ -175,8 +175,8 @@ def table(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
              f"| regret at {MEASUREMENTS} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for kernel in dict.fromkeys(r.kernel for r in runs):
         of = {v: [r for r in runs if (r.kernel, r.variant) == (kernel, v)] for v in variants}
-        for v in variants:
-            alike = [o for o in variants if VARIANTS[o].sketches == VARIANTS[v].sketches]
+        for v in (v for v in variants if of[v]):
+            alike = [o for o in variants if of[o] and VARIANTS[o].sketches == VARIANTS[v].sketches]
             first = of[alike[0]] if alike[0] != v else None
             chance = next((of[o] for o in alike if VARIANTS[o].strategy is RandomWalks), None)
 
@@ -194,11 +194,11 @@ def table(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
 
 def summary(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
     """Per variant over all kernels: medians of the medians, searches that never come near, verdicts over kernels, proposing."""
-    lines = [f"| variant | measurements to {NEAR:.0%}, geometric mean of medians | never | regret at {EARLY}, mean of medians "
+    lines = [f"| variant | kernels | measurements to {NEAR:.0%}, geometric mean of medians | never | regret at {EARLY}, mean of medians "
              f"| at {MEASUREMENTS} | regret at {MEASUREMENTS} against the first: better, =, worse | proposing, ms a measurement |",
-             "| --- | ---: | ---: | ---: | ---: | --- | ---: |"]
-    kernels = list(dict.fromkeys(r.kernel for r in runs))
+             "| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for v in variants:
+        kernels = list(dict.fromkeys(r.kernel for r in runs if r.variant == v))
         first = next(o for o in variants if VARIANTS[o].sketches == VARIANTS[v].sketches)
         of = {k: [r for r in runs if (r.kernel, r.variant) == (k, v)] for k in kernels}
         base = {k: [r for r in runs if (r.kernel, r.variant) == (k, first)] for k in kernels}
@@ -211,7 +211,7 @@ def summary(runs: Sequence[Run], variants: Sequence[str]) -> list[str]:
         less = f" ({len(known)} of {len(near)} kernels)" if len(known) < len(near) else ""
         all_of = [r for k in kernels for r in of[k] if r.found]
         proposing = 1e3 * sum(r.proposing for r in all_of) / sum(r.found[-1].timed for r in all_of)
-        lines.append(f"| {v} | {geometric:.0f}{less} | {never:.0%} | {mean[0]:.1%} | {mean[1]:.1%} "
+        lines.append(f"| {v} | {len(kernels)} | {geometric:.0f}{less} | {never:.0%} | {mean[0]:.1%} | {mean[1]:.1%} "
                      f"| {said.count('better')}, {said.count('=')}, {said.count('worse')} | {proposing:.0f} |")
     return lines
 
@@ -233,6 +233,8 @@ def plot(runs: Sequence[Run], variants: Sequence[str], path: Path) -> None:
     for axis, kernel in zip(axes.flat, kernels, strict=False):
         for v in (v for v in variants if VARIANTS[v].sketches):
             of = [r for r in runs if (r.kernel, r.variant) == (kernel, v)]
+            if not of:
+                continue
             bands = [quartiles([100 * min(r.regret(n), 10.0) for r in of]) for n in at]
             axis.plot(at, [b[1] for b in bands], label=v)
             axis.fill_between(at, [b[0] for b in bands], [b[2] for b in bands], alpha=0.12)
@@ -248,6 +250,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", default=",".join(CASES), help="kernels, joined by commas")
     parser.add_argument("--variants", default=";".join(VARIANTS), help="joined by semicolons")
+    parser.add_argument("--kept", action="store_true", help="search nothing; the tables of what is kept")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("comparison"), help="path of the results, without suffix")
     args = parser.parse_args()
@@ -256,7 +259,10 @@ def main() -> None:
         folder = args.out.with_suffix(".runs")
         folder.mkdir(exist_ok=True)
         asked = [(n, variants, range(args.seeds), folder / f"{n}.jsonl") for n in names]
-        runs = [r for of in pool.map(runs_of, *zip(*asked, strict=True)) for r in of]
+        if args.kept:
+            runs = [r for *_, path in asked for r in kept(path) if r.variant in variants and r.seed < args.seeds]
+        else:
+            runs = [r for of in pool.map(runs_of, *zip(*asked, strict=True)) for r in of]
     spaces = [f"{n} {len(Space(n).measured)}" for n in names]
     lines = [f"Measured candidates: {', '.join(spaces)}. {args.seeds} seeds.", "", *summary(runs, variants), "", *table(runs, variants)]
     args.out.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -205,7 +205,7 @@ def run(space: Space, config: BeamConfig, measurer: RecordedMeasurer, make: Call
         search.step()
         if search.incumbent is not None:
             linear = search.incumbent.linear
-            at = max(measurer.order.index(linear) + 1, 1)
+            at = len(measurer.order) - measurer.order[::-1].index(linear)       # a baseline that is proposed too is measured twice
             found.append(Found(at, search.counts.timed, measurer.seconds, space.truth(linear) / space.best - 1))
     return found
 
