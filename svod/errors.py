@@ -64,4 +64,6 @@ class DatabaseError(SvodError):
 
 
 class UnsupportedError(SvodError, NotImplementedError):
-    """Something svod knows about and does not do."""
+    """Something svod knows about and does not do. `node`: of a model that is walked, the node that it is about."""
+
+    node = ""

@@ -6,8 +6,16 @@
 """
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+from svod.errors import UnsupportedError
+
+if find_spec("onnx") is None:
+    raise UnsupportedError("svod.onnx needs the package onnx; pip install 'svod[onnx]'")
+
+from svod.onnx.compare import NodeDifference, compare
 from svod.onnx.model import Input, Model, Outputs, load
 from svod.onnx.reader import OnnxError
 from svod.onnx.session import InferenceSession, SessionOptions
 
-__all__ = ["InferenceSession", "Input", "Model", "OnnxError", "Outputs", "SessionOptions", "load"]
+__all__ = ["InferenceSession", "Input", "Model", "NodeDifference", "OnnxError", "Outputs", "SessionOptions", "compare", "load"]

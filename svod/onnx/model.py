@@ -1,6 +1,7 @@
 """A loaded model: a callable from arrays to arrays, with a plan for each signature of its inputs."""
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,11 +13,14 @@ from svod.config import PrepareConfig
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.variable import Variable
 from svod.errors import UnsupportedError
+from svod.onnx.fallback import Tail, check_runtime
 from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, read_model, type_name
 from svod.onnx.values import Value, array_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
 from svod.tracing import jit
+
+log = logging.getLogger("svod.onnx")
 
 Size = int | str | None
 
@@ -42,22 +46,24 @@ class Outputs(tuple[Any, ...]):
 
 
 def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, outputs: Sequence[str] | None = None,
-         config: PrepareConfig | None = None) -> Model:
+         fallback: str | None = None, config: PrepareConfig | None = None) -> Model:
     """The model in a file, as a function of arrays. `source`: a path, bytes, a file or a ModelProto.
 
     `dims` gives sizes to free dimensions: a number, or a Variable, for which one plan serves all its values. Without, each size that
     occurs has a plan of its own. `outputs`: the values to compute, which may be any in the graph; by default the model's outputs.
+    `fallback`: "onnxruntime" or "reference" runs what svod does not have, and what stands behind it, on the host (`svod.onnx.fallback`).
 
     Raises OnnxError for a file that is no valid model, UnsupportedError with every operator that svod does not have, OSError."""
     proto, folder = read_model(source)
-    return Model(proto, Arrays(folder), dims or {}, outputs, config)
+    check_runtime(fallback)
+    return Model(proto, Arrays(folder), dims or {}, outputs, config, fallback)
 
 
 class Model:
     """A model as a function. Call it with arrays or tensors, in the order of `inputs` or by their names."""
 
     def __init__(self, proto: onnx.ModelProto, arrays: Arrays, dims: Mapping[str, int | Variable], outputs: Sequence[str] | None,
-                 config: PrepareConfig | None) -> None:
+                 config: PrepareConfig | None, fallback: str | None = None) -> None:
         self.proto, self.dims, self.config = proto, dict(dims), config
         graph = proto.graph
         given = {t.name for t in graph.initializer}
@@ -65,7 +71,10 @@ class Model:
         self.outputs = _outputs(graph, outputs)
         self._check_inputs()
         self.walk = Walk(proto, opsets(proto), arrays)
-        self.walk.check(graph.name or "the model")
+        self.fallback, self._lacking = fallback, [] if fallback is None else self.walk.lacking()
+        if fallback is None:
+            self.walk.check(graph.name or "the model")
+        self.tail = self._make_tail()
         self.deciding = self.walk.deciding_inputs()
         self._jit = jit(self._trace, config=config, dynamic="never")
 
@@ -84,7 +93,7 @@ class Model:
 
         Raises OnnxError, which names all inputs that are missing, unknown, or of another type or shape."""
         feed = self._feed(args, kwargs)
-        results = self.run(feed)
+        results = self._with_tail(feed)
         if not any(isinstance(v, Tensor) for v in feed.values()):
             results = [[array_of(v) for v in r] if isinstance(r, list) else array_of(r) for r in results]
         if len(results) == 1:
@@ -92,6 +101,44 @@ class Model:
         out = Outputs(results)
         out.names = tuple(o.name for o in self.outputs)
         return out
+
+    def _make_tail(self) -> Tail | None:
+        """What another runtime computes of the model; None: nothing."""
+        if not self._lacking:
+            return None
+        assert self.fallback is not None
+        tail = Tail(self.proto, self._lacking, [o.name for o in self.outputs], self.fallback)
+        log.warning("%s runs %s and what stands behind: %.0f %% of the model's nodes", self.fallback, ", ".join(tail.operators),
+                    100 * tail.share)
+        return tail
+
+    def _with_tail(self, feed: Mapping[str, Any]) -> list[Any]:
+        """The outputs, of which another runtime may compute some."""
+        while True:
+            try:
+                computed = self.run(feed)
+                break
+            except UnsupportedError as e:
+                if self.fallback is None or not e.node or e.node in self._lacking:
+                    raise
+                self._lacking.append(e.node)
+                self.tail = self._make_tail()
+                self._jit = jit(self._trace, config=self.config, dynamic="never")       # its plans compute other values
+        if self.tail is None:
+            return computed
+        values = {name: v if isinstance(v, np.ndarray) else array_of(v) for name, v in zip(self._asked, computed, strict=True)}
+        values |= {name: np.asarray(v) for name, v in feed.items() if name in self.tail.cut}
+        values |= self.tail.run(values)
+        return [tensor_of(values[o.name]) for o in self.outputs]
+
+    @property
+    def _asked(self) -> list[str]:
+        """The values that the plan computes."""
+        wanted = [o.name for o in self.outputs]
+        if self.tail is None:
+            return wanted
+        inputs = {i.name for i in self.inputs}
+        return list(dict.fromkeys([*(n for n in wanted if n not in self.tail.results), *(n for n in self.tail.cut if n not in inputs)]))
 
     def run(self, feed: Mapping[str, Any]) -> list[Any]:
         """The outputs as tensors, or lists of them, for inputs by name, which are not checked."""
@@ -124,10 +171,10 @@ class Model:
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
-        results = self.walk.run(values, [o.name for o in self.outputs])
-        for o, r in zip(self.outputs, results, strict=True):
+        results = self.walk.run(values, self._asked)
+        for name, r in zip(self._asked, results, strict=True):
             if r is None:
-                raise UnsupportedError(f"the output {o.name!r} is an optional that is absent")
+                raise UnsupportedError(f"the output {name!r} is an optional that is absent")
         return tuple([tensor_of(v) for v in r] if isinstance(r, list) else tensor_of(r) for r in results)
 
     def _split(self, feed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:

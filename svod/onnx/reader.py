@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import onnx
+from onnx import external_data_helper, inliner, numpy_helper
 
 from svod.errors import SvodError, UnsupportedError
+from svod.onnx.mapping import small_model
 from svod.onnx.registry import Array
-
-try:
-    import onnx
-    from onnx import external_data_helper, inliner, numpy_helper
-except ImportError as e:
-    raise UnsupportedError(f"svod.onnx needs the package onnx ({e}); pip install 'svod[onnx]'") from None
 
 
 class OnnxError(SvodError):
@@ -41,8 +38,12 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None]:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _checked(_parse(bytes(source), "the model"), "the model"), None
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        return _checked(_parse(path.read_bytes(), str(path)), str(path)), path.resolve().parent
+        path = Path(source).resolve()
+        try:
+            data = small_model(path)
+        except ValueError as e:
+            raise OnnxError(f"{source} is no ONNX model, or is cut off: {e}") from None
+        return _checked(_parse(data, str(source)), str(source)), path.parent
     if isinstance(source, io.IOBase) or hasattr(source, "read"):
         return _checked(_parse(source.read(), "the model"), "the model"), None
     raise OnnxError(f"a path, bytes, a file or a ModelProto is needed, got {type(source).__name__}")
@@ -189,4 +190,5 @@ def describe_missing(missing: Iterable[tuple[str, int, int, str, str]], what: st
     """The text of the error about operators that svod does not have: (operator, opset, count, first node, why)."""
     rows = [f"  {op} (opset {version}) ×{count}, first at {first!r}" + (f"        {why}" if why else "")
             for op, version, count, first, why in missing]
-    return f"{what} has {len(rows)} operation{'s' * (len(rows) != 1)} that svod does not have:\n" + "\n".join(rows)
+    return (f"{what} has {len(rows)} operation{'s' * (len(rows) != 1)} that svod does not have:\n" + "\n".join(rows)
+            + '\nload(…, fallback="onnxruntime") runs these and what stands behind them on the host; load(…, outputs=[…]) leaves them out')

@@ -17,6 +17,7 @@ import onnx
 
 from svod.core.ir.variable import Variable
 from svod.errors import SvodError
+from svod.onnx.compare import relative_difference
 from svod.onnx.model import Input, Model, load
 from svod.onnx.reader import OnnxError
 from svod.onnx.registry import Array
@@ -148,14 +149,6 @@ def difference(source: Any, feed: Mapping[str, Array], outputs: Sequence[Array],
     theirs = run(names, dict(feed))
     worst = max((relative_difference(a, b) for a, b in zip(outputs, theirs, strict=True)), default=0.0)
     return f"largest difference to {name}: {worst:.1e} of the largest output"
-
-
-def relative_difference(ours: Array, theirs: Array) -> float:
-    """max |a - b| / max |b|, in float64; infinite for other shapes."""
-    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    if a.shape != b.shape:
-        return float("inf")
-    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) if a.size else 0.0
 
 
 def _other(source: Any, model: Model) -> tuple[str, Any]:

@@ -43,6 +43,11 @@ class Walk:
                 first.setdefault((domain, node.op_type), node.name or (node.output[0] if node.output else ""))
         return [(f"{d}.{op}" if d else op, self.opsets.get(d, 0), n, first[d, op], "") for (d, op), n in count.items()]
 
+    def lacking(self) -> list[str]:
+        """The first outputs of the nodes that svod does not have, or that hold such nodes."""
+        return [node.output[0] for node in self.model.graph.node
+                if any(self._operator(n) is None for n in (node, *(inner for sub in subgraphs(node) for inner in all_nodes(sub))))]
+
     def check(self, what: str) -> None:
         """Raise UnsupportedError that lists every operator that svod does not have."""
         missing = self.missing()
@@ -146,7 +151,10 @@ class Walk:
         try:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
                 results = operator.function(node, *self._operands(node, operator, operands))
-        except (UnsupportedError, OnnxError):
+        except UnsupportedError as e:
+            e.node = e.node or proto.output[0]      # where another runtime may take over
+            raise
+        except OnnxError:
             raise
         except (SvodError, TypeError, ValueError, IndexError, KeyError, AssertionError) as e:
             raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e

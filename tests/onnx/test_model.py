@@ -226,3 +226,54 @@ def test_inputs_of_a_run_are_made_or_asked_for() -> None:
     with pytest.raises(OnnxError, match="no input z"):
         make_feed(m, {"z": (1,)}, {}, "m.onnx")
     assert relative_difference(np.ones(3), np.ones(3) * 2) == 0.5 and relative_difference(np.ones(3), np.ones(4)) == float("inf")
+
+
+def test_large_weights_are_mapped(tmp_path: Path) -> None:
+    """The array of a weight lies in the file's pages, and protobuf holds no copy of it."""
+    w = RNG.standard_normal((64, 128)).astype(np.float32)
+    onnx.save(model([helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", [1, 64])], [info("y", None)], {"w": w}),
+              tmp_path / "m.onnx")
+    m = svod.onnx.load(tmp_path / "m.onnx")
+    [t] = m.proto.graph.initializer
+    assert not t.raw_data and m.proto.ByteSize() < 1000
+    x = RNG.standard_normal((1, 64)).astype(np.float32)
+    np.testing.assert_allclose(m(x), x @ w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cut", [0.1, 0.5, 0.99])
+def test_a_file_that_is_cut_off_is_no_model(tmp_path: Path, cut: float) -> None:
+    w = RNG.standard_normal((64, 128)).astype(np.float32)
+    data = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", [1, 64])], [info("y", None)], {"w": w}).SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(data[:int(cut * len(data))])
+    with pytest.raises(OnnxError):
+        svod.onnx.load(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("runtime", ["reference", "onnxruntime"])
+def test_what_svod_lacks_and_what_stands_behind_it_runs_on_the_host(runtime: str, caplog: pytest.LogCaptureFixture) -> None:
+    if runtime == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["r"]), helper.make_node("NonZero", ["r"],
+                                                                                                                     ["at"]),
+             helper.make_node("Cast", ["at"], ["y"], to=TensorProto.FLOAT)]
+    m = svod.onnx.load(model(nodes, [info("x", ["n", 6])], [info("y", None), info("r", None)], {"w": W}, opset=17), fallback=runtime)
+    x = RNG.standard_normal((3, 6)).astype(np.float32)
+    y, r = m(x)
+    np.testing.assert_allclose(r, np.maximum(x @ W, 0), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(y, np.stack(np.nonzero(r)).astype(np.float32))
+    assert "NonZero and what stands behind: 50 % of the model's nodes" in caplog.text
+    x = RNG.standard_normal((5, 6)).astype(np.float32)
+    assert np.array_equal(m(x)[0], np.stack(np.nonzero(m(x)[1])))
+    with pytest.raises(UnsupportedError, match="values that are not known"):
+        svod.onnx.load(m.proto)(x)
+
+
+def test_a_fallback_that_there_is_not() -> None:
+    with pytest.raises(svod.SvodError, match="'onnxruntime' or 'reference'"):
+        svod.onnx.load(product(), fallback="tensorrt")
+
+
+def test_node_by_node_comparison_finds_nothing_where_all_is_right() -> None:
+    m = svod.onnx.load(product())
+    rows = svod.onnx.compare(m, {"x": RNG.standard_normal((3, 6)).astype(np.float32)}, against="reference")
+    assert [r.op for r in rows] == ["MatMul", "Relu"] and all(r.difference < 1e-5 for r in rows)

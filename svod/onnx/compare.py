@@ -1,0 +1,68 @@
+"""Where numbers differ: a model's values, node by node, against onnxruntime or the reference of the onnx package."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+
+from svod.onnx.fallback import RUNTIMES, check_runtime
+from svod.onnx.model import Model, load
+from svod.onnx.registry import Array
+
+
+class NodeDifference(NamedTuple):
+    """The first output of a node: the largest difference relative to its largest value; infinite for other shapes."""
+
+    name: str
+    op: str
+    difference: float
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.difference:8.1e}  {self.op:24} {'×'.join(map(str, self.shape)) or 'scalar':16} {self.name}"
+
+
+def compare(model: Model, inputs: Mapping[str, Any], against: str | None = None) -> list[NodeDifference]:
+    """One line for each node of the model's graph that gives numbers, in their order. `against`: "onnxruntime" or "reference"; by default
+    the first that is installed. Both compute every value of the graph: a fusion that hides a difference is not there."""
+    check_runtime(against)
+    runtime = against or (RUNTIMES[0] if find_spec("onnxruntime") is not None else RUNTIMES[1])
+    nodes = {o: n for n in model.proto.graph.node for o in list(n.output)[:1] if o}
+    names = list(nodes)
+    feed = {name: np.asarray(v) for name, v in inputs.items()}
+    theirs = _values(model.proto, names, feed, runtime)
+    found = []
+    whole = load(model.proto, outputs=[n for n in names if n in theirs], dims=model.dims, config=model.config)
+    ours = whole(feed)
+    for name, value in zip([n for n in names if n in theirs], ours if isinstance(ours, tuple) else (ours,), strict=True):
+        other = theirs[name]
+        if isinstance(value, np.ndarray) and isinstance(other, np.ndarray) and other.dtype.kind in "fiub":
+            found.append(NodeDifference(name, nodes[name].op_type, relative_difference(value, other), tuple(other.shape)))
+    return found
+
+
+def _values(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array], runtime: str) -> dict[str, Any]:
+    """Every value of the graph, by another runtime."""
+    model = onnx.ModelProto()
+    model.CopyFrom(proto)
+    have = {o.name for o in model.graph.output}
+    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
+    wanted = [o.name for o in model.graph.output if o.name in names]
+    if runtime == "reference":
+        from onnx.reference import ReferenceEvaluator
+        run = ReferenceEvaluator(model).run
+    else:
+        import onnxruntime
+        run = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run
+    return dict(zip(wanted, run(wanted, dict(feed)), strict=True))
+
+
+def relative_difference(ours: Array, theirs: Array) -> float:
+    """max |a - b| / max |b|, in float64; infinite for other shapes."""
+    a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) if a.size else 0.0

@@ -1,0 +1,101 @@
+"""Nodes that svod does not have, run on the host by another runtime: those nodes, and everything behind them.
+
+    load("detector.onnx", fallback="onnxruntime")
+
+A detector ends with NonMaxSuppression, whose result has as many rows as there are boxes: svod computes everything before it, and the other
+runtime the tail, from the plan's outputs. What is in the tail is found while the model is loaded, and, where it depends on what is known
+about values, when a signature is first met. Its share is said once.
+"""
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from svod.errors import ConfigError, UnsupportedError
+from svod.onnx.reader import all_nodes, opsets, subgraphs
+from svod.onnx.registry import Array
+
+log = logging.getLogger("svod.onnx")
+
+RUNTIMES = ("onnxruntime", "reference")
+
+
+class Tail:
+    """The nodes of a model that another runtime computes. `cut`: the values that svod computes for it, `results`: the model's outputs that
+    it gives."""
+
+    def __init__(self, model: onnx.ModelProto, lacking: Sequence[str], outputs: Sequence[str], runtime: str) -> None:
+        """`lacking`: the first outputs of the nodes that svod does not have."""
+        graph = model.graph
+        behind: set[str] = set()
+        nodes = []
+        for node in graph.node:
+            if any(o in lacking for o in node.output) or behind.intersection(_read(node)):
+                nodes.append(node)
+                behind.update(o for o in node.output if o)
+        self.results = [o for o in outputs if o in behind]
+        nodes = _needed(nodes, set(self.results))
+        made = {o for n in nodes for o in n.output}
+        constants = {t.name: t for t in graph.initializer}
+        read = [name for n in nodes for name in _read(n) if name and name not in made]
+        self.cut = [name for name in dict.fromkeys(read) if name not in constants]
+        self.share = len(nodes) / max(1, len(graph.node))
+        self.operators = sorted({n.op_type for n in nodes if any(o in lacking for o in n.output)})
+        shape_free = [onnx.helper.make_empty_tensor_value_info(name) for name in self.results]
+        self._nodes, self._constants = nodes, [constants[name] for name in dict.fromkeys(read) if name in constants]
+        self._outputs, self._versions, self._runtime = shape_free, opsets(model), runtime
+        self._runs: dict[tuple[Any, ...], Any] = {}
+
+    def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs that the tail gives, for the values at the cut. Raises UnsupportedError where the other runtime refuses it."""
+        signature = tuple((name, values[name].dtype.str, values[name].ndim) for name in self.cut)
+        run = self._runs.get(signature)
+        if run is None:
+            run = self._runs[signature] = self._session(values)
+        return dict(zip(self.results, run(self.results, {name: values[name] for name in self.cut}), strict=True))
+
+    def _session(self, values: Mapping[str, Array]) -> Any:
+        infos = [onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype),
+                                                    [None] * values[name].ndim)
+                 for name in self.cut]
+        graph = onnx.helper.make_graph(self._nodes, "tail", infos, self._outputs, self._constants)
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in self._versions.items()],
+                                       ir_version=8)
+        try:
+            if self._runtime == "reference":
+                from onnx.reference import ReferenceEvaluator
+                return ReferenceEvaluator(model).run
+            import onnxruntime
+            return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run
+        except ImportError as e:
+            raise UnsupportedError(f"fallback={self._runtime!r}: {e}; pip install onnxruntime, or use fallback=\"reference\"") from None
+        except Exception as e:  # each runtime has errors of its own
+            raise UnsupportedError(f"fallback={self._runtime!r} refuses the nodes behind {', '.join(self.operators)}: {e}") from e
+
+
+def check_runtime(name: str | None) -> None:
+    """Raise ConfigError for a fallback that there is not."""
+    if name is not None and name not in RUNTIMES:
+        raise ConfigError(f"fallback={name!r}: use {' or '.join(map(repr, RUNTIMES))}, or None")
+
+
+def _read(node: onnx.NodeProto) -> list[str]:
+    """The values that a node reads, by itself and in the graphs inside it."""
+    names = [n for n in node.input if n]
+    for sub in subgraphs(node):
+        inside = {o for n in all_nodes(sub) for o in n.output} | {i.name for i in sub.input} | {i.name for i in sub.initializer}
+        names += [n for inner in all_nodes(sub) for n in inner.input if n and n not in inside]
+    return names
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
+    """The nodes that the wanted values depend on."""
+    chosen = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            chosen.append(node)
+            wanted.update(_read(node))
+    return chosen[::-1]
