@@ -23,8 +23,7 @@ _WHERE = {
     "PrepareConfig": "svod.config", "BeamConfig": "svod.config", "OptimizerConfig": "svod.config", "BenchConfig": "svod.config",
     "SvodError": "svod.errors", "Variable": "svod.core.ir.variable",
 }
-_MODULES = {"nn": "svod.nn", "linalg": "svod.tensor.linalg", "fft": "svod.tensor.fft",
-            "onnx": "svod.onnx"}
+_MODULES = {"nn": "svod.nn", "linalg": "svod.tensor.linalg", "fft": "svod.tensor.fft", "onnx": "svod.onnx", "torch": "svod.torch"}
 __all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
            "bincount", "call_kernel", "custom_function", "dtypes", "explain", "fft", "histc", "jit", "kernel", "linalg", "nn", "profile",
            "scope", "searchsorted", "unique", "where"]

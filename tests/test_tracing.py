@@ -1,6 +1,7 @@
 """`svod.jit`: what is captured, bound, returned and assigned; what it refuses."""
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -291,3 +292,20 @@ def test_origins_survive_views_of_views() -> None:
     with svod.scope("inner"):
         y = x.reshape(3, 4).reshape(12) + 1
     assert [k.origin for k in y.prepare().kernels] == ["inner"]
+
+
+def test_rows_of_one_array_are_writable_again_when_nothing_reads_them() -> None:
+    table = np.ones((2, 4), np.float32)
+    rows = [table[0], table[1]]
+    first = svod.jit(lambda x: x * Tensor(rows[0]) + Tensor(rows[1]))
+    second = svod.jit(lambda x: x - Tensor(rows[1]))
+    x = Tensor(np.ones(4, np.float32))
+    first(x).realize()
+    second(x).realize()
+    assert not table.flags.writeable
+    del first
+    gc.collect()
+    assert not table.flags.writeable
+    del second
+    gc.collect()
+    assert table.flags.writeable and all(r.flags.writeable for r in rows)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 from torch._guards import TracingContext
 
 from svod.errors import UnsupportedError
@@ -38,10 +39,12 @@ def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = N
     if reason is None:
         try:
             return _compiled(gm, example_inputs, name, settings)    # type: ignore[no-any-return]
-        except (UnsupportedError, NotImplementedError, RuntimeError) as error:
+        except TorchDynamoException:    # Dynamo's way of asking for another try
+            raise
+        except Exception as error:      # whatever AOT autograd raises of a graph that it cannot take
             if settings.strict:
                 raise
-            reason = f"AOT autograd cannot take it: {error}"
+            reason = f"AOT autograd cannot take it: {type(error).__name__}: {error}"
     if settings.strict:
         raise UnsupportedError(f"{name}: {reason}")
     if (name, reason) not in _said:

@@ -1,7 +1,7 @@
 """`svod.torch.compile`: a module through torch.export, for people who deploy: no Dynamo and no guards in the call path."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,10 @@ class Compiled:
         placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
         self._expected = [placeholders[i].meta.get("val") for i in self._inputs]
         self._module = module
+        # calls of tensors alone, and results of one, need no walk through nested containers
+        self._is_flat = self._in == pytree.tree_flatten((tuple(range(len(self._inputs))), {}))[1]
+        self._is_one = self._out == pytree.tree_flatten(0)[1]
+        self._kinds = [_kind(e) for e in self._expected]
         program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
         self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile")
 
@@ -73,16 +77,20 @@ class Compiled:
         return pytree.tree_leaves(self._module(*args, **kwargs))    # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, form = pytree.tree_flatten((args, kwargs))
-        if form != self._in:
-            raise ArgumentError(f"{self.function.name} was compiled for the arguments {self._in}, and is called with {form}")
-        self._check(leaves)
+        leaves: Sequence[Any] = args
+        if not self._is_flat or kwargs or len(args) != len(self._inputs):
+            leaves, form = pytree.tree_flatten((args, kwargs))
+            if form != self._in:
+                raise ArgumentError(f"{self.function.name} was compiled for the arguments {self._in}, and is called with {form}")
+        if list(map(_kind, leaves)) != self._kinds:
+            self._check(leaves)
         given = list(self._state)
         for i, leaf in zip(self._inputs, leaves, strict=True):
             given[i] = leaf
-        return pytree.tree_unflatten(self.function(given), self._out)
+        outputs = self.function(given)
+        return outputs[0] if self._is_one else pytree.tree_unflatten(outputs, self._out)
 
-    def _check(self, leaves: list[Any]) -> None:
+    def _check(self, leaves: Sequence[Any]) -> None:
         """Raise ShapeError for arguments that are not what the module was compiled for, all at once."""
         wrong = []
         for i, (t, example) in enumerate(zip(leaves, self._expected, strict=True)):
@@ -99,6 +107,11 @@ class Compiled:
     def plans(self) -> tuple[Any, ...]:
         """The execution plans so far, one per set of sizes."""
         return tuple([p.captured.plan for p in self.function.plans if p.captured is not None])
+
+
+def _kind(leaf: Any) -> Any:
+    """Dtype and shape of a tensor; any other value with its type."""
+    return (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
 
 
 def _fits(shape: Any, expected: Any) -> bool:

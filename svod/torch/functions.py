@@ -14,6 +14,7 @@ from svod.errors import SvodError, UnsupportedError
 from svod.torch.memory import is_representable
 from svod.torch.plans import Plan, Program, bytes_of, make_plan
 from svod.torch.settings import Settings
+from svod.torch.threads import share_cores
 from svod.torch.translate import Missing, unsupported
 from svod.torch.weights import Weights
 
@@ -40,6 +41,7 @@ class GraphFunction:
         self.prepare_seconds = 0.0
         self._lock = threading.RLock()
         self._split()
+        share_cores()
         functions.add(self)
 
     def _split(self) -> None:

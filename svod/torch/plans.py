@@ -22,8 +22,8 @@ from svod.tracing.captured import Captured
 
 
 class Program(NamedTuple):
-    """An FX graph of ATen operations. `attributes`: the tensors it holds, as constants. `mutations`: outputs, by their number, that become
-    the content of an input, by its number."""
+    """An FX graph of ATen operations. `attributes`: the tensors it holds, by name. `mutations`: outputs, by their number, that become the
+    content of an input, by its number."""
 
     name: str
     graph: Any
@@ -31,11 +31,11 @@ class Program(NamedTuple):
     mutations: Mapping[int, int]
 
 
-def attributes_of(module: Any) -> dict[str, Tensor]:
+def attributes_of(module: Any) -> dict[str, Any]:
     """The tensors that a graph module's graph reads as attributes."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **vars(module)}
     read = {n.target for n in module.graph.nodes if n.op == "get_attr"}
-    return {name: constant(held[name]) for name in read if isinstance(held[name], torch.Tensor)}
+    return {name: held[name] for name in read if isinstance(held[name], torch.Tensor)}
 
 
 class Source(NamedTuple):
@@ -112,12 +112,13 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
     found: list[tuple[Translation, list[Result], list[tuple[int, int]]]] = []
     clock = Clock()
     sizes = symbols(program.graph, given)
+    attributes = {name: constant(t) for name, t in program.attributes.items()}
 
     def traced(*leaves: Tensor) -> list[Tensor]:
         placed = dict(zip([s.argument for s in sources], leaves, strict=True))
         inputs = [constants[i] if i in constants else _in_shape(placed[i], s) if (s := stand_ins.get(i)) is not None else
                   _value(a) for i, a in enumerate(given)]
-        translation = translate(program.graph, inputs, program.attributes, clock)
+        translation = translate(program.graph, inputs, attributes, clock)
         results, values, copied = _results(program, translation, sizes)
         in_place = bool(values)
         for place, value in mutated_by(program, translation).items():

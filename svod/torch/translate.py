@@ -28,6 +28,7 @@ from svod.torch.operations import TABLE, Operation
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")    # where memory lies, and how
 _IGNORED = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
             "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"}
+_ROOT = re.compile(r"^(L\['\w+'\]|L__self__|self)(\.__self__)?")        # what Dynamo calls the outermost module
 
 
 class Missing(NamedTuple):
@@ -247,9 +248,7 @@ def module_of(node: Any) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return str(node.name)
-    path = str(next(reversed(stack.values()))[0])
-    for prefix in ("L['self']", "L__self__", "L['fn']", "self"):
-        path = path.removeprefix(prefix)
+    path = _ROOT.sub("", str(next(reversed(stack.values()))[0]))
     return path.replace("['", ".").replace("']", "").replace("_modules.", "").strip("._") or str(node.name)
 
 

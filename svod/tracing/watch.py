@@ -283,10 +283,14 @@ def _release(buffers: list[Buffer], frozen: list[Array]) -> None:
         if not buffer.watched and buffer.shared:
             buffer.derived = None       # from now on its array can change, and nobody tells
     for array in frozen:
-        entry = _guarded[id(array)]
-        entry[1] -= 1
-        if not entry[1]:
-            del _guarded[id(array)]
-            # a view of what another watch still freezes stays as it is
-            if entry[2] and (not isinstance(array.base, np.ndarray) or array.base.flags.writeable):
-                array.flags.writeable = True
+        _guarded[id(array)][1] -= 1
+    # an array comes before its views; a view of one that is still guarded waits for it
+    for key, (array, watches, was_writable) in list(_guarded.items()):
+        if not watches and (not was_writable or _can_be_written(array)):
+            del _guarded[key]
+            array.flags.writeable = was_writable
+
+
+def _can_be_written(array: Array) -> bool:
+    """Whether NumPy lets an array be made writable: it owns its memory, or the owner is writable."""
+    return not isinstance(array.base, np.ndarray) or bool(array.base.flags.writeable)

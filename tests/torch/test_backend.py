@@ -256,3 +256,11 @@ def test_report() -> None:
     run(x)
     (graph,) = [g for g in svod.torch.report().graphs if g.function is run.function]
     assert graph.is_whole and graph.kernels >= 1 and graph.calls == 1 and graph.weights >= 6 and "Net" in str(svod.torch.report())
+
+
+def test_an_exported_lstm() -> None:
+    model, x = torch.nn.LSTM(4, 5, 2, batch_first=True).eval(), torch.randn(2, 3, 4)
+    out, (h, c) = svod.torch.compile(model, x)(x)
+    expected, (eh, ec) = model(x)
+    for got, wanted in ((out, expected), (h, eh), (c, ec)):
+        torch.testing.assert_close(got, wanted)

@@ -11,7 +11,7 @@ import click
 
 from svod import config
 from svod.cli.outputs import Finite, check_database, check_output
-from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, TuneOptions
+from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, TORCH, TuneOptions
 from svod.cli.tune.waiting import say
 
 SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -- {option}"
@@ -76,6 +76,8 @@ class _Seconds(Finite):
 @click.option("--inputs", metavar="FILE.npz", type=click.Path(exists=True, dir_okay=False),
               help="Of an ONNX file: its inputs, by their names.")
 @click.option("--random-weights", is_flag=True, help="Of an ONNX file: random numbers for weights that it computes from constants.")
+@click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script: compile, the default where the script imports it: "
+              "torch.compile without a backend means svod; modules: outermost modules are compiled too; off: it runs as it is.")
 @click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
 @click.option("-o", "--lock", "lock_path", metavar="FILE", type=click.Path(),
               help="Also write the chains to a lock file, which SVOD_LOCK and PrepareConfig(lock=…) use; for example model.lock.jsonl.")

@@ -66,7 +66,7 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
     if not options.program or not ended.here or not any(x.source == "database" for x in outcomes):
         return []
     variable = f"SVOD_TUNE_DB={shlex.quote(options.db)} " if options.db else ""
-    return [(f"{variable}{program('python')} {shlex.join([*options.program, *options.args])}", "starts with these kernels")]
+    return [(f"{variable}{program('python')} {shlex.join(options.launched)}", "starts with these kernels")]
 
 
 def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:

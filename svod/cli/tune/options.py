@@ -1,8 +1,10 @@
 """The options of svod-tune as data."""
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from svod.cli.installation import program
 
@@ -10,7 +12,9 @@ DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
 #: Options that a command to paste has where this one has them, beside the beam's width and the budget.
 CARRIED = frozenset({"db", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy", "optuna_storage", "dim",
-                     "shape", "inputs", "random_weights"})
+                     "shape", "inputs", "random_weights", "torch"})
+TORCH = ("compile", "modules", "off")       # what --torch takes
+_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|transformers)\b", re.M)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class TuneOptions:
     shape: tuple[str, ...] = ()
     inputs: str | None = None
     random_weights: bool = False
+    torch: str | None = None
 
     @property
     def is_onnx(self) -> bool:
@@ -65,6 +70,22 @@ class TuneOptions:
             return ["-m", "svod.onnx.run", self.script or "", *(f"--dim={d}" for d in self.dim), *(f"--shape={s}" for s in self.shape),
                     *([f"--inputs={self.inputs}"] if self.inputs else []), *(["--random-weights"] if self.random_weights else [])]
         return [self.script] if self.script is not None else ["-m", self.module] if self.module is not None else []
+
+    @property
+    def runs_torch(self) -> bool:
+        """Whether the program runs under `svod.torch.run`: it was asked for, or the script imports PyTorch."""
+        if self.torch is not None or self.script is None or self.is_onnx:
+            return self.torch in ("compile", "modules")
+        try:
+            return bool(_IMPORTS_TORCH.search(Path(self.script).read_text(encoding="utf-8", errors="replace")))
+        except OSError:     # a directory with a __main__.py
+            return False
+
+    @property
+    def launched(self) -> list[str]:
+        """The program and its arguments as Python runs them."""
+        launcher = ["-m", "svod.torch.run", *(["--modules"] if self.torch == "modules" else [])] if self.runs_torch else []
+        return [*launcher, *self.program, *self.args]
 
     def command_line(self, **changes: object) -> str:
         """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""

@@ -326,7 +326,7 @@ class _TuneRun:
             if self.executor is None and not options.dry_run and foresight.needs_search(news):
                 self._start_executor()
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
-            self.script = run_script([*options.program, *options.args], Path(directory), capture_for=options.capture_for,
+            self.script = run_script(options.launched, Path(directory), capture_for=options.capture_for,
                                      first=options.budget / 2, on_news=meet, stdout=sys.stderr if options.json_path == "-" else None)
             for line in self.script.words(options.subject):
                 say(f"svod-tune: {line}")
@@ -548,6 +548,9 @@ class _TuneRun:
             return f"{self.script.failure} before it prepared a kernel; there is nothing to tune"
         if self.script.why != "finished":
             return "had prepared no kernel by then; there is nothing to tune"
+        if self.options.runs_torch and self.options.torch != "modules":
+            return ("prepared no kernel; there is nothing to tune (it never calls torch.compile: --torch modules compiles its outermost "
+                    "modules)")
         return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
 
     def _keep_capture(self, captured: Capture, path: str) -> None:

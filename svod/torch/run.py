@@ -1,0 +1,88 @@
+"""Runs a PyTorch script with svod: `torch.compile` without a backend means svod in it.
+
+    python -m svod.torch.run SCRIPT [ARGS]              a script that calls torch.compile
+    python -m svod.torch.run --modules SCRIPT [ARGS]    also one that never does: its outermost modules are compiled when they are called
+    python -m svod.torch.run -m MODULE [ARGS]
+
+A module is compiled if it is called outside of any other, in evaluation mode and without gradients. Only this process is concerned. Where
+torch is not installed the script runs as it is.
+"""
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+USAGE = "usage: python -m svod.torch.run [--modules] SCRIPT [ARGS] | -m MODULE [ARGS]"
+BACKEND = "svod"
+MOST_MODULES = 256      # outermost modules, and sizes of their arguments that Dynamo traces anew
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a script or module as `__main__`. Returns 2 for words that are none."""
+    rest = list(words)
+    modules = rest[:1] == ["--modules"]
+    rest = rest[modules:]
+    is_module = rest[:1] == ["-m"]
+    rest = rest[is_module:]
+    if not rest or rest[0].startswith("-"):
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        import torch
+    except ImportError:
+        pass        # the script is not about PyTorch, or says itself that it needs it
+    else:
+        use_svod(torch, modules)
+    sys.argv = rest
+    if is_module:
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(rest[0]).resolve().parent)
+        runpy.run_path(rest[0], run_name="__main__")
+    return 0
+
+
+def use_svod(torch: Any, modules: bool) -> None:
+    """Make svod the backend of `torch.compile` in this process; with `modules`, compile outermost modules when they are called."""
+    importlib.import_module("torch._dynamo")       # it looks at what a call of a module is when it is imported
+    from svod.torch.backend import svod_backend
+
+    registry = torch._dynamo.backends.registry
+    if BACKEND not in torch._dynamo.list_backends(exclude_tags=()):      # a checkout that is not installed
+        registry.register_backend(svod_backend, name=BACKEND)
+    torch.compiler.set_default_backend(BACKEND)
+    if modules:
+        compile_outermost(torch)
+
+
+def compile_outermost(torch: Any) -> None:
+    """Have every module that is called outside of any other compiled with svod."""
+    kind = torch.nn.Module
+    original = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.training or torch.is_grad_enabled():
+            return original(self, *args, **kwargs)
+        kind.__call__ = original        # inside, modules are called as ever: Dynamo knows that call
+        try:
+            if self._compiled_call_impl is None and not isinstance(self, torch._dynamo.OptimizedModule):
+                self._compiled_call_impl = torch.compile(function_of(self), backend=BACKEND)
+            return original(self, *args, **kwargs)
+        finally:
+            kind.__call__ = call
+    kind.__call__ = call
+    torch._dynamo.config.recompile_limit = MOST_MODULES     # those functions are one to Dynamo
+
+
+def function_of(module: Any) -> Any:
+    """A call of a module as a function that Dynamo traces: a call of PyTorch's own modules it does not."""
+    call = module._call_impl
+    return lambda *args, **kwargs: call(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
