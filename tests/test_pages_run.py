@@ -33,7 +33,7 @@ def program_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
-    file = tmp_path / f"{page.stem}.py"
+    file = tmp_path / f"page_{page.stem}.py"     # onnx.py would be imported by the page itself
     file.write_text(program_of(page), encoding="utf-8")
     environment = {**os.environ, "SVOD_TUNE_DB": str(tmp_path / "tuning.db"), "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, str(file)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=NEVER)

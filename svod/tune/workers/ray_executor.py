@@ -446,7 +446,9 @@ class RayExecutor(DispatchingExecutor):
         benches = self._of_kind("bench")
         while any(c.target is None and c.name not in self._aside for c in benches) and time.monotonic() < end:
             time.sleep(0.05)
-        return list({c.target.key: c.target for c in benches if c.target is not None and c.name not in self._aside}.values())
+        present = self._places("bench")     # an idle worker does not notice that its node has left
+        return list({c.target.key: c.target for c in benches
+                     if c.target is not None and c.name not in self._aside and c.node in present}.values())
 
     def look_at_nodes(self) -> None:
         """Learn which nodes there are. Raises what Ray does where the head is gone."""
