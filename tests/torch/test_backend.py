@@ -264,3 +264,22 @@ def test_an_exported_lstm() -> None:
     expected, (eh, ec) = model(x)
     for got, wanted in ((out, expected), (h, eh), (c, ec)):
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu"}], ids=str)
+def test_pytorchs_own_encoder_layers(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options).eval()
+    run = torch.compile(model, backend="svod")
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for kwargs in ({}, {"src_key_padding_mask": padding}, {"src_mask": torch.ones(5, 5, dtype=torch.bool).triu(1)}):
+        x = torch.randn(2, 5, 8)
+        torch.testing.assert_close(run(x, **kwargs), model(x, **kwargs), rtol=1e-4, atol=1e-5)
+    assert not warnings_of(caplog)
+
+
+def test_self_attention_in_evaluation_mode(caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(2, 5, 8)
+    got, _ = torch.compile(lambda x: model(x, x, x, need_weights=False), backend="svod")(x)
+    torch.testing.assert_close(got, model(x, x, x, need_weights=False)[0], rtol=1e-4, atol=1e-5)
+    assert not warnings_of(caplog)

@@ -29,3 +29,56 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, dropout_p: float 
     def logarithms() -> Tensor:
         raise UnsupportedError("the logsumexp of flash attention")
     return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, query.shape[-3] != key.shape[-3]), logarithms
+
+
+def _kept(mask: Tensor | None, mask_type: int | None) -> Tensor | None:
+    """A mask of nn.MultiheadAttention, which is not zero where a score is left out, as one that is True where it is kept: (…, L, S)."""
+    if mask is None:
+        return None
+    kept = mask.eq(0)
+    return kept.reshape(kept.shape[0], 1, 1, kept.shape[1]) if mask_type == 1 and mask.ndim == 2 else kept
+
+
+def _self_attention(x: Tensor, heads: int, qkv: tuple[Tensor, Tensor | None], out: tuple[Tensor, Tensor | None],
+                    kept: Tensor | None) -> Tensor:
+    """Attention of (N, L, E) to itself, with the three projections in one weight (3E, E)."""
+    n, length, width = x.shape
+    parts = x.linear(*qkv).reshape(n, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    q, k, v = parts.unbind(0)
+    return q.scaled_dot_product_attention(k, v, kept).permute(0, 2, 1, 3).reshape(n, length, width).linear(*out)
+
+
+@aten("_native_multi_head_attention")
+def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
+                         qkv_bias: Tensor | None, proj_weight: Tensor, proj_bias: Tensor | None, mask: Tensor | None = None,
+                         need_weights: bool = True, average_attn_weights: bool = True,
+                         mask_type: int | None = None) -> tuple[Tensor, Callable[[], Tensor]]:
+    """nn.MultiheadAttention of one tensor to itself, in evaluation mode. The weights are left to PyTorch."""
+    if query is not key or key is not value or need_weights:
+        raise UnsupportedError("nn.MultiheadAttention of several tensors, or with its weights")
+
+    def weights() -> Tensor:
+        raise UnsupportedError("the weights of nn.MultiheadAttention")
+    return _self_attention(query, num_head, (qkv_weight, qkv_bias), (proj_weight, proj_bias), _kept(mask, mask_type)), weights
+
+
+@aten("_transformer_encoder_layer_fwd")
+def encoder_layer(x: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor,
+                  use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor,
+                  norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor, ffn_bias_2: Tensor,
+                  mask: Tensor | None = None, mask_type: int | None = None) -> Tensor:
+    """nn.TransformerEncoderLayer in evaluation mode."""
+    def norm(t: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return t.layer_norm(embed_dim, weight, bias, eps)
+
+    def attend(t: Tensor) -> Tensor:
+        return _self_attention(t, num_heads, (qkv_weight, qkv_bias), (proj_weight, proj_bias), _kept(mask, mask_type))
+
+    def feed(t: Tensor) -> Tensor:
+        inner = t.linear(ffn_weight_1, ffn_bias_1)
+        return (inner.gelu() if use_gelu else inner.relu()).linear(ffn_weight_2, ffn_bias_2)
+    if norm_first:
+        x = x + attend(norm(x, norm_weight_1, norm_bias_1))
+        return x + feed(norm(x, norm_weight_2, norm_bias_2))
+    x = norm(x + attend(x), norm_weight_1, norm_bias_1)
+    return norm(x + feed(x), norm_weight_2, norm_bias_2)
