@@ -57,7 +57,7 @@ def outcome(operation: Any, sample: Any) -> str:
         return f"not exported: {str(error).splitlines()[0][-80:]}"
     try:
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4, equal_nan=True, check_stride=False)
-    except AssertionError as error:
+    except (AssertionError, RuntimeError) as error:
         return "wrong: " + str(error).replace("\n", " ")[:160]
     return "in PyTorch" if run.function.missing or run.function.refused else "agrees"
 

@@ -138,6 +138,8 @@ class _Walk:
             return self._copied(node, *args[:2])
         if not isinstance(target, torch._ops.OpOverload):
             return self._plain(node, args, kwargs)
+        if name.startswith("aten.as_strided"):
+            _check_contiguous(node.args[0])
         operation = TABLE.get(name)
         if operation is None and name == "prims.convert_element_type.default":
             return args[0].cast(svod_dtype(args[1]))
@@ -192,6 +194,14 @@ class _Walk:
         if not callable(node.target) or any(isinstance(self.values[n], (Tensor, Foreign)) for n in leaves):
             raise UnsupportedError(f"{getattr(node.target, '__name__', node.target)} at {place_of(node)}")
         return node.target(*args, **kwargs)
+
+
+def _check_contiguous(node: Any) -> None:
+    """Raise UnsupportedError for a tensor that PyTorch does not hold contiguously from the beginning of its storage: as_strided reads
+    the storage, which svod knows of no other."""
+    example = node.meta.get("val")
+    if isinstance(example, torch.Tensor) and not (example.is_contiguous() and example.storage_offset() == 0):
+        raise UnsupportedError(f"as_strided of a tensor with gaps or another order of axes, at {place_of(node)}")
 
 
 def _value_of(output: Any) -> Any:

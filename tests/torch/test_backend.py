@@ -283,3 +283,18 @@ def test_self_attention_in_evaluation_mode(caplog: pytest.LogCaptureFixture) -> 
     got, _ = torch.compile(lambda x: model(x, x, x, need_weights=False), backend="svod")(x)
     torch.testing.assert_close(got, model(x, x, x, need_weights=False)[0], rtol=1e-4, atol=1e-5)
     assert not warnings_of(caplog)
+
+
+def test_as_strided_reads_the_storage() -> None:
+    def function(x: Any) -> Any:
+        return x.as_strided((2, 2), (1, 2), 1) * 2
+    x = torch.arange(12.0).reshape(3, 4)
+    for view in (x, x.t(), x[1:]):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(function, backend="svod")(view), function(view))
+        torch.testing.assert_close(svod.torch.compile(_Module(function), view)(view), function(view))
+
+
+def test_sparse_arguments_cannot_be_exported() -> None:
+    with pytest.raises(UnsupportedError, match="cannot be exported"):
+        svod.torch.compile(_Module(lambda x: x.to_dense()), torch.eye(3).to_sparse_csr())
