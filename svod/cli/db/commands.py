@@ -94,9 +94,10 @@ def _say(text: str = "", err: bool = False) -> None:
 CHECKED_ALWAYS = 64 << 20       # bytes of a database that every command checks for damaged pages
 
 
-def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
+def _open(context: click.Context, *, read_only: bool = True, with_shipped: bool = False) -> TuningDB:
+    """The user's databases. `with_shipped`: and what ships with svod, which no command lists, counts or exports."""
     spec = context.obj if context.obj is not None else config.PrepareConfig.env_value("db")
-    db = TuningDB.open(spec, read_only=read_only)
+    db = TuningDB.open(spec, read_only=read_only, with_shipped=with_shipped)
     context.call_on_close(db.close)
     for path in (db.plan.write, *(p for p, _ in db.plan.read)):
         # the check reads every page: a large database is checked by the commands that write it
@@ -286,7 +287,7 @@ def why(context: click.Context, what: str, target: str | None) -> None:
     """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
 
     A SCRIPT is run to capture its kernels; nothing is searched or recorded."""
-    db = _open(context)
+    db = _open(context, with_shipped=True)
     if what.endswith(".py") or Path(what).is_file():
         wanted = _captured_kernels(Path(what))
     else:
@@ -453,7 +454,7 @@ def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget
     What is measured is recorded. The exit status is 1 where a chain is not used: it is wrong, slower than the heuristic, or fails here."""
     from svod.cli.db.verify import print_checked  # the workers are this command's alone
     from svod.cli.db.verify import verify as check
-    db = _open(context, read_only=False)
+    db = _open(context, read_only=False, with_shipped=True)
     rows = check(db, {_resolve_kernel(db, k) for k in kernels}, budget, every=every)
     if not rows:
         _say("the database has no chain for this machine" if every else "nothing is left to check: every chain in use was measured here")

@@ -62,11 +62,12 @@ def shipped_files() -> tuple[Path, ...]:
     return ()
 
 
-def resolve(spec: str | None) -> DatabasePaths:
-    """What a spec, the value of SVOD_TUNE_DB, means on this machine. Opens and creates nothing."""
+def resolve(spec: str | None, *, with_shipped: bool = True) -> DatabasePaths:
+    """What a spec, the value of SVOD_TUNE_DB, means on this machine. Opens and creates nothing. `with_shipped`: the records that ship with
+    svod are read as well."""
     if spec is not None and spec.strip() == config.NONE:
         return DatabasePaths(None, False, ())
-    shipped = tuple((p, SHIPPED) for p in shipped_files())
+    shipped = tuple((p, SHIPPED) for p in shipped_files()) if with_shipped else ()
     if spec is None or not spec.strip(os.pathsep + " "):
         directory = config.data_dir()
         usual = config.user_data_dir() / FILE_NAME

@@ -123,12 +123,14 @@ class TuningDB:
         self._open_own()
 
     @classmethod
-    def open(cls, spec: str | os.PathLike[str] | None = None, fresh: bool = False, read_only: bool = False) -> TuningDB:
+    def open(cls, spec: str | os.PathLike[str] | None = None, fresh: bool = False, read_only: bool = False,
+             with_shipped: bool = True) -> TuningDB:
         """The database that `spec` names (`PrepareConfig.db`, SVOD_TUNE_DB; None: the user's data directory; `:none:`: memory only).
 
-        `fresh`: only records of this handle are read; they are stored as well. `read_only`: no file is written.
+        `fresh`: only records of this handle are read; they are stored as well. `read_only`: no file is written. `with_shipped`: the records
+        that ship with svod are read as well.
         Never raises for a database that is missing, damaged, foreign, newer, or not accessible: see `problem`."""
-        return cls(layers.resolve(None if spec is None else os.fspath(spec)), fresh=fresh, read_only=read_only)
+        return cls(layers.resolve(None if spec is None else os.fspath(spec), with_shipped=with_shipped), fresh=fresh, read_only=read_only)
 
     # -- opening ------------------------------------------------------------------------------------------------------------
     @property
