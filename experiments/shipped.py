@@ -1,7 +1,9 @@
 """Tunes common layers of published models, for the records that ship with svod.
 
-    python experiments/shipped.py --budget 900 --db shipped.db
+    python experiments/shipped.py --budget 450 --db shipped.db         # again, until it says that no kernel is left
     svod-db --db shipped.db export --winners --anonymous -o tune_db/TARGET.jsonl
+
+Each run takes as many kernels as its budget gives `--seconds` each: those that were never searched, then those whose search was cut short.
 
 Inference of one input in float32, batch norms folded into the convolutions before them, as exporters do it; weights are constants. No
 kernel of the benchmarks or of the models beside this file is among them, so that a measurement of the search measures a search
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -21,11 +23,12 @@ from svod.compile.backend import device_named
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.graph import graph
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import HOST
+from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule import create_schedule
-from svod.tune.db import TuningDB
+from svod.tune.db import Search, TuningDB
 from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession
+from svod.tune.unfinished import left_to_search
 from svod.tune.workers.start import make_executor
 
 Layer = Callable[[], Tensor]
@@ -163,20 +166,35 @@ def kernels() -> dict[str, tuple[Kernel, str, str]]:
     return found
 
 
+def next_kernels(found: Iterable[str], target: Target, db: TuningDB, beam: BeamConfig, most: int) -> list[str]:
+    """The kernels that come next, at most so many: those never searched, then those with something left to search, the least searched
+    first."""
+    spent: dict[str, float] = {}
+    for search, _ in db.select(Search, target=target.key):
+        spent[search.kernel] = spent.get(search.kernel, 0.0) + float(search.result.get("seconds") or 0.0)
+    left = [k for k in found if k not in spent or left_to_search(db, k, target.key, beam) is not None]
+    return sorted(left, key=lambda k: (k in spent, spent.get(k, 0.0), k))[:most]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, default=900.0, help="seconds")
+    parser.add_argument("--budget", type=float, default=450.0, help="seconds")
+    parser.add_argument("--seconds", type=float, default=9.0, help="of a kernel, on average")
     parser.add_argument("--db", required=True)
     parser.add_argument("--beam", type=int, default=8)
     args = parser.parse_args()
     found, target = kernels(), device_named(HOST).backend.target()
-    print(f"{len(found)} kernels of {len(MODELS)} models", file=sys.stderr)
-    beam = BeamConfig(width=args.beam, budget=args.budget, kernel_budget=3 * args.budget / len(found))
-    tasks = [KernelTask(kernel, name=name, origins=(model,)) for kernel, name, model in found.values()]
-    with TuningDB.open(args.db) as db, make_executor("local") as executor:
-        ceilings = cached_ceilings(data_dir() / "ceilings.json", target, target.threads, quick=True)
-        result = TuneSession(tasks, target, executor=executor, db=db, config=beam, bench=BenchConfig(), ceilings=ceilings,
-                             budget=ModelBudget(args.budget, beam.kernel_budget)).run()
+    beam = BeamConfig(width=args.beam, budget=args.budget, kernel_budget=3 * args.seconds)
+    with TuningDB.open(args.db) as db:
+        chosen = next_kernels(found, target, db, beam, int(args.budget / args.seconds))
+        print(f"{len(found)} kernels of {len(MODELS)} models, {len(chosen)} of them now", file=sys.stderr)
+        if not chosen:
+            return
+        tasks = [KernelTask(kernel, name=name, origins=(model,)) for kernel, name, model in map(found.__getitem__, chosen)]
+        with make_executor("local") as executor:
+            ceilings = cached_ceilings(data_dir() / "ceilings.json", target, target.threads, quick=True)
+            result = TuneSession(tasks, target, executor=executor, db=db, config=beam, bench=BenchConfig(), ceilings=ceilings,
+                                 budget=ModelBudget(args.budget, beam.kernel_budget)).run()
     gains = sorted(f.speedup.median for f in result.findings.values() if f.confirmed)
     print(f"{len(gains)} confirmed, the median {gains[len(gains) // 2]:.2f}× the heuristic" if gains else "nothing was confirmed")
 

@@ -1,4 +1,5 @@
-"""The tests see neither the user's settings nor their databases: variables of svod are unset, compiled objects live for the session."""
+"""The tests see neither the user's settings nor their databases, nor what ships with svod: variables are unset, compiled objects live for
+the session."""
 from __future__ import annotations
 
 import dataclasses
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from svod.config import CONFIGS
+from svod.tune.db import layers
 from tests import draws
 
 
@@ -42,5 +44,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in variables:
             patch.delenv(name, raising=False)
         patch.setenv("SVOD_TUNE_DB", ":none:")
+        patch.setattr(layers, "shipped_files", lambda: ())      # a search has no seeds that depend on the machine's kind
         patch.setenv("SVOD_OBJECT_CACHE", str(tmp_path_factory.mktemp("objects")))
         yield

@@ -10,7 +10,6 @@ import click
 
 from svod.errors import ConfigError, DatabaseError
 from svod.tune.db import layers
-from svod.tune.db.schema import SHIPPED
 
 SQLITE_HEADER = b"SQLite format 3\0"
 
@@ -55,8 +54,8 @@ def _is_database(file: Path) -> bool:
 
 
 def check_is_there(plan: layers.DatabasePaths) -> None:
-    """Raise DatabaseError where `plan` names databases but none of them exists. The database that ships with svod does not count."""
-    files = [p for p in (plan.write, *(p for p, rank in plan.read if rank != SHIPPED)) if p is not None]
+    """Raise DatabaseError where `plan` names databases but none of them exists. What ships with svod does not count."""
+    files = [p for p in (plan.write, *plan.read) if p is not None]
     if files and not any(p.exists() for p in files):
         raise DatabaseError(f"there is no database at {files[0]}; svod-tune SCRIPT --db {files[0]} makes one")
 

@@ -43,10 +43,11 @@ def to_check(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Proposed | Non
 
 
 def to_transfer(kernel: Kernel, compiler: Compiler, db: TuningDB, config: PrepareConfig) -> Proposed | None:
-    """What did well on relatives of a kernel that the database has no winner for, re-derived; None: nothing that was not measured here."""
+    """What did well on relatives of a kernel that the database has no winner for, re-derived; None: nothing that was not measured here.
+    Relatives are kernels of the user's records: those that ship with svod seed searches, and cost no `prepare` its time."""
     if kernel.library_kernel is not None or db.ranking(kernel.key, compiler.target.key):
         return None
-    seeds = seeds_of_relatives(Scheduler(kernel, compiler.target), db, is_compatible if config.similar_targets else None)
+    seeds = seeds_of_relatives(Scheduler(kernel, compiler.target), db, is_compatible if config.similar_targets else None, shipped=False)
     if not seeds:
         return None
     tried = db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision)

@@ -45,7 +45,7 @@ def rekey(db: TuningDB) -> Rekeyed:
             continue
         if (key, structure) == (k.kernel, k.structure):
             continue
-        known = {r.kernel for r in db.family(structure)}
+        known = {r.kernel for r in db.family(structure, shipped=False)}
         records: list[Record] = [replace(k, kernel=key, ast=ast_to_data(ast), ast_version=AST_REVISION, structure=structure)]
         for kind in (Measurement, Verdict, Search, OriginRecord) if key != k.kernel else ():
             records += [kind(**{**vars_of(r), "kernel": key}) for r, _ in db.select(kind, k.kernel)]

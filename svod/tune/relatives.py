@@ -31,13 +31,15 @@ NEAR = 1.5              # An amount may become a divisor within this factor.
 MOST_AMOUNTS = 4        # amounts that are tried in place of one that does not fit
 
 
-def seeds_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None) -> list[Scheduler]:
+def seeds_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None, *,
+                       shipped: bool = True) -> list[Scheduler]:
     """The states of an untouched kernel that the chains of its relatives lead to, the best prediction first. `alike`: whether the target
-    with a key is one whose chains for this kernel count as well (`is_similar`, `is_compatible`); None: no other target's do."""
+    with a key is one whose chains for this kernel count as well (`is_similar`, `is_compatible`); None: no other target's do. `shipped`:
+    whether kernels that only ship with svod are relatives."""
     cost = backend_named(base.target.device).cost
     heuristic = backend_named(base.target.device).heuristic(base).digest
     states: dict[bytes, Scheduler] = {}
-    for winner in _winners_of_relatives(base, db, alike):
+    for winner in _winners_of_relatives(base, db, alike, shipped):
         for state in derived(base, winner.chain, threads_of(winner.target)):
             if state.digest not in (heuristic, base.digest):
                 states.setdefault(state.digest, state)
@@ -50,13 +52,14 @@ def seeds_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Targ
     return [states[digest] for _, digest in sorted(predicted)[:MOST_SEEDS]]
 
 
-def _winners_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None) -> Iterator[Winner]:
+def _winners_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Target], bool] | None, shipped: bool) -> Iterator[Winner]:
     kernel, target = base.kernel, base.target
     if alike is not None:
         theirs = (t for t in db.targets_of(kernel.key) if t != target.key and alike(t, target))
         for t in sorted(theirs, key=lambda t: (_distance(t, target), t))[:MOST_RELATIVES]:
             yield from db.ranking(kernel.key, t)[:OF_EACH]
-    family = {k.kernel: k for k in db.family(family_key(kernel.ast)) if k.kernel != kernel.key and k.flops > 0 and k.bytes > 0}
+    related = db.family(family_key(kernel.ast), shipped=shipped)
+    family = {k.kernel: k for k in related if k.kernel != kernel.key and k.flops > 0 and k.bytes > 0}
     if not family:
         return
     flops, moved = work_of(base)

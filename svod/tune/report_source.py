@@ -21,7 +21,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
 from svod.errors import SvodError
-from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
+from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner
 from svod.tune.measure.sizes import Size, work_of
 from svod.tune.session import bound_at
@@ -84,8 +84,11 @@ def _kernels(db: TuningDB, target: str, machine: Target | None, measurements: Se
         winner = db.winner(key, target)
         own = [s for s in searches if s.kernel == key]
         evidence = next((m for m in by_kernel.get(key, ()) if winner is not None and m.id == winner.measurement), None)
+        if winner is not None and evidence is None:     # it ships with svod
+            evidence = next((m for m, _ in db.select(Measurement, key, target, shipped=True) if m.id == winner.measurement), None)
         found = _kernel(records.get(key) or KernelRecord(key), sorted(origins.get(key, ())), winner, evidence, machine, ceilings)
         kernels.append(replace(found, courses=tuple(_courses(own, by_kernel.get(key, []))), left=what_is_left(own, asked),
+                               layer=LAYER_NAMES[winner.layer] if winner else "",
                                verified=verified.get((key, winner.linear), "") if winner else ""))
     return sorted(kernels, key=lambda k: (-k.saved, -(k.heuristic or 0.0), k.key))
 

@@ -45,6 +45,39 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "t.db"
 
 
+SHIPPED_KERNEL = "c3" * 16
+
+
+@pytest.fixture
+def with_shipped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same database beside records that ship with svod: of one of its kernels, and of another."""
+    with TuningDB.open(tmp_path / "shipped.db") as db:
+        db.record([*winning(0.1, "ss", GEMM), *winning(0.2, "zz", SHIPPED_KERNEL)])
+        db.export(tmp_path / "shipped.jsonl", winners_only=True, anonymous=True)
+    monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
+    return path
+
+
+def test_the_commands_tell_what_ships_with_svod_from_the_users_records(with_shipped: Path, tmp_path: Path) -> None:
+    path = with_shipped
+    rows = {(r["kernel"], r["target"]): r["layer"] for r in json.loads(run(path, "list", "--json").output)}
+    assert rows == {(GEMM, TARGET): "shipped", (CONV, TARGET): "own", (CONV, OTHER): "own"}, "the user's kernels, with the chains in use"
+    stats = json.loads(run(path, "stats", "--json").output)
+    assert stats["kernels"] == 2 and stats["measurements"] == 4 and stats["read"] == []
+    assert stats["shipped"] == [str(tmp_path / "shipped.jsonl")] and stats["winners_by_layer"] == {"shipped": 1, "own": 2}
+    assert run(path, "export", "-o", str(tmp_path / "out.jsonl"), "--winners").exit_code == 0
+    exported = (tmp_path / "out.jsonl").read_text()
+    assert GEMM in exported and SHIPPED_KERNEL not in exported and '"ss"' not in exported
+    assert run(path, "export", "-o", str(tmp_path / "out.jsonl"), "--kernel", SHIPPED_KERNEL).exit_code != 0
+    assert "shipped layer" in run(path, "why", SHIPPED_KERNEL).output
+    shown = run(path, "show", SHIPPED_KERNEL).output
+    assert "5.00x the heuristic; shipped layer" in shown
+    both = run(path, "show", GEMM).output
+    assert [line.split("\t")[6] for line in both.splitlines() if line.startswith("confirm\t")] == ["shipped", "own"]
+    assert run(path, "gc").exit_code == 0 and run(path, "retract", SHIPPED_KERNEL).exit_code == 0
+    assert "found retracted" in run(path, "why", SHIPPED_KERNEL).output
+
+
 def run(path: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["--db", str(path), *arguments])
 

@@ -17,7 +17,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
-from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
+from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict, layers
 from svod.tune.report_source import read_tuning
 from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data, kernel_of
@@ -174,3 +174,23 @@ def test_a_search_without_an_end_or_measurements(db: TuningDB) -> None:
     found = read_tuning(db)
     assert found is not None and found.kernels[0].courses[0].ended_by == "not ended" and found.kernels[0].gain is None
     assert "no winner yet" in render_html([], found)
+
+
+def test_a_report_has_the_users_kernels_and_says_where_a_winner_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = kernel(), Kernel(kernel_of(data(16, 48).linear(data(64, 48))))
+    target = host_target()
+
+    def won(k: Kernel, linear: str, ratio: float) -> list[Measurement | Verdict | KernelRecord]:
+        interval = {"ratio": ratio, "ratio_low": ratio, "ratio_high": ratio}
+        return [measured(k.key, target.key, linear, 5.0, 4e-3 * ratio, "confirm", **interval),
+                Verdict(k.key, target.key, linear, "verified", 1), KernelRecord(k.key, name="gemm", ast=ast_to_data(k.ast), ast_version=1)]
+    with TuningDB.open(tmp_path / "shipped.db") as made:
+        made.record([*won(mine, "ss", 0.5), *won(theirs, "tt", 0.5)])
+        made.export(tmp_path / "shipped.jsonl")
+    monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
+    with TuningDB.open(tmp_path / "own.db") as opened:
+        assert read_tuning(opened) is None, "the user has nothing"
+        opened.record(won(mine, "oo", 0.9))
+        tuning = read_tuning(opened)
+    assert tuning is not None and [(k.key, k.layer, k.gain) for k in tuning.kernels] == [(mine.key, "shipped", pytest.approx(2.0))]
+    assert "elsewhere: shipped layer" in render_html([], tuning)

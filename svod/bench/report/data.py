@@ -112,7 +112,8 @@ class TunedKernel:
     median. `heuristic` is `seconds` times the speed-up, as two medians of a noisy machine may disagree with the paired ratio. `sizes` are
     those that the winner was confirmed at, one for a kernel without variables; `seconds`, `heuristic`, `flops` and `bytes` are geometric
     means over them. `share` is that of the ceiling, None where that is unknown. `left` says what the command that goes on with searches
-    (`NEXT_WIDTH`) has left to try; None: nothing. `nest` is the winner's loop nest; where it is "", `problem` says why."""
+    (`NEXT_WIDTH`) has left to try; None: nothing. `nest` is the winner's loop nest; where it is "", `problem` says why. `layer` says where
+    the winner comes from (`svod.tune.db.LAYER_NAMES`)."""
 
     key: str
     name: str
@@ -132,6 +133,7 @@ class TunedKernel:
     sizes: tuple[TimedSize, ...] = ()
     share: float | None = None
     left: str | None = None
+    layer: str = ""
 
     @property
     def id(self) -> str:

@@ -94,12 +94,11 @@ def _say(text: str = "", err: bool = False) -> None:
 CHECKED_ALWAYS = 64 << 20       # bytes of a database that every command checks for damaged pages
 
 
-def _open(context: click.Context, *, read_only: bool = True, with_shipped: bool = False) -> TuningDB:
-    """The user's databases. `with_shipped`: and what ships with svod, which no command lists, counts or exports."""
+def _open(context: click.Context, *, read_only: bool = True) -> TuningDB:
     spec = context.obj if context.obj is not None else config.PrepareConfig.env_value("db")
-    db = TuningDB.open(spec, read_only=read_only, with_shipped=with_shipped)
+    db = TuningDB.open(spec, read_only=read_only)
     context.call_on_close(db.close)
-    for path in (db.plan.write, *(p for p, _ in db.plan.read)):
+    for path in (db.plan.write, *db.plan.read):
         # the check reads every page: a large database is checked by the commands that write it
         if not isinstance(path, Path) or path.suffix == ".jsonl":
             continue
@@ -127,16 +126,29 @@ def _check_whole(path: Path) -> None:
                             "was exported")
 
 
-def _resolve_kernel(db: TuningDB, text: str) -> str:
+def _resolve_kernel(db: TuningDB, text: str, *, shipped: bool = False) -> str:
     """The key of the single kernel that `text` means: a key or its beginning, else a name or an origin, else a part of one. A plan numbers
-    the names of its kernels: gemm_0 is a kernel called gemm."""
-    measured, searched = (m.kernel for m, _ in db.select(Measurement)), (s.kernel for s, _ in db.select(Search))
-    names: dict[str, set[str]] = {key: set() for key in (*measured, *searched)}
+    the names of its kernels: gemm_0 is a kernel called gemm. `shipped`: where the user's records have none, one that ships with svod, by
+    its key: names of these say little."""
+    names: dict[str, set[str]] = {key: set() for key, in (*db.tally(Measurement, "kernel"), *db.tally(Search, "kernel"))}
     for k, _ in db.select(KernelRecord):
         names.setdefault(k.kernel, set()).add(k.name)
     origins: dict[str, set[str]] = {key: set() for key in names}
     for o, _ in db.select(OriginRecord):
         origins.setdefault(o.kernel, set()).add(o.origin)
+    if (key := _only_match(text, names, origins)) is not None:
+        return key
+    elsewhere = {k.kernel: {k.name} for k, _ in db.select(KernelRecord, shipped=True) if k.kernel.startswith(text)} if shipped else {}
+    if (key := _only_match(text, elsewhere, {})) is not None:
+        return key
+    if not names:
+        check_is_there(db.plan)
+    raise DatabaseError(f"no kernel in the database has a key that starts with {text!r}, or a name or origin that contains it; "
+                        f"`svod-db list` shows the {len(names)} there are")
+
+
+def _only_match(text: str, names: dict[str, set[str]], origins: dict[str, set[str]]) -> str | None:
+    """The one kernel that `text` means, of those with these names and origins, or None. Raises DatabaseError where it means several."""
     kinds = ({k for k in names if k == text}, {k for k in names if k.startswith(text)}, _with(names, text, whole=True),
              _with(origins, text, whole=True), _with(names, text, whole=False), _with(origins, text, whole=False),
              _with(names, re.sub(r"_\d+$", "", text), whole=True))
@@ -146,10 +158,7 @@ def _resolve_kernel(db: TuningDB, text: str) -> str:
         if matches:
             shown = ", ".join(sorted(f"{k[:SHOWN_KEY]} ({', '.join(sorted(names[k])) or 'no name'})" for k in matches)[:8])
             raise DatabaseError(f"{text!r} means {len(matches)} kernels: {shown}{' …' if len(matches) > 8 else ''}; give more of the key")
-    if not names:
-        check_is_there(db.plan)
-    raise DatabaseError(f"no kernel in the database has a key that starts with {text!r}, or a name or origin that contains it; "
-                        f"`svod-db list` shows the {len(names)} there are")
+    return None
 
 
 def _with(texts: dict[str, set[str]], text: str, *, whole: bool) -> set[str]:
@@ -214,12 +223,13 @@ def _complete_kernel(context: click.Context, parameter: click.Parameter, incompl
 def show(context: click.Context, kernel: str, as_json: bool) -> None:
     """Show all records of KERNEL, which is a key, the beginning of a key, or a name."""
     db = _open(context)
-    key = _resolve_kernel(db, kernel)
-    descriptions = [k for k, _ in db.select(KernelRecord, key)]
-    measurements = [m for m, _ in db.select(Measurement, key)]
-    verdicts = [v for v, _ in db.select(Verdict, key)]
+    key = _resolve_kernel(db, kernel, shipped=True)
+    descriptions = [k for k, _ in db.select(KernelRecord, key, shipped=True)]
+    found = db.select(Measurement, key, shipped=True)
+    verdicts = [v for v, _ in db.select(Verdict, key, shipped=True)]
     searches = [s for s, _ in db.select(Search, key)]
     if as_json:
+        measurements = [m for m, _ in found]
         _print_json({"kernel": key, "winners": [r._asdict() for r in winner_rows(db, key)], "origins": origins_of(db, key),
                      **{name: [r.to_json() for r in some] for name, some in (("descriptions", descriptions), ("measurements", measurements),
                                                                              ("verdicts", verdicts), ("searches", searches))}})
@@ -231,19 +241,20 @@ def show(context: click.Context, kernel: str, as_json: bool) -> None:
     for origin in origins_of(db, key):
         _say(f"from      {origin}")
     for row in winner_rows(db, key):
-        _show_target(db, row, [m for m in measurements if m.target == row.target], [v for v in verdicts if v.target == row.target])
+        _show_target(db, row, [(m, layer) for m, layer in found if m.target == row.target], [v for v in verdicts if v.target == row.target])
     for line in describe_searches(searches):
         _say(line.replace("searched", "searched ", 1))
     _report(db.skipped)
 
 
-def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measurement], verdicts: Sequence[Verdict]) -> None:
-    """Print the chain in use of a kernel on one target, and its twenty fastest chains."""
+def _show_target(db: TuningDB, row: WinnerRow, found: Sequence[tuple[Measurement, int]], verdicts: Sequence[Verdict]) -> None:
+    """Print the chain in use of a kernel on one target, and its twenty fastest chains. `found`: its measurements with their layers."""
+    measurements, layers = [m for m, _ in found], {m.id: LAYER_NAMES[layer] for m, layer in found}
     told = {(v.linear, v.codegen): v.verdict for v in sorted(verdicts, key=lambda v: v.verdict != "verified")}
     counts = ", ".join(f"{n} {s}" for s, n in sorted(Counter(m.status for m in measurements).items()))
     _say(f"\ntarget    {row.target}\nrecords   {counts or 'none'}")
     _say("used      " + (f"the heuristic's chain: {row.why}" if row.chain is None else
-                               f"{chain_words(row.chain)}  ({row.speedup:.2f}x the heuristic)"))
+                               f"{chain_words(row.chain)}  ({row.speedup:.2f}x the heuristic; {row.layer} layer)"))
     holder = db.holder(row.kernel, row.target)
     if holder is not None:
         _say(f"searched  right now by process {holder.pid} on {holder.host}")
@@ -256,9 +267,9 @@ def _show_target(db: TuningDB, row: WinnerRow, measurements: Sequence[Measuremen
     best = sorted(timed, key=lambda m: (m.step != "confirm", m.ratio or 9.0, m.time or 9.0, m.id))[:20]
     if best:
         _say()
-        print_with_chains(("step", "time", "of heuristic", "verdict", "code", "noisy"),
+        print_with_chains(("step", "time", "of heuristic", "verdict", "code", "noisy", "layer"),
                           [(m.step, seconds(m.time), "" if m.ratio is None else f"{m.ratio:.3f}", told.get((m.linear, m.codegen), ""),
-                            str(m.codegen), "yes" if m.noisy else "") for m in best], [chain_words(m.chain) for m in best],
+                            str(m.codegen), "yes" if m.noisy else "", layers[m.id]) for m in best], [chain_words(m.chain) for m in best],
                           right={"time", "of heuristic", "code"})
 
 
@@ -267,7 +278,7 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
     machine = target_with(row.target)
     if machine is None:
         return ["loops     are shown on a machine with this target"]
-    record = max((k for k, _ in db.select(KernelRecord, row.kernel)), key=lambda k: k.ast_version, default=None)
+    record = max((k for k, _ in db.select(KernelRecord, row.kernel, shipped=True)), key=lambda k: k.ast_version, default=None)
     if record is None:
         return ["loops     are not known: the database lacks the kernel's description"]
     try:
@@ -287,13 +298,13 @@ def why(context: click.Context, what: str, target: str | None) -> None:
     """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
 
     A SCRIPT is run to capture its kernels; nothing is searched or recorded."""
-    db = _open(context, with_shipped=True)
+    db = _open(context)
     if what.endswith(".py") or Path(what).is_file():
         wanted = _captured_kernels(Path(what))
     else:
-        key = _resolve_kernel(db, what)
+        key = _resolve_kernel(db, what, shipped=True)
         wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
-    names = {k.kernel: k.name for k, _ in db.select(KernelRecord)}
+    names = {k.kernel: k.name for k, _ in db.select(KernelRecord, shipped=True)}
     for c in wanted:
         reason = explain(db, c.kernel, target or c.target, structure=c.structure)
         _say(f"{c.kernel[:SHOWN_KEY]} {c.name or names.get(c.kernel, '')}\n    {target or c.target}\n    {reason.text}")
@@ -345,7 +356,7 @@ def _captured_kernels(script: Path) -> list[Captured]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
 def stats(context: click.Context, as_json: bool) -> None:
-    """Count the records and show where they are."""
+    """Count the user's records and show where they are."""
     db = _open(context)
     statuses, places = db.tally(Measurement, "status"), db.tally(Measurement, "kernel", "target")
     searched, searches = db.tally(Search, "kernel", "target"), db.tally(Search, "search")
@@ -354,7 +365,8 @@ def stats(context: click.Context, as_json: bool) -> None:
     path = db.plan.write
     facts: dict[str, Any] = {
         "written": str(path or "memory"), "bytes": path.stat().st_size if path is not None and path.exists() else 0,
-        "read": [str(p) for p, _ in db.plan.read], "kernels": len({k for k, _ in pairs}), "targets": sorted({t for _, t in pairs}),
+        "read": [str(p) for p in db.plan.read], "shipped": [str(p) for p in db.plan.shipped],
+        "kernels": len({k for k, _ in pairs}), "targets": sorted({t for _, t in pairs}),
         "target_descriptions": db.tally(TargetFacts).total(), "winners": len(winners),
         "winners_by_layer": dict(Counter(LAYER_NAMES[w.layer] for w in winners)), "measurements": statuses.total(),
         "measurements_by_status": {status: n for (status,), n in statuses.most_common()},
@@ -434,7 +446,7 @@ def retract(context: click.Context, kernel: str, target: str | None, linear: str
     """Never use the chains recorded for KERNEL again (until the code generator changes), whatever is merged later. --undo takes earlier
     retractions back, here and wherever this database is merged into; chains with wrong numbers stay barred."""
     db = _open(context, read_only=False)
-    key = _resolve_kernel(db, kernel)
+    key = _resolve_kernel(db, kernel, shipped=True)
     count = db.restore(key, target, linear, reason) if undo else db.retract(key, target, linear, reason)
     if not count:
         what, has = ("restore", "retracted") if undo else ("retract", "confirmed")
@@ -454,8 +466,8 @@ def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget
     What is measured is recorded. The exit status is 1 where a chain is not used: it is wrong, slower than the heuristic, or fails here."""
     from svod.cli.db.verify import print_checked  # the workers are this command's alone
     from svod.cli.db.verify import verify as check
-    db = _open(context, read_only=False, with_shipped=True)
-    rows = check(db, {_resolve_kernel(db, k) for k in kernels}, budget, every=every)
+    db = _open(context, read_only=False)
+    rows = check(db, {_resolve_kernel(db, k, shipped=True) for k in kernels}, budget, every=every)
     if not rows:
         _say("the database has no chain for this machine" if every else "nothing is left to check: every chain in use was measured here")
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -70,14 +70,17 @@ def _by_place(records: Iterable[P]) -> defaultdict[tuple[str, str], list[P]]:
 
 
 def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
-    """Every kernel on every target that was measured or searched."""
-    kernels = sorted((k for k, _ in db.select(KernelRecord, kernel)), key=lambda k: k.ast_version)
+    """Every kernel on every target of the user's records, with the chain in use, wherever that comes from. `kernel`: this one alone, also
+    where its records ship with svod."""
+    shipped = kernel is not None
+    kernels = sorted((k for k, _ in db.select(KernelRecord, kernel, shipped=shipped)), key=lambda k: k.ast_version)
     names = {k.kernel: k.name for k in kernels}
     origins: defaultdict[str, set[str]] = defaultdict(set)
     for o, _ in db.select(OriginRecord, kernel):
         origins[o.kernel].add(o.origin)
     rankings = db.all_rankings() if kernel is None else {(kernel, t): db.ranking(kernel, t) for t in db.targets_of(kernel)}
-    measured = {(k, t): n for (k, t), n in db.tally(Measurement, "kernel", "target").items() if kernel in (None, k)}
+    measured = db.tally(Measurement, "kernel", "target") if kernel is None else \
+        Counter((m.kernel, m.target) for m, _ in db.select(Measurement, kernel, shipped=True))
     searches = _by_place(s for s, _ in db.select(Search, kernel))
     rows = []
     for at in {*measured, *searches}:
@@ -85,10 +88,10 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
         w = next(iter(rankings.get(at, ())), None)
         reason = ""
         if w is None:
-            found = [m for m, _ in db.select(Measurement, key, target)]
+            found = [m for m, _ in db.select(Measurement, key, target, shipped=shipped)]
             if not found and not searches[at]:
                 continue        # what was counted are no records, which is reported
-            reason = no_winner_reason(found, [v for v, _ in db.select(Verdict, key, target)], searches[at])
+            reason = no_winner_reason(found, [v for v, _ in db.select(Verdict, key, target, shipped=shipped)], searches[at])
         newest = max(searches[at], key=lambda s: s.started_at, default=None)
         rows.append(WinnerRow(key, names.get(key, ""), tuple(sorted(origins[key])), target,
                               None if w is None else json.loads(json.dumps(w.chain)), None if w is None else w.speedup,

@@ -18,7 +18,7 @@ from svod.errors import SvodError
 from svod.system.quantities import count, times
 from svod.tune.chains import chain_of, objection, usable_winner
 from svod.tune.checks import Proposed, to_check
-from svod.tune.db import KernelRecord, Measurement, TuningDB, Winner
+from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, TuningDB, Winner
 from svod.tune.db.records import CHECK
 from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession
@@ -53,10 +53,10 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
 def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dict[Target, list[KernelTask]]:
     """What is to be measured, by the targets that this machine has."""
     places: dict[str, set[str]] = {}
-    for m, _ in db.select(Measurement):
+    for m, _ in db.select(Measurement, shipped=True):
         if m.step == "confirm" and (not kernels or m.kernel in kernels):
             places.setdefault(m.target, set()).add(m.kernel)
-    described = {k.kernel: k for k, _ in db.select(KernelRecord)}
+    described = {k.kernel: k for k, _ in db.select(KernelRecord, shipped=True)}
     tasks: dict[Target, list[KernelTask]] = {}
     for key in sorted(places):
         target = target_with(key)
@@ -103,7 +103,7 @@ def print_checked(rows: list[Checked]) -> int:
         refused += not used
         said = "used" if used else row.after if isinstance(row.after, str) else f"another is faster here: {chain_words(row.after.chain)}"
         now = "" if isinstance(row.after, str) else times(row.after.speedup)
-        lines.append((row.before.kernel[:SHOWN_KEY], row.name, times(row.before.speedup), now, said))
+        lines.append((row.before.kernel[:SHOWN_KEY], row.name, LAYER_NAMES[row.before.layer], times(row.before.speedup), now, said))
         chains.append(chain_words(row.before.chain))
-    print_with_chains(("kernel", "name", "recorded", "now", ""), lines, chains, right={"recorded", "now"})
+    print_with_chains(("kernel", "name", "layer", "recorded", "now", ""), lines, chains, right={"recorded", "now"})
     return refused

@@ -5,6 +5,9 @@ directory with such files. The first
 entry is written, and all are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the records
 that ship with svod. `:none:` turns all of them off.
 
+The *user's records* are those of the entries (`DatabasePaths.write` and `read`). *All layers* are these and what ships with svod
+(`DatabasePaths.shipped`). Which method of `TuningDB` reads which is told there.
+
 On a network file system WAL does not work between machines, so each host writes `NAME.HOST.db` beside `NAME.db` and reads all of them.
 """
 from __future__ import annotations
@@ -23,7 +26,7 @@ from svod.errors import DatabaseError
 from svod.tune.db import files
 from svod.tune.db.records import KernelRecord, Measurement, Record, RecordError, Verdict
 from svod.tune.db.remote import Remote, is_remote
-from svod.tune.db.schema import OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema
+from svod.tune.db.schema import OWN, SHIPPED, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped, admit, open_lines, parse_line
 
 R = TypeVar("R", bound=Record)
@@ -45,11 +48,13 @@ Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements w
 
 
 class DatabasePaths(NamedTuple):
-    """What a spec means: the file to write (None: memory only), whether with WAL, the files to read and their ranks, what is wrong."""
+    """What a spec means: the file to write (None: memory only), whether with WAL, the team's files, the files that ship with svod, and what
+    is wrong."""
 
     write: Path | None
     wal: bool
-    read: tuple[tuple[Source, int], ...]
+    read: tuple[Source, ...]
+    shipped: tuple[Path, ...] = ()
     problem: str | None = None
 
 
@@ -62,29 +67,25 @@ def shipped_files() -> tuple[Path, ...]:
     return ()
 
 
-def resolve(spec: str | None, *, with_shipped: bool = True) -> DatabasePaths:
-    """What a spec, the value of SVOD_TUNE_DB, means on this machine. Opens and creates nothing. `with_shipped`: the records that ship with
-    svod are read as well."""
+def resolve(spec: str | None) -> DatabasePaths:
+    """What a spec, the value of SVOD_TUNE_DB, means on this machine. Opens and creates nothing."""
     if spec is not None and spec.strip() == config.NONE:
         return DatabasePaths(None, False, ())
-    shipped = tuple((p, SHIPPED) for p in shipped_files()) if with_shipped else ()
     if spec is None or not spec.strip(os.pathsep + " "):
         directory = config.data_dir()
         usual = config.user_data_dir() / FILE_NAME
         # a usual file that cannot be written is still read
-        unwritable = ((usual, TEAM),) if usual.parent != directory and os.path.exists(usual) else ()
-        return _resolve_first(directory / FILE_NAME, unwritable + shipped)
+        return _resolve_first(directory / FILE_NAME, (usual,) if usual.parent != directory and os.path.exists(usual) else ())
     entries = [Remote(e) if is_remote(e) else Path(os.path.abspath(os.path.expanduser(e))) for e in split_spec(spec)]
     first = entries[0]
-    rest = tuple((f, TEAM) for e in entries[1:] for f in _files_of(e))
+    rest = tuple(f for e in entries[1:] for f in _files_of(e))
     if isinstance(first, Remote) or first.suffix == ".jsonl":
-        return DatabasePaths(None, False, ((first, TEAM), *rest, *shipped),
-                    f"{first} comes first, where the database stands that is written, and .jsonl files are only read; put a .db file "
-                    f"before it, as in tuning.db{os.pathsep}{first.name}, or svod-db import it")
+        return DatabasePaths(None, False, (first, *rest), shipped_files(),
+                             f"{first} comes first, where the database stands that is written, and .jsonl files are only read; put a .db "
+                             f"file before it, as in tuning.db{os.pathsep}{first.name}, or svod-db import it")
     if os.path.isdir(first) or not (first.suffix or os.path.exists(first)):
-        others = tuple((f, TEAM) for f in _files_of(first) if f.name != FILE_NAME)
-        return _resolve_first(first / FILE_NAME, others + rest + shipped)
-    return _resolve_first(first, rest + shipped)
+        return _resolve_first(first / FILE_NAME, (*(f for f in _files_of(first) if f.name != FILE_NAME), *rest))
+    return _resolve_first(first, rest)
 
 
 def split_spec(spec: str) -> list[str]:
@@ -106,14 +107,13 @@ def name_problem(plan: DatabasePaths) -> str | None:
     return files.unwritable(plan.write)
 
 
-def _resolve_first(path: Path, read: tuple[tuple[Source, int], ...]) -> DatabasePaths:
+def _resolve_first(path: Path, read: tuple[Source, ...]) -> DatabasePaths:
     if not files.on_network(path):
-        return DatabasePaths(path, True, read)
+        return DatabasePaths(path, True, read, shipped_files())
     mine = path.with_name(f"{path.stem}.{files.host_name()}{path.suffix}")
     family = sorted({path, *path.parent.glob(f"{path.stem}.*{path.suffix}")} - {mine})
-    others: tuple[tuple[Source, int], ...] = tuple((p, TEAM) for p in family if p.exists())
-    known = {p for p, _ in others}
-    return DatabasePaths(mine, False, others + tuple((p, rank) for p, rank in read if p not in known and p != mine))
+    others: tuple[Source, ...] = tuple(p for p in family if p.exists())
+    return DatabasePaths(mine, False, (*others, *(p for p in read if p not in others and p != mine)), shipped_files())
 
 
 def _files_of(entry: Source) -> Sequence[Source]:
@@ -217,7 +217,7 @@ class SqliteLayer:
             content.check_id(row["id"])
         elif isinstance(row["id"], str):
             content.__dict__["id"] = row["id"]      # svod wrote it; to compute it takes as long as everything else
-        return content, min(self.rank + layer, SHIPPED)
+        return content, max(self.rank, layer)
 
     def version(self) -> int:
         return int(self.conn.execute("PRAGMA data_version").fetchone()[0])
@@ -305,9 +305,14 @@ class JsonlLayer:
         self._parsed.clear()
 
 
-def open_layer(path: Source, rank: int, report: list[Skipped]) -> Layer | None:
-    """The layer at `path`, for reading; None where there is nothing. A file that cannot be read, or that is not there, is added to
-    `report`."""
+def open_layers(paths: Iterable[Source], rank: int, report: list[Skipped]) -> list[Layer]:
+    """The layers at these paths, for reading. What cannot be read, or is not there, is added to `report`."""
+    opened = (_open_layer(path, rank, report) for path in paths)
+    return [layer for layer in opened if layer is not None]
+
+
+def _open_layer(path: Source, rank: int, report: list[Skipped]) -> Layer | None:
+    """The layer at `path`; None where there is nothing."""
     if isinstance(path, Remote):
         copy, problem = path.fetched()
         report.extend([Skipped(str(path), problem)] if problem else [])

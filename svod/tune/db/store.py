@@ -10,6 +10,12 @@ Guarantees
 * A look-up never creates a file and never imports sqlite-utils, which only the creation of tables needs.
 
 Only the process that drives a search writes. Workers never open the database.
+
+Whose records a method reads is decided here, once:
+* What asks for chains of a kernel, to use or to try them (`ranking`, `winner`, `family`, `targets_of`), reads *all layers*.
+* What tells what there is, or takes it elsewhere (`select`, `tally`, `export`, `gc`), reads the *user's records* alone: what ships with
+  svod is not what the user found. A caller that asks about one kernel whose chain may come from there says `shipped=True`.
+* `all_rankings` has the kernels of the user's records, with the chains that `ranking` has for them.
 """
 from __future__ import annotations
 
@@ -110,6 +116,7 @@ class TuningDB:
         self._own: layers.SqliteLayer | None = None
         self._memory: layers.SqliteLayer | None = None
         self._read: list[layers.Layer] | None = None
+        self._shipped: list[layers.Layer] | None = None
         self._unwritable: str | None = "" if plan.write is None or read_only else None  # why no file is written; "": none was asked for
         self._searches: dict[str, Search] = {}
         self._heartbeat = claims.Heartbeat()
@@ -123,14 +130,12 @@ class TuningDB:
         self._open_own()
 
     @classmethod
-    def open(cls, spec: str | os.PathLike[str] | None = None, fresh: bool = False, read_only: bool = False,
-             with_shipped: bool = True) -> TuningDB:
+    def open(cls, spec: str | os.PathLike[str] | None = None, fresh: bool = False, read_only: bool = False) -> TuningDB:
         """The database that `spec` names (`PrepareConfig.db`, SVOD_TUNE_DB; None: the user's data directory; `:none:`: memory only).
 
-        `fresh`: only records of this handle are read; they are stored as well. `read_only`: no file is written. `with_shipped`: the records
-        that ship with svod are read as well.
+        `fresh`: only records of this handle are read; they are stored as well. `read_only`: no file is written.
         Never raises for a database that is missing, damaged, foreign, newer, or not accessible: see `problem`."""
-        return cls(layers.resolve(None if spec is None else os.fspath(spec), with_shipped=with_shipped), fresh=fresh, read_only=read_only)
+        return cls(layers.resolve(None if spec is None else os.fspath(spec)), fresh=fresh, read_only=read_only)
 
     # -- opening ------------------------------------------------------------------------------------------------------------
     @property
@@ -184,7 +189,7 @@ class TuningDB:
         if self._pid == os.getpid():
             return
         _abandoned.append((self._own, self._read))
-        self._pid, self._own, self._read = os.getpid(), None, None
+        self._pid, self._own, self._read, self._shipped = os.getpid(), None, None, None
         self._heartbeat = claims.Heartbeat()
         self._held.clear()
         self._memo.clear()
@@ -195,22 +200,33 @@ class TuningDB:
             self._memory = layers.SqliteLayer(files.open_in_memory(), ":memory:", OWN, self.skipped)
         return self._memory
 
-    def _layers(self) -> list[layers.Layer]:
-        """All layers, the nearest first. The written file is opened if it has appeared since."""
+    def _users_layers(self) -> list[layers.Layer]:
+        """The layers of the user's records, the nearest first. The written file is opened if it has appeared since."""
         self._after_fork()
         if self.fresh:
             return [self._memory_layer()]
         if self._own is None:
             self._open_own()
         if self._read is None:
-            opened = (layers.open_layer(path, rank, self.skipped) for path, rank in self.plan.read)
-            self._read = [layer for layer in opened if layer is not None]
+            self._read = layers.open_layers(self.plan.read, TEAM, self.skipped)
         return [layer for layer in (self._own, self._memory) if layer is not None] + self._read
 
-    def _each(self, ask: Callable[[layers.Layer], Any]) -> list[Any]:
-        """The result of `ask` for every layer. A layer that turns out to be damaged is dropped and reported."""
+    def _shipped_layers(self) -> list[layers.Layer]:
+        """The layers that ship with svod."""
+        if self.fresh:
+            return []
+        if self._shipped is None:
+            self._shipped = layers.open_layers(self.plan.shipped, SHIPPED, self.skipped)
+        return self._shipped
+
+    def _all_layers(self) -> list[layers.Layer]:
+        """The layers of the user's records and those that ship with svod, the nearest first."""
+        return [*self._users_layers(), *self._shipped_layers()]
+
+    def _each(self, of: Sequence[layers.Layer], ask: Callable[[layers.Layer], Any]) -> list[Any]:
+        """The result of `ask` for each of these layers. A layer that turns out to be damaged is dropped and reported."""
         answers = []
-        for layer in self._layers():
+        for layer in of:
             try:
                 answers.append(ask(layer))
             except sqlite3.Error as e:
@@ -218,8 +234,9 @@ class TuningDB:
                 if layer is self._own:
                     self._own = None
                     self._give_up(f"{layer.name} cannot be read: {e}", f"It was left as it is. {IN_MEMORY}")
-                elif self._read is not None and layer in self._read:
-                    self._read.remove(layer)
+                for opened in (self._read, self._shipped):
+                    if opened is not None and layer in opened:
+                        opened.remove(layer)
         self._tell_skipped()
         return answers
 
@@ -234,7 +251,7 @@ class TuningDB:
     def ranking(self, kernel: str, target: str) -> list[Winner]:
         """All chains that may be used for this kernel and target, best first, by the rules of `winners.py`."""
         with self._lock:
-            version = tuple(self._each(lambda layer: layer.version()))
+            version = tuple(self._each(self._all_layers(), lambda layer: layer.version()))
             if version != self._memo_version:
                 self._memo.clear()
                 self._memo_version = version
@@ -242,7 +259,7 @@ class TuningDB:
                 ranks: dict[str, int] = {}
                 measurements: list[Measurement] = []
                 verdicts: list[Verdict] = []
-                for of_layer, verdicts_of_layer in self._each(lambda layer: layer.deciding(kernel, target)):
+                for of_layer, verdicts_of_layer in self._each(self._all_layers(), lambda layer: layer.deciding(kernel, target)):
                     for m, rank in of_layer:
                         ranks[m.id] = min(rank, ranks.get(m.id, SHIPPED))
                         measurements.append(m)
@@ -250,24 +267,29 @@ class TuningDB:
                 self._memo[kernel, target] = rank_winners(measurements, verdicts, ranks)
             return self._memo[kernel, target]
 
-    def all_rankings(self) -> dict[tuple[str, str], list[Winner]]:
-        """`ranking` of every kernel and target that has evidence, for tables of the whole database."""
+    def all_rankings(self, *, alone: bool = False) -> dict[tuple[str, str], list[Winner]]:
+        """`ranking` of every kernel and target that the user's records have evidence for. `alone`: by that evidence alone, as an export of
+        it has them."""
         with self._lock:
             ranks: dict[str, int] = {}
             places: dict[tuple[str, str], tuple[list[Measurement], list[Verdict]]] = {}
-            for of_layer, verdicts in self._each(lambda layer: layer.all_deciding()):
+            for of_layer, verdicts in self._each(self._users_layers(), lambda layer: layer.all_deciding()):
                 for m, rank in of_layer:
                     ranks[m.id] = min(rank, ranks.get(m.id, SHIPPED))
                     places.setdefault((m.kernel, m.target), ([], []))[0].append(m)
                 for v in verdicts:
                     places.setdefault((v.kernel, v.target), ([], []))[1].append(v)
-            return {place: rank_winners(*evidence, ranks) for place, evidence in places.items()}
+            shipped = [] if alone else self._each(self._shipped_layers(), lambda layer: layer.tally(Measurement, ("kernel", "target")))
+            shared = {(kernel, target) for of_layer in shipped for kernel, target in of_layer}
+            return {place: self.ranking(*place) if place in shared else rank_winners(*evidence, ranks)
+                    for place, evidence in places.items()}
 
     def tally(self, record: type[Record], *columns: str) -> Counter[tuple[Any, ...]]:
-        """How many records of one kind have which values in these columns. What stands in several layers counts once, but for rows that are
-        no valid records."""
+        """How many of the user's records of one kind have which values in these columns. What stands in several layers counts once, but for
+        rows that are no valid records."""
         with self._lock:
-            nearest, seen = next(iter(self._layers()), None), set[str]()
+            of = self._users_layers()
+            nearest, seen = next(iter(of), None), set[str]()
 
             def ask(layer: layers.Layer) -> Counter[tuple[Any, ...]]:
                 if layer is nearest:        # the largest by far, as a rule: its rows are counted, not read
@@ -275,7 +297,7 @@ class TuningDB:
                 new = [r for r, _ in layer.select(record, None, None) if r.id not in seen and not (nearest and nearest.has(r))]
                 seen.update(r.id for r in new)
                 return Counter(tuple(getattr(r, c) for c in columns) for r in new)
-            return sum(self._each(ask), Counter[tuple[Any, ...]]())
+            return sum(self._each(of, ask), Counter[tuple[Any, ...]]())
 
     def winner(self, kernel: str, target: str) -> Winner | None:
         """The chain to use, or None. If today's LINEAR digest is not `Winner.linear`, the chain is only a seed."""
@@ -302,10 +324,13 @@ class TuningDB:
                 ranks[m.linear], best[m.linear] = rank, m
         return best
 
-    def select(self, record: type[R], kernel: str | None = None, target: str | None = None) -> list[tuple[R, int]]:
-        """All records of one kind, each with the rank of the nearest layer that holds it, in the order of their digests."""
+    def select(self, record: type[R], kernel: str | None = None, target: str | None = None, *,
+               shipped: bool = False) -> list[tuple[R, int]]:
+        """The user's records of one kind, each with the rank of the nearest layer that holds it, in the order of their digests. `shipped`:
+        and those that ship with svod."""
         with self._lock:
-            selected = [pair for of_layer in self._each(lambda layer: list(layer.select(record, kernel, target))) for pair in of_layer]
+            of = self._all_layers() if shipped else self._users_layers()
+            selected = [pair for of_layer in self._each(of, lambda layer: list(layer.select(record, kernel, target))) for pair in of_layer]
             nearest = {r.id: (r, rank) for r, rank in sorted(selected, key=lambda pair: -pair[1])}     # the last one of an id stays
             return [nearest[i] for i in sorted(nearest)]
 
@@ -314,16 +339,19 @@ class TuningDB:
         return {m.linear for m, layer in self.select(Measurement, kernel, target)
                 if layer == OWN and m.codegen == codegen and m.status != "lost"}
 
-    def family(self, structure: str) -> list[KernelRecord]:
-        """The descriptions of the kernels with a structure (`svod.core.schedule.family`), in the order of their digests."""
+    def family(self, structure: str, *, shipped: bool = True) -> list[KernelRecord]:
+        """The descriptions of the kernels with a structure (`svod.core.schedule.family`), in the order of their digests. `shipped`: also of
+        those that only ship with svod."""
         with self._lock:
-            found = {k.id: k for of_layer in self._each(lambda layer: list(layer.family(structure))) for k in of_layer}
+            of = self._all_layers() if shipped else self._users_layers()
+            found = {k.id: k for of_layer in self._each(of, lambda layer: list(layer.family(structure))) for k in of_layer}
             return [found[i] for i in sorted(found)]
 
     def targets_of(self, kernel: str) -> list[str]:
         """The targets that a kernel was confirmed on."""
         with self._lock:
-            return sorted({t for of_layer in self._each(lambda layer: list(layer.targets_of(kernel))) for t in of_layer})
+            found = self._each(self._all_layers(), lambda layer: list(layer.targets_of(kernel)))
+            return sorted({t for of_layer in found for t in of_layer})
 
     # -- writing ------------------------------------------------------------------------------------------------------------
     def _sink(self) -> layers.SqliteLayer:
@@ -397,7 +425,7 @@ class TuningDB:
         again under the same code generator, whatever is merged later. Returns the number of LINEARs. Raises DatabaseError where nothing can
         be written."""
         newest: dict[tuple[str, str], Measurement] = {}
-        for m, _ in self.select(Measurement, kernel, target):
+        for m, _ in self.select(Measurement, kernel, target, shipped=True):
             at = (m.target, m.linear)
             if m.linear and linear in (None, m.linear) and (m.step == "confirm" or linear) \
                     and (at not in newest or m.codegen > newest[at].codegen):
@@ -413,7 +441,7 @@ class TuningDB:
         merges carry on as well. What was found wrong stays wrong. Returns the number of LINEARs. Raises DatabaseError where nothing can be
         written."""
         bars: dict[tuple[str, str], list[Verdict]] = {}
-        for v in standing_bars([], (v for v, _ in self.select(Verdict, kernel, target))):
+        for v in standing_bars([], (v for v, _ in self.select(Verdict, kernel, target, shipped=True))):
             if isinstance(v, Verdict) and v.verdict == "retracted" and linear in (None, v.linear):
                 bars.setdefault((v.target, v.linear), []).append(v)
         verdicts = [Verdict(kernel, at, of, "restored", max(v.codegen for v in lifted), by=whoami(), method="svod-db retract --undo",
@@ -499,9 +527,9 @@ class TuningDB:
 
     # -- moving records between databases -----------------------------------------------------------------------------------
     def export(self, path: Path, kernels: Iterable[str] | None = None, *, winners_only: bool = False, anonymous: bool = False) -> int:
-        """Write the records of all kernels, or of those given, to a .jsonl file. `winners_only`: only those that decide about the winners,
-        which are their measurements, their verifications, and all wrong and retracted verdicts. Returns the number of records. Claims are
-        never exported. `anonymous`: without people, machines, files and searches. Raises OSError."""
+        """Write the user's records of all kernels, or of those given, to a .jsonl file. `winners_only`: only those that decide about the
+        winners, which are their measurements, their verifications, and all wrong and retracted verdicts. Returns the number of records.
+        Claims are never exported. `anonymous`: without people, machines, files and searches. Raises OSError."""
         asked = None if kernels is None else set(kernels)
         measurements = [m for m, _ in self.select(Measurement) if asked is None or m.kernel in asked]
         chosen = self._records_of_winners(measurements, asked) if winners_only else self._records_of(measurements, asked)
@@ -515,13 +543,14 @@ class TuningDB:
 
     def _records_of_winners(self, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
         """The records that decide about the winners among these measurements."""
-        pairs = sorted({(m.kernel, m.target) for m in measurements})
-        winners = {w.measurement for k, t in pairs if (w := self.winner(k, t)) is not None}
+        winners = {ranking[0].measurement for ranking in self.all_rankings(alone=True).values() if ranking}
         kept = [m for m in measurements if m.id in winners]
         code = {(m.kernel, m.target, m.linear) for m in kept}
         verdicts = [v for v, _ in self.select(Verdict) if asked is None or v.kernel in asked]
-        return [*kept, *self._described(kept, {m.kernel for m in kept}),
-                *(v for v in verdicts if v.verdict != "verified" or (v.kernel, v.target, v.linear) in code)]
+        # a search verifies a chain in its races and again when it confirms it: one of these decides as much as all
+        verified = {(v.kernel, v.target, v.linear, v.codegen): v for v in verdicts if v.verdict == "verified"}
+        return [*kept, *self._described(kept, {m.kernel for m in kept}), *(v for v in verdicts if v.verdict != "verified"),
+                *(v for (*place, _), v in verified.items() if tuple(place) in code)]
 
     def _described(self, measurements: Sequence[Measurement], kernels: set[str] | None) -> list[Record]:
         """The facts about the targets of these measurements, and the descriptions of `kernels` (None: of all)."""
@@ -581,8 +610,7 @@ class TuningDB:
     def gc(self, older_than: float) -> Collected:
         """Remove void claims, and measurements that can no longer decide anything: those screened or raced more than `older_than` seconds
         ago, of kernels that have a winner. Verdicts and confirmed measurements are never removed. Raises DatabaseError."""
-        settled = [(m.kernel, m.target) for m, _ in self.select(Measurement) if m.step == "confirm"]
-        settled = sorted({pair for pair in settled if self.winner(*pair) is not None})
+        settled = sorted(place for place, ranking in self.all_rankings(alone=True).items() if ranking)
         horizon = time.time() - older_than
 
         def collect(conn: sqlite3.Connection) -> Collected:
@@ -652,10 +680,10 @@ class TuningDB:
             self._after_fork()
             if self._unwritable and not self.read_only and not self.store_again() and not self._exported and (kept := self._kept()):
                 log.warning("tuning database: %s; %d records of this run are lost", self._unwritable, len(kept))
-            for layer in (self._own, self._memory, *(self._read or ())):
+            for layer in (self._own, self._memory, *(self._read or ()), *(self._shipped or ())):
                 if layer is not None:
                     layer.close()
-            self._own, self._memory, self._read = None, None, []
+            self._own, self._memory, self._read, self._shipped = None, None, [], []
 
     def __enter__(self) -> Self:
         return self

@@ -39,28 +39,27 @@ def explain(db: TuningDB, kernel: str, target: str, linear: str = "", structure:
         if winner.own:
             at += "; it is the heuristic's own chain: nothing that is better for sure was found"
         return Explanation(winner, "", "", "", f"the database has a winner: {at}")
-    mine = [m for m, _ in db.select(Measurement, kernel, target)]
+    mine = [m for m, _ in db.select(Measurement, kernel, target, shipped=True)]
     searches = [s for s, _ in db.select(Search, kernel, target)]
     if mine or searches:
-        reason = no_winner_reason(mine, [v for v, _ in db.select(Verdict, kernel, target)], searches)
+        reason = no_winner_reason(mine, [v for v, _ in db.select(Verdict, kernel, target, shipped=True)], searches)
         known = f"{len(mine)} measurement{'s' * (len(mine) != 1)} for this kernel and target, none of which may be used" if mine \
             else "nothing is known for this kernel and target"
         return Explanation(None, "verdict", "a confirmed and verified measurement", reason,
                            "; ".join([known, reason, *describe_searches(searches)]))
-    elsewhere = sorted({m.target for m, _ in db.select(Measurement, kernel)})
+    elsewhere = sorted({m.target for m, _ in db.select(Measurement, kernel, shipped=True)})
     if elsewhere:
         nearest = max(elsewhere, key=lambda t: (_common_parts(target, t), t))
         name, asked, stored = first_difference(target, nearest)
         return Explanation(None, name, asked, stored, f"the kernel is known, but for another target, {nearest}: its {name} "
                            f"{'are' if name in ('features', 'threads') else 'is'} {stored or 'none'}, here {asked or 'none'}")
-    kernels = [k for k, _ in db.select(KernelRecord)]
-    for k in kernels:
-        if structure and k.structure == structure and k.kernel != kernel:
+    for k in db.family(structure) if structure else ():
+        if k.kernel != kernel:
             return Explanation(None, "extents", kernel, k.kernel, f"the kernel is not known; {k.name or k.kernel[:12]} ({k.kernel[:12]}) "
                                "has the same structure with other extents")
-    if not kernels:
+    count = len({k.kernel for k, _ in db.select(KernelRecord)})
+    if not count:
         return Explanation(None, "kernel", kernel, "", "the database is empty")
-    count = len({k.kernel for k in kernels})
     return Explanation(None, "kernel", kernel, "", "the kernel is not known" + (f", and none of the {count} known ones has its structure"
                                                                                 if structure else f"; the database knows {count} others"))
 

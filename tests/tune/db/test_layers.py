@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from svod import config
-from svod.tune.db import SHIPPED, TEAM, TuningDB, files, layers
+from svod.tune.db import TEAM, TuningDB, files, layers
 from svod.tune.db.files import file_system_type, host_name
+from svod.tune.db.layers import shipped_files
 from tests.tune.db.samples import TARGET, winning
 
 K = "k" * 32
@@ -53,18 +54,18 @@ def test_resolving_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "dir").mkdir()
     for name in ("a.db", "b.jsonl", "tuning.db", "notes.txt"):
         (tmp_path / "dir" / name).touch()
-    shipped = (Path("/shipped.jsonl"), SHIPPED)
-    assert layers.resolve(":none:") == (None, False, (), None)
-    assert layers.resolve(str(tmp_path / "x.db")) == (tmp_path / "x.db", True, (shipped,), None)
+    shipped = (Path("/shipped.jsonl"),)
+    assert layers.resolve(":none:") == (None, False, (), (), None)
+    assert layers.resolve(str(tmp_path / "x.db")) == (tmp_path / "x.db", True, (), shipped, None)
     d = tmp_path / "dir"
-    assert layers.resolve(str(d)) == (d / "tuning.db", True, ((d / "a.db", TEAM), (d / "b.jsonl", TEAM), shipped), None)
+    assert layers.resolve(str(d)) == (d / "tuning.db", True, (d / "a.db", d / "b.jsonl"), shipped, None)
     assert layers.resolve(str(tmp_path / "new")).write == tmp_path / "new" / "tuning.db", "a directory that does not exist yet"
     (tmp_path / "nosuffix").touch()
     assert layers.resolve(str(tmp_path / "nosuffix")).write == tmp_path / "nosuffix", "a file is a file, whatever it is called"
     plan = layers.resolve(os.pathsep.join([str(tmp_path / "x.db"), "", str(d)]))
-    assert plan.read == ((d / "a.db", TEAM), (d / "b.jsonl", TEAM), (d / "tuning.db", TEAM), shipped)
+    assert plan.read == (d / "a.db", d / "b.jsonl", d / "tuning.db") and plan.shipped == shipped
     plan = layers.resolve(str(tmp_path / "x.jsonl"))
-    assert plan.write is None and plan.read[0] == (tmp_path / "x.jsonl", TEAM)
+    assert plan.write is None and plan.read[0] == tmp_path / "x.jsonl"
     assert plan.problem is not None and "put a .db file before it" in plan.problem
     monkeypatch.chdir(tmp_path)
     assert layers.resolve("x.db").write == tmp_path / "x.db", "fixed at once: the process may change its directory"
@@ -74,7 +75,7 @@ def test_the_default_is_the_users_data_directory(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(layers, "shipped_files", lambda: ())
     monkeypatch.setattr(config, "user_data_dir", lambda: tmp_path / "data")
     for spec in (None, "", " "):
-        assert layers.resolve(spec) == (tmp_path / "data" / "tuning.db", True, (), None)
+        assert layers.resolve(spec) == (tmp_path / "data" / "tuning.db", True, (), (), None)
 
 
 def test_a_home_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_a_home_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pyte
 
 def test_shipped_files_are_found_in_a_checkout() -> None:
     directory = Path(__file__).parents[3] / "tune_db"
-    assert layers.shipped_files() == tuple(sorted(directory.glob("*.jsonl")))
+    assert shipped_files() == tuple(sorted(directory.glob("*.jsonl")))
 
 
 def test_host_names_fit_into_file_names(monkeypatch: pytest.MonkeyPatch) -> None:

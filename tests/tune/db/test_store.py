@@ -12,6 +12,7 @@ import pytest
 
 from svod.errors import DatabaseError
 from svod.tune.db import OWN, SHIPPED, TEAM, KernelRecord, Measurement, OriginRecord, Search, TuningDB, layers, origins_of
+from svod.tune.db.transfer import read_records
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
 K = "k" * 32
@@ -133,11 +134,44 @@ def test_layers_own_team_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("ss", SHIPPED), ("tt", TEAM)]
         db.record(winning(0.2, "oo"))
         assert [(w.linear, w.layer) for w in db.ranking(K, TARGET)] == [("ss", SHIPPED), ("oo", OWN), ("tt", TEAM)]
-        assert {m.linear for m, _ in db.select(Measurement, K)} == {"oo", "tt", "ss"}
+        assert {m.linear for m, _ in db.select(Measurement, K)} == {"oo", "tt"}, "the user's records"
+        assert {m.linear: layer for m, layer in db.select(Measurement, K, shipped=True)} == {"oo": OWN, "tt": TEAM, "ss": SHIPPED}
         db.record([verdict("wrong", "tt")])
         assert [w.linear for w in db.ranking(K, TARGET)] == ["ss", "oo"], "a verdict holds across layers"
     with TuningDB.open(":none:") as db:
         assert db.winner(K, TARGET) is None, ":none: turns the shipped records off as well"
+
+
+def test_what_tells_what_there_is_reads_the_users_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "o" * 32
+    with TuningDB.open(tmp_path / "shipped.db") as db:
+        db.record([*winning(0.5, "aa"), *winning(0.4, "ss", other)])
+        db.export(tmp_path / "shipped.jsonl", winners_only=True, anonymous=True)
+    monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
+    with TuningDB.open(tmp_path / "own.db") as db:
+        assert db.all_rankings() == {} and not db.tally(Measurement) and not db.select(KernelRecord), "nothing of it is the user's"
+        assert (w := db.winner(other, TARGET)) is not None and w.layer == SHIPPED, "and its chains are known"
+        assert db.targets_of(other) == [TARGET] and {k.kernel for k in db.family("s1")} == {K, other}
+        assert not db.family("s1", shipped=False)
+        db.record([*winning(0.9, "oo"), screened("pp", taken_at=1.0)])
+        assert {place: [w.linear for w in ranked] for place, ranked in db.all_rankings().items()} == {(K, TARGET): ["aa", "oo"]}
+        assert [w.linear for w in db.all_rankings(alone=True)[K, TARGET]] == ["oo"]
+        assert db.export(tmp_path / "mine.jsonl") == 4 and db.export(tmp_path / "winners.jsonl", winners_only=True) == 3
+        assert "ss" not in {getattr(r, "linear", "") for r in read_records(tmp_path / "mine.jsonl")[0]}
+        assert db.gc(1.0).measurements == 1
+        db.retract(other, None, None, "slow here")
+        assert db.winner(other, TARGET) is None, "a shipped chain can be retracted"
+        assert db.restore(other, None, None, "") == 1 and db.winner(other, TARGET) is not None
+
+
+def test_a_winner_that_ships_with_svod_does_not_decide_that_measurements_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TuningDB.open(tmp_path / "shipped.db") as db:
+        db.record(winning(0.5, "aa"))
+        db.export(tmp_path / "shipped.jsonl")
+    monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
+    with TuningDB.open(tmp_path / "own.db") as db:
+        db.record([screened("pp", taken_at=1.0)])
+        assert db.gc(1.0).measurements == 0, "a winner that ships with svod may be gone with its next version"
 
 
 def test_an_export_of_the_shipped_layer_does_not_become_own(tmp_path: Path) -> None:
