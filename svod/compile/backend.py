@@ -2,6 +2,7 @@
 
     CPU, CPU:0          LINEAR → LLVM IR → an object
     CPU:interpreter     LINEAR → itself, run instruction by instruction in NumPy: it tells whether lowering or LLVM made a wrong number
+    WEBGPU              LINEAR → WGSL → pipelines of wgpu
 
     target       which machine it is, and its limits                    opts, the cost model and lowering ask it
     compilers    LINEAR → source → binary → loaded code                 a plan and the search take the same way
@@ -27,11 +28,11 @@ from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
 from svod.core.cost.cost_model import Cost
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.target import HOST, Target, threads_of
+from svod.core.machine.target import HOST, Target, parse_key, threads_of
 from svod.errors import DeviceError, UnsupportedError
 
 MOST_THREADS = 4096     # that a key may ask for
-BACKENDS = {HOST: "svod.compile.cpu.backend"}
+BACKENDS = {HOST: "svod.compile.cpu.backend", "WEBGPU": "svod.compile.webgpu.backend"}
 """Device name → the module whose `BACKEND` it is, imported when the device is first asked for."""
 
 
@@ -169,7 +170,8 @@ def target_with(key: str) -> Target | None:
     """The device of this machine that a target's key stands for, with the threads and the instructions that the key allows; None where
     there is none."""
     threads = threads_of(key)
-    for name in BACKENDS:
+    named = [f.removeprefix("device=") for f in parse_key(key).get("features", "").split(",") if f.startswith("device=")]
+    for name in BACKENDS.keys() & (named or [HOST]):
         try:
             target = backend_named(name).target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
         except DeviceError:

@@ -5,7 +5,9 @@
 LLVM turns `llvm.exp` on 16 lanes into 16 calls of libm, so lowering expands these itself. Every expansion is branch-free, correct at ±0,
 infinities, NaN, overflow and denormal arguments and results, and within `MAX_ULP` of the true value (a unit in the last place of the
 result; tested over all 16-bit floats and by dense sampling of the others). float16 and bfloat16 are computed in float32 and rounded.
-MULACC must be fused. SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1].
+SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is some number in [-1, 1]. Strict rules (`FloatRules`): MULACC
+is fused, and sums are computed as they are written. Without, the last bits of a result may be lost, POW of float64 has an error of y·log x
+units in the last place, and SIN and COS hold for |x| < 2^23, in float32 alone for |x| < 2^13.
 
 The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: scaling by powers of two with one
 instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23` (rounding and
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +27,7 @@ import numpy as np
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops
+from svod.core.machine.target import FloatRules
 from svod.errors import UnsupportedError
 
 F16, BF16, F32, F64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64
@@ -163,12 +167,31 @@ _LN2 = {F32: _single(0.6931472, -1.9046542e-09), F64: (0.6931471805599453, 2.319
 _INV_LN2 = {F32: _single(1.442695, 1.925963e-08), F64: (1.4426950408889634, 2.0355273740931033e-17)}
 
 
-class _Vector:
-    """Instructions on vectors of one float type; `word` is the unsigned integer of the same width. `scales`: there is SCALEB."""
+def _short_parts(parts: Sequence[float], dtype: DType, bits: int, count: int) -> tuple[float, ...]:
+    """A positive constant, given as a sum, as a sum of `count` numbers of `bits` bits and one of all bits: the product of one of the former
+    and a small integer is exact."""
+    rest, out = sum(map(Fraction, parts)), []
+    for _ in range(count):
+        exponent = math.frexp(float(rest))[1]
+        part = Fraction(math.floor(rest * Fraction(2)**(bits - exponent))) * Fraction(2)**(exponent - bits)
+        out.append(float(part))
+        rest -= part
+    return (*out, float(np.float32(float(rest)) if dtype == F32 else float(rest)))
 
-    def __init__(self, b: MathBuilder, dtype: DType, lanes: int, scales: bool):
-        self.b, self.dtype, self.lanes, self.scales = b, dtype, lanes, scales
+
+# of products with integers below 2^9 (2^11 for float64), and below 2^13 (2^23)
+_LN2_SHORT = {F32: _short_parts(_LN2[F64], F32, 14, 1), F64: _short_parts(_LN2[F64], F64, 41, 1)}
+_TWO_PI = {F32: _single(2 / math.pi)[0], F64: 2 / math.pi}
+_PI_2_SHORT = {F32: _short_parts(_PI_2, F32, 11, 3), F64: _short_parts(_PI_2, F64, 30, 2)}
+
+
+class _Vector:
+    """Instructions on vectors of one float type; `word` is the unsigned integer of the same width, `number` the signed one."""
+
+    def __init__(self, b: MathBuilder, dtype: DType, lanes: int, rules: FloatRules):
+        self.b, self.dtype, self.lanes, self.rules = b, dtype, lanes, rules
         self.double = dtype == F64
+        self.number = dtypes.int64 if self.double else dtypes.int32
         self.word = dtypes.uint64 if self.double else dtypes.uint32
         self.mantissa = 52 if self.double else 23
         self.bias = 1023 if self.double else 127
@@ -183,6 +206,7 @@ class _Vector:
     def fma(self, x: int, y: int, z: int) -> int: return self.b.alu("MULACC", self.dtype, self.lanes, x, y, z)
     def scaleb(self, x: int, n: int) -> int: return self.b.alu("SCALEB", self.dtype, self.lanes, x, n)
     def floor(self, x: int) -> int: return self.b.alu("FLOOR", self.dtype, self.lanes, x)
+    def nearest(self, x: int) -> int: return self.b.alu("ROUND", self.dtype, self.lanes, x)
     def where(self, mask: int, x: int, y: int) -> int:
         dtype, _ = self.b.type_of(x)
         return self.b.alu("WHERE", dtype, self.lanes, mask, x, y)
@@ -221,8 +245,13 @@ def _powers(v: _Vector, x: int, scale: float) -> tuple[int, int, Callable[[int],
     """(a, unit, p → p · 2^(unit·a)) with a = x·scale/unit rounded to an integer.
 
     Adding 1.5·2^mantissa leaves the integer in the low bits of the sum. With SCALEB the unit is 1. Without it is 2: with the bias added
-    those bits are the exponent of 2^a, for |a| below the bias, and two multiplications by that reach denormals and infinity."""
-    if v.scales:
+    those bits are the exponent of 2^a, for |a| below the bias, and two multiplications by that reach denormals and infinity. Where sums may
+    be computed otherwise than they are written a is rounded and becomes an integer."""
+    if not v.rules.is_strict:
+        n = v.b.cast(v.number, v.nearest(v.mul(x, v.c(0.5 * scale))))
+        power = v.value(v.integer("SHL", v.integer("ADD", v.b.bitcast(v.word, n), v.w(v.bias)), v.w(v.mantissa)))
+        return v.b.cast(v.dtype, n), 2, lambda p: v.mul(v.mul(p, power), power)
+    if v.rules.scales:
         magic = v.c(1.5 * 2.0**v.mantissa)
         a = v.sub(v.fma(x, v.c(scale), magic), magic)
         return a, 1, lambda p: v.scaleb(p, a)
@@ -237,7 +266,7 @@ def _exp(v: _Vector, x: int) -> int:
     x = v.clamp(x, *((-746.0, 710.0) if v.double else (-104.0, 89.0)))
     per_ln2, _ = _INV_LN2[v.dtype]
     a, unit, scaled = _powers(v, x, per_ln2)
-    hi, lo = _LN2[v.dtype]
+    hi, lo = (_LN2 if v.rules.is_strict else _LN2_SHORT)[v.dtype]
     r = v.fma(a, v.c(-unit * lo), v.fma(a, v.c(-unit * hi), x))
     return scaled(v.polynomial(r, (1.0, 1.0, *_EXP[v.dtype, unit])))
 
@@ -310,19 +339,24 @@ def _log2(v: _Vector, x: int) -> int:
 def _sine(v: _Vector, x: int, quarter: int) -> int:
     """sin(x + quarter·π/2): x = n·π/2 + r, |r| ≤ π/4, then the sine or cosine of r by the last two bits of n + quarter.
 
-    The reduction is done in float64, where n·π/2 is exact as a fused product of two or three parts of π/2."""
-    wide = v if v.double else _Vector(v.b, F64, v.lanes, v.scales)
-    angle = v.b.cast(F64, x)
-    magic = wide.c(1.5 * 2.0**52)
-    t = wide.fma(angle, wide.c(2 / math.pi), magic)
-    n = wide.sub(t, magic)
+    The reduction is done in float64, where n·π/2 is exact as a fused product of two or three parts of π/2, or of short parts."""
+    wide = v if v.double or not v.rules.has_float64 else _Vector(v.b, F64, v.lanes, v.rules)
+    angle = v.b.cast(wide.dtype, x)
+    parts: Sequence[float]
+    if v.rules.is_strict:
+        magic = wide.c(1.5 * 2.0**52)
+        t = wide.fma(angle, wide.c(2 / math.pi), magic)
+        n, turns, parts = wide.sub(t, magic), wide.bits(t), _PI_2 if v.double else _PI_2[:2]
+    else:
+        whole = v.b.cast(dtypes.int32, wide.nearest(wide.mul(angle, wide.c(_TWO_PI[wide.dtype]))))
+        n, turns, parts = v.b.cast(wide.dtype, whole), v.b.bitcast(dtypes.uint32, whole), _PI_2_SHORT[wide.dtype]
     r = angle
-    for part in _PI_2 if v.double else _PI_2[:2]:
+    for part in parts:
         r = wide.fma(n, wide.c(-part), r)
     r = v.clamp(v.b.cast(v.dtype, r), -0.8125, 0.8125)
-    turns = wide.bits(t)
     if quarter:
-        turns = wide.integer("ADD", turns, wide.w(quarter))
+        word, _ = v.b.type_of(turns)
+        turns = v.b.alu("ADD", word, v.lanes, turns, v.b.const(word, v.lanes, quarter))
     turns = v.b.cast(v.word, turns)
     z = v.mul(r, r)
     sine = v.mul(r, v.polynomial(z, (1.0, *(_SIN_64 if v.double else _SIN_32))))
@@ -388,7 +422,9 @@ def _log2_domain(v: _Vector, a: int, y: int) -> int:
 
 def _magnitude_32(v: _Vector, a: int, y: int) -> int:
     """a^y in float64 by a logarithm good to about 2^-37, so that only the rounding to float32 counts."""
-    wide = _Vector(v.b, F64, v.lanes, v.scales)
+    if not v.rules.has_float64:
+        return _exp2(v, v.mul(y, _log2_domain(v, a, _log2(v, a))))
+    wide = _Vector(v.b, F64, v.lanes, v.rules)
     base = v.b.cast(F64, a)
     e, m = _split(wide, base, normal=True)
     f = wide.sub(m, wide.c(1.0))
@@ -447,9 +483,9 @@ _EXPANSIONS: dict[Ops, Callable[..., int]] = {
 }
 
 
-def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, scales: bool) -> int:
-    """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`. `scales`: SCALEB may be one of them
-    (`Target.has_scaleb`).
+def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, rules: FloatRules) -> int:
+    """The value of a transcendental `op` on operands of (dtype, lanes), as instructions made by `b`, of those that the `rules` of a target
+    allow. The bounds are those of strict rules.
 
     Raises UnsupportedError for an operation without an expansion and for types that are not floats."""
     expansion = _EXPANSIONS.get(op)
@@ -457,5 +493,5 @@ def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, scales
         raise UnsupportedError(f"{op.value} of {dtype.name} has no vector expansion; there are expansions of "
                                f"{', '.join(o.value for o in _EXPANSIONS)} for floats")
     if dtype.bits == 16:
-        return b.cast(dtype, expansion(_Vector(b, F32, lanes, scales), *(b.cast(F32, x) for x in args)))
-    return expansion(_Vector(b, dtype, lanes, scales), *args)
+        return b.cast(dtype, expansion(_Vector(b, F32, lanes, rules), *(b.cast(F32, x) for x in args)))
+    return expansion(_Vector(b, dtype, lanes, rules), *args)

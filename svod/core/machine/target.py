@@ -3,12 +3,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from svod.core.ir.dtype import DType
 
 NO_LIMIT = (1 << 63) - 1
 HOST = "CPU"     # the device whose memory NumPy arrays are in, and where values are computed unless another device is named
+
+
+class FloatRules(NamedTuple):
+    """What expansions of functions may rely on: SCALEB is an instruction; MULACC rounds once, and sums and products are computed as they
+    are written; there is float64."""
+
+    scales: bool = False
+    is_strict: bool = True
+    has_float64: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,8 @@ class Target:
     has_fma: bool = True
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
     has_scaleb: bool = False        # a float times a power of two is one instruction
+    has_strict_floats: bool = True  # float operations are neither reassociated nor fused but where LINEAR says so
+    has_float64: bool = True
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions
     has_non_temporal: bool = True   # stores can go past the caches
     group_threads: int = 0          # most threads of a group; 0: the target has no groups
@@ -46,6 +57,11 @@ class Target:
     def lanes(self, dtype: DType) -> int:
         """Elements of `dtype` in one vector register."""
         return max(1, self.vector_bytes // dtype.itemsize)
+
+    @property
+    def float_rules(self) -> FloatRules:
+        """What expansions of functions may rely on."""
+        return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64)
 
     @property
     def has_groups(self) -> bool:

@@ -15,7 +15,7 @@ from svod.compile.lower.math import MAX_ULP, SIN_DOMAIN, expand
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
-from svod.core.machine.target import Target
+from svod.core.machine.target import FloatRules, Target
 from svod.core.spec.values import Array, apply_alu, bitcast, cast, constant, hold, scaleb, unhold
 from svod.errors import UnsupportedError
 from tests.compile.native import Code, runnable_targets
@@ -64,10 +64,13 @@ class Direct:
         return self.values[v][1:]
 
 
-def run(op: Ops, dtype: DType, *args: Array, scales: bool = False) -> Array:
+STRICT, SCALED, LOOSE = FloatRules(), FloatRules(scales=True), FloatRules(is_strict=False)
+
+
+def run(op: Ops, dtype: DType, *args: Array, rules: FloatRules = STRICT) -> Array:
     b = Direct()
     with np.errstate(all="ignore"):
-        out = expand(b, op, dtype, args[0].size, *(b.put(x, dtype, x.size) for x in args), scales=scales)
+        out = expand(b, op, dtype, args[0].size, *(b.put(x, dtype, x.size) for x in args), rules=rules)
     assert b.values[out][1] == dtype
     return np.broadcast_to(b.values[out][0], args[0].shape)
 
@@ -98,8 +101,8 @@ def ulps(got: Array, want: Array, dtype: DType) -> Array:
 
 def check(op: Ops, dtype: DType, *args: Array) -> None:
     want = reference(op, *args)
-    for scales in (False, True):
-        check_against(want, run(op, dtype, *args, scales=scales), op, dtype, *args)
+    for rules in (STRICT, SCALED):
+        check_against(want, run(op, dtype, *args, rules=rules), op, dtype, *args)
 
 
 def check_against(want: Array, got: Array, op: Ops, dtype: DType, *args: Array) -> None:
@@ -263,13 +266,13 @@ def test_pow_cases(dtype: DType) -> None:
 
 @pytest.mark.parametrize("op", [*UNARY, Ops.POW], ids=lambda op: op.value)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
-@pytest.mark.parametrize("scales", [False, True])
-def test_expansions_are_valid_linear(op: Ops, dtype: DType, scales: bool) -> None:
+@pytest.mark.parametrize("rules", [STRICT, SCALED, LOOSE, LOOSE._replace(has_float64=False)])
+def test_expansions_are_valid_linear(op: Ops, dtype: DType, rules: FloatRules) -> None:
     """The same through the lowering's builder: well-formed instructions that compute the same bits."""
     operands = 2 if op is Ops.POW else 1
     b = Builder()
     out, *ins = (b.pure("ARG", dtype, 1, (), s) for s in range(operands + 1))
-    result = expand(b, op, dtype, 8, *(b.load("LOAD", dtype, 8, (p, b.index(0)), 0) for p in ins), scales=scales)
+    result = expand(b, op, dtype, 8, *(b.load("LOAD", dtype, 8, (p, b.index(0)), 0) for p in ins), rules=rules)
     b.store("STORE", dtype, 8, (out, b.index(0), result), (0, False))
     spec = ProgramSpec("f", ((dtype, 8),) * (operands + 1), (0,), (), (PhaseSpec("f", 1, 1, 0),))
     program = Program(spec, (b.finish(),))
@@ -278,7 +281,7 @@ def test_expansions_are_valid_linear(op: Ops, dtype: DType, scales: bool) -> Non
     memory = np.asarray(x.astype(to_numpy(dtype)) if dtype != dtypes.bfloat16 else (x.view(np.uint32) >> 16).astype(np.uint16))
     y = np.zeros(8, to_numpy(dtype))
     interpret(program, [y, *[memory] * operands])
-    np.testing.assert_array_equal(hold(y, dtype), run(op, dtype, *[x] * operands, scales=scales))
+    np.testing.assert_array_equal(hold(y, dtype), run(op, dtype, *[x] * operands, rules=rules))
 
 
 @pytest.mark.parametrize("op", [Ops.EXP, Ops.EXP2, Ops.POW], ids=lambda op: op.value)
@@ -288,7 +291,7 @@ def test_one_instruction_scales_by_powers_of_two(op: Ops, dtype: DType) -> None:
     made: list[list[str]] = []
     for scales in (False, True):
         b = Direct()
-        expand(b, op, dtype, 1, *[b.put(np.ones(1, to_numpy(dtype)), dtype, 1)] * (2 if op is Ops.POW else 1), scales=scales)
+        expand(b, op, dtype, 1, *[b.put(np.ones(1, to_numpy(dtype)), dtype, 1)] * (2 if op is Ops.POW else 1), rules=FloatRules(scales))
         assert ("SCALEB" in b.ops) is scales
         made.append(b.ops)
     assert len(made[1]) < len(made[0])
@@ -297,7 +300,7 @@ def test_one_instruction_scales_by_powers_of_two(op: Ops, dtype: DType) -> None:
 def test_integers_are_refused() -> None:
     b = Direct()
     with pytest.raises(UnsupportedError, match="EXP of int32"):
-        expand(b, Ops.EXP, dtypes.int32, 1, b.put(np.ones(1, np.int32), dtypes.int32, 1), scales=False)
+        expand(b, Ops.EXP, dtypes.int32, 1, b.put(np.ones(1, np.int32), dtypes.int32, 1), rules=STRICT)
 
 
 @pytest.mark.parametrize("target", [pytest.param(t, id=n) for n, t in runnable_targets().items() if t.has_fma])
@@ -314,7 +317,7 @@ def test_machine_code_computes_the_same_bits(dtype: DType, target: Target) -> No
     loop, _ = b.open(b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ()), lanes)
     operands = [b.load("LOAD", dtype, lanes, (p, loop), 0) for p in pointers[-2:]]
     for op, pointer in zip(ops, pointers, strict=False):
-        result = expand(b, op, dtype, lanes, *operands[:2 if op is Ops.POW else 1], scales=target.has_scaleb)
+        result = expand(b, op, dtype, lanes, *operands[:2 if op is Ops.POW else 1], rules=target.float_rules)
         b.store("STORE", dtype, lanes, (pointer, loop, result), (0, False))
     b.close(loop)
     code = Code()
@@ -322,5 +325,5 @@ def test_machine_code_computes_the_same_bits(dtype: DType, target: Target) -> No
     outs = [np.zeros(x.size, to_numpy(dtype)) for _ in ops]
     native_run(code, [*outs, unhold(x, dtype), unhold(y, dtype)], 0, x.size, target=target)
     for op, out in zip(ops, outs, strict=True):
-        want = run(op, dtype, *((x, y) if op is Ops.POW else (x,)), scales=target.has_scaleb)
+        want = run(op, dtype, *((x, y) if op is Ops.POW else (x,)), rules=target.float_rules)
         np.testing.assert_array_equal(hold(out, dtype), want, err_msg=op.value)

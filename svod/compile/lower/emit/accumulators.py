@@ -140,7 +140,7 @@ class Accumulators:
         def alu(op: Ops, *args: int) -> int:
             dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
             if op in TRANSCENDENTAL:
-                return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], scales=self.state.target.has_scaleb)
+                return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.state.target.float_rules)
             return b.alu(op.value, dtype, width, *args)
         return alu
 

@@ -68,7 +68,7 @@ class Values:
         op = node.op
         if op in _TRANSCENDENTAL:
             return math.expand(b, _TRANSCENDENTAL[op], node.dtype, lanes, *[b.splat(a, lanes) for a in args],
-                               scales=self.state.target.has_scaleb)
+                               rules=self.state.target.float_rules)
         if op == "RECIPROCAL":
             return b.alu("FDIV", node.dtype, lanes, b.const(node.dtype, lanes, 1), args[0])
         return b.alu(op, node.dtype, lanes, *args)

@@ -27,7 +27,7 @@ from svod.core.graph.library_kernel import scan_accumulator
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.machine.target import Target
+from svod.core.machine.target import FloatRules, Target
 
 MOST_BLOCK = 4               # vectors side by side
 STRIP_ELEMENTS = 1 << 11     # columns side by side, at most: what they carry stays in the first cache
@@ -38,10 +38,10 @@ State = tuple[int, ...]
 
 
 class Operator:
-    """How one kind of scan starts, combines and ends. Of two states the first is of earlier positions. `scales`: as for `math.expand`."""
+    """How one kind of scan starts, combines and ends. Of two states the first is of earlier positions. `rules`: as for `math.expand`."""
 
-    def __init__(self, combiner: str, source: DType, dtype: DType, scales: bool):
-        self.combiner, self.dtype, self.scales = combiner, dtype, scales
+    def __init__(self, combiner: str, source: DType, dtype: DType, rules: FloatRules):
+        self.combiner, self.dtype, self.rules = combiner, dtype, rules
         self.is_position = combiner in ("ARGMAX", "ARGMIN")
         acc = scan_accumulator(combiner, source if self.is_position else dtype)
         second = {"LOGADDEXP": acc, "ARGMAX": dtypes.int64, "ARGMIN": dtypes.int64}.get(combiner)
@@ -83,7 +83,7 @@ class Operator:
                 # an infinite peak less itself would be NaN
                 same = b.alu("CMPEQ", dtypes.bool, lanes, peak, top)
                 distance = b.alu("WHERE", acc, lanes, same, b.const(acc, lanes, 0.0), b.alu("SUB", acc, lanes, peak, top))
-                return b.alu("MUL", acc, lanes, total, expand(b, Ops.EXP, acc, lanes, distance, scales=self.scales))
+                return b.alu("MUL", acc, lanes, total, expand(b, Ops.EXP, acc, lanes, distance, rules=self.rules))
             return top, b.alu("ADD", acc, lanes, scaled(m, s), scaled(n, t))
         if self.is_position:
             x, i = first
@@ -101,14 +101,14 @@ class Operator:
         value = state[0]
         if self.combiner == "LOGADDEXP":
             acc, lanes = self.types[0], b.num_lanes[value]
-            value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, state[1], scales=self.scales))
+            value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, state[1], rules=self.rules))
         return b.cast(self.dtype, value)
 
 
 def lower_scan(node: UOp, target: Target) -> Program:
     """The Program of a SCAN."""
     options, (shape,) = node.arg[1:]
-    operator = Operator(options[0], node.src[0].dtype, node.dtype, target.has_scaleb)
+    operator = Operator(options[0], node.src[0].dtype, node.dtype, target.float_rules)
     lanes = min(target.lanes(t) for t in operator.types)
     return _columns(node, operator, shape, lanes, target) if shape[2] > 1 else _rows(node, operator, shape, lanes, target)
 

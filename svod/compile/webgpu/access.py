@@ -1,0 +1,276 @@
+"""Loads and stores as WGSL: what a pointer points to, and how elements are read and written.
+
+    float32, int32, uint32, 64 bits     array<T>; array<vec4<T>> where all stores and some loads are of whole vectors
+    float16 with the feature float16    array<f16>, or array<vec4<f16>> alike
+    other types                         array<u32>, several elements a word: whole words where they are known to be, else a word is read for
+                                        each element, and an element is written by two atomic operations that leave its neighbours alone
+    scratch and shared memory           array<T> of registers: narrow elements take 32 bits there
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from svod.compile.lower.linear import LOADS_OPS, STORE_OPS
+from svod.compile.webgpu.alu import bits_of, from_bits, gathered
+from svod.compile.webgpu.text import REGISTERS, WIDEST, Writer, lane, register, vector, widths
+from svod.core.ir.dtype import DType
+
+GLOBAL = ("ARG", "TEMP")
+
+
+class Memory:
+    """What a pointer points to: a variable of the module, and how its elements lie there."""
+
+    def __init__(self, w: Writer, op: str, number: int, dtype: DType) -> None:
+        self.w, self.op, self.number, self.dtype = w, op, number, dtype
+        self.name = f"{op.lower()}{number}"
+        self.base = f"base_{self.name}" if op == "ARG" and not w.aligned else ""
+        self.whole: bool = w.aligned or op != "ARG"     # begins at a multiple of 16 bytes
+        self.scalar_stores = self.vector_accesses = self.stored = self.accessed = False
+        self.is_half = dtype.name == "float16" and w.has("float16")
+        self.is_packed = op in GLOBAL and dtype.itemsize < 4 and not self.is_half
+
+    @property
+    def per_word(self) -> int:
+        """Elements of a word, where elements are packed."""
+        return 4 // self.dtype.itemsize
+
+    @property
+    def is_vectors(self) -> bool:
+        """Whether the variable is an array of vectors of four elements."""
+        return self.op in GLOBAL and not self.is_packed and self.dtype.bits < 64 and self.vector_accesses and not self.scalar_stores
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether elements are written one by one into words that they share."""
+        return self.is_packed and self.scalar_stores
+
+    def note(self, i: int) -> None:
+        """Look at an access before anything is written."""
+        store = self.w.code[i].op in STORE_OPS
+        whole = self.is_whole(i)
+        self.accessed = True
+        self.stored |= store
+        self.vector_accesses |= whole
+        self.scalar_stores |= store and not whole
+
+    def is_whole(self, i: int) -> bool:
+        """Whether an access is of whole vectors, or of whole words where elements are packed."""
+        op, _, lanes, src, arg = self.w.code[i]
+        if op not in ("LOAD", "STORE") or not self.whole or self.op not in GLOBAL:
+            return False
+        offset = arg if op == "LOAD" else arg[0]
+        unit = self.per_word if self.is_packed else WIDEST
+        mask = src[3:4] if op == "STORE" else src[2:3]
+        scalar_mask = not mask or self.w.code[mask[0]].lanes == 1
+        return lanes % unit == 0 and scalar_mask and self.w.facts.residue[src[1]].is_multiple(unit, offset)
+
+    # -- declarations -----------------------------------------------------------------------------
+    def stored_type(self) -> str:
+        """The type of the variable's elements."""
+        if self.is_packed:
+            return "atomic<u32>" if self.is_atomic else "u32"
+        scalar = "f16" if self.is_half else REGISTERS[self.dtype.name]
+        if scalar == "bool":
+            return "u32"
+        return vector(scalar, WIDEST) if self.is_vectors else scalar
+
+    def declare(self, binding: int) -> list[str]:
+        """A variable that is bound."""
+        lines = [f"@group(0) @binding({binding}) var<storage, read_write> {self.name}: array<{self.stored_type()}>;"]
+        return [*lines, f"override {self.base}: i32 = 0;"] if self.base else lines
+
+    def declare_private(self, size: int) -> str:
+        """Scratch or shared memory of so many elements."""
+        space = "private" if self.op == "SCRATCH" else "workgroup"
+        return f"var<{space}> {self.name}: array<{self.stored_type()}, {size}>;"
+
+    # -- elements ---------------------------------------------------------------------------------
+    def place(self, index: str) -> str:
+        return f"{index} + {self.base}" if self.base else index
+
+    def read(self, index: str) -> str:
+        """One element, an expression."""
+        at, dtype = self.place(index), self.dtype
+        if self.is_packed:
+            bits = 8 * dtype.itemsize
+            at = self.w.let(at) if not index.isalnum() or self.base else at
+            words = f"{self.name}[{at} >> {2 if dtype.itemsize == 1 else 1}u]"
+            words = f"atomicLoad(&{words})" if self.is_atomic else words
+            shift = f"(u32({at}) & {self.per_word - 1}u) * {bits}u"
+            return from_bits(dtype, f"extractBits({words}, {shift}, {bits}u)")
+        if self.is_vectors:
+            at = self.w.let(at) if not index.isalnum() or self.base else at
+            return self._widened(f"{self.name}[{at} >> 2u][{at} & 3i]", 1)
+        return self._widened(f"{self.name}[{at}]", 1)
+
+    def _widened(self, text: str, width: int) -> str:
+        """What was read as a register."""
+        if self.is_half:
+            self.w.uses_half = True
+            return f"{vector('f32', width)}({text})"
+        return f"({text} != 0u)" if self.dtype.kind == "b" and not self.is_packed else text
+
+    def _narrowed(self, text: str, width: int) -> str:
+        """A register as it is written."""
+        if self.is_half:
+            self.w.uses_half = True
+            return f"{vector('f16', width)}({text})"
+        return f"u32({text})" if self.dtype.kind == "b" and not self.is_packed else text
+
+    def write(self, index: str, text: str) -> None:
+        """Write one element."""
+        w, dtype, at = self.w, self.dtype, self.place(index)
+        if not self.is_packed:
+            w.line(f"{self.name}[{at}] = {self._narrowed(text, 1)};")
+            return
+        bits = 8 * dtype.itemsize
+        at = w.let(at) if not index.isalnum() or self.base else at
+        shift = w.let(f"(u32({at}) & {self.per_word - 1}u) * {bits}u")
+        place = f"&{self.name}[{at} >> {2 if dtype.itemsize == 1 else 1}u]"
+        value = w.let(f"{bits_of(dtype, text)} << {shift}")
+        w.line(f"atomicAnd({place}, ~({(1 << bits) - 1}u << {shift}));")
+        w.line(f"atomicOr({place}, {value});")
+
+    # -- whole vectors ----------------------------------------------------------------------------
+    def read_whole(self, index: str, lanes: int) -> list[str]:
+        """The chunks of `lanes` elements from a place where a vector or a word begins."""
+        w, at = self.w, self.place(index)
+        if not self.is_packed:
+            first = w.let(f"({at}) >> 2u")
+            return [w.let(self._widened(f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]", WIDEST))
+                    for k in range(lanes // WIDEST)]
+        first = w.let(f"({at}) >> {2 if self.dtype.itemsize == 1 else 1}u")
+        words = []
+        for k in range(lanes // self.per_word):
+            place = f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]"
+            words.append(w.let(f"atomicLoad(&{place})" if self.is_atomic else place))
+        if self.dtype.itemsize == 1:
+            function = "unpack4xI8" if self.dtype.kind == "i" else "unpack4xU8"
+            unpacked = [f"{function}({x})" for x in words]
+            return [w.let(f"({x} != vec4<u32>(0u))" if self.dtype.kind == "b" else x) for x in unpacked]
+        return gathered(w, self.dtype, [part for x in words for part in _halves(self.dtype, x)])
+
+    def write_whole(self, index: str, chunks: Sequence[str], lanes: int) -> None:
+        """Write `lanes` elements from a place where a vector or a word begins."""
+        w, at = self.w, self.place(index)
+        if not self.is_packed:
+            first = w.let(f"({at}) >> 2u")
+            for k, text in enumerate(chunks):
+                w.line(f"{self.name}[{first}{f' + {k}i' if k else ''}] = {self._narrowed(text, WIDEST)};")
+            return
+        first = w.let(f"({at}) >> {2 if self.dtype.itemsize == 1 else 1}u")
+        for k in range(lanes // self.per_word):
+            if self.dtype.itemsize == 1:
+                text = f"vec4<u32>({chunks[k]})" if self.dtype.kind == "b" else chunks[k]
+                packed = f"pack4x{'I' if self.dtype.kind == 'i' else 'U'}8({text})"
+            elif self.dtype.name == "float16":
+                packed = f"pack2x16float(vec2<f32>({lane(chunks, lanes, 2 * k)}, {lane(chunks, lanes, 2 * k + 1)}))"
+            else:
+                low, high = (bits_of(self.dtype, lane(chunks, lanes, 2 * k + n)) for n in (0, 1))
+                packed = f"{low} | ({high} << 16u)"
+            place = f"{self.name}[{first}{f' + {k}i' if k else ''}]"
+            w.line(f"atomicStore(&{place}, {packed});" if self.is_atomic else f"{place} = {packed};")
+
+
+def _halves(dtype: DType, text: str) -> tuple[str, str]:
+    """The two elements of a word."""
+    if dtype.name == "float16":
+        return f"unpack2x16float({text}).x", f"unpack2x16float({text}).y"
+    if dtype.name == "bfloat16":
+        return f"bitcast<f32>({text} << 16u)", f"bitcast<f32>({text} & 0xffff0000u)"
+    return from_bits(dtype, f"({text} & 0xffffu)"), from_bits(dtype, f"({text} >> 16u)")
+
+
+# -- instructions -------------------------------------------------------------------------------------
+def _lanes_at(w: Writer, i: int) -> list[str]:
+    """The index of each lane of an access, a name or a sum."""
+    op, _, lanes, src, arg = w.code[i]
+    if op in ("GATHER", "SCATTER"):
+        return [_sum(lane(w.value[src[1]], lanes, k), arg) for k in range(lanes)]
+    stride = arg[1] if op in ("LOADS", "STORES") else 1
+    offset = arg if op == "LOAD" else arg[0]
+    index = w.value[src[1]][0]
+    return [_sum(index, offset + k * stride) for k in range(lanes)]
+
+
+def _sum(index: str, offset: int) -> str:
+    if not offset:
+        return index
+    if index.endswith("i") and index[:-1].isdecimal():
+        return f"{int(index[:-1]) + offset}i"
+    return f"{index} + {offset}i" if offset > 0 else f"{index} - {-offset}i"
+
+
+def load(w: Writer, i: int, memory: Memory) -> None:
+    """LOAD, LOADS and GATHER."""
+    _, dtype, lanes, src, _ = w.code[i]
+    whole = memory.is_whole(i) and (memory.is_vectors or memory.is_packed)
+
+    def read() -> list[str]:
+        places = _lanes_at(w, i)
+        return memory.read_whole(places[0], lanes) if whole else gathered(w, dtype, [memory.read(at) for at in places])
+
+    if len(src) == 2:
+        w.value.append(read())
+        return
+    mask, alt = w.value[src[2]], w.value[src[3]]
+    if w.code[src[2]].lanes < lanes or whole:       # one condition for all lanes
+        _load_where(w, dtype, lanes, mask[0], alt, read)
+        return
+    scalars = [memory.read(w.let(f"select(0i, {at}, {lane(mask, lanes, k)})")) for k, at in enumerate(_lanes_at(w, i))]
+    w.value.append([w.let(f"select({other}, {text}, {m})") for other, text, m in zip(alt, gathered(w, dtype, scalars), mask, strict=True)])
+
+
+def _load_where(w: Writer, dtype: DType, lanes: int, mask: str, alt: Sequence[str], read: Callable[[], list[str]]) -> None:
+    """What `read` loads where a scalar mask is true, else `alt`."""
+    names = []
+    for width, text in zip(widths(lanes), alt, strict=True):
+        w.names += 1
+        names.append(f"m{w.names}")
+        w.line(f"var {names[-1]}: {register(dtype, width)} = {text};")
+    w.line(f"if ({mask}) {{")
+    w.depth += 1
+    for name, text in zip(names, read(), strict=True):
+        w.line(f"{name} = {text};")
+    w.depth -= 1
+    w.line("}")
+    w.value.append([w.let(name) for name in names])
+
+
+def store(w: Writer, i: int, memory: Memory) -> None:
+    """STORE, STORES and SCATTER."""
+    _, _, lanes, src, _ = w.code[i]
+    places, chunks = _lanes_at(w, i), w.value[src[2]]
+    mask = w.value[src[3]] if len(src) == 4 else None
+    if mask is None or w.code[src[3]].lanes < lanes or lanes == 1:
+        if mask is not None:
+            w.line(f"if ({mask[0]}) {{")
+            w.depth += 1
+        if memory.is_whole(i) and (memory.is_vectors or memory.is_packed):
+            memory.write_whole(places[0], chunks, lanes)
+        else:
+            for k, at in enumerate(places):
+                memory.write(at, lane(chunks, lanes, k))
+        if mask is not None:
+            w.depth -= 1
+            w.line("}")
+        return
+    for k, at in enumerate(places):
+        w.line(f"if ({lane(mask, lanes, k)}) {{")
+        w.depth += 1
+        memory.write(at, lane(chunks, lanes, k))
+        w.depth -= 1
+        w.line("}")
+
+
+def memories_of(w: Writer) -> dict[int, Memory]:
+    """The memory behind each pointer of a phase, by the number of its instruction, after a look at all accesses."""
+    made: dict[tuple[str, int], Memory] = {}
+    found: dict[int, Memory] = {}
+    for i, (op, dtype, _, src, arg) in enumerate(w.code):
+        if op in ("ARG", "TEMP", "SCRATCH", "SHARED"):
+            found[i] = made.setdefault((op, arg), Memory(w, op, arg, dtype))
+        elif op in LOADS_OPS or op in STORE_OPS:
+            found[src[0]].note(i)
+    return found

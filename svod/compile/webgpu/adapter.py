@@ -1,0 +1,88 @@
+"""The adapter that svod runs on, and what it can do as a `Target`."""
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+from functools import cache
+from typing import Any
+
+from svod.core.machine.target import Target
+from svod.errors import DeviceError
+
+NAME = "WEBGPU"
+BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # of wgpu, the best first
+KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # of adapters, the best first
+NUMBERS = {"shader-f16": "float16", "shader-f64": "float64", "shader-int64": "int64"}
+"""Features of adapters → those of targets."""
+WISHED = (*NUMBERS, "timestamp-query")
+LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buffers-per-shader-stage", "max-bindings-per-bind-group",
+          "max-compute-workgroup-storage-size", "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
+          "max-compute-workgroups-per-dimension")
+"""Limits that are raised to what the adapter allows."""
+INSTALL = "install Mesa's software driver (on Debian: apt-get install mesa-vulkan-drivers), or the driver of your graphics card"
+
+
+def package() -> Any:
+    """The package wgpu. Raises DeviceError where it is not installed, or does not load."""
+    if importlib.util.find_spec("wgpu") is None:
+        raise DeviceError(f"{NAME} needs the package wgpu, which is not installed; pip install 'svod[webgpu]'")
+    try:
+        return importlib.import_module("wgpu")
+    except (ImportError, OSError) as error:
+        raise DeviceError(f"the package wgpu, which {NAME} needs, does not load ({error}); install it again") from error
+
+
+def adapters() -> list[Any]:
+    """The adapters of this machine, the best first: numbers of devices count in this order."""
+    return _adapters(os.getpid())       # a forked process has to ask its drivers anew
+
+
+@cache
+def _adapters(process: int) -> list[Any]:
+    wgpu = package()
+    extras = importlib.import_module("wgpu.backends.wgpu_native.extras")
+    with contextlib.suppress(RuntimeError):         # someone in this process has made an instance already; its adapters do
+        extras.set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
+    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in BACKENDS]
+
+    def rank(adapter: Any) -> tuple[int, int]:
+        info = adapter.info
+        kind = info["adapter_type"]
+        return KINDS.index(kind) if kind in KINDS else len(KINDS), BACKENDS.index(info["backend_type"])
+    return sorted(found, key=rank)
+
+
+def adapter() -> Any:
+    """The adapter that is used. Raises DeviceError where there is none."""
+    found = adapters()
+    if not found:
+        raise DeviceError(f"{NAME} finds no adapter on this machine: there is no driver for Vulkan, Metal or Direct3D 12; {INSTALL}")
+    return found[0]
+
+
+def adapter_name(info: Any) -> str:
+    """What an adapter is called in keys, without its driver's version: `llvmpipe`, `nvidia-geforce-rtx-4090`."""
+    name = re.sub(r"\([^)]*\)", "", str(info["device"] or info["vendor"]))
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or f"{info['vendor_id']:04x}-{info['device_id']:04x}"
+
+
+@cache
+def _target(process: int) -> Target:
+    found = adapter()
+    limits = found.limits
+    threads = int(min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]))
+    groups = int(limits["max-compute-workgroups-per-dimension"])
+    features = tuple(sorted(svod for theirs, svod in NUMBERS.items() if theirs in found.features))
+    return Target(arch="wgsl", cpu=adapter_name(found.info), features=features, vector_bytes=16, vector_registers=64, l1=16 << 10,
+                  l2=1 << 20, l3=0, threads=1, has_fma=False, has_strict_floats=False, has_float64="float64" in features,
+                  has_masked_memory=False, has_non_temporal=False, group_threads=threads,
+                  shared_bytes=int(limits["max-compute-workgroup-storage-size"]), device=NAME, global_limits=(groups, groups, groups),
+                  local_limits=(threads, threads, int(limits["max-compute-workgroup-size-z"])))
+
+
+def adapter_target() -> Target:
+    """The adapter as a target. Raises DeviceError where there is none."""
+    return _target(os.getpid())

@@ -1,0 +1,94 @@
+"""WebGPU as a backend: LINEAR → WGSL → pipelines of wgpu. It runs where there is a driver for Vulkan, Metal or Direct3D 12."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from svod.compile.backend import Backend, CompilerPair
+from svod.compile.lower.program import Program, ProgramSpec
+from svod.compile.plan.object_cache import ObjectCache
+from svod.compile.plan.plan_parts import PreparedKernel, Variant
+from svod.compile.webgpu.adapter import NAME, adapter_target
+from svod.compile.webgpu.code import WebGpuCode
+from svod.compile.webgpu.device import GpuMemory, device
+from svod.compile.webgpu.queue import WebGpuQueue
+from svod.compile.webgpu.render import read_modules, render
+from svod.core.cost.cost_model import Cost, cost_of
+from svod.core.cost.sketch_facts import try_opt
+from svod.core.kernel.groups import most_threads
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
+from svod.errors import CompileError
+
+LOCAL_THREADS, REDUCERS = 32, 8
+
+
+class Wgsl(CompilerPair):
+    """LINEAR → WGSL. The driver makes code of it where it is loaded, so a process that compiles only needs no device."""
+
+    name, key, revision = "wgsl", "WGSL", 1
+
+    def render(self, program: Program, target: Target, optimize: bool = True) -> str:
+        return render(program, target)
+
+    def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
+        read_modules(source)
+        return source.encode()
+
+    def load(self, code: bytes, spec: ProgramSpec) -> WebGpuCode:
+        try:
+            return WebGpuCode(code.decode(), spec)
+        except UnicodeDecodeError as error:
+            raise CompileError(f"this is no text of WGSL: {error}") from error
+
+    def optimize(self, source: str, target: Target) -> str:
+        return "\n".join(f"// phase {k}\n{forms.aligned.wgsl}" for k, forms in enumerate(read_modules(source)))
+
+
+class WebGpu(Backend):
+    """The adapter that wgpu finds."""
+
+    name = NAME
+    compilers = (Wgsl(),)
+    reads_host_memory = False
+
+    def target(self, threads: int | None = None) -> Target:
+        return adapter_target()
+
+    def start(self, cache: ObjectCache) -> None:
+        device()
+
+    def cost(self, state: Scheduler) -> Cost:
+        """Threads of a group run at once."""
+        cost = cost_of(state)
+        return replace(cost, cycles=cost.cycles / most_threads(state))
+
+    def heuristic(self, state: Scheduler) -> Scheduler:
+        """Threads along the innermost output axis; a few of them share the outermost reduction."""
+        stage = state.kernel.stages[state.kernel.output]
+        axes = state.kernel.axes
+        if stage.outs:
+            state = try_opt(state, "LOCAL", axes[stage.outs[-1]].name, LOCAL_THREADS)
+        if stage.reds and not stage.outs:
+            state = try_opt(state, "GROUP", axes[stage.reds[0]].name, REDUCERS)
+        return state
+
+    def sketches(self, state: Scheduler) -> list[Scheduler]:
+        return []
+
+    def allocate(self, nbytes: int, touch: bool = True) -> GpuMemory:
+        return GpuMemory(device(), nbytes)
+
+    def copy_in(self, device: int, host: int, nbytes: int) -> None:
+        _device().write(device, host, nbytes)
+
+    def copy_out(self, host: int, device: int, nbytes: int) -> None:
+        _device().read(host, device, nbytes)
+
+    def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
+              threads: int | None) -> WebGpuQueue:
+        return WebGpuQueue(kernels, variants, addresses)
+
+
+_device = device
+BACKEND = WebGpu()

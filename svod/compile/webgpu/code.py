@@ -1,0 +1,52 @@
+"""Loaded programs: a pipeline for each phase, made once for each device and each place where arguments begin."""
+from __future__ import annotations
+
+from svod.compile.lower.program import ProgramSpec
+from svod.compile.webgpu.device import Device, device, error_text, trusted_module
+from svod.compile.webgpu.render import ENTRY, Module, read_modules
+from svod.errors import CompileError, UnsupportedError
+
+Bases = tuple[tuple[int, int], ...]     # (slot, elements after a place where a binding may begin), of those that do not begin there
+
+
+class Pipeline:
+    """A phase on a device. `bindings`: what stands at the bindings after the first."""
+
+    def __init__(self, made: Device, module: Module, symbol: str, bases: Bases) -> None:
+        if len(module.bindings) > made.most_bindings:
+            raise UnsupportedError(f"phase {symbol} uses {len(module.bindings)} buffers; this device binds {made.most_bindings} at a time: "
+                                   "realize() some of what is put together before")
+        self.bindings = module.bindings
+        constants = {f"base_arg{slot}": float(elements) for slot, elements in bases if f"base_arg{slot}:" in module.wgsl}
+        try:
+            shader = trusted_module(made, module.wgsl)
+            self.wgpu = made.wgpu.create_compute_pipeline(
+                layout="auto", compute={"module": shader, "entry_point": ENTRY, "constants": constants})
+            self.layout = self.wgpu.get_bind_group_layout(0)
+        except Exception as error:      # wgpu's own, of several kinds
+            raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
+
+
+class WebGpuCode:
+    """A program as modules of WGSL and their pipelines. Raises CompileError for modules that wgpu refuses."""
+
+    def __init__(self, source: str, spec: ProgramSpec) -> None:
+        self.spec, self.modules = spec, read_modules(source)
+        if len(self.modules) != len(spec.phases):
+            raise CompileError(f"the code has {len(self.modules)} phases, the program {spec.name} {len(spec.phases)}")
+        self._pipelines: dict[tuple[int, int, Bases], Pipeline] = {}
+        for number in range(len(self.modules)):
+            self.pipeline(device(), number, ())
+
+    def pipeline(self, made: Device, phase: int, bases: Bases) -> Pipeline:
+        """The pipeline of a phase, for arguments that begin where bindings may, but those in `bases`."""
+        key = (id(made), phase, bases)
+        pipeline = self._pipelines.get(key)
+        if pipeline is None:
+            forms = self.modules[phase]
+            pipeline = self._pipelines[key] = Pipeline(made, forms.any if bases else forms.aligned, self.spec.phases[phase].symbol, bases)
+        return pipeline
+
+    def close(self) -> None:
+        """Free the pipelines."""
+        self._pipelines.clear()

@@ -1,0 +1,208 @@
+"""The device of this process: its memory and copies.
+
+An address is a number: buffers lie one after the other in a range of addresses of their own, so that what is planned with addresses and
+offsets (`svod.compile.plan`) needs to know nothing of buffers.
+
+    allocate(1000) → address a        a + 256 → (buffer, 256)
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import threading
+import weakref
+from bisect import bisect_right
+from typing import Any
+
+from svod.compile.webgpu.adapter import LIMITS, NAME, WISHED, adapter, package
+from svod.errors import DeviceError, LaunchError
+
+GRAIN = 1 << 20             # bytes from one buffer's address to the next at least, which leaves what lies beyond a buffer unused
+FIRST = 1 << 44             # the address of the first buffer
+STAGING = 32 << 20          # bytes that are copied at a time
+WORD = 16                   # sizes of buffers are multiples of it: the last vector of four elements is whole
+
+
+class GpuMemory:
+    """Memory of the device, freed with the object."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self.device, self.nbytes = device, nbytes
+        self.address = device.make(nbytes)
+        weakref.finalize(self, device.free, self.address)
+
+
+class Device:
+    """A wgpu device. `lost`: why it cannot be used any more."""
+
+    def __init__(self) -> None:
+        wgpu = package()
+        self.adapter = adapter()
+        wished = [f for f in WISHED if f in self.adapter.features]
+        limits = {name: self.adapter.limits[name] for name in LIMITS if name in self.adapter.limits}
+        try:
+            self.wgpu = self.adapter.request_device_sync(required_features=wished, required_limits=limits)
+        except Exception as error:      # wgpu's own, of several kinds
+            raise DeviceError(f"{NAME}: the adapter {self.adapter.info['device']} gives no device: {_first_line(error)}") from error
+        self.queue = self.wgpu.queue
+        self.has_timestamps = "timestamp-query" in wished
+        self.alignment = int(self.wgpu.limits["min-storage-buffer-offset-alignment"])
+        self.most_bound = int(self.wgpu.limits["max-storage-buffer-binding-size"])
+        self.most_bindings = int(self.wgpu.limits["max-storage-buffers-per-shader-stage"])
+        self.process = os.getpid()
+        self.lost = ""
+        self.lock = threading.RLock()
+        self._usage = wgpu.BufferUsage
+        self._next = FIRST
+        self._starts: list[int] = []
+        self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
+        self._staging: Any = None
+
+    # -- memory -----------------------------------------------------------------------------------
+    def make(self, nbytes: int) -> int:
+        """The address of a new buffer. Raises LaunchError where the device has no room for it."""
+        size = max(WORD, -(-nbytes // WORD) * WORD)
+        most = int(self.wgpu.limits["max-buffer-size"])
+        if size > most:
+            raise LaunchError(f"{nbytes} bytes of memory on {NAME}: a buffer of this device has at most {most} bytes; use smaller "
+                              "tensors, or the CPU (unset SVOD_DEVICE)")
+        usage = self._usage.STORAGE | self._usage.COPY_SRC | self._usage.COPY_DST
+        with self.lock:
+            try:
+                buffer = self.wgpu.create_buffer(size=size, usage=usage)
+            except Exception as error:
+                raise LaunchError(f"{NAME} has no memory of {nbytes} bytes: {_first_line(error)}") from error
+            address = self._next
+            self._next += -(-(size + 1) // GRAIN) * GRAIN
+            self._starts.append(address)
+            self._buffers.append((buffer, size))
+        return address
+
+    def free(self, address: int) -> None:
+        """Give a buffer back."""
+        with self.lock:
+            number = bisect_right(self._starts, address) - 1
+            buffer, _ = self._buffers.pop(number)
+            self._starts.pop(number)
+        if self.process == os.getpid() and not self.lost:       # a forked child has no such buffer
+            buffer.destroy()
+
+    def find(self, address: int) -> tuple[Any, int, int]:
+        """The buffer at an address: (buffer, offset, bytes from there to its end). Raises LaunchError for an address of nothing."""
+        with self.lock:
+            number = bisect_right(self._starts, address) - 1
+            if number >= 0:
+                buffer, size = self._buffers[number]
+                offset = address - self._starts[number]
+                if offset <= size:
+                    return buffer, offset, size - offset
+        raise LaunchError(f"the address {address:#x} is no memory of {NAME}")
+
+    # -- copies -----------------------------------------------------------------------------------
+    def write(self, address: int, host: int, nbytes: int) -> None:
+        """Copy from the host's memory."""
+        if not nbytes:
+            return
+        buffer, offset, _ = self.find(address)
+        before, after = offset % 4, -(offset + nbytes) % 4
+        if before or after:         # whole words are written: their other bytes are read first
+            words = bytearray(self.bytes_at(address - before, before + nbytes + after))
+            words[before:before + nbytes] = ctypes.string_at(host, nbytes)
+            self.queue.write_buffer(buffer, offset - before, words)
+            return
+        for at in range(0, nbytes, STAGING):
+            part = (ctypes.c_uint8 * min(STAGING, nbytes - at)).from_address(host + at)
+            self.queue.write_buffer(buffer, offset + at, part)
+
+    def read(self, host: int, address: int, nbytes: int) -> None:
+        """Copy to the host's memory, after everything that was submitted before."""
+        if not nbytes:
+            return
+        _, offset, _ = self.find(address)
+        before, after = offset % 4, -(offset + nbytes) % 4
+        if before or after:
+            ctypes.memmove(host, self.bytes_at(address - before, before + nbytes + after)[before:before + nbytes], nbytes)
+            return
+        with self.lock:
+            for at in range(0, nbytes, STAGING):
+                self._read_part(host + at, address + at, min(STAGING, nbytes - at))
+
+    def bytes_at(self, address: int, nbytes: int) -> bytes:
+        """Bytes of whole words."""
+        made = ctypes.create_string_buffer(nbytes)
+        self.read(ctypes.addressof(made), address, nbytes)
+        return made.raw
+
+    def _read_part(self, host: int, address: int, nbytes: int) -> None:
+        buffer, offset, _ = self.find(address)
+        if self._staging is None or self._staging.size < nbytes:
+            size = min(STAGING, 1 << max(16, (nbytes - 1).bit_length()))
+            self._staging = self.wgpu.create_buffer(size=size, usage=self._usage.MAP_READ | self._usage.COPY_DST)
+        encoder = self.wgpu.create_command_encoder()
+        encoder.copy_buffer_to_buffer(buffer, offset, self._staging, 0, nbytes)
+        self.queue.submit([encoder.finish()])
+        self._staging.map_sync("READ", 0, nbytes)
+        try:
+            view = self._staging.read_mapped(0, nbytes, copy=False)
+            ctypes.memmove(host, ctypes.addressof(ctypes.c_uint8.from_buffer(view)) if not view.readonly else bytes(view), nbytes)
+        finally:
+            self._staging.unmap()
+
+    def wait(self) -> None:
+        """Wait for everything that was submitted."""
+        self.wgpu._poll_wait()
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of wgpu says, without the list of its causes."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in ("Validation Error", "Caused by:")]
+    return " ".join(lines)[:2000] or type(error).__name__
+
+
+def error_text(error: BaseException) -> str:
+    """What an error of wgpu says, in one line."""
+    return _first_line(error)
+
+
+_device: Device | None = None
+_abandoned: list[Device] = []       # of the process that this one was forked from: nothing of theirs may be freed here
+_lock = threading.Lock()
+
+
+def device() -> Device:
+    """The device, made at its first use in this process, and anew after it was lost. Raises DeviceError where there is none."""
+    global _device
+    with _lock:
+        if _device is None or _device.lost:
+            _device = Device()
+        return _device
+
+
+def _after_fork_in_child() -> None:
+    global _device, _lock
+    _lock = threading.Lock()
+    if _device is not None:
+        _abandoned.append(_device)
+        _device.lost = "the process was forked"
+        _device = None
+
+
+with contextlib.suppress(AttributeError):       # a system without fork
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def trusted_module(made: Device, code: str) -> Any:
+    """A shader module without checks of bounds and of loops, where wgpu offers it: LINEAR stays inside what it is given."""
+    api = importlib.import_module("wgpu.backends.wgpu_native._api")
+    create = getattr(api.libf, "wgpuDeviceCreateShaderModuleTrusted", None)
+    if create is None:
+        return made.wgpu.create_shader_module(code=code)
+    ffi = api.ffi
+    source = api.new_struct_p("WGPUShaderSourceWGSL *", code=api.to_c_string_view(code))
+    source[0].chain.next = ffi.NULL
+    source[0].chain.sType = api.lib.WGPUSType_ShaderSourceWGSL
+    described = api.new_struct_p("WGPUShaderModuleDescriptor *", nextInChain=ffi.cast("WGPUChainedStruct *", source),
+                                 label=api.to_c_string_view(""))
+    return api.GPUShaderModule("", create(made.wgpu._internal, described, 0), made.wgpu)

@@ -1,0 +1,193 @@
+"""Runs the launches of a plan: recorded into command buffers, submitted, and waited for once.
+
+    run([k0 p0, k0 p1, k1 p0], 3)    one pass of nine dispatches, one submission
+
+wgpu puts a barrier between dispatches of which one writes what another uses. Bind groups are kept until an address changes. What a launch
+begins and ends with, and the values of variables, lie in one small buffer, which is written where they change.
+"""
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, kernel_name, levels_of, names_of, temporary_numbers
+from svod.compile.webgpu.adapter import NAME, package
+from svod.compile.webgpu.code import WebGpuCode
+from svod.compile.webgpu.device import device, error_text
+from svod.compile.webgpu.render import groups_of
+from svod.errors import LaunchError
+
+MOST_DISPATCHES = 256       # of a submission: drivers end what keeps a device from everything else for too long
+SLOT = 256                  # bytes between the launches' numbers: offsets of uniform buffers are multiples of it
+
+Launch = tuple[int, int]    # (kernel, phase)
+
+
+class WebGpuQueue:
+    """The queue of one plan. One thread at a time calls it."""
+
+    threads, may_fail = 1, False
+
+    def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
+        self.kernels, self.addresses = kernels, list(addresses)
+        self.device = device()
+        self.temps = temporary_numbers(kernels, len(addresses))
+        self.values: dict[str, int] = {}
+        self.ranges = {(k, p): (0, phase.extent) for k, kernel in enumerate(kernels) for p, phase in enumerate(kernel.spec.phases)}
+        self.numbers = {launch: n for n, launch in enumerate(self.ranges)}
+        self.recorded: list[tuple[Launch, ...]] = []        # of every list of launches
+        self.of_variant = {v: self._segments(v) for v in variants}
+        self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
+        self._users: dict[int, set[Launch]] = {}            # which launches use a buffer
+        for (k, p) in self.ranges:
+            for index in (*kernels[k].buffers, *self.temps[k]):
+                self._users.setdefault(index, set()).add((k, p))
+        usage = package().BufferUsage
+        sizes = [16 * -(-(2 + len(k.spec.variables)) // 4) for k in kernels]
+        self._slot = max([SLOT, *[-(-size // SLOT) * SLOT for size in sizes]])
+        self._uniforms = self.device.wgpu.create_buffer(size=max(self._slot, self._slot * len(self.numbers)),
+                                                        usage=usage.UNIFORM | usage.COPY_DST)
+        self._stale = set(self.ranges)      # launches whose numbers are to be written
+
+    # -- what is launched -------------------------------------------------------------------------
+    def _record(self, kernels: Sequence[int], once: bool = False) -> Launches:
+        phases = [(k, p) for k in kernels for p, phase in enumerate(self.kernels[k].spec.phases) if phase.once == once]
+        self.recorded.append(tuple(phases))
+        return Launches(len(self.recorded) - 1, len(phases))
+
+    def _segments(self, variant: Variant) -> tuple[Segment, ...]:
+        found, waiting = [], []
+        for group in levels_of(variant.chosen):
+            numbers = [variant.kernels[i] for i in group]
+            waiting += numbers
+            callbacks = tuple(k for k in numbers if self.kernels[k].is_callback)
+            if callbacks:
+                found.append(Segment(self._record([k for k in waiting if k not in callbacks]), callbacks, tuple(waiting)))
+                waiting = []
+        if waiting or not found:
+            found.append(Segment(self._record(waiting), (), tuple(waiting)))
+        return tuple(found)
+
+    def segments(self, variant: Variant) -> tuple[Segment, ...]:
+        return self.of_variant[variant]
+
+    def kernel_launches(self, kernel: int) -> Launches:
+        return self._record([kernel])
+
+    def once_launches(self, kernel: int) -> Launches:
+        return self._record([kernel], once=True)
+
+    # -- running ----------------------------------------------------------------------------------
+    def run(self, launches: Launches, times: int) -> None:
+        self._submit(self.recorded[launches.first], times, None)
+
+    def _submit(self, phases: Sequence[Launch], times: int, clock: Any) -> None:
+        """Submit launches `times` times and wait."""
+        made = self.device
+        if made.lost:
+            raise LaunchError(f"this plan's device {NAME} is gone: {made.lost}; prepare the plan again")
+        todo = [launch for launch in phases if self.ranges[launch][0] < self.ranges[launch][1]]
+        if not todo:
+            return
+        try:
+            for launch in self._stale.intersection(todo):
+                self._write_numbers(launch)
+            ready = [(*self._group(launch), *self._dimensions(launch)) for launch in todo]
+            waiting = ready * min(times, max(1, MOST_DISPATCHES // len(ready)))
+            for begun in range(0, times, len(waiting) // len(ready)):
+                left = (times - begun) * len(ready)
+                encoder = made.wgpu.create_command_encoder()
+                compute = encoder.begin_compute_pass(**({} if clock is None else {"timestamp_writes": clock(begun)}))
+                for pipeline, group, x, y in waiting[:left]:
+                    compute.set_pipeline(pipeline)
+                    compute.set_bind_group(0, group)
+                    compute.dispatch_workgroups(x, y)
+                compute.end()
+                made.queue.submit([encoder.finish()])
+            made.wait()
+        except LaunchError:
+            raise
+        except Exception as error:      # wgpu's own, of several kinds
+            names = ", ".join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in todo[:8]))
+            made.lost = error_text(error)
+            raise LaunchError(f"{NAME} failed while {names} ran: {made.lost}; prepare the plan again") from error
+
+    def _dimensions(self, launch: Launch) -> tuple[int, int]:
+        begin, end = self.ranges[launch]
+        return groups_of(end - begin, int(self.device.wgpu.limits["max-compute-workgroups-per-dimension"]))
+
+    def _write_numbers(self, launch: Launch) -> None:
+        """Write the bounds of a launch and the values of its variables."""
+        kernel = self.kernels[launch[0]]
+        names = names_of(kernel)
+        numbers = [*self.ranges[launch], *[self.values.get(names[name], 0) for name in kernel.spec.variables]]
+        numbers += [0] * (-len(numbers) % 4)
+        self.device.queue.write_buffer(self._uniforms, self.numbers[launch] * self._slot, struct.pack(f"<{len(numbers)}i", *numbers))
+        self._stale.discard(launch)
+
+    def _group(self, launch: Launch) -> tuple[Any, Any]:
+        """The pipeline of a launch and what is bound to it."""
+        group = self._groups.get(launch)
+        if group is None:
+            group = self._groups[launch] = self._bind_group(launch)
+        return group
+
+    def _bind_group(self, launch: Launch) -> tuple[Any, Any]:
+        k, p = launch
+        kernel, made = self.kernels[k], self.device
+        assert isinstance(kernel.loaded, WebGpuCode)
+        spec, (addresses, _) = kernel.spec, self.arguments(k)
+        bases: list[tuple[int, int]] = []
+        for slot, (address, (dtype, _)) in enumerate(zip(addresses, spec.params, strict=True)):
+            beyond = made.find(address)[1] % made.alignment
+            if beyond:
+                bases.append((slot, beyond // dtype.itemsize))
+        pipeline = kernel.loaded.pipeline(made, p, tuple(bases))
+        entries = [self._entry(0, self._uniforms, self.numbers[launch] * self._slot, 16 * -(-(2 + len(spec.variables)) // 4))]
+        for number, (op, n) in enumerate(pipeline.bindings):
+            address = addresses[n] if op == "ARG" else self.addresses[self.temps[k][n]]
+            nbytes = spec.params[n][1] * spec.params[n][0].itemsize if op == "ARG" else spec.temps[n]
+            entries.append(self._bound(number + 1, address, nbytes, f"{'argument' if op == 'ARG' else 'temporary'} {n} of "
+                                                                    f"{kernel_name(kernel)}"))
+        return pipeline.wgpu, made.wgpu.create_bind_group(layout=pipeline.layout, entries=entries)
+
+    def _bound(self, number: int, address: int, nbytes: int, what: str) -> dict[str, Any]:
+        """The entry for memory that a launch uses."""
+        buffer, offset, left = self.device.find(address)
+        beyond = offset % self.device.alignment
+        size = max(16, min(-(-(nbytes + beyond) // 16) * 16, left + beyond))
+        if size > self.device.most_bound:
+            raise LaunchError(f"{what} has {nbytes} bytes; this device binds {self.device.most_bound} at a time: use smaller "
+                              "tensors, or the CPU (unset SVOD_DEVICE)")
+        return self._entry(number, buffer, offset - beyond, size)
+
+    @staticmethod
+    def _entry(number: int, buffer: Any, offset: int, size: int) -> dict[str, Any]:
+        return {"binding": number, "resource": {"buffer": buffer, "offset": offset, "size": size}}
+
+    # -- what it is applied to --------------------------------------------------------------------
+    def take_failure(self) -> BaseException | None:
+        return None
+
+    def bind(self, index: int, address: int) -> None:
+        if self.addresses[index] != address:
+            self.addresses[index] = address
+            for launch in self._users.get(index, ()):
+                self._groups.pop(launch, None)
+
+    def set_variable(self, name: str, value: int) -> None:
+        self.values[name] = value
+        self._stale.update(launch for launch in self.ranges if name in names_of(self.kernels[launch[0]]).values())
+
+    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
+        self.ranges[kernel, phase] = begin, end
+        self._stale.add((kernel, phase))
+
+    def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
+        k = self.kernels[kernel]
+        offsets = k.offsets or (0,) * len(k.buffers)
+        return ([self.addresses[i] + offset for i, offset in zip(k.buffers, offsets, strict=True)],
+                [self.values.get(v.name, 0) for v in k.variables])
+
+

@@ -1,0 +1,199 @@
+"""LINEAR → WGSL: a module for each phase.
+
+    BEGIN           launch[0].x + the group's number in a grid of up to three dimensions
+    LOCAL_ID        local_invocation_index
+    LOOP            for; a block where it is the phase's own group; an if where it runs once at most
+    CARRY, RESULT   a variable of the function
+    VAR             a number of the uniform buffer `launch`, behind begin and end
+    BARRIER         workgroupBarrier, and storageBarrier where the phase reads what it writes
+
+A module comes in two forms: for arguments that begin where bindings may, and for any, which it reads and writes element by element from a
+given one on.
+"""
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from svod.compile.lower.linear import LOADS_OPS, STORE_OPS, validate
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
+from svod.compile.webgpu.access import GLOBAL, Memory, load, memories_of, store
+from svod.compile.webgpu.alu import HANDLERS
+from svod.compile.webgpu.facts import Facts
+from svod.compile.webgpu.text import Writer, register, widths
+from svod.core.machine.target import Target
+from svod.errors import CompileError, UnsupportedError
+
+ENTRY = "main"
+MOST_ELEMENTS = (1 << 31) - (1 << 16)       # of an argument: indices have 32 bits, and go a little beyond what they may touch
+REFUSED = frozenset({"DOT", "SCALEB", "TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
+
+
+class Module(NamedTuple):
+    """A phase as WGSL. `bindings`: what stands at the bindings after the first, ("ARG", slot) or ("TEMP", number)."""
+
+    wgsl: str
+    bindings: tuple[tuple[str, int], ...]
+
+
+class PhaseModules(NamedTuple):
+    """The forms of a phase: for arguments that begin where vectors do, and for any."""
+
+    aligned: Module
+    any: Module
+
+
+def render(program: Program, target: Target) -> str:
+    """The modules of a program, as JSON. Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach,
+    UnsupportedError for types that the adapter does not have."""
+    validate(program)
+    spec = program.spec
+    for slot, (dtype, size) in enumerate(spec.params):
+        if size > MOST_ELEMENTS:
+            raise UnsupportedError(f"argument {slot} has {size} elements of {dtype.name}; {target.device} computes indices in 32 bits and "
+                                   f"reaches {MOST_ELEMENTS}: use smaller tensors, or the CPU")
+    phases = []
+    for phase, code in zip(spec.phases, program.code, strict=True):
+        facts = Facts(code)
+        phases.append([_module(spec, phase, code, facts, target, aligned) for aligned in (True, False)])
+    return json.dumps([[list(module) for module in forms] for forms in phases])
+
+
+def read_modules(source: str) -> list[PhaseModules]:
+    """What `render` wrote. Raises CompileError for anything else."""
+    try:
+        return [PhaseModules(*[Module(wgsl, tuple((str(op), int(n)) for op, n in bindings)) for wgsl, bindings in forms])
+                for forms in json.loads(source)]
+    except (ValueError, TypeError) as error:
+        raise CompileError(f"these are no modules of WGSL: {error}") from error
+
+
+def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], facts: Facts, target: Target, aligned: bool) -> Module:
+    w = Writer(target, spec, phase, code, facts, aligned)
+    memories = memories_of(w)
+    _Body(w, memories).write()
+    used = {(m.op, m.number): m for m in memories.values()}
+    bound = [m for m in used.values() if m.op in GLOBAL and m.accessed]
+    head = ["enable f16;"] if w.uses_half else []
+    count = -(-(2 + len(spec.variables)) // 4)        # begin, end, variables
+    head.append(f"@group(0) @binding(0) var<uniform> launch: array<vec4<i32>, {count}>;")
+    for number, memory in enumerate(bound):
+        head += memory.declare(number + 1)
+    for op, nbytes in (("SCRATCH", phase.scratch_bytes), ("SHARED", phase.shared_bytes)):
+        areas = sorted((m for m in used.values() if m.op == op and m.accessed), key=lambda m: m.number)
+        for memory, end in zip(areas, [*[m.number for m in areas[1:]], nbytes], strict=False):
+            head.append(memory.declare_private((end - memory.number) // memory.dtype.itemsize))
+    if w.uses_nonfinite:
+        head += ["var<private> infinity: u32 = 0x7f800000u;", "var<private> nan: u32 = 0x7fc00000u;"]
+    main = [f"@compute @workgroup_size({phase.block})",
+            f"fn {ENTRY}(@builtin(workgroup_id) group_at: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, "
+            "@builtin(local_invocation_index) thread: u32) {"]
+    wgsl = "\n".join([*head, *w.helpers.values(), *main, *w.lines, "}", ""])
+    return Module(wgsl, tuple((m.op, m.number) for m in bound))
+
+
+class _Body:
+    """Writes the function of a phase."""
+
+    def __init__(self, w: Writer, memories: dict[int, Memory]) -> None:
+        self.w, self.memories = w, memories
+        self.carried: dict[int, list[list[str]]] = {}       # LOOP → names of the variables of each carried value
+        shares = {(m.op, m.number) for i, m in memories.items() if m.op in GLOBAL and m.stored}
+        self.storage_barrier = any((memories[i.src[0]].op, memories[i.src[0]].number) in shares for i in w.code if i.op in LOADS_OPS)
+
+    def write(self) -> None:
+        w = self.w
+        if w.phase.extent > w.target.global_limits[0]:
+            w.line("let group = launch[0].x + i32(group_at.x + grid.x * group_at.y);")
+            w.line("if (group >= launch[0].y) { return; }")
+        else:
+            w.line("let group = launch[0].x + i32(group_at.x);")
+        for i, (op, dtype, lanes, src, arg) in enumerate(w.code):
+            w.require(dtype)
+            handler = HANDLERS.get(op)
+            if handler is not None:
+                handler(w, i, dtype, lanes, src, arg)
+            elif op in LOADS_OPS:
+                load(w, i, self.memories[src[0]])
+            elif op in STORE_OPS:
+                store(w, i, self.memories[src[0]])
+                w.value.append([])
+            else:
+                self._other(i, op, src, arg)
+
+    def _other(self, i: int, op: str, src: tuple[int, ...], arg: Any) -> None:
+        w = self.w
+        if op == "BEGIN":
+            w.value.append(["group"])
+        elif op == "END_":
+            w.value.append([w.let("group + 1i")])
+        elif op == "LOCAL_ID":
+            w.value.append([w.let("i32(thread)")])
+        elif op == "VAR":
+            at = 2 + w.spec.variables.index(arg)
+            w.value.append([w.let(f"launch[{at // 4}].{'xyzw'[at % 4]}")])
+        elif op == "LOOP":
+            self._open(i, src, arg)
+        elif op == "ENDLOOP":
+            self._close(src)
+        elif op in ("CARRY", "RESULT"):
+            names = self.carried[src[0]][arg]
+            w.value.append([w.let(name) for name in names])
+        elif op == "BARRIER":
+            w.line("workgroupBarrier();")
+            if self.storage_barrier:
+                w.line("storageBarrier();")
+            w.value.append([])
+        elif op in REFUSED:
+            raise CompileError(f"{op} is no instruction of {w.target.device}")
+        else:
+            w.value.append([])      # pointers, and PREFETCH
+
+    def _open(self, i: int, src: tuple[int, ...], step: int) -> None:
+        w = self.w
+        start, stop = (w.value[s][0] for s in src[:2])
+        names: list[list[str]] = []
+        for j, s in enumerate(src[2:]):
+            _, dtype, lanes, _, _ = w.code[s]
+            own = [f"c{i}_{j}_{k}" for k in range(len(w.value[s]))]
+            for name, width, text in zip(own, widths(lanes), w.value[s], strict=True):
+                w.line(f"var {name}: {register(dtype, width)} = {text};")
+            names.append(own)
+        self.carried[i] = names
+        condition = self._once(src)
+        if condition is not None:
+            w.line(f"if ({condition}) {{" if condition else "{")
+            w.value.append([start])
+        else:
+            w.line(f"for (var i{i}: i32 = {start}; i{i} < {stop}; i{i} += {step}i) {{")
+            w.value.append([f"i{i}"])
+        w.depth += 1
+
+    def _once(self, src: tuple[int, ...]) -> str | None:
+        """The condition under which a loop runs, once; "" for none; None for a loop that may run more often."""
+        w = self.w
+        start, stop = w.code[src[0]], w.code[src[1]]
+        if start.op == "BEGIN" and stop.op == "END_":
+            return ""
+        if start.op == "CONST" and start.arg == 0 and stop.op == "WHERE":
+            yes, no = (w.code[s] for s in stop.src[1:])
+            if (yes.op, yes.arg, no.op, no.arg) == ("CONST", 1, "CONST", 0):
+                return w.value[stop.src[0]][0]
+        return None
+
+    def _close(self, src: tuple[int, ...]) -> None:
+        w = self.w
+        for names, s in zip(self.carried[src[0]], src[1:], strict=True):
+            for name, text in zip(names, w.value[s], strict=True):
+                w.line(f"{name} = {text};")
+        w.depth -= 1
+        w.line("}")
+        w.value.append([])
+
+
+def groups_of(extent: int, limit: int) -> tuple[int, int]:
+    """The dimensions of a grid of at least so many groups."""
+    if extent <= limit:
+        return extent, 1
+    rows = -(-extent // limit)
+    return -(-extent // rows), rows

@@ -1,0 +1,161 @@
+"""WGSL registers: how the values of LINEAR stand in a shader.
+
+    float32 × 4    one vec4<f32>              float32 × 7    a vec4<f32> and a vec3<f32>: its chunks
+    int8 × 2       one vec2<i32>, each number wrapped to eight bits after every operation
+    float16        f32 that holds float16 numbers, rounded after every operation; bfloat16 alike
+    index          i32: `svod.compile.webgpu.render` checks that all elements have such numbers
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from svod.compile.lower.program import Instruction, PhaseSpec, ProgramSpec
+from svod.compile.webgpu.facts import Facts
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.machine.target import Target
+from svod.errors import CompileError, UnsupportedError
+
+REGISTERS = {
+    "bool": "bool", "int8": "i32", "int16": "i32", "int32": "i32", "index": "i32", "int64": "i64",
+    "uint8": "u32", "uint16": "u32", "uint32": "u32", "uint64": "u64",
+    "float16": "f32", "bfloat16": "f32", "float32": "f32", "float64": "f64",
+}
+COMPONENTS = "xyzw"
+WIDEST = 4          # lanes of a chunk
+FEATURES = {"int64": "int64", "uint64": "int64", "float64": "float64"}
+"""What the target must have for a type, by the names of `Target.features`."""
+
+
+def widths(lanes: int) -> list[int]:
+    """The lanes of each chunk of a value."""
+    return [WIDEST] * (lanes // WIDEST) + ([lanes % WIDEST] if lanes % WIDEST else [])
+
+
+def vector(scalar: str, width: int) -> str:
+    """The type of a chunk."""
+    return scalar if width == 1 else f"vec{width}<{scalar}>"
+
+
+def register(dtype: DType, width: int) -> str:
+    """The type of a chunk of values of a dtype."""
+    return vector(REGISTERS[dtype.name], width)
+
+
+def splat(scalar: str, width: int, value: str) -> str:
+    """One scalar in all lanes of a chunk."""
+    return value if width == 1 else f"vec{width}<{scalar}>({value})"
+
+
+def word(value: int, width: int) -> str:
+    """A u32 in all lanes."""
+    return splat("u32", width, f"{value}u")
+
+
+def lane(chunks: Sequence[str], lanes: int, k: int) -> str:
+    """One lane of a value."""
+    width = min(WIDEST, lanes - k // WIDEST * WIDEST)
+    text = chunks[k // WIDEST]
+    return text if width == 1 else f"{text}.{COMPONENTS[k % WIDEST]}"
+
+
+def is_narrow_float(dtype: DType) -> bool:
+    return dtype.kind == "f" and dtype.bits == 16
+
+
+@dataclass
+class Writer:
+    """The text of a phase while it is written. `value[i]`: the chunks of instruction i, each a name or a literal without side effects.
+    `aligned`: whether arguments begin where vectors of 16 bytes may."""
+
+    target: Target
+    spec: ProgramSpec
+    phase: PhaseSpec
+    code: Sequence[Instruction]
+    facts: Facts
+    aligned: bool
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    value: list[list[str]] = field(default_factory=list)
+    helpers: dict[str, str] = field(default_factory=dict)
+    uses_nonfinite: bool = False
+    uses_half: bool = False
+    names: int = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    def let(self, text: str) -> str:
+        """A name for a value that is computed here."""
+        self.names += 1
+        self.lines.append(f"{'  ' * self.depth}let t{self.names} = {text};")
+        return f"t{self.names}"
+
+    def has(self, feature: str) -> bool:
+        return feature in self.target.features
+
+    def helper(self, name: str, text: Callable[[], str]) -> str:
+        """The name of a function of the module, which is written once."""
+        if name not in self.helpers:
+            self.helpers[name] = ""         # its place: before what needs it is written
+            made = text()
+            del self.helpers[name]
+            self.helpers[name] = made
+        return name
+
+    def require(self, dtype: DType) -> None:
+        """Raise UnsupportedError for a type that the adapter does not compute with."""
+        feature = FEATURES.get(dtype.name)
+        if feature is not None and not self.has(feature):
+            raise UnsupportedError(f"{dtype.name} on {self.target.device}: the adapter {self.target.cpu} has no numbers of 64 bits "
+                                   f"({feature}); cast to {narrower(dtype)}, or run on the CPU (unset SVOD_DEVICE)")
+
+    # -- numbers ----------------------------------------------------------------------------------
+    def literal(self, dtype: DType, value: Any) -> str:
+        """A scalar constant."""
+        if dtype.kind == "b":
+            return "true" if value else "false"
+        if dtype.kind == "f":
+            return self._float(dtype, float(value))
+        kind = REGISTERS[dtype.name]
+        number = int(value)
+        if dtype.name == "index" and not -1 << 31 <= number < 1 << 31:
+            raise CompileError(f"the index {number} does not fit the 32 bits that {self.target.device} computes indices with")
+        if kind == "i32":
+            return "i32(-2147483648)" if number == -1 << 31 else f"{number}i" if number >= 0 else f"({number}i)"
+        if kind == "i64":
+            return f"(-{(1 << 63) - 1}li - 1li)" if number == -1 << 63 else f"{number}li" if number >= 0 else f"({number}li)"
+        return f"{number}{'u' if kind == 'u32' else 'lu'}"
+
+    def _float(self, dtype: DType, value: float) -> str:
+        if not math.isfinite(value) or (dtype.bits <= 32 and not np.isfinite(np.float32(value))):
+            self.uses_nonfinite = True
+            name = "nan" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
+            text = f"bitcast<f32>({name.lstrip('-')})"
+            text = f"(-{text})" if value < 0 else text
+            return f"f64({text})" if dtype.bits == 64 else text
+        if dtype.bits == 64:
+            text = repr(value)
+            return f"({text}lf)" if value < 0 or text.startswith("-") else f"{text}lf"
+        single = np.float32(value)
+        if single != 0 and abs(single) < np.float32(2.0**-126):
+            return f"bitcast<f32>({int(single.view(np.uint32))}u)"
+        text = repr(float(np.format_float_scientific(single, unique=True)))
+        return f"({text}f)" if text.startswith("-") else f"{text}f"
+
+    def constant(self, dtype: DType, width: int, value: Any) -> str:
+        """A constant in all lanes of a chunk."""
+        return splat(REGISTERS[dtype.name], width, self.literal(dtype, value))
+
+
+def narrower(dtype: DType) -> str:
+    """The type of 32 bits of the same kind."""
+    return {"f": dtypes.float32, "i": dtypes.int32, "u": dtypes.uint32}[dtype.kind].name
+
+
+def refuse(op: str, dtype: DType, why: str) -> CompileError:
+    return CompileError(f"{op} of {dtype.name}: {why}")

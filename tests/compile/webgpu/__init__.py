@@ -1,0 +1,1 @@
+"""WebGPU: skipped where there is no package, no driver or no adapter."""

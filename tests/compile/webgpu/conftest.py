@@ -1,0 +1,17 @@
+"""What the tests of this folder need: an adapter. Without one they are skipped, and say what is missing."""
+from __future__ import annotations
+
+import pytest
+
+from svod.compile.webgpu.adapter import adapter_target
+from svod.core.machine.target import Target
+from svod.errors import DeviceError
+
+
+@pytest.fixture(scope="session")
+def webgpu() -> Target:
+    """The adapter as a target."""
+    try:
+        return adapter_target()
+    except DeviceError as error:
+        pytest.skip(str(error))
