@@ -193,7 +193,7 @@ def device_named(name: str) -> Device:
     """The device that a name means: 'CPU', 'cpu:0', 'CPU:interpreter'. Raises UnsupportedError for a device that svod does not have."""
     base, _, rest = name.partition(":")
     if base.upper() not in BACKENDS:
-        raise UnsupportedError(f"the device {name!r}: svod runs on the {', '.join(BACKENDS)} only; unset SVOD_DEVICE")
+        raise UnsupportedError(f"the device {name!r}: svod has the devices {', '.join(BACKENDS)}; unset SVOD_DEVICE for the CPU")
     backend = backend_named(base)
     for pair in backend.compilers:
         if rest in ("", "0") or rest.lower() == pair.name:
