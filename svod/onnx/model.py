@@ -15,7 +15,7 @@ from svod.core.ir.variable import Variable
 from svod.errors import UnsupportedError
 from svod.onnx.fallback import Tail, check_runtime
 from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, read_model, type_name
-from svod.onnx.values import Value, array_of, tensor_of
+from svod.onnx.values import Undecided, Value, array_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
 from svod.tracing import jit
@@ -31,6 +31,13 @@ class Input(NamedTuple):
     name: str
     dtype: str
     shape: tuple[Size, ...] | None
+
+
+class _Condition(NamedTuple):
+    """What a plan computes in place of the outputs: which way a branch of the graph goes."""
+
+    branch: int
+    value: Any
 
 
 class Outputs(tuple[Any, ...]):
@@ -158,7 +165,12 @@ class Model:
     def run(self, feed: Mapping[str, Any]) -> list[Any]:
         """The outputs as tensors, or lists of them, for inputs by name, which are not checked."""
         given, fixed = self._split(feed)
-        results = self._jit(given, fixed)
+        chosen: tuple[tuple[int, bool], ...] = ()
+        while isinstance(results := self._jit(given, fixed, chosen), _Condition):
+            value = array_of(results.value)
+            if value.size != 1:
+                raise OnnxError(f"the condition of an If has {value.size} elements; it needs one")
+            chosen = (*chosen, (results.branch, bool(value.reshape(-1)[0])))
         return list(results)
 
     def prepare(self, *args: Any, **kwargs: Any) -> ExecutionPlan:
@@ -182,11 +194,16 @@ class Model:
         kind = next((i.dtype for i in self.inputs if i.name == name), "float32")
         return np.zeros(given, np.dtype(kind if kind != "bfloat16" else "float32"))
 
-    def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...]) -> tuple[Any, ...]:
+    def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...],
+               chosen: tuple[tuple[int, bool], ...]) -> tuple[Any, ...]:
+        """The outputs; or the condition that decides which way a branch goes, where that decides about shapes."""
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
-        results = self.walk.run(values, self._asked)
+        try:
+            results = self.walk.run(values, self._asked, dict(chosen))
+        except Undecided as e:
+            return _Condition(e.branch, e.condition)
         for name, r in zip(self._asked, results, strict=True):
             if r is None:
                 raise UnsupportedError(f"the output {name!r} is an optional that is absent")

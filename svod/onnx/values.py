@@ -21,6 +21,14 @@ Value = Any
 MOST_KNOWN = 4096       # elements of a result that is computed while the graph is walked
 
 
+class Undecided(Exception):
+    """A branch that has to be chosen before the graph can be walked on: the branch's number in the walk, and the condition, which is
+    computed from data."""
+
+    def __init__(self, branch: int, condition: Tensor) -> None:
+        self.branch, self.condition = branch, condition
+
+
 def is_known(value: Value) -> bool:
     return isinstance(value, np.ndarray)
 

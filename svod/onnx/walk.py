@@ -30,6 +30,8 @@ class Walk:
         # by the id of a message, which is kept: protobuf makes its objects anew when nobody holds them
         self._initial: dict[int, tuple[onnx.GraphProto, dict[str, Value]]] = {}
         self._attributes: dict[int, tuple[onnx.NodeProto, dict[str, Any]]] = {}
+        self._chosen: dict[int, bool] = {}      # of the walk that is being made
+        self._branches = 0
 
     # -- before anything is computed -----------------------------------------------------------------------------------
     def missing(self) -> list[tuple[str, int, int, str, str]]:
@@ -86,13 +88,20 @@ class Walk:
                 deciding.update(n for n in node.input if n)
 
     # -- walking ------------------------------------------------------------------------------------------------------
-    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None) -> list[Value]:
-        """The values of the model's outputs, or of those named, for values of its inputs."""
+    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None, chosen: Mapping[int, bool] | None = None) -> list[Value]:
+        """The values of the model's outputs, or of those named, for values of its inputs. `chosen`: which way branches go whose conditions
+        are computed, by their numbers in the walk. Raises Undecided for another that has to be chosen."""
         graph = self.model.graph
+        self._chosen, self._branches = dict(chosen or {}), 0
         values: dict[str, Value] = {**self._initializers(graph), **inputs}
         wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
         self._compute(graph, values, set(wanted))
         return [values[name] for name in wanted]
+
+    def at_branch(self) -> tuple[int, bool | None]:
+        """The number of the branch that the walk has come to, and which way it goes; None: nobody has chosen."""
+        self._branches += 1
+        return self._branches, self._chosen.get(self._branches)
 
     def subgraph(self, graph: onnx.GraphProto, operands: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
         """The outputs of a graph inside a node, which reads values around it."""
@@ -152,7 +161,7 @@ class Walk:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
                 results = operator.function(node, *self._operands(node, operator, operands))
         except UnsupportedError as e:
-            e.node = e.node or proto.output[0]      # where another runtime may take over
+            e.node = proto.output[0]        # where another runtime may take over: of nodes in nodes the outermost
             raise
         except OnnxError:
             raise
@@ -202,6 +211,9 @@ class _Inside:
 
     def __call__(self, graph: onnx.GraphProto, *operands: Value) -> list[Value]:
         return self.walk.subgraph(graph, operands, self.values)
+
+    def at_branch(self) -> tuple[int, bool | None]:
+        return self.walk.at_branch()
 
 
 def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:

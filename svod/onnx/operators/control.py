@@ -9,7 +9,7 @@ import numpy as np
 
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Node, operator
-from svod.onnx.values import Value, dtype_of, is_known, shape_of, tensor_of
+from svod.onnx.values import Undecided, Value, dtype_of, is_known, shape_of, tensor_of
 from svod.tensor import Tensor, where
 
 log = logging.getLogger("svod.onnx")
@@ -21,15 +21,24 @@ MOST_TURNS, MANY_TURNS = 1000, 100
 def branch(node: Node, condition: Value) -> tuple[Value, ...]:
     if is_known(condition):
         return tuple(node.walk(node.need("then_branch" if bool(condition.reshape(-1)[0]) else "else_branch")))
-    # both are computed, and each element is chosen
-    yes, no = node.walk(node.need("then_branch")), node.walk(node.need("else_branch"))
-    chosen = []
-    for a, b in zip(yes, no, strict=True):
-        if any(isinstance(v, list) or v is None for v in (a, b)) or shape_of(a) != shape_of(b) or dtype_of(a) is not dtype_of(b):
-            raise UnsupportedError(f"{node}: its condition is computed from data, and its branches give values of different shapes or "
-                                   "types")
-        chosen.append(where(condition.reshape(()), tensor_of(a), tensor_of(b)))
-    return tuple(chosen)
+    number, chosen = node.walk.at_branch()
+    if chosen is not None:
+        return tuple(node.walk(node.need("then_branch" if chosen else "else_branch")))
+    # both are computed, and each element is chosen, where that is possible
+    try:
+        yes, no = node.walk(node.need("then_branch")), node.walk(node.need("else_branch"))
+    except (Undecided, UnsupportedError):       # what svod lacks in one of them matters where that one is taken
+        raise Undecided(number, condition) from None
+    if not all(map(_is_alike, yes, no)):
+        raise Undecided(number, condition)
+    return tuple(where(condition.reshape(()), tensor_of(a), tensor_of(b)) for a, b in zip(yes, no, strict=True))
+
+
+def _is_alike(a: Value, b: Value) -> bool:
+    """Whether two values are tensors of one shape and type."""
+    if any(isinstance(v, list) or v is None for v in (a, b)):
+        return False
+    return shape_of(a) == shape_of(b) and dtype_of(a) is dtype_of(b)
 
 
 @operator("Loop", raw=True, known=("count", "condition"))
