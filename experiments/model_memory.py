@@ -87,8 +87,7 @@ def run_onnxruntime(path: Path, rows: int) -> None:
 def run_torch(layers: int, rows: int, export: bool) -> None:
     import torch
 
-    import svod.torch
-    import svod.torch.backend       # noqa: F401  its imports are no part of the model
+    import svod.torch.backend
 
     torch.compile(torch.nn.Linear(4, 4).eval(), backend="svod")(torch.ones(1, 4))
     base = resident()

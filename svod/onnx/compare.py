@@ -26,16 +26,20 @@ class NodeDifference(NamedTuple):
 
 
 def compare(model: Model, inputs: Mapping[str, Any], against: str | None = None) -> list[NodeDifference]:
-    """One line for each node of the model's graph that gives numbers, in their order. `against`: "onnxruntime" or "reference"; by default
-    the first that is installed. Both compute every value of the graph: a fusion that hides a difference is not there."""
+    """One line for each node that gives numbers, of those that svod computes for the model's outputs, in their order. `against`:
+    "onnxruntime" or "reference"; by default the first that is installed. Both compute every value of the graph: a fusion that hides a
+    difference is not there. Raises OnnxError for a model of 2 GB or more, which cannot be handed on."""
     check_runtime(against)
     runtime = against or (RUNTIMES[0] if find_spec("onnxruntime") is not None else RUNTIMES[1])
-    nodes = {o: n for n in model.proto.graph.node for o in list(n.output)[:1] if o}
-    names = list(nodes)
     feed = {name: np.asarray(v) for name, v in inputs.items()}
-    theirs = _values(model.proto, names, feed, runtime)
+    if model.fallback is not None:
+        model(feed)         # shows what svod does not compute
+    nodes = {o: n for n in model.walk.needed(model.proto.graph, set(model.computed)) for o in list(n.output)[:1] if o}
+    names = list(nodes)
+    proto = model.walk.arrays.whole(model.proto)
+    theirs = _values(proto, names, feed, runtime)
     found = []
-    whole = load(model.proto, outputs=[n for n in names if n in theirs], dims=model.dims, config=model.config)
+    whole = load(proto, outputs=[n for n in names if n in theirs], dims=model.dims, fallback=model.fallback, config=model.config)
     ours = whole(feed)
     for name, value in zip([n for n in names if n in theirs], ours if isinstance(ours, tuple) else (ours,), strict=True):
         other = theirs[name]
@@ -45,24 +49,25 @@ def compare(model: Model, inputs: Mapping[str, Any], against: str | None = None)
 
 
 def _values(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array], runtime: str) -> dict[str, Any]:
-    """Every value of the graph, by another runtime."""
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
-    have = {o.name for o in model.graph.output}
-    model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
-    wanted = [o.name for o in model.graph.output if o.name in names]
+    """Every value of the graph, which become its outputs, by another runtime."""
+    have = {o.name for o in proto.graph.output}
+    proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
+    wanted = [o.name for o in proto.graph.output if o.name in names]
     if runtime == "reference":
         from onnx.reference import ReferenceEvaluator
-        run = ReferenceEvaluator(model).run
+        run = ReferenceEvaluator(proto).run
     else:
         import onnxruntime
-        run = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run
+        run = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run
     return dict(zip(wanted, run(wanted, dict(feed)), strict=True))
 
 
 def relative_difference(ours: Array, theirs: Array) -> float:
-    """max |a - b| / max |b|, in float64; infinite for other shapes."""
+    """max |a - b| / max |b|, in float64; infinite for other shapes, and where one has a NaN or an infinity that the other has not."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape:
         return float("inf")
-    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) if a.size else 0.0
+    with np.errstate(invalid="ignore"):
+        off = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    scale = np.abs(b[np.isfinite(b)]).max(initial=1e-30)
+    return float(np.nan_to_num(off / scale, nan=np.inf, posinf=np.inf).max(initial=0.0))

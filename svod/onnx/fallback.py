@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from svod.errors import ConfigError, UnsupportedError
-from svod.onnx.reader import all_nodes, opsets, subgraphs
+from svod.onnx.reader import Arrays, all_nodes, opsets, subgraphs
 from svod.onnx.registry import Array
 
 log = logging.getLogger("svod.onnx")
@@ -27,8 +27,8 @@ class Tail:
     """The nodes of a model that another runtime computes. `cut`: the values that svod computes for it, `results`: the model's outputs that
     it gives."""
 
-    def __init__(self, model: onnx.ModelProto, lacking: Sequence[str], outputs: Sequence[str], runtime: str) -> None:
-        """`lacking`: the first outputs of the nodes that svod does not have."""
+    def __init__(self, model: onnx.ModelProto, arrays: Arrays, lacking: Sequence[str], outputs: Sequence[str], runtime: str) -> None:
+        """`arrays`: of the model's tensors. `lacking`: the first outputs of the nodes that svod does not have."""
         graph = model.graph
         behind: set[str] = set()
         nodes = []
@@ -47,6 +47,7 @@ class Tail:
         shape_free = [onnx.helper.make_empty_tensor_value_info(name) for name in self.results]
         self._nodes, self._constants = nodes, [constants[name] for name in dict.fromkeys(read) if name in constants]
         self._outputs, self._versions, self._runtime = shape_free, opsets(model), runtime
+        self._arrays = arrays
         self._runs: dict[tuple[Any, ...], Any] = {}
 
     def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -64,6 +65,7 @@ class Tail:
         graph = onnx.helper.make_graph(self._nodes, "tail", infos, self._outputs, self._constants)
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in self._versions.items()],
                                        ir_version=8)
+        model = self._arrays.whole(model)
         try:
             if self._runtime == "reference":
                 from onnx.reference import ReferenceEvaluator

@@ -1,40 +1,40 @@
-"""Weights inside a file, mapped instead of read: a model of 1 GB takes 1 GB once.
+"""Weights inside a model's bytes, left where they are: a model of 1 GB takes 1 GB once.
 
-Protobuf copies every byte that it parses. So the file is mapped, the messages on the way to its initializers are walked by their lengths,
-and
-the parser is given the same model with a note in place of each large weight: external data, in this file, at that offset.
+Protobuf copies every byte that it parses. So the messages on the way to the tensors of a model are walked by their lengths, and the parser
+is given the same model with a note in place of each large tensor: external data, at that offset of the model itself.
 """
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import onnx
 
-LARGE = 4096            # bytes of a weight that is mapped
-GRAPH, INITIALIZER = 7, 5               # fields of ModelProto and GraphProto
-RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 9, 13, 14      # fields of TensorProto
+LARGE = 4096            # bytes of a weight that stays where it is
+TENSOR = "tensor"
+#: The messages that lead to tensors: by the number of a field what it is.
+_GRAPH: dict[int, Any] = {5: TENSOR}
+_ATTRIBUTE: dict[int, Any] = {5: TENSOR, 10: TENSOR, 6: _GRAPH, 11: _GRAPH}
+_NODE: dict[int, Any] = {5: _ATTRIBUTE}
+_GRAPH[1] = _NODE
+_MODEL: dict[int, Any] = {7: _GRAPH, 25: {7: _NODE}}
+RAW_DATA, EXTERNAL_DATA = 9, 13         # fields of TensorProto
 
 
-def small_model(path: Path) -> bytes:
-    """The bytes of the model in a file, without its large weights, which are external data of the file itself. Raises OSError, ValueError
-    for what is no protobuf message."""
-    with open(path, "rb") as f:
-        size = f.seek(0, 2)
-        if size == 0:
-            return b""
-        data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
-    out = bytearray()
-    for number, begin, start, end in _fields(data, 0, len(data)):
-        out += _message(GRAPH, _graph(data, start, end, path.name)) if number == GRAPH else data[begin:end]
-    return bytes(out)
+def small_model(data: memoryview, name: str) -> bytes:
+    """The bytes of a model without its large tensors, which are external data of the file `name`, the model itself. Raises ValueError for
+    what is no protobuf message."""
+    return _small(data, 0, len(data), _MODEL, name)
 
 
-def _graph(data: memoryview, start: int, end: int, name: str) -> bytes:
+def _small(data: memoryview, start: int, end: int, fields: dict[int, Any], name: str) -> bytes:
     out = bytearray()
     for number, begin, inner, last in _fields(data, start, end):
-        out += _message(INITIALIZER, _tensor(data, inner, last, name)) if number == INITIALIZER else data[begin:last]
+        kind = fields.get(number) if last - inner >= LARGE else None
+        if kind is None:
+            out += data[begin:last]
+        else:
+            out += _message(number, _tensor(data, inner, last, name) if kind is TENSOR else _small(data, inner, last, kind, name))
     return bytes(out)
 
 

@@ -61,9 +61,9 @@ def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, ou
     `fallback`: "onnxruntime" or "reference" runs what svod does not have, and what stands behind it, on the host (`svod.onnx.fallback`).
 
     Raises OnnxError for a file that is no valid model, UnsupportedError with every operator that svod does not have, OSError."""
-    proto, folder = read_model(source)
+    proto, arrays = read_model(source)
     check_runtime(fallback)
-    return Model(proto, Arrays(folder), dims or {}, outputs, config, fallback)
+    return Model(proto, arrays, dims or {}, outputs, config, fallback)
 
 
 class Model:
@@ -129,7 +129,7 @@ class Model:
         if not self._lacking:
             return None
         assert self.fallback is not None
-        tail = Tail(self.proto, self._lacking, [o.name for o in self.outputs], self.fallback)
+        tail = Tail(self.proto, self.walk.arrays, self._lacking, [o.name for o in self.outputs], self.fallback)
         log.warning("%s runs %s and what stands behind: %.0f %% of the model's nodes", self.fallback, ", ".join(tail.operators),
                     100 * tail.share)
         return tail
@@ -148,13 +148,13 @@ class Model:
                 self._jit = jit(self._trace, config=self.config, dynamic="never")       # its plans compute other values
         if self.tail is None:
             return computed
-        values = {name: v if isinstance(v, np.ndarray) else array_of(v) for name, v in zip(self._asked, computed, strict=True)}
+        values = {name: v if isinstance(v, np.ndarray) else array_of(v) for name, v in zip(self.computed, computed, strict=True)}
         values |= {name: np.asarray(v) for name, v in feed.items() if name in self.tail.cut}
         values |= self.tail.run(values)
         return [tensor_of(values[o.name]) for o in self.outputs]
 
     @property
-    def _asked(self) -> list[str]:
+    def computed(self) -> list[str]:
         """The values that the plan computes."""
         wanted = [o.name for o in self.outputs]
         if self.tail is None:
@@ -201,10 +201,10 @@ class Model:
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
         try:
-            results = self.walk.run(values, self._asked, dict(chosen))
+            results = self.walk.run(values, self.computed, dict(chosen))
         except Undecided as e:
             return _Condition(e.branch, e.condition)
-        for name, r in zip(self._asked, results, strict=True):
+        for name, r in zip(self.computed, results, strict=True):
             if r is None:
                 raise UnsupportedError(f"the output {name!r} is an optional that is absent")
         return tuple([tensor_of(v) for v in r] if isinstance(r, list) else tensor_of(r) for r in results)

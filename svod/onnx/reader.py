@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, inliner, numpy_helper
 
+from svod.core.graph.buffer import give_back
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.mapping import small_model
 from svod.onnx.registry import Array
@@ -25,28 +26,38 @@ class OnnxError(SvodError):
 
 Source = str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto
 
+WITHIN = "(the model itself)"        # what tensors of a model without a file call it
 NARROW = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
 NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16",
                onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.BOOL: "bool",
                **{getattr(onnx.TensorProto, f"{s}INT{b}"): f"{s.lower()}int{b}" for s in ("", "U") for b in (8, 16, 32, 64)}}
 
 
-def read_model(source: Source) -> tuple[onnx.ModelProto, Path | None]:
-    """The model and the folder that its external data lies in. Raises OnnxError, OSError."""
+def read_model(source: Source) -> tuple[onnx.ModelProto, Arrays]:
+    """The model, and what gives the arrays of its tensors. Raises OnnxError, OSError."""
     if isinstance(source, onnx.ModelProto):
-        return _checked(source, "the model"), None
+        return _checked(source, "the model"), Arrays(None)
+    folder, name, what = None, "", "the model"
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _checked(_parse(bytes(source), "the model"), "the model"), None
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source).resolve()
-        try:
-            data = small_model(path)
-        except ValueError as e:
-            raise OnnxError(f"{source} is no ONNX model, or is cut off: {e}") from None
-        return _checked(_parse(data, str(source)), str(source)), path.parent
-    if isinstance(source, io.IOBase) or hasattr(source, "read"):
-        return _checked(_parse(source.read(), "the model"), "the model"), None
-    raise OnnxError(f"a path, bytes, a file or a ModelProto is needed, got {type(source).__name__}")
+        data = memoryview(source).cast("B")
+    elif isinstance(source, (str, os.PathLike)):
+        path, what = Path(source).resolve(), str(source)
+        folder, name, data = path.parent, path.name, _mapped(path)
+    elif isinstance(source, io.IOBase) or hasattr(source, "read"):
+        data = memoryview(source.read()).cast("B")
+    else:
+        raise OnnxError(f"a path, bytes, a file or a ModelProto is needed, got {type(source).__name__}")
+    try:
+        small = small_model(data, name or WITHIN)
+    except ValueError as e:
+        raise OnnxError(f"{what} is no ONNX model, or is cut off: {e}") from None
+    return _checked(_parse(small, what), what), Arrays(folder, name or WITHIN, data)
+
+
+def _mapped(path: Path) -> memoryview:
+    """The bytes of a file. Raises OSError."""
+    with open(path, "rb") as f:
+        return memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)) if f.seek(0, 2) else memoryview(b"")
 
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
@@ -113,11 +124,12 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 # -- tensors -------------------------------------------------------------------------------------------------------------------
 class Arrays:
-    """The arrays of a model's tensors. Files of external data are mapped once."""
+    """The arrays of a model's tensors. Files of external data are mapped once. `own`: the bytes of the model itself, which its tensors call
+    `name`."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self._files: dict[Path, mmap.mmap] = {}
+    def __init__(self, folder: Path | None, name: str = "", own: memoryview | None = None) -> None:
+        self.folder, self.name, self.own = folder, name, own
+        self._files: dict[Path, memoryview] = {}
 
     def of(self, tensor: onnx.TensorProto) -> Array:
         """The array of a tensor; bfloat16 as ml_dtypes has it. Raises OnnxError, UnsupportedError."""
@@ -132,23 +144,42 @@ class Arrays:
 
     def _external(self, tensor: onnx.TensorProto) -> Array:
         info = external_data_helper.ExternalDataInfo(tensor)
-        if self.folder is None:
-            raise OnnxError(f"the tensor {tensor.name!r} is in the file {info.location!r} beside the model: load the model by its path")
-        path = (self.folder / info.location).resolve()
-        if self.folder not in path.parents:
-            raise OnnxError(f"the tensor {tensor.name!r} is in {info.location!r}, outside of the model's folder: it is not read")
-        if path not in self._files:
-            try:
-                with open(path, "rb") as f:
-                    self._files[path] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as e:
-                raise OnnxError(f"the tensor {tensor.name!r} is in {info.location!r}, which cannot be read: {e}") from None
-        data = memoryview(self._files[path])
+        data = self.own if self.own is not None and info.location == self.name else self._beside(tensor.name, info.location)
         begin = info.offset or 0
         end = begin + info.length if info.length is not None else len(data)
         if end > len(data):
             raise OnnxError(f"the tensor {tensor.name!r} ends at byte {end} of {info.location!r}, which has {len(data)}")
         return _viewed(tensor, data[begin:end])
+
+    def _beside(self, tensor: str, location: str) -> memoryview:
+        """The bytes of a file in the model's folder."""
+        if self.folder is None:
+            raise OnnxError(f"the tensor {tensor!r} is in the file {location!r} beside the model: load the model by its path")
+        path = (self.folder / location).resolve()
+        if self.folder not in path.parents:
+            raise OnnxError(f"the tensor {tensor!r} is in {location!r}, outside of the model's folder: it is not read")
+        if path not in self._files:
+            try:
+                self._files[path] = _mapped(path)
+            except (OSError, ValueError) as e:
+                raise OnnxError(f"the tensor {tensor!r} is in {location!r}, which cannot be read: {e}") from None
+        return self._files[path]
+
+    def whole(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A copy of a model with all data in it, for other runtimes. Raises OnnxError for one that protobuf cannot hold."""
+        out = onnx.ModelProto()
+        out.CopyFrom(model)
+        for graph in [out.graph, *(sub for node in all_nodes(out.graph) for sub in subgraphs(node))]:
+            tensors = [*graph.initializer, *(a.t for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.TENSOR)]
+            for t in tensors:
+                if t.data_location == onnx.TensorProto.EXTERNAL:
+                    data = self.of(t).tobytes()
+                    t.ClearField("external_data")
+                    t.ClearField("data_location")
+                    t.raw_data = data
+        if (size := out.ByteSize()) >= 1 << 31:
+            raise OnnxError(f"the model has {size >> 20} MB, and a model that is handed to another runtime must have less than 2 GB")
+        return out
 
 
 def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
@@ -160,7 +191,11 @@ def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
     if len(data) != math.prod(shape) * np.dtype(kind).itemsize:
         raise OnnxError(f"the tensor {tensor.name!r} of {shape} {name} has {len(data)} bytes")
     array = np.frombuffer(data, kind).reshape(shape)
-    return array if array.ctypes.data % np.dtype(kind).itemsize == 0 else array.copy()
+    if array.ctypes.data % np.dtype(kind).itemsize == 0:
+        return array
+    copy = array.copy()         # kernels read aligned elements
+    give_back(array)
+    return copy
 
 
 def type_name(data_type: int) -> str:

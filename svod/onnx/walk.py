@@ -88,7 +88,8 @@ class Walk:
                 deciding.update(n for n in node.input if n)
 
     # -- walking ------------------------------------------------------------------------------------------------------
-    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None, chosen: Mapping[int, bool] | None = None) -> list[Value]:
+    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None,
+            chosen: Mapping[int, bool] | None = None) -> list[Value]:
         """The values of the model's outputs, or of those named, for values of its inputs. `chosen`: which way branches go whose conditions
         are computed, by their numbers in the walk. Raises Undecided for another that has to be chosen."""
         graph = self.model.graph
@@ -111,11 +112,11 @@ class Walk:
         return [values[name] for name in wanted]
 
     def _compute(self, graph: onnx.GraphProto, values: dict[str, Value], wanted: set[str]) -> None:
-        for node in self._needed(graph, wanted):
+        for node in self.needed(graph, wanted):
             results = self._node(node, values)
             values.update((name, r) for name, r in zip(node.output, results, strict=False) if name)
 
-    def _needed(self, graph: onnx.GraphProto, wanted: set[str]) -> Iterator[onnx.NodeProto]:
+    def needed(self, graph: onnx.GraphProto, wanted: set[str]) -> Iterator[onnx.NodeProto]:
         """The nodes that the wanted values depend on, in order."""
         needed, chosen = set(wanted), []
         for node in reversed(graph.node):

@@ -277,3 +277,33 @@ def test_node_by_node_comparison_finds_nothing_where_all_is_right() -> None:
     m = svod.onnx.load(product())
     rows = svod.onnx.compare(m, {"x": RNG.standard_normal((3, 6)).astype(np.float32)}, against="reference")
     assert [r.op for r in rows] == ["MatMul", "Relu"] and all(r.difference < 1e-5 for r in rows)
+
+
+def test_models_with_large_weights_are_handed_to_other_runtimes_whole(tmp_path: Path) -> None:
+    """Weights that lie in the file, beside it, and in a Constant's attribute; where the whole model and where a part of it is handed on."""
+    w = RNG.standard_normal((64, 128)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("NonZero", ["h"], ["at"]),
+             helper.make_node("Cast", ["at"], ["c"], to=TensorProto.FLOAT), helper.make_node("Transpose", ["c"], ["t"]),
+             helper.make_node("Constant", [], ["v"], value=numpy_helper.from_array(np.ones((2, 1024), np.float32))),
+             helper.make_node("MatMul", ["t", "v"], ["y"]), helper.make_node("MatMul", ["h", "u"], ["z"])]
+    m = model(nodes, [info("x", [1, 64])], [info("y", None), info("z", None)], {"w": w, "u": w.T.copy()}, 17)
+    x = RNG.standard_normal((1, 64)).astype(np.float32)
+    onnx.save(m, tmp_path / "in.onnx")
+    onnx.save_model(m, tmp_path / "beside.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0,
+                    convert_attribute=True)
+    for source in (tmp_path / "in.onnx", tmp_path / "beside.onnx", (tmp_path / "in.onnx").read_bytes()):
+        loaded = svod.onnx.load(source, fallback="reference")
+        y, z = loaded(x)
+        np.testing.assert_allclose(y, np.stack(np.nonzero(x @ w)).T.astype(np.float32) @ np.ones((2, 1024), np.float32))
+        np.testing.assert_allclose(z, x @ w @ w.T, rtol=1e-3, atol=1e-3)
+        assert loaded.proto.ByteSize() < 3000
+        for whole in (loaded, svod.onnx.load(source, outputs=["z"])):
+            rows = svod.onnx.compare(whole, {"x": x}, against="reference")
+            assert [r.op for r in rows if r.difference < 1e-5 and r.op != "Constant"] == ["MatMul", "MatMul"]
+
+
+def test_differences_to_another_runtime() -> None:
+    a, nan, inf = np.array([1.0, 2.0]), np.array([np.nan, 2.0]), np.array([np.inf, 2.0])
+    assert relative_difference(nan, nan) == relative_difference(inf, inf) == relative_difference(a, a) == 0
+    for one, other in ((a, nan), (nan, a), (a, inf), (inf, -inf), (inf, nan)):
+        assert relative_difference(one, other) == float("inf")

@@ -13,6 +13,7 @@ a value chooses the variant that runs. `kernels` are those of this variant.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 import time
@@ -53,13 +54,15 @@ from svod.compile.plan.plan_parts import (
     variants_of,
     written_by,
 )
-from svod.core.graph.buffer import Buffer, aligned_empty
+from svod.core.graph.buffer import Buffer, aligned_empty, give_back
 from svod.core.graph.changes import note_writes
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE, check_bounds
 from svod.core.machine.target import HOST
 from svod.errors import LaunchError
 
+log = logging.getLogger("svod")
+MUCH = 1 << 20          # bytes of packed weights that are worth a line in the log
 ANALYSIS = "svod.bench.analyze"     # the module behind `ExecutionPlan.analyze`: bench stands above plans, and is imported when asked for
 
 
@@ -577,11 +580,28 @@ class ExecutionPlan:
             with packed.lock if packed is not None else nullcontext():
                 if packed is None or not packed.filled:
                     self._run(launches, 1)
+                    _give_back_packed(self.every[number], self.buffers)
                     ran = True
                 if packed is not None:
                     packed.filled = True
+        if ran:
+            self._say_packed()
         self._unbound, self._unset = unbound, unset
         return time.perf_counter() - start if ran else 0.0
+
+    def _say_packed(self) -> None:
+        packing = [k for k in self.every if k.packing is not None]
+        originals = {k.buffers[slot] for k in packing for slot in k.packing.slots}      # type: ignore[union-attr]
+        nbytes = sum(a.nbytes for i in originals if (a := self.buffers[i].array) is not None)
+        if self.memory.kept >= MUCH:
+            log.info("%d MB of weights are packed for %d kernels, in %d MB beside them", nbytes >> 20, len(packing), self.memory.kept >> 20)
+
+
+def _give_back_packed(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> None:
+    """Give the pages of files back that a kernel has packed: what still reads them in place gets them from the file again."""
+    for slot in kernel.packing.slots if kernel.packing is not None else ():
+        if (array := buffers[kernel.buffers[slot]].array) is not None:
+            give_back(array)
 
 
 _plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()

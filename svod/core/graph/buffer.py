@@ -78,6 +78,7 @@ class Buffer:
             memory = aligned_empty(self.size, self.dtype)
             if self._source is not None:
                 memory.view(np.uint8)[:] = self._source
+                give_back(self._source)
                 memory.flags.writeable = False
             self._array = memory
         return self._array
@@ -151,6 +152,21 @@ def map_file(path: str | os.PathLike[str]) -> Array:
         raise DeviceError(f"{os.fspath(path)} cannot be mapped: {error}") from error
     raw.flags.writeable = False
     return raw
+
+
+def give_back(array: Array) -> None:
+    """Let the system have the memory of a part of a mapped file that nobody will read soon. Who reads it gets it from the file again. Of an
+    array that is no part of a read-only mapping nothing is given back."""
+    base: Any = array
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap) or not memoryview(base).readonly or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    first = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if length > 0:
+        base.madvise(mmap.MADV_DONTNEED, start, length)
 
 
 def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int) -> UOp:

@@ -9,7 +9,7 @@ import pytest
 
 from svod import Tensor
 from svod.core.graph import graph
-from svod.core.graph.buffer import Buffer, buffer_from_bytes, buffer_of, map_file
+from svod.core.graph.buffer import Buffer, buffer_from_bytes, buffer_of, give_back, map_file
 from svod.core.ir.dtype import DType, dtypes
 from svod.errors import DeviceError
 
@@ -40,6 +40,21 @@ def test_a_file_of_two_gigabytes_is_mapped_and_only_what_is_used_is_read(tmp_pat
     part = (weights[8][:n] * y).realize()
     assert part.tolist()[-1] == n - 1
     assert 2 * 4 * n <= resident() - before + (4 << 20) < 64 << 20      # the part of the file, the result, and the list
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_pages_of_a_file_are_given_back_and_read_again(tmp_path: Path) -> None:
+    n = 8 << 20
+    np.arange(n, dtype=np.int32).tofile(tmp_path / "f")
+    mapped = map_file(tmp_path / "f")
+    part = mapped[4:4 * n - 8].view(np.int32)
+    total, before = int(part.sum(dtype=np.int64)), resident()
+    give_back(part)
+    assert before - resident() > 3 * n and int(part.sum(dtype=np.int64)) == total
+    for own in (np.arange(n), np.arange(n)[3:], np.memmap(tmp_path / "f", np.int32, "c")):     # memory that no file has: it stays
+        own[-1] = 5
+        give_back(own)
+        assert own[-1] == 5
 
 
 def test_parts_of_a_file_are_views_of_it(tmp_path: Path) -> None:
