@@ -110,7 +110,7 @@ class _StageCounter:
 
     def _reductions(self) -> set[int]:
         """Count the reductions. Returns the nodes that cost nothing of their own: masks, and products inside multiply-adds."""
-        skip = _masks(self.r)
+        skip = masks_of(self.r)
         for red in self.r.reductions:
             product = self.r.nodes[red.values[0]]
             if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
@@ -127,7 +127,7 @@ class _StageCounter:
             if n.kind == "load" or n.kind == "read":
                 self._load(n)
             elif n.kind in ("alu", "cast"):
-                self.alu += _weight(n) * self._runs(n.deps)
+                self.alu += operation_weight(n) * self._runs(n.deps)
 
     def _load(self, n: Node) -> None:
         count = self._runs(n.deps) * _shared(n, self.expanded, self.stage, self.width)
@@ -210,14 +210,14 @@ class _StageCounter:
         return _LATENCY * self.body * (self.tile / max(accumulators, 1.0)) / ahead
 
 
-def _weight(n: Node) -> float:
+def operation_weight(n: Node) -> float:
     """Cost of an operation, in additions."""
     if n.op in _COSTLY:
         return 14.0
     return 8.0 if n.op in ("FDIV", "RECIPROCAL", "SQRT") else 1.5 if n.op in ("MAX", "MIN") else 1.0
 
 
-def _masks(r: ResolvedStage) -> set[int]:
+def masks_of(r: ResolvedStage) -> set[int]:
     """The nodes that only masks of loads use."""
     gates = {n.gate for n in r.nodes if n.gate >= 0}
     used: set[int] = set()

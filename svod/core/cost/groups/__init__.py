@@ -1,0 +1,1 @@
+"""What states cost on targets that launch grids of groups of threads, and the chains that the costs suggest there."""

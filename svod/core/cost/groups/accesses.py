@@ -1,0 +1,72 @@
+"""Which memory the threads of a group touch: sectors of one instruction of a subgroup, bank conflicts, and what a group reads in all.
+
+    lanes 0…31 read x[lane], 4 bytes each                     4 sectors
+    lanes 0…31 read 16 bytes each, beside each other          16 sectors
+    lanes 0…31 read x[lane * 64]                              32 sectors, of which 4 bytes are used
+    lanes 0…31 read one element                               1 sector
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+from svod.core.cost.groups.device import SECTOR
+
+BANKS, BANK = 32, 4     # shared memory: elements of 4 bytes, 32 at a time
+Steps = tuple[tuple[int, int], ...]     # (bytes between neighbours, how many of them), the fastest first
+
+
+@lru_cache(maxsize=1 << 14)
+def lane_offsets(steps: Steps, lanes: int) -> tuple[int, ...]:
+    """The distance in bytes of each lane's address from the first lane's."""
+    offsets = [0]
+    for step, count in steps:
+        if len(offsets) >= lanes:
+            break
+        offsets = [step * k + at for k in range(min(count, -(-lanes // len(offsets)))) for at in offsets]
+    return tuple(offsets[:lanes])
+
+
+@lru_cache(maxsize=1 << 14)
+def sectors_of(steps: Steps, lanes: int, width: int) -> int:
+    """Sectors that one access of `width` bytes by each of `lanes` threads touches."""
+    return len({s for at in lane_offsets(steps, lanes) for s in range(at // SECTOR, (at + width - 1) // SECTOR + 1)})
+
+
+@lru_cache(maxsize=1 << 14)
+def bank_turns(steps: Steps, lanes: int, width: int) -> int:
+    """Turns in which shared memory serves one access of `width` bytes by each of `lanes` threads: lanes that want different elements of one
+    bank wait for each other."""
+    wanted: dict[int, set[int]] = {}
+    for at in lane_offsets(steps, lanes):
+        for word in range(at // BANK, (at + width - 1) // BANK + 1):
+            wanted.setdefault(word % BANKS, set()).add(word)
+    return max(len(words) for words in wanted.values())
+
+
+@lru_cache(maxsize=1 << 15)
+def touched_bytes(steps: Steps, itemsize: int, limit: int) -> float:
+    """Bytes of the distinct sectors that a nest of steps touches, in any order, at most `limit`."""
+    run, outer = itemsize, list[list[int]]()
+    for step, count in sorted((abs(step), count) for step, count in steps if step and count > 1):
+        if step <= max(run, SECTOR):
+            run += step * (count - 1)
+        elif outer and step % outer[-1][0] == 0 and step <= outer[-1][0] * outer[-1][1]:
+            outer[-1][1] += step // outer[-1][0] * (count - 1)      # neighbouring windows overlap
+        else:
+            outer.append([step, count])
+    return float(min(-(-run // SECTOR) * SECTOR * math.prod(count for _, count in outer), max(limit, SECTOR)))
+
+
+def waves_of(grid: Sequence[int], resident: int) -> tuple[list[int], list[int]]:
+    """A grid in waves of `resident` groups that run at a time, the last loop fastest: the iterations of each of its loops inside a wave,
+    and those around it."""
+    inside, around, left = [1] * len(grid), list(grid), resident
+    for k in range(len(grid) - 1, -1, -1):
+        inside[k] = min(grid[k], max(1, left))
+        around[k] = -(-grid[k] // inside[k])
+        left //= grid[k]
+        if left < 1:
+            break
+    return inside, around

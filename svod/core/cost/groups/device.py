@@ -1,0 +1,56 @@
+"""What the cost model assumes of a target with groups: its units, how many groups fit one, and its rates per clock cycle.
+
+A *unit* is what runs groups: a streaming multiprocessor, a compute unit, an Xe core. Several groups are resident on one at a time, as many
+as its threads, registers and shared memory allow; while some wait for memory, others compute.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from svod.core.machine.target import Target
+
+SECTOR = 32             # bytes: what memory and caches move at once
+_ROUNDED = 8            # registers of a thread are allotted in such portions
+
+# Rates of one unit per clock cycle, the same within a factor of 1.5 from sm_75 to sm_100 and on RDNA: 128 multiply-adds of 32 bits, 128
+# bytes of the first cache or of shared memory (32 banks of 4 bytes); per unit of the device 40 bytes of the second cache and 12 of memory.
+ARITHMETIC, FIRST_BYTES, SECOND_BYTES, MEMORY_BYTES = 128.0, 128.0, 40.0, 12.0
+ALONE_BYTES = 64.0              # what one unit gets of the second cache while others are idle
+FAR, NEAR, SHARED, STEP = 600.0, 250.0, 30.0, 5.0     # cycles of latency: memory, second cache, shared memory, one dependent operation
+LAUNCH = 3000.0                 # cycles until the first group of a phase runs
+
+
+@dataclass(frozen=True)
+class Device:
+    """The figures of a target that the model reads."""
+
+    subgroup: int               # threads in lockstep
+    units: int
+    unit_threads: int           # resident threads of a unit
+    unit_groups: int            # resident groups of a unit
+    registers_per_thread: int
+    unit_registers: int
+    unit_shared: int            # bytes
+    first: int                  # bytes of a unit's cache
+    second: int                 # bytes of the cache of all units
+    memory: float               # bytes of memory per cycle, for each unit
+
+
+@lru_cache(maxsize=16)
+def device_of(target: Target) -> Device:
+    """The figures of a target. What its data do not say is as on most devices."""
+    subgroup = target.subgroup or min(32, max(1, target.group_threads))
+    units = target.units or 64
+    memory = target.memory_rate / (target.clock * units) if target.memory_rate and target.clock else MEMORY_BYTES
+    return Device(subgroup, units, target.unit_threads or max(2 * target.group_threads, subgroup), target.unit_groups or 32,
+                  target.registers_per_thread or 255, target.group_registers or 65536, target.unit_shared_bytes or max(target.shared_bytes, 1),
+                  target.l1, max(target.l2, target.l3), memory)
+
+
+def resident_groups(device: Device, threads: int, registers: int, shared: int) -> int:
+    """Groups of `threads` threads with so many registers each and `shared` bytes that a unit runs at a time; at least one."""
+    whole = -(-threads // device.subgroup) * device.subgroup
+    allotted = -(-min(registers, device.registers_per_thread) // _ROUNDED) * _ROUNDED
+    return max(1, min(device.unit_groups, device.unit_threads // whole, device.unit_registers // (whole * allotted),
+                      device.unit_shared // shared if shared else device.unit_groups))

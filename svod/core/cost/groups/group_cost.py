@@ -1,0 +1,483 @@
+"""What a state costs on a target that launches grids of groups of threads, read from its loop nest without lowering it.
+
+Per phase: the instructions of a group, the bytes that it moves through the first cache, through shared memory, from the second cache and
+from memory, and how long a single thread waits. Each is turned into cycles of a unit, or of the device; the phase takes the longest of
+them and a share of the others, and the launch. The prediction ranks states; it does not promise a time.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from svod.core.cost.compute_cost import masks_of, operation_weight
+from svod.core.cost.cost_model import Cost
+from svod.core.cost.groups.accesses import Steps, bank_turns, sectors_of, touched_bytes, waves_of
+from svod.core.cost.groups.device import (
+    ALONE_BYTES,
+    ARITHMETIC,
+    FAR,
+    FIRST_BYTES,
+    LAUNCH,
+    NEAR,
+    SECOND_BYTES,
+    SECTOR,
+    SHARED,
+    STEP,
+    Device,
+    device_of,
+    resident_groups,
+)
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.groups import AREA, exchanged_bytes, grid_rows, group_of, phase_of, reducers_of
+from svod.core.kernel.kernel import LinearIndex, Node
+from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
+from svod.core.kernel.placement import is_computed_once, is_derived, vector_width
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
+from svod.core.machine.levels import MemorySpace
+
+_OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
+_ITERATION = 4.0        # instructions of one iteration's bookkeeping
+_ADDRESS = 1.5          # of an access, for its address
+_MASK = 2.0             # of an access under a condition
+_OWN = 24               # registers of a thread beside values: addresses, counters
+_SPILL = 4.0            # instructions' worth of a register that lives in memory, each iteration
+_KEPT = 0.75            # the share of a cache that data may take and still be kept
+_IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under way at once
+_BARRIER = 40.0         # cycles
+_EXCHANGED = 2          # barriers of one exchange of partial results
+
+Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
+
+
+class Run(NamedTuple):
+    """A loop around the positions of a stage: how often it runs, and what one step of it moves."""
+
+    count: int
+    moves: Moves
+
+
+@dataclass
+class _Access:
+    """An access of a stage: of an argument or temporary (`limit`: its bytes), or of shared memory (`limit`: 0)."""
+
+    coefs: tuple[tuple[int, int], ...]      # (local axis, bytes)
+    width: int                              # bytes of one instruction
+    count: float                            # instructions of one thread while the loops around the stage stand still
+    depth: int                              # serial loops outside of which it stands
+    limit: int
+    itemsize: int
+    irregular: bool = False
+
+
+@dataclass
+class _Phase:
+    """What one phase has used, per group and in all."""
+
+    groups: float
+    threads: int
+    registers: int = 0
+    shared: int = 0
+    instructions: float = 0.0       # of one group, by single threads
+    first: float = 0.0              # bytes through the first cache, by one group, sectors whole
+    turns: float = 0.0              # of shared memory, by one group
+    second: float = 0.0             # bytes from the second cache, of one group
+    memory: float = 0.0             # bytes from memory, of all groups
+    latency: float = 0.0            # cycles of one thread that depend on each other
+    accesses: list[tuple[_Access, StageNest]] = field(default_factory=list)
+
+
+def group_cost(state: Scheduler) -> Cost:
+    """The predicted cost of a state on a target with groups, remembered on it: `cycles` of the device. Raises KernelOptError when its
+    placements contradict each other."""
+    if state._cost is None:
+        state._cost = _GroupCost(state).cost()
+    cost: Cost = state._cost
+    return cost
+
+
+class _GroupCost:
+    """Prices the phases of a state."""
+
+    def __init__(self, state: Scheduler) -> None:
+        self.state, self.nest, self.device = state, loop_nest(state), device_of(state.target)
+        self.flops = 0.0
+        self.accumulators = self.scratch = 0
+        self.most_multiply_adds, self.loads_per_multiply_add = 0.0, 0.0
+
+    def cost(self) -> Cost:
+        placement, cycles, moved = self.nest.placement, 0.0, 0.0
+        for root in placement.roots:
+            if is_computed_once(self.state, placement, root):
+                continue
+            phase = self._phase(root)
+            cycles += phase_cycles(self.device, phase)
+            moved += phase.memory
+            split = self.state.split_reduce
+            if split is not None and self.state.kernel.axes[split.axis].stage == root:
+                combining = self._combining_phase(root, split.parts)
+                cycles += phase_cycles(self.device, combining)
+                moved += combining.memory
+        return Cost(cycles, self.accumulators, self.loads_per_multiply_add, self.scratch, self.flops, moved)
+
+    # -- phases -----------------------------------------------------------------------------------------
+    def _phase(self, root: int) -> _Phase:
+        state, placement = self.state, self.nest.placement
+        group = group_of(state, placement, root)
+        inside = [s for s in self.nest.stages if placement.paths[s] is not None and phase_of(placement, s) == root]
+        shapes = {s: _Shape(state, self.nest, s, root, group.local, group.reducers) for s in inside}
+        phase = _Phase(float(prod(run.count for run in shapes[root].grid)), group.threads)
+        wanted = [(shapes[s], self._stage(phase, shapes[s])) for s in inside]
+        resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
+        for shape, accesses in wanted:
+            self._traffic(phase, shape, accesses, resident)
+        return phase
+
+    def _combining_phase(self, root: int, parts: int) -> _Phase:
+        """The phase that combines the partial results of a reduction cut into parts: one thread a vector of results."""
+        r = self.nest.stages[root].r
+        outputs = float(prod(self.state.kernel.axes[a].extent for a in r.stage.outs))
+        size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
+        width = vector_width(self.state, r)
+        vectors = -(-outputs // width)
+        phase = _Phase(vectors, 1, registers=_OWN + 2 * width)
+        phase.instructions = parts * 2.0 * width
+        phase.first = phase.second = float(parts * max(SECTOR, size * width))
+        phase.memory = max(0.0, parts * outputs * size - self.device.second)
+        phase.latency = NEAR * parts / _IN_FLIGHT
+        return phase
+
+    # -- one stage -----------------------------------------------------------------------------------------
+    def _stage(self, phase: _Phase, shape: _Shape) -> list[_Access]:
+        """Count the instructions of a stage into its phase. Returns its accesses of memory."""
+        counter = _Counter(self.state, self.nest, shape)
+        counter.count()
+        times, s = shape.times, shape.stage.r.stage.index
+        accumulators = counter.accumulators
+        phase.registers = max(phase.registers, _OWN + counter.registers)
+        spilled = max(0, _OWN + counter.registers - self.device.registers_per_thread)
+        threads = shape.working
+        phase.instructions += threads * times * (counter.instructions + _SPILL * spilled * shape.body)
+        phase.turns += times * counter.turns
+        phase.first += times * counter.private
+        phase.latency += times * counter.latency
+        parts = reducers_of(self.state, s)
+        if parts > 1:
+            needed = exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
+            phase.shared += needed
+            steps = (parts - 1).bit_length()
+            phase.latency += times * (_EXCHANGED * _BARRIER + steps * SHARED)
+            phase.instructions += times * phase.threads * accumulators * 2.0 * steps
+        if shape.stage.space is MemorySpace.SCRATCH:
+            self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
+        elif shape.stage.space is MemorySpace.SHARED:
+            size = stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
+            phase.shared += -(-size // AREA) * AREA
+            phase.latency += times * _EXCHANGED * _BARRIER
+        self.accumulators = max(self.accumulators, int(accumulators))
+        self.flops += 2.0 * counter.multiply_adds * times * threads * phase.groups
+        if counter.multiply_adds > self.most_multiply_adds:
+            self.most_multiply_adds = counter.multiply_adds
+            self.loads_per_multiply_add = counter.loads / counter.multiply_adds
+        return counter.accesses
+
+    def _traffic(self, phase: _Phase, shape: _Shape, accesses: Sequence[_Access], resident: int) -> None:
+        """Count what a stage's accesses move."""
+        device, lanes = self.device, min(self.device.subgroup, shape.threads_here)
+        subgroups = -(-shape.working // device.subgroup)
+        steady = [self._footprints(shape, a) for a in accesses]
+        share = device.first * _KEPT / resident
+        for a, footprints in zip(accesses, steady, strict=True):
+            sectors = lanes if a.irregular else sectors_of(_thread_steps(shape.threads, a.coefs), lanes, a.width)
+            asked = shape.times * a.count * subgroups * sectors * SECTOR
+            phase.first += max(asked, shape.times * a.count * subgroups * FIRST_BYTES)
+            moved = footprints[-1]
+            for k in range(len(shape.serial) - 1, -1, -1):
+                kept = sum([f[k + 1] for f in steady]) <= share
+                if k < a.depth or shape.is_outside(k):
+                    moved *= footprints[k] / footprints[k + 1] if kept else shape.serial[k].count
+            phase.second += min(moved, asked)
+            phase.memory += self._from_memory(phase, shape, a, footprints[0], resident)
+
+    def _footprints(self, shape: _Shape, a: _Access) -> list[float]:
+        """Bytes that a group touches inside the first k serial loops, for k from 0 (all of them) to all (one iteration)."""
+        if a.irregular:
+            one = float(shape.working * SECTOR * a.count / max(1.0, prod(run.count for run in shape.serial)))
+            sizes = [one]
+            for run in reversed(shape.serial):
+                sizes.append(min(sizes[-1] * run.count, float(max(a.limit, SECTOR))))
+            return sizes[::-1]
+        steps = [*_steps(shape.threads, a.coefs), *_steps(shape.expanded, a.coefs)]
+        sizes = [touched_bytes(tuple(steps), a.itemsize, a.limit)]
+        for run in reversed(shape.serial):
+            steps += _steps((run,), a.coefs)
+            sizes.append(touched_bytes(tuple(steps), a.itemsize, a.limit))
+        return sizes[::-1]
+
+    def _from_memory(self, phase: _Phase, shape: _Shape, a: _Access, of_group: float, resident: int) -> float:
+        """Bytes that come from memory in all: what a wave of groups shares is read once, and stays where the second cache holds it."""
+        if a.irregular:
+            return min(of_group * phase.groups, float(a.limit))
+        inside, around = waves_of([run.count for run in shape.grid], resident * self.device.units)
+        runs = [*shape.threads, *shape.expanded, *shape.serial]
+        of_wave = touched_bytes(tuple(_steps((*runs, *[run._replace(count=n) for run, n in zip(shape.grid, inside, strict=True)]), a.coefs)),
+                                a.itemsize, a.limit)
+        of_all = touched_bytes(tuple(_steps((*runs, *shape.grid), a.coefs)), a.itemsize, a.limit)
+        return of_all if of_all <= self.device.second * _KEPT else max(of_all, of_wave * prod(around))
+
+
+def phase_cycles(device: Device, phase: _Phase) -> float:
+    """Cycles of the device for a phase."""
+    resident = resident_groups(device, phase.threads, phase.registers, phase.shared)
+    busy = min(phase.groups, device.units)
+    per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
+    at_once = min(per_unit, resident)
+    whole = -(-phase.threads // device.subgroup) * device.subgroup
+    wasted = whole / phase.threads
+    arithmetic = per_unit * phase.instructions * wasted / ARITHMETIC
+    first = per_unit * (phase.first / FIRST_BYTES + phase.turns)
+    second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)
+    memory = max(phase.memory / (device.memory * device.units), phase.memory / (ALONE_BYTES * busy))
+    rounds = -(-per_unit // at_once)
+    parts = (arithmetic, first, second, memory, rounds * phase.latency)
+    longest = max(parts)
+    return LAUNCH + longest + _OVERLAP * (sum(parts) - longest)
+
+
+def _steps(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """How far each loop moves an access: (bytes, iterations)."""
+    by_axis = dict(coefs)
+    return [(sum([n * by_axis.get(a, 0) for a, n in run.moves]), run.count) for run in runs]
+
+
+def _thread_steps(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> Steps:
+    return tuple(_steps(runs, coefs))
+
+
+class _Shape:
+    """The loops of a stage by what they are bound to."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest, s: int, root: int, local: int, reducers: int) -> None:
+        self.stage = nest.stages[s]
+        placement = nest.placement
+        stage, rows = self.stage, state.rows
+        own_rows = {p.row: (a, p) for a, group in enumerate(stage.axes) for p in group}
+        grid = set(grid_rows(state, placement, root))
+        split = state.split_reduce
+        self.cut = split if split is not None and state.kernel.axes[split.axis].stage == s else None
+        derived = is_derived(stage.r.stage) and s == root
+        moved = {row: tuple((a, terms[row]) for a, (terms, _) in enumerate(stage.starts) if row in terms)
+                 for row in {row for terms, _ in stage.starts for row in terms}}
+
+        def moves_of(row: int) -> Moves:
+            if row in own_rows:
+                a, p = own_rows[row]
+                return ((a, p.stride),)
+            return moved.get(row, ())
+
+        root_nest = nest.stages[root]
+        root_loops = {p.row: p for group in root_nest.axes for p in group}
+        if derived:
+            self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in stage.loops]
+        else:
+            self.grid = [Run(root_loops[row].extent, moves_of(row)) for row in grid_rows(state, placement, root)
+                         if row in root_loops and root_loops[row].extent > 1]
+        if self.cut is not None:
+            self.grid.insert(0, Run(self.cut.parts, ()))
+        around = [(-1, loop.iterations, moves_of(loop.row)) for loop in stage.around if loop.row not in grid]
+        own = [] if derived else [(a, p) for a, p in stage.loops if p.row not in grid]
+        self.outside = len(around)
+        self.serial = [Run(n, moves) for _, n, moves in around]
+        self.axes_of_serial = [-1] * len(around)
+        for a, p in own:
+            count = p.extent
+            if self.cut is not None and stage.r.axes[a] == self.cut.axis and state.axis_rows[self.cut.axis][0] == p.row:
+                count = -(-count // self.cut.parts)
+            self.serial.append(Run(count, ((a, p.stride),)))
+            self.axes_of_serial.append(a)
+        self.expanded = [Run(p.extent, ((a, p.stride),)) for a, group in enumerate(stage.axes) for p in group
+                         if p.role not in (LOOP, DOT, LOCAL, GROUP)]
+        self.threads = self._threads(state, nest, s, root, moves_of, own_rows, reducers)
+        self.threads_here = local * reducers
+        self.working = self.threads_here
+        self.times = float(prod(n for _, n, _ in around))
+        self.body = float(prod(run.count for run in self.serial[self.outside:]))
+
+    def is_outside(self, k: int) -> bool:
+        """Whether serial loop k belongs to a stage around this one."""
+        return k < self.outside
+
+    def _threads(self, state: Scheduler, nest: LoopNest, s: int, root: int, moves_of: object, own_rows: dict[int, object],
+                 reducers: int) -> list[Run]:
+        """The loops that are bound to the threads, the fastest first: parts of reductions, then positions of the output."""
+        assert callable(moves_of)
+        rows, kernel = state.rows, state.kernel
+        out: list[Run] = []
+        for q in (s, *[t for t, _ in reversed(nest.placement.paths[s] or ())]):
+            bound = [x for a in kernel.stages[q].reds for x in state.axis_rows[a] if rows[x].role == GROUP]
+            if bound:
+                out = [Run(rows[x].extent, moves_of(x)) for x in reversed(bound)]
+                break
+        parts = prod(run.count for run in out)
+        if parts < reducers:
+            out.append(Run(reducers // parts, ()))
+        local = [x for a in kernel.stages[root].outs for x in state.axis_rows[a] if rows[x].role == LOCAL]
+        return [*out, *[Run(rows[x].extent, moves_of(x)) for x in reversed(local)]]
+
+
+class _Counter:
+    """Counts the instructions of one thread in a stage, while the loops around it stand still."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest, shape: _Shape) -> None:
+        self.state, self.nest, self.shape = state, nest, shape
+        self.stage, self.r = shape.stage, shape.stage.r
+        self.outs = len(self.r.stage.outs)
+        self.width = vector_width(state, self.r)
+        self.own = [(a, run.count) for a, run in zip(shape.axes_of_serial, shape.serial, strict=True) if a >= 0]
+        self.runs_of_loop = [1.0]
+        for _, count in self.own:
+            self.runs_of_loop.append(self.runs_of_loop[-1] * count)
+        self.body = self.runs_of_loop[-1]
+        self.positions = [1] * len(self.stage.axes)     # side by side, per axis
+        self.upcast = 1
+        for a, group in enumerate(self.stage.axes):
+            for p in group:
+                if p.role not in (LOOP, DOT, LOCAL, GROUP):
+                    self.positions[a] *= p.extent
+                    self.upcast *= p.extent if p.role == UPCAST else 1
+        self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
+        self.accumulators = self.registers = 0.0
+        self.waits = 0.0            # cycles of one innermost iteration that wait for loads
+        self.accesses: list[_Access] = []
+
+    def count(self) -> None:
+        skip = masks_of(self.r)
+        for red in self.r.reductions:
+            product = self.r.nodes[red.values[0]]
+            if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
+                skip.add(red.values[0])
+            tile = self.body * prod(self.positions)
+            self.multiply_adds += tile
+            self.instructions += tile * (1.0 if len(red.values) == 1 else 8.0)
+        for i, n in enumerate(self.r.nodes):
+            if i in skip or n.dtype == dtypes.index:
+                continue
+            if n.kind == "load" and n.linear is not None:
+                self._load(n, n.linear)
+            elif n.kind == "read":
+                self._read(n)
+            elif n.kind in ("alu", "cast"):
+                self.instructions += operation_weight(n) * self._runs(n.deps)
+        self._store()
+        if self.r.reductions:
+            self.accumulators = float(self.upcast) * sum(len(red.values) for red in self.r.reductions)
+        beside = sum(sorted(self.positions)[-2:]) if self.r.reductions else prod(self.positions)
+        self.registers = int(self.accumulators * max(1.0, self.r.lanes_bytes / 4) + beside)
+        self.instructions += _ITERATION * sum(self.runs_of_loop[1:])
+        serial = prod(c for a, c in self.own if a >= self.outs)
+        self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * STEP)
+        self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)
+
+    def _depth(self, deps: tuple[int, ...]) -> int:
+        """The number of own serial loops outside of which a value that depends on these axes stands."""
+        return max([k + 1 for k, (a, _) in enumerate(self.own) if a in deps], default=0)
+
+    def _runs(self, deps: tuple[int, ...]) -> float:
+        """How often a value that depends on these axes is computed, by one thread."""
+        return self.runs_of_loop[self._depth(deps)] * prod(self.positions[a] for a in deps)
+
+    def _is_vector(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
+        """Whether the lanes of the vector axis are beside each other, and each vector begins at a multiple of its size."""
+        axis = self.stage.vector
+        if axis < 0 or lanes < 2 or self.stage.vector_loop is None or self.stage.vector_loop.stride != 1:
+            return False
+        return dict(coefs).get(axis) == 1 and not const % lanes and not any(c % lanes for a, c in coefs if a != axis)
+
+    def _instructions_of(self, deps: tuple[int, ...], coefs: tuple[tuple[int, int], ...], const: int) -> tuple[float, int]:
+        """(instructions of one thread, elements of each) of an access."""
+        runs, lanes = self._runs(deps), self.stage.num_lanes
+        for width in (self.width, self.width // 2, self.width // 4):
+            if width > 1 and lanes % width == 0 and self._is_vector(coefs, const, width):
+                return runs / width, width
+        return runs, 1
+
+    def _load(self, n: Node, linear: LinearIndex) -> None:
+        size = n.dtype.itemsize
+        irregular = any(self.r.nodes[x].deps for x, _ in linear.atoms)
+        count, elements = (self._runs(n.deps), 1) if linear.atoms or n.gate >= 0 else self._instructions_of(n.deps, linear.coefs, linear.const)
+        self.instructions += count * (1.0 + _ADDRESS + (_MASK if n.gate >= 0 else 0.0))
+        self.loads += count
+        depth = self._depth(n.deps)
+        if depth == len(self.own):
+            self.waits = max(self.waits, FAR)
+        else:
+            self.latency += FAR * self.runs_of_loop[depth]
+        limit = self.state.kernel.params[n.arg].arg.size * size
+        self.accesses.append(_Access(tuple((a, c * size) for a, c in linear.coefs), size * elements, count, self.shape.outside + depth,
+                                     limit, size, irregular))
+
+    def _read(self, n: Node) -> None:
+        """A read of a staged value, from where it lies."""
+        source = self.nest.stages[n.arg]
+        if source.space is MemorySpace.REGISTER:
+            return
+        layout, size = source.layout, stored_bytes(self.state, self.nest.layouts, n.arg)
+        assert layout is not None
+        coefs: dict[int, int] = {}
+        for lin, stride in zip(n.dims, layout.strides, strict=True):
+            for a, c in lin.coefs:
+                coefs[a] = coefs.get(a, 0) + c * stride
+        flat = tuple(sorted(coefs.items()))
+        count, elements = self._instructions_of(n.deps, flat, 0)
+        self.instructions += count * (1.0 + _ADDRESS)
+        self.loads += count
+        lanes = min(self.state.target.group_threads, device_of(self.state.target).subgroup, self.shape.threads_here)
+        subgroups = -(-self.shape.threads_here // device_of(self.state.target).subgroup)
+        inbytes = tuple((a, c * size) for a, c in flat)
+        depth = self._depth(n.deps)
+        if source.space is MemorySpace.SHARED:
+            self.turns += count * subgroups * bank_turns(_thread_steps(self.shape.threads, inbytes), lanes, size * elements)
+            self.waits = max(self.waits, SHARED)
+        elif source.space is MemorySpace.SCRATCH:       # each thread has its own; elements of neighbouring threads lie beside each other
+            self.private += count * subgroups * lanes * size * elements
+            self.waits = max(self.waits, SHARED)
+        else:
+            self.waits = max(self.waits, NEAR)
+            self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + depth, layout.size * size, size))
+
+    def _store(self) -> None:
+        """The store of the stage's value."""
+        r, stage = self.r, self.stage
+        size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
+        if stage.space is MemorySpace.REGISTER:
+            return
+        own = [c for a, c in self.own if a < self.outs]
+        runs = float(prod(own)) * prod(self.positions[:self.outs])
+        if self.shape.cut is not None:
+            size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
+        if stage.space is MemorySpace.SCRATCH:
+            self.instructions += runs * (1.0 + _ADDRESS)
+            self.private += runs * size * self.shape.threads_here
+            return
+        if r.store is not None:
+            coefs, const, limit = r.store.coefs, r.store.const, self.state.kernel.params[r.store_slot].arg.size * size
+            irregular = any(r.nodes[x].deps for x, _ in r.store.atoms)
+        else:
+            layout = stage.layout
+            assert layout is not None
+            coefs, const, irregular, limit = tuple(enumerate(layout.strides)), 0, False, layout.size * size
+        deps = tuple(range(self.outs))
+        count, elements = runs, 1
+        for width in (self.width, self.width // 2, self.width // 4):
+            if width > 1 and 0 <= stage.vector < self.outs and stage.num_lanes % width == 0 and self._is_vector(coefs, const, width):
+                count, elements = runs / width, width
+                break
+        self.instructions += count * (1.0 + _ADDRESS)
+        inbytes = tuple((a, c * size) for a, c in coefs)
+        if stage.space is MemorySpace.SHARED:
+            lanes = min(device_of(self.state.target).subgroup, self.shape.threads_here)
+            subgroups = -(-self.shape.threads_here // device_of(self.state.target).subgroup)
+            self.turns += count * subgroups * bank_turns(_thread_steps(self.shape.threads, inbytes), lanes, size * elements)
+            return
+        self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular))
