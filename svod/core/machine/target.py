@@ -24,9 +24,10 @@ class FloatRules(NamedTuple):
 class Target:
     """Capabilities that opts, heuristics and lowering ask for, and the readable key of the database.
 
-    Sizes are bytes. Caches are per core except `l3`, which is shared. `threads`: min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`:
-    durations of dot instructions in vector multiply-adds, by name, where they were measured; they rank states, belong to this machine only,
-    and are no part of the target's identity."""
+    Sizes are bytes. Caches are per core except `l3`, which is shared; of a device with groups `l1` is a unit's, `l2` is the device's, and
+    there is no l3 (0). `threads`: min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`: durations of dot instructions in vector
+    multiply-adds, by name, where they were measured. `dot_cost`, `clock` and `memory_rate` rank states and are no part of the target's
+    identity."""
 
     arch: str                       # "x86_64", "aarch64", "nvptx64"
     cpu: str                        # LLVM's CPU name, e.g. "znver5"
@@ -46,6 +47,16 @@ class Target:
     has_non_temporal: bool = True   # stores can go past the caches
     group_threads: int = 0          # most threads of a group; 0: the target has no groups
     shared_bytes: int = 0           # memory that the threads of a group share
+    subgroup: int = 0               # threads of a group that run in lockstep and exchange registers; 0: none do
+    has_async_copies: bool = False  # copies from arguments to shared memory bypass registers, and a thread waits for them later
+    registers_per_thread: int = 0   # most 32-bit registers of a thread; this and what follows are 0 where they are not known
+    group_registers: int = 0        # registers of a unit, which the groups on it divide; a group has at most all of them
+    units: int = 0                  # of the device: streaming multiprocessors, compute units, Xe cores; each runs several groups at a time
+    unit_threads: int = 0           # most threads on a unit
+    unit_groups: int = 0            # most groups on a unit
+    unit_shared_bytes: int = 0      # shared memory of a unit, which the groups on it divide
+    clock: float = field(default=0.0, compare=False)        # cycles per second of the units
+    memory_rate: float = field(default=0.0, compare=False)  # bytes per second of the device's memory at best
     device: str = HOST
     global_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)    # groups that a launch may have along its dimensions
     local_limits: tuple[int, int, int] = (NO_LIMIT, NO_LIMIT, NO_LIMIT)     # positions that a group may have along its dimensions
@@ -85,6 +96,8 @@ class Target:
             features += (f"device={self.device}",)
         if self.has_groups:
             features += (f"groups={self.group_threads}", f"shared={_size(self.shared_bytes)}")
+            features += (f"subgroup={self.subgroup}",) if self.subgroup else ()
+            features += (f"units={self.units}",) if self.units else ()
         parts = (self.arch, self.cpu, ",".join(features), _size(self.l1), _size(self.l2), _size(self.l3), str(self.threads))
         return "/".join(prefix + part for prefix, part in zip(KEY_FIELDS.values(), parts, strict=True))
 
