@@ -5,7 +5,6 @@ import ctypes
 import random
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +14,15 @@ from svod.compile.lower.linear_text import decode_linear, encode_linear, render_
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, levels_of, names_of, temporary_numbers
-from svod.core.cost.cost_model import Cost, cost_of
-from svod.core.cost.sketch_facts import try_opt
+from svod.core.cost.cost_model import Cost
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import to_numpy
-from svod.core.kernel.groups import most_threads
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from tests.toy_backend.interpreter import DeviceFault, run_phase
 from tests.toy_backend.target import TOY
-
-LOCAL_THREADS, REDUCERS = 8, 4
 
 
 class ToyCode(NamedTuple):
@@ -163,9 +160,7 @@ class Toy(Backend):
         """Queues need nothing."""
 
     def cost(self, state: Scheduler) -> Cost:
-        """Threads of a group run at once."""
-        cost = cost_of(state)
-        return replace(cost, cycles=cost.cycles / most_threads(state))
+        return group_cost(state)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         _bytes_at(device, nbytes)[:] = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(host))
@@ -174,18 +169,10 @@ class Toy(Backend):
         np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(host))[:] = _bytes_at(device, nbytes)
 
     def sketches(self, state: Scheduler) -> list[Scheduler]:
-        """The search starts from the heuristic."""
-        return []
+        return group_sketches(state)
 
     def heuristic(self, state: Scheduler) -> Scheduler:
-        """Threads along the innermost output axis; a few of them share the outermost reduction."""
-        stage = state.kernel.stages[state.kernel.output]
-        axes = state.kernel.axes
-        if stage.outs:
-            state = try_opt(state, "LOCAL", axes[stage.outs[-1]].name, LOCAL_THREADS)
-        if stage.reds:
-            state = try_opt(state, "GROUP", axes[stage.reds[0]].name, REDUCERS)
-        return state
+        return group_heuristic(state)
 
     def allocate(self, nbytes: int, touch: bool = True) -> ToyMemory:
         return ToyMemory(nbytes)

@@ -12,7 +12,7 @@ import svod
 from svod import Tensor, Variable
 from svod.compile.backend import BACKENDS, device_named
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.groups.group_cost import group_cost
 from svod.core.graph.buffer import Array
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -47,7 +47,7 @@ def test_a_network_of_several_kernels() -> None:
         plan.execute()
         np.testing.assert_allclose(plan.outputs[0].reshape(11, 7), softmax(np.maximum(X @ W, 0) @ V), rtol=1e-4, atol=1e-6)
     phases = [p for k in plan.kernels for p in k.spec.phases]
-    assert any(p.block == 32 and p.shared_bytes for p in phases), "the heuristic binds loops to threads"
+    assert any(p.block > 1 for p in phases), "the heuristic binds loops to threads"
 
 
 def test_inputs_are_bound_anew() -> None:
@@ -106,7 +106,7 @@ def test_a_search_ranks_by_the_cost_of_the_backend() -> None:
     shared = apply_opts(base, [Opt("LOCAL", "o0", 4)])
     candidate = Candidate(shared, shared.applied_opts, Origin.UNTOUCHED)
     assert Beam(base, BeamConfig()).predict(candidate)
-    assert candidate.predicted == cost_of(shared).cycles / 4, "the toy's threads run at once; the CPU's cost does not know them"
+    assert candidate.predicted == group_cost(shared).cycles, "the CPU's cost does not know threads"
 
 
 def test_what_is_timed_reads_the_inputs_that_were_loaded_last() -> None:

@@ -87,14 +87,14 @@ def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Fac
     return _unroll_last(state, r)
 
 
-class _LaneChoice(NamedTuple):
+class LaneChoice(NamedTuple):
     score: float
     axis: int           # the vector axis
     vectors: Factor     # the operand read in vectors
     broadcast: Factor
 
 
-def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[_LaneChoice]:
+def lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> list[LaneChoice]:
     """The axes that can be the vector, best first."""
     width = vector_width(state, r)
     choices = []
@@ -107,14 +107,14 @@ def _lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Fa
                 use = e / (-(-e // width) * width) if e < 4 * width else 1.0
                 read = 1.0 if a in x.unit else 0.97 if a in x.staged_unit and x.stage >= 0 else 0.3
                 store = 1.0 if r.store is None or r.store.coef(a) == 1 else 0.9
-                choices.append(_LaneChoice(use * read * store, a, x, y))
+                choices.append(LaneChoice(use * read * store, a, x, y))
     return sorted(choices, key=lambda c: -c.score)
 
 
 def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
     """Register tiles of the output stage: vector axis × tile axis, with operands staged where that makes them contiguous or near. The
     tiles that use the multipliers best come in variants; of the others come those predicted to be faster."""
-    choices = _lane_choices(state, r, operands)
+    choices = lane_choices(state, r, operands)
     width, registers = vector_width(state, r), state.target.vector_registers
     shares: list[float] = []        # predicted cycles where each core copies its share of the windows
     for rank in range(6):

@@ -59,14 +59,12 @@ def touched_bytes(steps: Steps, itemsize: int, limit: int) -> float:
     return float(min(-(-run // SECTOR) * SECTOR * math.prod(count for _, count in outer), max(limit, SECTOR)))
 
 
-def waves_of(grid: Sequence[int], resident: int) -> tuple[list[int], list[int]]:
-    """A grid in waves of `resident` groups that run at a time, the last loop fastest: the iterations of each of its loops inside a wave,
-    and those around it."""
-    inside, around, left = [1] * len(grid), list(grid), resident
+def waves_of(grid: Sequence[int], resident: int) -> list[int]:
+    """The iterations of each loop of a grid, the last one fastest, inside a wave of `resident` groups that run at a time."""
+    inside, left = [1] * len(grid), resident
     for k in range(len(grid) - 1, -1, -1):
         inside[k] = min(grid[k], max(1, left))
-        around[k] = -(-grid[k] // inside[k])
         left //= grid[k]
         if left < 1:
             break
-    return inside, around
+    return inside

@@ -6,7 +6,6 @@ as its threads, registers and shared memory allow; while some wait for memory, o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from svod.core.machine.target import Target
 
@@ -37,15 +36,14 @@ class Device:
     memory: float               # bytes of memory per cycle, for each unit
 
 
-@lru_cache(maxsize=16)
 def device_of(target: Target) -> Device:
     """The figures of a target. What its data do not say is as on most devices."""
     subgroup = target.subgroup or min(32, max(1, target.group_threads))
     units = target.units or 64
     memory = target.memory_rate / (target.clock * units) if target.memory_rate and target.clock else MEMORY_BYTES
     return Device(subgroup, units, target.unit_threads or max(2 * target.group_threads, subgroup), target.unit_groups or 32,
-                  target.registers_per_thread or 255, target.group_registers or 65536, target.unit_shared_bytes or max(target.shared_bytes, 1),
-                  target.l1, max(target.l2, target.l3), memory)
+                  target.registers_per_thread or 255, target.group_registers or 65536,
+                  target.unit_shared_bytes or max(target.shared_bytes, 1), target.l1, max(target.l2, target.l3), memory)
 
 
 def resident_groups(device: Device, threads: int, registers: int, shared: int) -> int:

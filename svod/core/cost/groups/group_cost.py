@@ -7,13 +7,12 @@ them and a share of the others, and the launch. The prediction ranks states; it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 from svod.core.cost.compute_cost import masks_of, operation_weight
 from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.accesses import Steps, bank_turns, sectors_of, touched_bytes, waves_of
+from svod.core.cost.groups.accesses import bank_turns, sectors_of, touched_bytes, waves_of
 from svod.core.cost.groups.device import (
     ALONE_BYTES,
     ARITHMETIC,
@@ -29,11 +28,12 @@ from svod.core.cost.groups.device import (
     device_of,
     resident_groups,
 )
+from svod.core.cost.groups.stage_shape import StageShape, steps_of
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.groups import AREA, exchanged_bytes, grid_rows, group_of, phase_of, reducers_of
+from svod.core.kernel.groups import AREA, exchanged_bytes, group_of, phase_of, reducers_of
 from svod.core.kernel.kernel import LinearIndex, Node
-from svod.core.kernel.loop_nest import LoopNest, StageNest, loop_nest, stored_bytes
-from svod.core.kernel.placement import is_computed_once, is_derived, vector_width
+from svod.core.kernel.loop_nest import LoopNest, loop_nest, stored_bytes
+from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
 
@@ -46,16 +46,8 @@ _SPILL = 4.0            # instructions' worth of a register that lives in memory
 _KEPT = 0.75            # the share of a cache that data may take and still be kept
 _IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under way at once
 _BARRIER = 40.0         # cycles
+_GROUP = 20.0           # cycles until a unit has begun one more group
 _EXCHANGED = 2          # barriers of one exchange of partial results
-
-Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
-
-
-class Run(NamedTuple):
-    """A loop around the positions of a stage: how often it runs, and what one step of it moves."""
-
-    count: int
-    moves: Moves
 
 
 @dataclass
@@ -64,7 +56,7 @@ class _Access:
 
     coefs: tuple[tuple[int, int], ...]      # (local axis, bytes)
     width: int                              # bytes of one instruction
-    count: float                            # instructions of one thread while the loops around the stage stand still
+    times: float                            # instructions of one thread while the loops around the stage stand still
     depth: int                              # serial loops outside of which it stands
     limit: int
     itemsize: int
@@ -85,7 +77,6 @@ class _Phase:
     second: float = 0.0             # bytes from the second cache, of one group
     memory: float = 0.0             # bytes from memory, of all groups
     latency: float = 0.0            # cycles of one thread that depend on each other
-    accesses: list[tuple[_Access, StageNest]] = field(default_factory=list)
 
 
 def group_cost(state: Scheduler) -> Cost:
@@ -126,8 +117,8 @@ class _GroupCost:
         state, placement = self.state, self.nest.placement
         group = group_of(state, placement, root)
         inside = [s for s in self.nest.stages if placement.paths[s] is not None and phase_of(placement, s) == root]
-        shapes = {s: _Shape(state, self.nest, s, root, group.local, group.reducers) for s in inside}
-        phase = _Phase(float(prod(run.count for run in shapes[root].grid)), group.threads)
+        shapes = {s: StageShape(state, self.nest, s, root, group) for s in inside}
+        phase = _Phase(float(prod(run.times for run in shapes[root].grid)), group.threads)
         wanted = [(shapes[s], self._stage(phase, shapes[s])) for s in inside]
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
         for shape, accesses in wanted:
@@ -149,15 +140,15 @@ class _GroupCost:
         return phase
 
     # -- one stage -----------------------------------------------------------------------------------------
-    def _stage(self, phase: _Phase, shape: _Shape) -> list[_Access]:
+    def _stage(self, phase: _Phase, shape: StageShape) -> list[_Access]:
         """Count the instructions of a stage into its phase. Returns its accesses of memory."""
         counter = _Counter(self.state, self.nest, shape)
         counter.count()
         times, s = shape.times, shape.stage.r.stage.index
         accumulators = counter.accumulators
-        phase.registers = max(phase.registers, _OWN + counter.registers)
-        spilled = max(0, _OWN + counter.registers - self.device.registers_per_thread)
-        threads = shape.working
+        phase.registers = max(phase.registers, _OWN + int(counter.registers))
+        spilled = max(0.0, _OWN + counter.registers - self.device.registers_per_thread)
+        threads = shape.num_threads
         phase.instructions += threads * times * (counter.instructions + _SPILL * spilled * shape.body)
         phase.turns += times * counter.turns
         phase.first += times * counter.private
@@ -182,49 +173,49 @@ class _GroupCost:
             self.loads_per_multiply_add = counter.loads / counter.multiply_adds
         return counter.accesses
 
-    def _traffic(self, phase: _Phase, shape: _Shape, accesses: Sequence[_Access], resident: int) -> None:
+    def _traffic(self, phase: _Phase, shape: StageShape, accesses: Sequence[_Access], resident: int) -> None:
         """Count what a stage's accesses move."""
-        device, lanes = self.device, min(self.device.subgroup, shape.threads_here)
-        subgroups = -(-shape.working // device.subgroup)
+        device, lanes = self.device, min(self.device.subgroup, shape.num_threads)
+        subgroups = -(-shape.num_threads // device.subgroup)
         steady = [self._footprints(shape, a) for a in accesses]
         share = device.first * _KEPT / resident
         for a, footprints in zip(accesses, steady, strict=True):
-            sectors = lanes if a.irregular else sectors_of(_thread_steps(shape.threads, a.coefs), lanes, a.width)
-            asked = shape.times * a.count * subgroups * sectors * SECTOR
-            phase.first += max(asked, shape.times * a.count * subgroups * FIRST_BYTES)
+            sectors = lanes if a.irregular else sectors_of(steps_of(shape.threads, a.coefs), lanes, a.width)
+            asked = shape.times * a.times * subgroups * sectors * SECTOR
+            phase.first += max(asked, shape.times * a.times * subgroups * FIRST_BYTES)
             moved = footprints[-1]
             for k in range(len(shape.serial) - 1, -1, -1):
                 kept = sum([f[k + 1] for f in steady]) <= share
                 if k < a.depth or shape.is_outside(k):
-                    moved *= footprints[k] / footprints[k + 1] if kept else shape.serial[k].count
+                    moved *= footprints[k] / footprints[k + 1] if kept else shape.serial[k].times
             phase.second += min(moved, asked)
             phase.memory += self._from_memory(phase, shape, a, footprints[0], resident)
 
-    def _footprints(self, shape: _Shape, a: _Access) -> list[float]:
+    def _footprints(self, shape: StageShape, a: _Access) -> list[float]:
         """Bytes that a group touches inside the first k serial loops, for k from 0 (all of them) to all (one iteration)."""
         if a.irregular:
-            one = float(shape.working * SECTOR * a.count / max(1.0, prod(run.count for run in shape.serial)))
+            one = float(shape.num_threads * SECTOR * a.times / max(1.0, prod(run.times for run in shape.serial)))
             sizes = [one]
             for run in reversed(shape.serial):
-                sizes.append(min(sizes[-1] * run.count, float(max(a.limit, SECTOR))))
+                sizes.append(min(sizes[-1] * run.times, float(max(a.limit, SECTOR))))
             return sizes[::-1]
-        steps = [*_steps(shape.threads, a.coefs), *_steps(shape.expanded, a.coefs)]
-        sizes = [touched_bytes(tuple(steps), a.itemsize, a.limit)]
+        runs = [*shape.threads, *shape.expanded]
+        sizes = [touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit)]
         for run in reversed(shape.serial):
-            steps += _steps((run,), a.coefs)
-            sizes.append(touched_bytes(tuple(steps), a.itemsize, a.limit))
+            runs.append(run)
+            sizes.append(touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit))
         return sizes[::-1]
 
-    def _from_memory(self, phase: _Phase, shape: _Shape, a: _Access, of_group: float, resident: int) -> float:
+    def _from_memory(self, phase: _Phase, shape: StageShape, a: _Access, of_group: float, resident: int) -> float:
         """Bytes that come from memory in all: what a wave of groups shares is read once, and stays where the second cache holds it."""
         if a.irregular:
             return min(of_group * phase.groups, float(a.limit))
-        inside, around = waves_of([run.count for run in shape.grid], resident * self.device.units)
+        inside = waves_of([run.times for run in shape.grid], resident * self.device.units)
         runs = [*shape.threads, *shape.expanded, *shape.serial]
-        of_wave = touched_bytes(tuple(_steps((*runs, *[run._replace(count=n) for run, n in zip(shape.grid, inside, strict=True)]), a.coefs)),
-                                a.itemsize, a.limit)
-        of_all = touched_bytes(tuple(_steps((*runs, *shape.grid), a.coefs)), a.itemsize, a.limit)
-        return of_all if of_all <= self.device.second * _KEPT else max(of_all, of_wave * prod(around))
+        wave = [run._replace(times=n) for run, n in zip(shape.grid, inside, strict=True)]
+        of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit)
+        of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit)
+        return of_all if of_all <= self.device.second * _KEPT else max(of_all, of_wave * phase.groups / prod(inside))
 
 
 def phase_cycles(device: Device, phase: _Phase) -> float:
@@ -240,101 +231,20 @@ def phase_cycles(device: Device, phase: _Phase) -> float:
     second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)
     memory = max(phase.memory / (device.memory * device.units), phase.memory / (ALONE_BYTES * busy))
     rounds = -(-per_unit // at_once)
-    parts = (arithmetic, first, second, memory, rounds * phase.latency)
+    parts = (arithmetic + per_unit * _GROUP, first, second, memory, rounds * phase.latency)
     longest = max(parts)
     return LAUNCH + longest + _OVERLAP * (sum(parts) - longest)
-
-
-def _steps(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """How far each loop moves an access: (bytes, iterations)."""
-    by_axis = dict(coefs)
-    return [(sum([n * by_axis.get(a, 0) for a, n in run.moves]), run.count) for run in runs]
-
-
-def _thread_steps(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> Steps:
-    return tuple(_steps(runs, coefs))
-
-
-class _Shape:
-    """The loops of a stage by what they are bound to."""
-
-    def __init__(self, state: Scheduler, nest: LoopNest, s: int, root: int, local: int, reducers: int) -> None:
-        self.stage = nest.stages[s]
-        placement = nest.placement
-        stage, rows = self.stage, state.rows
-        own_rows = {p.row: (a, p) for a, group in enumerate(stage.axes) for p in group}
-        grid = set(grid_rows(state, placement, root))
-        split = state.split_reduce
-        self.cut = split if split is not None and state.kernel.axes[split.axis].stage == s else None
-        derived = is_derived(stage.r.stage) and s == root
-        moved = {row: tuple((a, terms[row]) for a, (terms, _) in enumerate(stage.starts) if row in terms)
-                 for row in {row for terms, _ in stage.starts for row in terms}}
-
-        def moves_of(row: int) -> Moves:
-            if row in own_rows:
-                a, p = own_rows[row]
-                return ((a, p.stride),)
-            return moved.get(row, ())
-
-        root_nest = nest.stages[root]
-        root_loops = {p.row: p for group in root_nest.axes for p in group}
-        if derived:
-            self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in stage.loops]
-        else:
-            self.grid = [Run(root_loops[row].extent, moves_of(row)) for row in grid_rows(state, placement, root)
-                         if row in root_loops and root_loops[row].extent > 1]
-        if self.cut is not None:
-            self.grid.insert(0, Run(self.cut.parts, ()))
-        around = [(-1, loop.iterations, moves_of(loop.row)) for loop in stage.around if loop.row not in grid]
-        own = [] if derived else [(a, p) for a, p in stage.loops if p.row not in grid]
-        self.outside = len(around)
-        self.serial = [Run(n, moves) for _, n, moves in around]
-        self.axes_of_serial = [-1] * len(around)
-        for a, p in own:
-            count = p.extent
-            if self.cut is not None and stage.r.axes[a] == self.cut.axis and state.axis_rows[self.cut.axis][0] == p.row:
-                count = -(-count // self.cut.parts)
-            self.serial.append(Run(count, ((a, p.stride),)))
-            self.axes_of_serial.append(a)
-        self.expanded = [Run(p.extent, ((a, p.stride),)) for a, group in enumerate(stage.axes) for p in group
-                         if p.role not in (LOOP, DOT, LOCAL, GROUP)]
-        self.threads = self._threads(state, nest, s, root, moves_of, own_rows, reducers)
-        self.threads_here = local * reducers
-        self.working = self.threads_here
-        self.times = float(prod(n for _, n, _ in around))
-        self.body = float(prod(run.count for run in self.serial[self.outside:]))
-
-    def is_outside(self, k: int) -> bool:
-        """Whether serial loop k belongs to a stage around this one."""
-        return k < self.outside
-
-    def _threads(self, state: Scheduler, nest: LoopNest, s: int, root: int, moves_of: object, own_rows: dict[int, object],
-                 reducers: int) -> list[Run]:
-        """The loops that are bound to the threads, the fastest first: parts of reductions, then positions of the output."""
-        assert callable(moves_of)
-        rows, kernel = state.rows, state.kernel
-        out: list[Run] = []
-        for q in (s, *[t for t, _ in reversed(nest.placement.paths[s] or ())]):
-            bound = [x for a in kernel.stages[q].reds for x in state.axis_rows[a] if rows[x].role == GROUP]
-            if bound:
-                out = [Run(rows[x].extent, moves_of(x)) for x in reversed(bound)]
-                break
-        parts = prod(run.count for run in out)
-        if parts < reducers:
-            out.append(Run(reducers // parts, ()))
-        local = [x for a in kernel.stages[root].outs for x in state.axis_rows[a] if rows[x].role == LOCAL]
-        return [*out, *[Run(rows[x].extent, moves_of(x)) for x in reversed(local)]]
 
 
 class _Counter:
     """Counts the instructions of one thread in a stage, while the loops around it stand still."""
 
-    def __init__(self, state: Scheduler, nest: LoopNest, shape: _Shape) -> None:
+    def __init__(self, state: Scheduler, nest: LoopNest, shape: StageShape) -> None:
         self.state, self.nest, self.shape = state, nest, shape
         self.stage, self.r = shape.stage, shape.stage.r
         self.outs = len(self.r.stage.outs)
         self.width = vector_width(state, self.r)
-        self.own = [(a, run.count) for a, run in zip(shape.axes_of_serial, shape.serial, strict=True) if a >= 0]
+        self.own = [(a, run.times) for a, run in zip(shape.axes_of_serial, shape.serial, strict=True) if a >= 0]
         self.runs_of_loop = [1.0]
         for _, count in self.own:
             self.runs_of_loop.append(self.runs_of_loop[-1] * count)
@@ -373,7 +283,7 @@ class _Counter:
         if self.r.reductions:
             self.accumulators = float(self.upcast) * sum(len(red.values) for red in self.r.reductions)
         beside = sum(sorted(self.positions)[-2:]) if self.r.reductions else prod(self.positions)
-        self.registers = int(self.accumulators * max(1.0, self.r.lanes_bytes / 4) + beside)
+        self.registers = (self.accumulators * max(1.0, self.r.lanes_bytes / 4) + beside)
         self.instructions += _ITERATION * sum(self.runs_of_loop[1:])
         serial = prod(c for a, c in self.own if a >= self.outs)
         self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * STEP)
@@ -405,7 +315,9 @@ class _Counter:
     def _load(self, n: Node, linear: LinearIndex) -> None:
         size = n.dtype.itemsize
         irregular = any(self.r.nodes[x].deps for x, _ in linear.atoms)
-        count, elements = (self._runs(n.deps), 1) if linear.atoms or n.gate >= 0 else self._instructions_of(n.deps, linear.coefs, linear.const)
+        count, elements = self._runs(n.deps), 1
+        if not linear.atoms and n.gate < 0:
+            count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
         self.instructions += count * (1.0 + _ADDRESS + (_MASK if n.gate >= 0 else 0.0))
         self.loads += count
         depth = self._depth(n.deps)
@@ -432,12 +344,12 @@ class _Counter:
         count, elements = self._instructions_of(n.deps, flat, 0)
         self.instructions += count * (1.0 + _ADDRESS)
         self.loads += count
-        lanes = min(self.state.target.group_threads, device_of(self.state.target).subgroup, self.shape.threads_here)
-        subgroups = -(-self.shape.threads_here // device_of(self.state.target).subgroup)
+        lanes = min(self.state.target.group_threads, device_of(self.state.target).subgroup, self.shape.num_threads)
+        subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
         inbytes = tuple((a, c * size) for a, c in flat)
         depth = self._depth(n.deps)
         if source.space is MemorySpace.SHARED:
-            self.turns += count * subgroups * bank_turns(_thread_steps(self.shape.threads, inbytes), lanes, size * elements)
+            self.turns += count * subgroups * bank_turns(steps_of(self.shape.threads, inbytes), lanes, size * elements)
             self.waits = max(self.waits, SHARED)
         elif source.space is MemorySpace.SCRATCH:       # each thread has its own; elements of neighbouring threads lie beside each other
             self.private += count * subgroups * lanes * size * elements
@@ -458,7 +370,7 @@ class _Counter:
             size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
         if stage.space is MemorySpace.SCRATCH:
             self.instructions += runs * (1.0 + _ADDRESS)
-            self.private += runs * size * self.shape.threads_here
+            self.private += runs * size * self.shape.num_threads
             return
         if r.store is not None:
             coefs, const, limit = r.store.coefs, r.store.const, self.state.kernel.params[r.store_slot].arg.size * size
@@ -476,8 +388,8 @@ class _Counter:
         self.instructions += count * (1.0 + _ADDRESS)
         inbytes = tuple((a, c * size) for a, c in coefs)
         if stage.space is MemorySpace.SHARED:
-            lanes = min(device_of(self.state.target).subgroup, self.shape.threads_here)
-            subgroups = -(-self.shape.threads_here // device_of(self.state.target).subgroup)
-            self.turns += count * subgroups * bank_turns(_thread_steps(self.shape.threads, inbytes), lanes, size * elements)
+            lanes = min(device_of(self.state.target).subgroup, self.shape.num_threads)
+            subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
+            self.turns += count * subgroups * bank_turns(steps_of(self.shape.threads, inbytes), lanes, size * elements)
             return
         self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular))

@@ -1,0 +1,109 @@
+"""Sketches for targets with groups, and the heuristic: the best of them by the cost model.
+
+Every phase of a kernel is spread over threads by itself. A reduction that other stages read is computed inside the phase that reads it,
+where the threads of the group share it, or in a phase of its own:
+
+    softmax     one phase: a group a row        STAGE at the root: maxima, sums and the rest, each with a grid that suits it
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from svod.core.cost.groups.contractions import contraction_options
+from svod.core.cost.groups.device import LAUNCH, device_of
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.spread import along_memory, distinct, elementwise_options, reduction_options
+from svod.core.cost.sketch_facts import extent_of, factors_of, name_of, resolved, try_opt
+from svod.core.kernel.groups import check_groups
+from svod.core.kernel.placement import is_derived, place_stages, vector_width
+from svod.core.kernel.scheduler import ROOT, Scheduler
+from svod.errors import KernelOptError
+
+TIE = 0.015             # predictions whose cycles behind the launch are this near each other say nothing
+_MOST = 24              # sketches of a kernel, those predicted fastest
+
+
+def group_heuristic(state: Scheduler) -> Scheduler:
+    """The state that a kernel runs in when nothing is known about it: of the sketches predicted equal the one with the shortest chain."""
+    candidates = priced(_generate(state))
+    if not candidates:
+        return state
+    fastest, _ = candidates[0]
+    limit = fastest + TIE * (fastest - LAUNCH)
+    return min((s for cycles, s in candidates if cycles <= limit), key=lambda s: (len(s.applied_opts), group_cost(s).cycles))
+
+
+def group_sketches(state: Scheduler) -> list[Scheduler]:
+    """The states that a search starts from."""
+    return [s for _, s in priced(_generate(state))][:_MOST]
+
+
+def priced(states: Iterator[Scheduler]) -> list[tuple[float, Scheduler]]:
+    """The distinct states that can be placed and fit a group, with their predicted cycles, the fastest first."""
+    out = []
+    for s in distinct(states):
+        try:
+            check_groups(s)
+            out.append((group_cost(s).cycles, s))
+        except KernelOptError:
+            continue
+    return sorted(out, key=lambda pair: pair[0])
+
+
+def _generate(state: Scheduler) -> Iterator[Scheduler]:
+    yield state
+    for base in _placements(state):
+        for start in _shared_inside(base):
+            roots = [s for s in place_stages(start).roots if not is_derived(start.kernel.stages[s])]
+            for s in roots[:-1]:
+                start = _best(start, s)
+            yield from _options(start, roots[-1])
+
+
+def _placements(state: Scheduler) -> Iterator[Scheduler]:
+    """Where the reductions live that other stages read: as they are, and each in a phase of its own."""
+    yield state
+    inner = [s for s in state.kernel.stages if s.has_reduce and not s.is_output]
+    apart = state
+    for s in inner:
+        apart = try_opt(apart, "STAGE", s.name, ROOT)
+    if apart is not state:
+        yield apart
+
+
+def _shared_inside(state: Scheduler) -> Iterator[Scheduler]:
+    """Reductions inside a phase: computed by each thread, or shared by the threads of its group."""
+    yield state
+    paths = place_stages(state).paths
+    inside = [s.index for s in state.kernel.stages if s.has_reduce and paths[s.index]]
+    for parts in dict.fromkeys((device_of(state.target).subgroup, min(256, state.target.group_threads))) if inside else ():
+        done = state
+        for s in inside:
+            r = resolved(state, s)
+            lane = along_memory(state, r)
+            reds = range(len(r.stage.outs), len(r.axes))
+            axis = lane if lane in reds else max(reds, key=lambda a: extent_of(state, r, a))
+            extent, width = extent_of(state, r, axis), vector_width(state, r)
+            if axis == lane and extent % width == 0 and extent >= width * parts:
+                done = try_opt(done, "UPCAST", name_of(state, r, axis), width)
+            done = try_opt(done, "GROUP", name_of(state, r, axis), min(parts, done.rows[done.row_id(name_of(state, r, axis))].extent))
+        if done is not state:
+            yield done
+
+
+def _best(state: Scheduler, s: int) -> Scheduler:
+    candidates = priced(_options(state, s))
+    return candidates[0][1] if candidates else state
+
+
+def _options(state: Scheduler, s: int) -> Iterator[Scheduler]:
+    """The options of one phase, the others left as they are."""
+    r = resolved(state, s)
+    yield state
+    if not r.reductions:
+        yield from elementwise_options(state, r)
+        return
+    operands = factors_of(state, r)
+    if operands is not None:
+        yield from contraction_options(state, r, operands)
+    yield from reduction_options(state, r)

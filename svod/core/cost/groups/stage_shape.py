@@ -1,0 +1,104 @@
+"""The loops of a stage by what they are bound to: the grid, the threads of a group, a thread's own iterations, positions side by side.
+
+    y[i] = Σ x[i, k], UPCAST(r0, 4) GROUP(r0, 32) LOCAL(o0, 8), 1024 × 4096
+        grid      128 groups, 8 rows apart
+        threads   32 of them 4 positions of k apart, then 8 rows
+        serial    32 iterations, 128 positions of k apart
+        expanded  4 positions of k
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from svod.core.cost.groups.accesses import Steps
+from svod.core.kernel.groups import ThreadGroup, grid_rows
+from svod.core.kernel.loop_nest import LoopNest
+from svod.core.kernel.placement import EmittedLoop, is_derived
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
+
+Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
+
+
+class Run(NamedTuple):
+    """A loop, and what one step of it moves."""
+
+    times: int
+    moves: Moves
+
+
+def steps_of(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> Steps:
+    """How far each loop moves an access with these bytes per position of each local axis: (bytes, iterations)."""
+    by_axis = dict(coefs)
+    return tuple([(sum([n * by_axis.get(a, 0) for a, n in run.moves]), run.times) for run in runs])
+
+
+class StageShape:
+    """The loops of stage `s` inside the phase that stores stage `root`."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest, s: int, root: int, group: ThreadGroup) -> None:
+        self.state, self.nest, self.stage, self.root = state, nest, nest.stages[s], root
+        self.own = {p.row: (a, p) for a, loops in enumerate(self.stage.axes) for p in loops}
+        self.moved = {row: tuple((a, terms[row]) for a, (terms, _) in enumerate(self.stage.starts) if row in terms)
+                      for row in {row for terms, _ in self.stage.starts for row in terms}}
+        self.rows_of_grid = grid_rows(state, nest.placement, root)
+        split = state.split_reduce
+        self.cut = split if split is not None and state.kernel.axes[split.axis].stage == s else None
+        is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
+        self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in self.stage.loops] if is_copy else self._grid()
+        self.serial: list[Run] = []                 # outermost first
+        self.axes_of_serial: list[int] = []         # the local axis of each that is the stage's own, else -1
+        for loop in self.stage.around:
+            if loop.row not in self.rows_of_grid:
+                self.serial.append(Run(loop.iterations, self._moves(loop.row)))
+                self.axes_of_serial.append(-1)
+        self.outside = len(self.serial)             # serial loops of stages around this one
+        for a, p in self.stage.loops if not is_copy else ():
+            if p.row not in self.rows_of_grid:
+                self._add_serial(a, p)
+        self.expanded = [Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops
+                         if p.role not in (LOOP, DOT, LOCAL, GROUP)]
+        self.threads = self._threads(s, group.reducers)     # the fastest first
+        self.num_threads = group.threads
+        self.times = float(prod(run.times for run in self.serial[:self.outside]))
+        self.body = float(prod(run.times for run in self.serial[self.outside:]))
+
+    def is_outside(self, k: int) -> bool:
+        """Whether serial loop k belongs to a stage around this one."""
+        return k < self.outside
+
+    def _moves(self, row: int) -> Moves:
+        """What one step of a loop row moves."""
+        if row in self.own:
+            a, p = self.own[row]
+            return ((a, p.stride),)
+        return self.moved.get(row, ())
+
+    def _grid(self) -> list[Run]:
+        loops = {p.row: p for own in self.nest.stages[self.root].axes for p in own}
+        return [Run(loops[row].extent, self._moves(row)) for row in self.rows_of_grid if row in loops and loops[row].extent > 1]
+
+    def _add_serial(self, a: int, p: EmittedLoop) -> None:
+        """One of the stage's own loops; the grid has its part of the one that SPLITK has cut."""
+        times = p.extent
+        if self.cut is not None and self.stage.r.axes[a] == self.cut.axis and self.state.axis_rows[self.cut.axis][0] == p.row:
+            times = -(-times // self.cut.parts)
+            self.grid.insert(0, Run(self.cut.parts, ((a, p.stride * times),)))
+        self.serial.append(Run(times, ((a, p.stride),)))
+        self.axes_of_serial.append(a)
+
+    def _threads(self, s: int, reducers: int) -> list[Run]:
+        """The loops that are bound to the threads: parts of reductions, then positions of the output."""
+        rows, kernel = self.state.rows, self.state.kernel
+        out: list[Run] = []
+        for q in (s, *[t for t, _ in reversed(self.nest.placement.paths[s] or ())]):
+            bound = [x for a in kernel.stages[q].reds for x in self.state.axis_rows[a] if rows[x].role == GROUP]
+            if bound:
+                out = [Run(rows[x].extent, self._moves(x)) for x in reversed(bound)]
+                break
+        parts = prod(run.times for run in out)
+        if parts < reducers:
+            out.append(Run(reducers // parts, ()))
+        local = [x for a in kernel.stages[self.root].outs for x in self.state.axis_rows[a] if rows[x].role == LOCAL]
+        return [*out, *[Run(rows[x].extent, self._moves(x)) for x in reversed(local)]]

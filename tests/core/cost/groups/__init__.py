@@ -1,0 +1,1 @@
+"""Tests of costs and sketches on targets with groups."""

@@ -1,0 +1,50 @@
+"""Sectors, bank conflicts and footprints: counted by hand, and against sets of addresses."""
+from __future__ import annotations
+
+import itertools
+import random
+
+from svod.core.cost.groups.accesses import bank_turns, sectors_of, touched_bytes, waves_of
+from svod.core.cost.groups.device import SECTOR
+
+
+def test_sectors_of_the_docstring() -> None:
+    assert sectors_of(((4, 32),), 32, 4) == 4
+    assert sectors_of(((16, 32),), 32, 16) == 16
+    assert sectors_of(((256, 32),), 32, 4) == 32
+    assert sectors_of(((0, 32),), 32, 4) == 1
+    assert sectors_of(((4, 8), (4096, 4)), 32, 4) == 4, "four rows of eight"
+
+
+def test_banks() -> None:
+    assert bank_turns(((4, 32),), 32, 4) == 1
+    assert bank_turns(((128, 32),), 32, 4) == 32, "a column of a square of 32"
+    assert bank_turns(((132, 32),), 32, 4) == 1, "the same with rows padded by one element"
+    assert bank_turns(((0, 32),), 32, 4) == 1, "all want one element"
+    assert bank_turns(((8, 32),), 32, 4) == 2
+
+
+def test_touched_bytes_count_distinct_sectors() -> None:
+    """Of disjoint rows and of overlapping windows that begin at sectors, exactly; never less than a count by sets."""
+    rng = random.Random(0)
+    for _ in range(200):
+        inner, rows, pitch = rng.choice((8, 16, 64)), rng.randint(1, 9), rng.choice((64, 128, 1000)) * SECTOR
+        steps = ((4, inner), (pitch, rows))
+        assert touched_bytes(steps, 4, 1 << 40) == _counted(steps)
+    for step, window, places in ((4, 3, 40), (4, 5, 7), (SECTOR, 3, 10)):
+        steps = ((step, window), (step, places))
+        assert touched_bytes(steps, 4, 1 << 40) >= _counted(steps)
+        assert touched_bytes(steps, 4, 1 << 40) <= _counted(steps) + 2 * SECTOR
+    assert touched_bytes(((4, 1000),), 4, 160) == 160, "no more than there is"
+
+
+def _counted(steps: tuple[tuple[int, int], ...]) -> int:
+    places = itertools.product(*[range(n) for _, n in steps])
+    return SECTOR * len({sum(step * k for (step, _), k in zip(steps, at, strict=True)) // SECTOR for at in places})
+
+
+def test_waves() -> None:
+    assert waves_of([10, 8], 16) == [2, 8]
+    assert waves_of([10, 8], 4) == [1, 4]
+    assert waves_of([3, 2], 100) == [3, 2]
+    assert waves_of([], 100) == []

@@ -1,0 +1,92 @@
+"""What the cost model for groups prefers: facts about every device of this kind."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from svod.core.cost.groups.device import device_of, resident_groups
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.tensor import Tensor
+from tests.core.corpus import CORPUS, conv, data, kernel_of
+
+GPU = Target(arch="test", cpu="test", features=(), vector_bytes=16, vector_registers=128, l1=128 << 10, l2=40 << 20, l3=0, threads=1,
+             has_non_temporal=False, group_threads=1024, shared_bytes=48 << 10, subgroup=32, units=108, registers_per_thread=255,
+             group_registers=65536, unit_threads=2048, unit_groups=32, unit_shared_bytes=160 << 10, device="TEST")
+Chain = tuple[tuple[str, str, int], ...]
+
+
+def cycles(tensor: Tensor, *chain: tuple[str, str, int], target: Target = GPU) -> float:
+    return group_cost(apply_opts(Scheduler(Kernel(kernel_of(tensor)), target), [Opt(*o) for o in chain])).cycles
+
+
+def test_neighbouring_threads_read_neighbouring_elements() -> None:
+    x = data(2048, 2048) + data(2048, 1)
+    assert cycles(x, ("LOCAL", "o1", 256)) < cycles(x, ("LOCAL", "o0", 256)) / 2
+
+
+def test_a_sum_along_memory_wants_threads_along_memory() -> None:
+    x = data(4096, 4096)
+    assert cycles(x.sum(1), ("GROUP", "r0", 256)) < cycles(x.sum(1), ("LOCAL", "o0", 256)) / 4
+    assert cycles(x.sum(0), ("LOCAL", "o0", 64), ("GROUP", "r0", 16)) < cycles(x.sum(0), ("GROUP", "r0", 16)) / 2, "columns"
+
+
+def test_register_tiles_reuse_what_they_read() -> None:
+    x = data(1024, 1024) @ data(1024, 1024)
+    threads = (("LOCAL", "o0", 16), ("LOCAL", "o1", 16))
+    tile = (("UPCAST", "o0", 4), ("UPCAST", "o1", 4))
+    assert cycles(x, *tile, *threads) < cycles(x, *threads) / 2
+    assert cycles(x, ("UPCAST", "o0", 16), ("UPCAST", "o1", 16), *threads) > cycles(x, *tile, *threads), "too many registers"
+
+
+def test_a_whole_sum_is_shared_by_the_units() -> None:
+    x = data(1 << 22).sum()
+    assert cycles(x, ("GROUP", "r0", 256), ("SPLITK", "r0", 64)) < cycles(x, ("GROUP", "r0", 256)) / 8
+
+
+def test_few_threads_of_a_subgroup_waste_the_others() -> None:
+    x = data(4096, 4096) * 2.0
+    assert cycles(x, ("LOCAL", "o0", 256)) < cycles(x, ("LOCAL", "o0", 4)) / 2
+
+
+def test_memory_bounds_what_moves_much() -> None:
+    x = data(4096, 4096) * 2.0
+    best = group_cost(group_heuristic(Scheduler(Kernel(kernel_of(x)), GPU)))
+    assert best.bytes_moved == 2 * 4 * 4096 * 4096
+    slower = replace(GPU, clock=1e9, memory_rate=108 * 4e9)
+    assert cycles(x, ("LOCAL", "o0", 256), target=slower) > 2 * cycles(x, ("LOCAL", "o0", 256))
+
+
+def test_resident_groups() -> None:
+    device = device_of(GPU)
+    assert resident_groups(device, 256, 32, 0) == 8, "threads"
+    assert resident_groups(device, 256, 128, 0) == 2, "registers"
+    assert resident_groups(device, 64, 32, 40 << 10) == 4, "shared memory"
+    assert resident_groups(device, 32, 16, 0) == 32, "groups"
+    assert resident_groups(device, 1024, 255, 1 << 20) == 1
+
+
+def chain_of(tensor: Tensor) -> set[str]:
+    return {o.op for o in group_heuristic(Scheduler(Kernel(kernel_of(tensor)), GPU)).applied_opts}
+
+
+def test_what_the_heuristic_takes() -> None:
+    assert chain_of(data(512, 512) @ data(512, 512)) >= {"UPCAST", "LOCAL", "UNROLL"}
+    assert "GROUP" in chain_of(data(512, 4096).sum(1))
+    assert {"GROUP", "SPLITK"} <= chain_of(data(1 << 22).sum())
+    assert "LOCAL" in chain_of(conv(16, 32, 28, 3, padding=1))
+    assert "LOCAL" in chain_of(data(997, 1009).transpose(0, 1).contiguous())
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_the_heuristic_is_the_best_sketch(name: str) -> None:
+    base = Scheduler(Kernel(CORPUS[name]()), GPU)
+    found = group_sketches(base)
+    best = group_cost(group_heuristic(base)).cycles
+    assert best <= 1.02 * min(group_cost(s).cycles for s in found) and best <= group_cost(base).cycles * 1.02
+    assert len({s.digest for s in found}) == len(found)
