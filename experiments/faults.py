@@ -1,6 +1,6 @@
 """A search on a Ray cluster in which everything fails, against the same search in which nothing does.
 
-    python experiments/faults.py             # 2,000 candidates, times from a table
+    python experiments/faults.py             # 2,000 candidates, times from a recorded table
     python experiments/faults.py --real      # times of this machine: the winners of both searches are timed against each other
 
 A head and three nodes on this machine; the first node times. The search is of one matrix product. What fails:
@@ -10,9 +10,11 @@ A head and three nodes on this machine; the first node times. The search is of o
                   stands still for 30 s
     the driver    is killed at three quarters, and started again
 
-The clean search is told the same times, and told which candidates fail. It has no workers, and is killed and started again at the same
-candidate. Compared are all that both asked for, in order, and the winners. A search that is started again screens the chains that it
-starts from once more, as many as its beam is wide; every other LINEAR is screened once.
+The table is recorded first: a search in which nothing fails compiles and times its candidates on this machine, each LINEAR once, and is
+then told the recorded time, as the searches after it are. The clean search is told these times, and told which candidates fail. It has no
+workers. All three are killed and started again at the same candidate. Compared are all that the clean search and the one with faults
+asked for, in order, and their winners. A search that is started again screens the chains that it starts from once more, as many as its
+beam is wide; every other LINEAR is screened once.
 """
 from __future__ import annotations
 
@@ -36,6 +38,9 @@ from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.tune.db import Measurement, TuningDB
+from svod.tune.measure.candidate import Candidate
+from svod.tune.measure.measurer import Built, Screened
+from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.executor import InlineExecutor
@@ -47,12 +52,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.tune.ray_nodes import PORT, Node, another_version, is_alive, workers_of  # noqa: E402
 from tests.tune.search_kernels import gemm  # noqa: E402
-from tests.tune.told_measurer import FaultyMeasurer, ToldMeasurer, TraceFile  # noqa: E402
+from tests.tune.told_measurer import COMPILE_SECONDS, FaultyMeasurer, ToldMeasurer, TraceFile  # noqa: E402
 
 HEAD = "127.0.0.21"
 FREEZE_SECONDS = 30.0
 NO_PROCESS_AFTER = 90.0
 NEVER = 1 << 60
+UNTIMED = 1.0
 WORKERS = WorkerConfig(job_modules=("tests.tune.told_jobs",), paths=(str(ROOT),), memory_bytes=1 << 29)
 BENCH = BenchConfig(seconds=1.0)
 
@@ -95,6 +101,44 @@ def read_trace(path: Path) -> list[list[str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+# -- the table ---------------------------------------------------------------------------------------------------------------
+class Table:
+    """Recorded seconds by LINEAR digest, in a file that outlives the process: a line of JSON each."""
+
+    def __init__(self, path: Path) -> None:
+        self.seconds: dict[str, float] = dict(json.loads(line) for line in path.read_text().splitlines()) if path.exists() else {}
+        self.path = path
+
+    def __call__(self, candidate: Candidate) -> float:
+        """Raises KeyError for what was not recorded."""
+        return self.seconds[candidate.linear]
+
+    def add(self, linear: str, seconds: float) -> None:
+        self.seconds[linear] = seconds
+        with self.path.open("a") as file:
+            file.write(json.dumps([linear, seconds]) + "\n")
+
+
+class RecordingMeasurer(ToldMeasurer):
+    """Compiles and times what the table lacks, and adds it. What cannot be timed gets `UNTIMED` seconds."""
+
+    def __init__(self, *args: Any, table: Table) -> None:
+        super().__init__(*args, faults=False, seconds_of=self.recorded)
+        self.table = table
+
+    def recorded(self, candidate: Candidate) -> float:
+        if candidate.linear not in self.table.seconds:
+            [made] = WorkerMeasurer.build(self, [candidate], passes=False, deadline=COMPILE_SECONDS)
+            self.table.add(candidate.linear, self._timed(candidate, made) if isinstance(made, Built) else UNTIMED)
+        return self.table(candidate)
+
+    def _timed(self, candidate: Candidate, made: Built) -> float:
+        before, candidate.built = candidate.built, made
+        [timed] = WorkerMeasurer.screen(self, [candidate], None)
+        candidate.built = before
+        return timed.seconds if isinstance(timed, Screened) else UNTIMED
+
+
 # -- the driver: a process of its own ----------------------------------------------------------------------------------------
 def drive(args: argparse.Namespace) -> None:
     """Search; the last line of stdout has the result as JSON."""
@@ -103,14 +147,18 @@ def drive(args: argparse.Namespace) -> None:
     trace = CountingTrace(where / "trace", args.end_at or NEVER)
     if args.kind == "clean":
         executor: Any = InlineExecutor(WORKERS)
-    elif args.kind == "local":
+    elif args.kind in ("local", "record"):
         executor = make_executor("local", None, WORKERS)
     else:
         executor = make_executor("ray", f"{HEAD}:{args.port}", WORKERS, "CPU" if args.real else "TABLE", args.real, 60.0)
 
     def measurer(k: Kernel) -> FaultyMeasurer:
         common = (k, target, executor, config, BENCH, trace)
-        return FaultyMeasurer(*common) if args.real else ToldMeasurer(*common, faults=args.kind != "clean")
+        if args.real:
+            return FaultyMeasurer(*common)
+        table = Table(where.parent / "table")
+        return RecordingMeasurer(*common, table=table) if args.kind == "record" else \
+            ToldMeasurer(*common, faults=args.kind != "clean", seconds_of=table)
     with executor, TuningDB.open(where / "tuning.db") as db:
         started = time.monotonic()
         session = TuneSession([KernelTask(kernel, name="gemm")], target, executor=executor, db=db, config=config, bench=BENCH,
@@ -215,9 +263,8 @@ def faulty(args: argparse.Namespace, directory: Path, say: Any) -> tuple[dict[st
     return result, directory / "faulty"
 
 
-def clean(args: argparse.Namespace, directory: Path, name: str, end_at: int) -> tuple[dict[str, Any], Path]:
-    """The search in which nothing fails, ended at the same candidate, and not."""
-    kind = "local" if args.real else "clean"
+def clean(args: argparse.Namespace, directory: Path, kind: str, name: str, end_at: int) -> tuple[dict[str, Any], Path]:
+    """A search in which nothing fails, killed when candidate `end_at` is built and started again; 0: not killed."""
     if end_at:
         Driver(args, kind, directory / name, end_at).process.wait()
     return Driver(args, kind, directory / name).result(), directory / name
@@ -232,7 +279,13 @@ def recorded(directory: Path) -> tuple[int, int, Counter[str]]:
 
 
 def compare(args: argparse.Namespace, directory: Path, say: Any) -> bool:
-    (found, there), (told, here) = faulty(args, directory, say), clean(args, directory, "clean", 3 * args.candidates // 4)
+    end_at = 3 * args.candidates // 4
+    _, recorded_in = clean(args, directory, "record", "recorded", end_at)
+    times = sorted(Table(directory / "table").seconds.values())
+    say(f"{len(times)} LINEARs timed: {times[0] * 1e6:.2f} to {times[-1] * 1e6:.2f} µs, {sum(t == UNTIMED for t in times)} not to be timed")
+    (found, there), (told, here) = faulty(args, directory, say), clean(args, directory, "clean", "clean", end_at)
+    say("the search that recorded the table " + ("asked for the same" if read_trace(recorded_in / "trace") == read_trace(here / "trace")
+                                                 else "asked for something else") + " as the clean search that was told it")
     theirs, ours = read_trace(there / "trace"), read_trace(here / "trace")
     same = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours)))
     ok = same == len(theirs) == len(ours) and found["chain"] == told["chain"]
@@ -242,7 +295,7 @@ def compare(args: argparse.Namespace, directory: Path, say: Any) -> bool:
         say(f"{name}: {one['text']} at {one['seconds'] * 1e6:.2f} µs")
     say(f"{linears} LINEARs recorded, {twice} of them screened again; statuses {dict(statuses)}; "
         f"{sum(map(int, (there / 'again').read_text().split()))} items were given to a second worker")
-    uninterrupted, _ = clean(args, directory, "uninterrupted", 0)
+    uninterrupted, _ = clean(args, directory, "record", "uninterrupted", 0)
     say(f"winner of a clean search that is not ended in between: {uninterrupted['text']} at {uninterrupted['seconds'] * 1e6:.2f} µs")
     return ok and twice <= args.width
 
@@ -251,7 +304,7 @@ def compare_real(args: argparse.Namespace, directory: Path, say: Any) -> bool:
     from paired import in_a_process, time_chains
 
     from svod.core.ir.serialize import ast_to_data
-    (found, _), (local, _) = faulty(args, directory, say), clean(args, directory, "clean", 0)
+    (found, _), (local, _) = faulty(args, directory, say), clean(args, directory, "local", "clean", 0)
     for name, one in (("winner", found), ("winner of the clean search", local)):
         say(f"{name}: {one['text']} at {one['seconds'] * 1e6:.2f} µs")
     ratios = []

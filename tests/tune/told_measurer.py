@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def draw(candidate: Candidate, purpose: str) -> random.Random:
 
 
 def told_seconds(candidate: Candidate) -> float:
-    """The table: the cost model's time, with a spread."""
+    """A table that needs no machine: the cost model's time, with a spread."""
     return cost_of(candidate.state).cycles / 3e9 * draw(candidate, "seconds").lognormvariate(0.0, SPREAD)
 
 
@@ -113,11 +113,12 @@ class FaultyMeasurer(WorkerMeasurer):
 
 
 class ToldMeasurer(FaultyMeasurer):
-    """Times come from a table. `faults`: whether planted candidates fail in earnest, or by the table alone, which answers the same."""
+    """Times come from a table, `seconds_of`. `faults`: whether planted candidates fail in earnest, or by the table alone, which answers the
+    same."""
 
-    def __init__(self, *args: Any, faults: bool = True) -> None:
+    def __init__(self, *args: Any, faults: bool = True, seconds_of: Callable[[Candidate], float] = told_seconds) -> None:
         super().__init__(*args)
-        self.faults = faults
+        self.faults, self.seconds_of = faults, seconds_of
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
         if self.faults:
@@ -139,9 +140,9 @@ class ToldMeasurer(FaultyMeasurer):
         self.note("screen", candidates)
         fails = [fault if where == "run" and c.samples == () else "" for c in candidates for where, fault in [planted(c)]]
         if not self.faults:
-            return [Failure(STATUS[f], "the table says so") if f else self._screened(told_seconds(c), incumbent)
+            return [Failure(STATUS[f], "the table says so") if f else self._screened(self.seconds_of(c), incumbent)
                     for c, f in zip(candidates, fails, strict=True)]
-        outcomes = self._tell([told_seconds(c) for c in candidates], fails)
+        outcomes = self._tell([0.0 if f else self.seconds_of(c) for c, f in zip(candidates, fails, strict=True)], fails)
         return [self._screened(o.value, incumbent) if o.ok else failure_of(o) for o in outcomes]
 
     def _screened(self, seconds: float, incumbent: float | None) -> Screened:
@@ -149,7 +150,7 @@ class ToldMeasurer(FaultyMeasurer):
 
     def race(self, candidates: Sequence[Candidate]) -> RaceResult:
         self.note("race", candidates)
-        seconds = [told_seconds(c) for c in candidates]
+        seconds = [self.seconds_of(c) for c in candidates]
         if self.faults:
             [o] = self._tell([seconds])
             seconds = o.value
@@ -162,5 +163,5 @@ class ToldMeasurer(FaultyMeasurer):
 
     def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Confirmed | Failure]:
         self.note("confirm", candidates)
-        first = told_seconds(candidates[0])
-        return [Confirmed(told_seconds(c), r, r, r) for c in candidates for r in [told_seconds(c) / first]]
+        first = self.seconds_of(candidates[0])
+        return [Confirmed(self.seconds_of(c), r, r, r) for c in candidates for r in [self.seconds_of(c) / first]]
