@@ -24,7 +24,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from svod.errors import DatabaseError
 from svod.tune.db.records import COLUMNS, RECORDS, Record, RecordError
@@ -135,11 +135,21 @@ def upgrade(conn: sqlite3.Connection) -> None:
         conn.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
+#: The columns of a record's row in the order in which INSERT takes their values; the layer comes after them.
+ROW_COLUMNS: dict[type[Record], tuple[str, ...]] = {r: ("id", *COLUMNS[r.kind], "extra") for r in RECORDS}
+
+
 def insert_statement(record: type[Record]) -> str:
     """Set union for one row: insert it; where it is known, keep the nearer layer."""
-    columns = ("id", *COLUMNS[record.kind], "extra", "layer")
-    return (f"INSERT INTO {record.table}({', '.join(f'[{c}]' for c in columns)}) VALUES ({', '.join(':' + c for c in columns)}) "
+    columns = (*ROW_COLUMNS[record], "layer")
+    return (f"INSERT INTO {record.table}({', '.join(f'[{c}]' for c in columns)}) VALUES ({', '.join('?' * len(columns))}) "
             "ON CONFLICT(id) DO UPDATE SET layer = excluded.layer WHERE excluded.layer < layer")
 
 
 INSERT: dict[type[Record], str] = {r: insert_statement(r) for r in RECORDS}
+
+
+def insert_values(record: Record, layer: int) -> tuple[Any, ...]:
+    """What INSERT takes for a record."""
+    row = record.to_row()
+    return (*(row[c] for c in ROW_COLUMNS[type(record)]), layer)

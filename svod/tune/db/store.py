@@ -52,7 +52,7 @@ from svod.tune.db.records import (
     Verdict,
     anonymised,
 )
-from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema, write_transaction
+from svod.tune.db.schema import INSERT, OWN, ROW_COLUMNS, SHIPPED, TEAM, ForeignDatabase, NewerSchema, insert_values, write_transaction
 from svod.tune.db.transfer import Skipped
 from svod.tune.db.winners import Winner, rank_winners, standing_bars
 
@@ -70,9 +70,9 @@ IN_MEMORY = "What is found now is kept in memory"
 
 _abandoned: list[Any] = []  # connections inherited through a fork: closing them would drop the parent's locks
 
-Incoming = tuple[Record, dict[str, Any]]        # a record of others, and its row
-Known = Callable[[type[Record], Any], bool]     # whether a record of a kind with an id is here, and no farther than the team's
-HERE: dict[type[Record], str] = {r: f"SELECT 1 FROM {r.table} WHERE id = ? AND layer <= ?" for r in RECORDS}
+Incoming = tuple[Record, tuple[Any, ...]]       # a record of others, and what INSERT takes for it
+Known = Callable[[type[Record], Sequence[Any]], set[Any]]   # which of these ids of a kind are here, and no farther than the team's
+KNOWN_AT_ONCE = 500         # ids that are looked for at once
 
 #: Of several measurements of one LINEAR, the one with the lowest number says most about it.
 _TELLING = {("wrong", ""): 0, ("ok", "confirm"): 1, ("ok", "race"): 2, ("ok", "screen"): 3, ("slow", ""): 4, ("crash", ""): 5,
@@ -564,7 +564,7 @@ class TuningDB:
         """Add the records of a .jsonl file, as the team's. Raises DatabaseError for a file that cannot be read or stored, or is foreign."""
         def read(skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
             try:
-                yield from ((r, r.to_row()) for r in transfer.iterate_records(path, skipped))
+                yield from ((r, insert_values(r, TEAM)) for r in transfer.iterate_records(path, skipped))
             except OSError as e:
                 raise DatabaseError(f"{path} cannot be read: {e.strerror or e}") from e
         return self._take_in(read)
@@ -596,14 +596,16 @@ class TuningDB:
             pruned = {(kernel, target): before for kernel, target, before in conn.execute("SELECT kernel, target, before FROM pruned")
                       if isinstance(before, float)}
             added = count = 0
-            records = read(skipped, lambda kind, id: conn.execute(HERE[kind], (id, TEAM)).fetchone() is not None)
+
+            def is_pruned(r: Record) -> bool:
+                return isinstance(r, Measurement) and _is_prunable(r) and r.taken_at < pruned.get((r.kernel, r.target), 0.0)
+            records = read(skipped, partial(_known, conn))
             while chunk := list(itertools.islice(records, TAKEN_AT_ONCE)):
                 count += len(chunk)
-                wanted = ((type(r), row) for r, row in filter(None, chunk) if not (
-                    isinstance(r, Measurement) and _is_prunable(r) and r.taken_at < pruned.get((r.kernel, r.target), 0.0)))
-                added += _insert_rows(conn, wanted, TEAM)
+                rows = ((type(r), row) for r, row in filter(None, chunk) if not (pruned and is_pruned(r)))
+                added += _insert_rows(conn, rows)
             return Merged(added, count - added, skipped)
-        next(read([], lambda kind, id: False), None)        # what cannot be read is refused before anything is made
+        next(read([], lambda kind, ids: set()), None)       # what cannot be read is refused before anything is made
         merged: Merged = self._write(add, must=True)
         return merged
 
@@ -643,7 +645,7 @@ class TuningDB:
                 try:
                     with write_transaction(conn):
                         for r, rank in kept:
-                            conn.execute(INSERT[type(r)], {**r.to_row(), "layer": rank})
+                            conn.execute(INSERT[type(r)], insert_values(r, rank))
                 finally:
                     conn.close()
             except (sqlite3.Error, OSError, NewerSchema, ForeignDatabase) as e:
@@ -694,29 +696,41 @@ class TuningDB:
 
 def _insert(conn: sqlite3.Connection, records: Iterable[Record], layer: int) -> int:
     """Add records of `layer` inside a transaction. Returns how many were new, or known only from a farther layer."""
-    return _insert_rows(conn, ((type(r), r.to_row()) for r in records), layer)
+    return _insert_rows(conn, ((type(r), insert_values(r, layer)) for r in records))
 
 
-def _insert_rows(conn: sqlite3.Connection, rows_: Iterable[tuple[type[Record], dict[str, Any]]], layer: int) -> int:
-    by_type: dict[type[Record], list[dict[str, Any]]] = {}
+def _insert_rows(conn: sqlite3.Connection, rows_: Iterable[tuple[type[Record], tuple[Any, ...]]]) -> int:
+    by_type: dict[type[Record], list[tuple[Any, ...]]] = {}
     for kind, row in rows_:
-        by_type.setdefault(kind, []).append({**row, "layer": layer})
+        by_type.setdefault(kind, []).append(row)
     return sum(conn.executemany(INSERT[t], rows).rowcount for t, rows in by_type.items())
+
+
+def _known(conn: sqlite3.Connection, kind: type[Record], ids: Sequence[Any]) -> set[Any]:
+    """Those of these ids that the database has, of its own or of the team."""
+    found = conn.execute(f"SELECT id FROM {kind.table} WHERE layer <= ? AND id IN ({', '.join('?' * len(ids))})", (TEAM, *ids))
+    return {id for id, in found}
 
 
 def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
     """The records in a table of a stranger's database, whose ids are checked; None for a row whose id is `known`, as it adds nothing."""
-    def read(row: sqlite3.Row) -> R:
-        content = record.from_row(row)  # type: ignore[arg-type]  # a Row is a mapping in all but name
-        content.check_id(row["id"])
-        return content
-    for row in conn.execute(f"SELECT id AS its_id, * FROM {record.table}"):
-        if known(record, row["its_id"]):
-            yield None
-            continue
-        content = transfer.admit(partial(read, row), f"{path}:{record.table}:{row['its_id']!s:.40}", skipped)
-        if content is not None:
-            yield content, {**dict(row), "id": content.id}
+    cursor = conn.execute(f"SELECT id, * FROM {record.table}")
+    cursor.row_factory = None       # of tuples dictionaries are made faster than of rows
+    names = [name for name, *_ in cursor.description][1:]
+    rest = ROW_COLUMNS[record][1:]
+
+    def read(row: tuple[Any, ...]) -> Incoming:
+        values = dict(zip(names, row[1:], strict=True))
+        content = record.from_row(values)
+        content.check_id(row[0])
+        return content, (content.id, *[values[c] for c in rest], TEAM)
+    while rows := cursor.fetchmany(KNOWN_AT_ONCE):
+        here = known(record, [row[0] for row in rows])
+        for row in rows:
+            if row[0] in here:
+                yield None
+            elif (content := transfer.admit(partial(read, row), f"{path}:{record.table}:{row[0]!s:.40}", skipped)) is not None:
+                yield content
 
 
 def _is_prunable(m: Measurement) -> bool:

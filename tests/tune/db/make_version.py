@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from svod.tune.db import OriginRecord, Record, Search, TargetFacts, files, schema
-from svod.tune.db.schema import INSERT
+from svod.tune.db.schema import INSERT, insert_values
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 
 KERNEL = "k" * 32
@@ -24,7 +24,7 @@ def make(path: Path) -> None:
     conn = files.open_for_writing(path, wal=False)
     with schema.write_transaction(conn):
         for r in CONTENT:
-            conn.execute(INSERT[type(r)], {**r.to_row(), "layer": schema.OWN})
+            conn.execute(INSERT[type(r)], insert_values(r, schema.OWN))
     conn.execute("VACUUM")
     conn.close()
 
