@@ -69,7 +69,7 @@ def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: Tuning
         return Choice((), "library", "a library kernel has one form")
     if config.noopt:
         return Choice((), "none", "SVOD_NOOPT: no opts")
-    if config.lock is not None and (chain := _from_lock(kernel, compiler, config.lock)) is not None:
+    if config.lock is not None and (chain := _from_lock(kernel, compiler, config.lock, db)) is not None:
         return Choice(chain, "lock", f"from {config.lock}")
     if db is not None:
         winner = usable_winner(kernel, compiler, db, config.imported)
@@ -136,16 +136,24 @@ def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
     return f"is predicted to take {times:.3g} times what the heuristic's does"
 
 
-def _from_lock(kernel: Kernel, compiler: Compiler, path: str) -> Chain | None:
+def _from_lock(kernel: Kernel, compiler: Compiler, path: str, db: TuningDB | None) -> Chain | None:
     """The chain that a lock file has for this kernel and target, or None. One that cannot be used is said once."""
     chain = chains_of_lock(path).get((kernel.key, compiler.target.key))
     if chain is None:
         return None
     try:
         problem = _suspicion(kernel, chain, compiler)
+        if problem is None and db is not None and _is_barred(kernel, chain, compiler, db):
+            problem = "was found wrong or was retracted, as the tuning database has it"
     except KernelOptError as e:
         problem = f"does not apply: {e}"
     if problem is None:
         return chain
     log_once(log, logging.WARNING, f"the lock file {path}, kernel {kernel.key[:12]}: its chain {problem}, and is not used")
     return None
+
+
+def _is_barred(kernel: Kernel, chain: Chain, compiler: Compiler, db: TuningDB) -> bool:
+    """Whether what the database knows forbids the code that a chain gives today. Raises KernelOptError where the chain does not apply."""
+    barred = db.barred(kernel.key, compiler.target.key)
+    return bool(barred) and compiler.pair.revision <= barred.get(compiler.linear_of(kernel, chain), -1)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import svod
 from svod import PrepareConfig, Tensor
+from svod.compile.plan.compiler import compiler_for
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt
+from svod.tune.db import TuningDB, Verdict
 from svod.tune.lock import Locked, chains_of_lock, write_lock
 
 A, B = (np.random.default_rng(n).standard_normal((48, 48)).astype(np.float32) for n in (1, 2))
@@ -80,6 +82,22 @@ def test_a_chain_that_is_predicted_to_be_far_slower_is_not_used(tmp_path: Path, 
     write_lock(tmp_path / "l.jsonl", [Locked(k.key, k.state.target.key, ())])
     plan = (a @ b).prepare(PrepareConfig(lock=str(tmp_path / "l.jsonl"), db=":none:"))
     assert plan.kernels[0].opts_source == "heuristic" and "times what the heuristic's does" in caplog.text
+
+
+def test_a_chain_that_was_found_wrong_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    k = kernel().apply("UPCAST(o0, 4) UPCAST(o1, 16)")
+    target, compiler = k.state.target, compiler_for(k.state.target, PrepareConfig())
+    linear = compiler.linear_of(k.state.kernel, k.state.applied_opts)
+    write_lock(tmp_path / "l.jsonl", [Locked(k.key, target.key, k.state.applied_opts)])
+
+    def source(codegen: int) -> str:
+        path = tmp_path / f"{codegen}.db"
+        with TuningDB.open(path) as db:
+            db.record([Verdict(k.key, target.key, linear, "wrong", codegen)])
+        plan = (Tensor(A) @ Tensor(B)).prepare(PrepareConfig(lock=str(tmp_path / "l.jsonl"), db=str(path)))
+        return str(plan.kernels[0].opts_source)
+    assert source(compiler.pair.revision - 1) == "lock", "an older code generator made it wrong"
+    assert source(compiler.pair.revision) == "heuristic" and "was found wrong" in caplog.text
 
 
 @settings(max_examples=60, deadline=None)

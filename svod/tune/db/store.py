@@ -12,7 +12,7 @@ Guarantees
 Only the process that drives a search writes. Workers never open the database.
 
 Whose records a method reads is decided here, once:
-* What asks for chains of a kernel, to use or to try them (`ranking`, `winner`, `family`, `targets_of`), reads *all layers*.
+* What asks for chains of a kernel, to use or to try them (`ranking`, `winner`, `barred`, `family`, `targets_of`), reads *all layers*.
 * What tells what there is, or takes it elsewhere (`select`, `tally`, `export`, `gc`), reads the *user's records* alone: what ships with
   svod is not what the user found. A caller that asks about one kernel whose chain may come from there says `shipped=True`.
 * `all_rankings` has the kernels of the user's records, with the chains that `ranking` has for them.
@@ -54,7 +54,7 @@ from svod.tune.db.records import (
 )
 from svod.tune.db.schema import INSERT, OWN, ROW_COLUMNS, SHIPPED, TEAM, ForeignDatabase, NewerSchema, insert_values, write_transaction
 from svod.tune.db.transfer import Skipped
-from svod.tune.db.winners import Winner, rank_winners, standing_bars
+from svod.tune.db.winners import Winner, barred_revisions, rank_winners, standing_bars
 
 if TYPE_CHECKING:
     from typing import Self
@@ -302,6 +302,12 @@ class TuningDB:
     def winner(self, kernel: str, target: str) -> Winner | None:
         """The chain to use, or None. If today's LINEAR digest is not `Winner.linear`, the chain is only a seed."""
         return next(iter(self.ranking(kernel, target)), None)
+
+    def barred(self, kernel: str, target: str) -> dict[str, int]:
+        """Per LINEAR digest the last code generator revision under which it may not be used, by the verdicts of all layers."""
+        with self._lock:
+            evidence = self._each(self._all_layers(), lambda layer: layer.deciding(kernel, target))
+            return barred_revisions((m for of_layer, _ in evidence for m, _ in of_layer), (v for _, verdicts in evidence for v in verdicts))
 
     def known_digests(self, kernel: str, target: str, codegen: int | None = None, compiler: str | None = None,
                       protocol: int | None = None) -> dict[str, Measurement]:
