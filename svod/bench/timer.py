@@ -26,10 +26,10 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something to time. `run(n)` calls it n times back to back (`ExecutionPlan.repeat`). One call stands for `unit` runs; a slice has a
-    `unit` below 1."""
+    """Something to time. `run(n)` calls it n times back to back (`ExecutionPlan.repeat_timed`) and may return the seconds that it took by
+    a clock of its own. One call stands for `unit` runs; a slice has a `unit` below 1."""
 
-    run: Callable[[int], None]
+    run: Callable[[int], float | None]
     name: str = ""
     unit: float = 1
 
@@ -56,10 +56,10 @@ def deadline(incumbent: float | None) -> float:
 
 
 def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_counter) -> float:
-    """Seconds of `repeats` calls together."""
+    """Seconds of `repeats` calls together, by the contestant's own clock where it has one."""
     start = clock()
-    contestant.run(repeats)
-    return clock() - start
+    seconds = contestant.run(repeats)
+    return clock() - start if seconds is None else seconds
 
 
 def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter, warm: float | None = None) -> float:

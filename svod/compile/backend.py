@@ -103,6 +103,9 @@ class LaunchQueue(Protocol):
     def run(self, launches: Launches, times: int) -> None:
         """Run launches `times` times, in order, and wait for the last."""
 
+    def run_timed(self, launches: Launches, times: int) -> float | None:
+        """`run`, and the seconds it took by the device's own clock; None where the device has none."""
+
     def take_failure(self) -> BaseException | None:
         """The first failure, since the last call, of code that cannot raise."""
 
@@ -125,6 +128,7 @@ class Backend(ABC):
     name: str
     compilers: tuple[CompilerPair, ...]
     reads_host_memory = True            # kernels read and write NumPy arrays where they lie
+    load_seconds = 5.0                  # most seconds that a program may take to load: the driver may compile it
     ceilings: str | None = None         # the module whose `measure_figures` measures them; None: they are not known
 
     @abstractmethod

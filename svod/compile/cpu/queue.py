@@ -220,6 +220,10 @@ class CpuQueue:
             words[SCRATCH] = self._pool.caller_scratch(self._scratch_bytes)
         self._run(self._base)
 
+    def run_timed(self, launches: Launches, times: int) -> float | None:
+        self.run(launches, times)
+        return None
+
     def take_failure(self) -> BaseException | None:
         failures = [failure for code in self._interpreted.values() if (failure := code.take_failure()) is not None]
         return failures[0] if failures else None

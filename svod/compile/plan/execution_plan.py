@@ -243,6 +243,18 @@ class ExecutionPlan:
             note_writes(self.writes)
             self.runs += times
 
+    def repeat_timed(self, times: int) -> float | None:
+        """`repeat`, and the seconds it took by the device's own clock; None where it has none, or functions of Python run."""
+        with self.lock:
+            seconds = None
+            if self._is_plain:
+                seconds = self._run(self._launches, times, timed=True)
+            else:
+                self._run_segments(times)
+            note_writes(self.writes)
+            self.runs += times
+            return seconds
+
     def open_after_run(self, buffers: Sequence[tuple[Buffer, np.ndarray[Any, Any]]]) -> None:
         """Bind the arrays, memory of outputs, to their (closed) Buffers when the plan has run for the first time."""
         with self.lock:
@@ -358,15 +370,19 @@ class ExecutionPlan:
         if self._released:
             self._allocate_again()
 
-    def _run(self, launches: Launches, times: int) -> None:
-        """Have the queue run launches. Raises what went wrong in a kernel that could not raise it itself."""
+    def _run(self, launches: Launches, times: int, timed: bool = False) -> float | None:
+        """Have the queue run launches. Seconds by the device's clock, where they are asked for and it has one. Raises what went wrong in a
+        kernel that could not raise it itself."""
         if self._failure is not None or self._unbound or self._unset:
             self._refuse()
         if self._released:
             self._allocate_again()
         self._running = True
         try:
+            if timed:
+                return self._queue.run_timed(launches, times)
             self._queue.run(launches, times)
+            return None
         finally:
             self._running = False
             if self._queue.may_fail:

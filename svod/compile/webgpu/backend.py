@@ -51,6 +51,7 @@ class WebGpu(Backend):
     name = NAME
     compilers = (Wgsl(),)
     reads_host_memory = False
+    load_seconds = 30.0
 
     def target(self, threads: int | None = None) -> Target:
         return adapter_target()

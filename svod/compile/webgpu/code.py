@@ -23,8 +23,24 @@ class Pipeline:
             self.wgpu = made.wgpu.create_compute_pipeline(
                 layout="auto", compute={"module": shader, "entry_point": ENTRY, "constants": constants})
             self.layout = self.wgpu.get_bind_group_layout(0)
+            self._warm(made)
         except Exception as error:      # wgpu's own, of several kinds
             raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
+
+
+    def _warm(self, made: Device) -> None:
+        """Launch one group that does nothing: drivers compile what is launched for the first time."""
+        uniform, storage = made.nothing
+        entries = [{"binding": n, "resource": {"buffer": storage if n else uniform, "offset": 0, "size": (storage if n else uniform).size}}
+                   for n in range(len(self.bindings) + 1)]
+        encoder = made.wgpu.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        compute.set_pipeline(self.wgpu)
+        compute.set_bind_group(0, made.wgpu.create_bind_group(layout=self.layout, entries=entries))
+        compute.dispatch_workgroups(1)
+        compute.end()
+        made.queue.submit([encoder.finish()])
+        made.wait()
 
 
 class WebGpuCode:

@@ -51,6 +51,7 @@ class Device:
         self.alignment = int(self.wgpu.limits["min-storage-buffer-offset-alignment"])
         self.most_bound = int(self.wgpu.limits["max-storage-buffer-binding-size"])
         self.most_bindings = int(self.wgpu.limits["max-storage-buffers-per-shader-stage"])
+        self.tick = self._seconds_per_tick()
         self.process = os.getpid()
         self.lost = ""
         self.lock = threading.RLock()
@@ -59,6 +60,14 @@ class Device:
         self._starts: list[int] = []
         self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
         self._staging: Any = None
+        self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: launches of no groups
+                        self.wgpu.create_buffer(size=256, usage=wgpu.BufferUsage.STORAGE))
+
+    def _seconds_per_tick(self) -> float:
+        """The unit of timestamps, which wgpu gives in nanoseconds."""
+        api = importlib.import_module("wgpu.backends.wgpu_native._api")
+        period = getattr(api.libf, "wgpuQueueGetTimestampPeriod", None)
+        return 1e-9 * (float(period(self.queue._internal)) if period is not None else 1.0)
 
     # -- memory -----------------------------------------------------------------------------------
     def make(self, nbytes: int) -> int:

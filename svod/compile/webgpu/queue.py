@@ -14,14 +14,42 @@ from typing import Any
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, kernel_name, levels_of, names_of, temporary_numbers
 from svod.compile.webgpu.adapter import NAME, package
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import device, error_text
+from svod.compile.webgpu.device import Device, device, error_text
 from svod.compile.webgpu.render import groups_of
 from svod.errors import LaunchError
 
 MOST_DISPATCHES = 256       # of a submission: drivers end what keeps a device from everything else for too long
+MOST_TIMED = 256            # passes of a run that the device times
 SLOT = 256                  # bytes between the launches' numbers: offsets of uniform buffers are multiples of it
 
 Launch = tuple[int, int]    # (kernel, phase)
+
+
+class PassClock:
+    """Times passes on the device: what lies between two of them is not counted. Of many passes the first `MOST_TIMED` stand for all."""
+
+    def __init__(self, made: Device) -> None:
+        self.device, self.passes = made, 0
+        self.queries = made.wgpu.create_query_set(type="timestamp", count=2 * MOST_TIMED)
+
+    def next_pass(self) -> dict[str, Any]:
+        """The arguments that time the next pass."""
+        n, self.passes = self.passes, self.passes + 1
+        return {"timestamp_writes": {"query_set": self.queries, "beginning_of_pass_write_index": 2 * n,
+                                     "end_of_pass_write_index": 2 * n + 1}} if n < MOST_TIMED else {}
+
+    def seconds(self) -> float | None:
+        """Seconds of all passes together; None where the device did not count."""
+        timed, made, usage = min(self.passes, MOST_TIMED), self.device, package().BufferUsage
+        if not timed:
+            return 0.0
+        buffer = made.wgpu.create_buffer(size=16 * timed, usage=usage.QUERY_RESOLVE | usage.COPY_SRC)
+        encoder = made.wgpu.create_command_encoder()
+        encoder.resolve_query_set(self.queries, 0, 2 * timed, buffer, 0)
+        made.queue.submit([encoder.finish()])
+        ticks = struct.unpack(f"<{2 * timed}Q", made.queue.read_buffer(buffer))
+        spent = sum(end - begin for begin, end in zip(ticks[::2], ticks[1::2], strict=True))
+        return spent * made.tick * self.passes / timed if spent > 0 else None
 
 
 class WebGpuQueue:
@@ -82,7 +110,12 @@ class WebGpuQueue:
     def run(self, launches: Launches, times: int) -> None:
         self._submit(self.recorded[launches.first], times, None)
 
-    def _submit(self, phases: Sequence[Launch], times: int, clock: Any) -> None:
+    def run_timed(self, launches: Launches, times: int) -> float | None:
+        clock = PassClock(self.device) if self.device.has_timestamps else None
+        self._submit(self.recorded[launches.first], times, clock)
+        return clock.seconds() if clock is not None else None
+
+    def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None) -> None:
         """Submit launches `times` times and wait."""
         made = self.device
         if made.lost:
@@ -98,7 +131,7 @@ class WebGpuQueue:
             for begun in range(0, times, len(waiting) // len(ready)):
                 left = (times - begun) * len(ready)
                 encoder = made.wgpu.create_command_encoder()
-                compute = encoder.begin_compute_pass(**({} if clock is None else {"timestamp_writes": clock(begun)}))
+                compute = encoder.begin_compute_pass(**({} if clock is None else clock.next_pass()))
                 for pipeline, group, x, y in waiting[:left]:
                     compute.set_pipeline(pipeline)
                     compute.set_bind_group(0, group)

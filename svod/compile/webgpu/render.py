@@ -1,6 +1,6 @@
 """LINEAR → WGSL: a module for each phase.
 
-    BEGIN           launch[0].x + the group's number in a grid of up to three dimensions
+    BEGIN           launch[0].x + the group's number in a grid of up to two dimensions; groups from launch[0].y on do nothing
     LOCAL_ID        local_invocation_index
     LOOP            for; a block where it is the phase's own group; an if where it runs once at most
     CARRY, RESULT   a variable of the function
@@ -105,9 +105,9 @@ class _Body:
         w = self.w
         if w.phase.extent > w.target.global_limits[0]:
             w.line("let group = launch[0].x + i32(group_at.x + grid.x * group_at.y);")
-            w.line("if (group >= launch[0].y) { return; }")
         else:
             w.line("let group = launch[0].x + i32(group_at.x);")
+        w.line("if (group >= launch[0].y) { return; }")
         for i, (op, dtype, lanes, src, arg) in enumerate(w.code):
             w.require(dtype)
             handler = HANDLERS.get(op)

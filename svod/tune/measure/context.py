@@ -164,9 +164,9 @@ class Runner:
         """The kernel at a size, ready to run, or a slice of about `part` of it (kernels without variables only)."""
         self.plan.load_inputs()
         if part < 1.0:
-            return Contestant(self.plan.repeat, unit=part_of_run(self.plan, self.spec, part))
+            return Contestant(self.plan.repeat_timed, unit=part_of_run(self.plan, self.spec, part))
         self._set_whole(size)
-        return Contestant(self.plan.repeat)
+        return Contestant(self.plan.repeat_timed)
 
     def _set_whole(self, size: Size) -> None:
         if size:

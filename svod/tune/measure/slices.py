@@ -66,8 +66,9 @@ def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: flo
     while part <= 0.5:
         share = part_of_run(plan, spec, part)
         started = time.perf_counter()
-        plan.repeat(1)
-        seconds = time.perf_counter() - started
+        seconds = plan.repeat_timed(1)
+        if seconds is None:
+            seconds = time.perf_counter() - started
         if seconds >= SLICE_SECONDS:
             return share if seconds / share >= WORTH_SLICING else 1.0
         part *= 2 if seconds <= 0 else max(2.0, min(16.0, 1.2 * SLICE_SECONDS / seconds))

@@ -128,14 +128,13 @@ def _with_deadline(contestant: Contestant, seconds: float | None) -> Contestant:
     """A contestant whose first run is ended by the deadline for an incumbent that takes `seconds`."""
     first = True
 
-    def run(times: int) -> None:
+    def run(times: int) -> float | None:
         nonlocal first
         if first:
             first = False
             with step_limit(deadline(None if seconds is None else seconds * contestant.unit)):
-                contestant.run(times)
-        else:
-            contestant.run(times)
+                return contestant.run(times)
+        return contestant.run(times)
     return Contestant(run, unit=contestant.unit)
 
 

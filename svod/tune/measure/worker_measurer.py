@@ -12,6 +12,7 @@ from typing import Any
 
 from svod.bench.race import ANCHOR_SAMPLES, VOID_REPEATS
 from svod.bench.timer import deadline as run_deadline
+from svod.compile.backend import backend_named
 from svod.config import BeamConfig, BenchConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.kernel import Kernel
@@ -25,7 +26,6 @@ from svod.tune.workers.executor import Batch, Executor, Kind
 from svod.tune.workers.jobs import WORK_MODULE, Outcome
 
 LOWER_SECONDS = 5.0           # one lowering
-LOAD_SECONDS = 5.0            # allowed on top of a timed run: linking, inputs, samples; the run itself has its own limit inside
 VERIFY_SECONDS = 60.0         # one verification, and
 VERIFY_TIMES = 100            # this many times the candidate's time: a reference computes what the candidate does, and more slowly
 VERIFY_RUN_SECONDS = 5.0      # one run within a verification, and
@@ -64,6 +64,7 @@ class WorkerMeasurer:
         self.kernel, self.target, self.executor = kernel, target, executor
         self.config, self.bench = config, bench or BenchConfig()
         self.end = end
+        self.load_seconds = backend_named(target.device).load_seconds   # allowed on top of a timed run, beside inputs and samples
         self.sizes = tuple(sizes) or merged_sizes(kernel, ())
         self.shrink = shrink and not kernel.variables
         self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
@@ -146,7 +147,7 @@ class WorkerMeasurer:
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         limits = self._limits(incumbent)
-        limit = sum(run_deadline(t) for t in limits or [None] * len(self.sizes)) + LOAD_SECONDS
+        limit = sum(run_deadline(t) for t in limits or [None] * len(self.sizes)) + self.load_seconds
         outcomes = self._run("screen_candidate", [(c.built, limits, self.shrink) for c in candidates], "bench", limit)
         screened: list[Screened | Failure] = [o.value[0] if o.ok else failure_of(o) for o in outcomes]
         seconds = {i: o.value[1] for i, o in enumerate(outcomes) if o.ok and o.value[1]}        # per size

@@ -34,7 +34,7 @@ class FakePlan:
         assert kernel == 0 and 0 <= begin < end <= self.spec.phases[phase].extent
         self.ranges[phase] = begin, end
 
-    def repeat(self, times: int) -> None:
+    def repeat_timed(self, times: int) -> None:
         share = math.prod((end - begin) / p.extent for p, (begin, end) in zip(self.spec.phases, self.ranges, strict=True))
         self.now += times * self.seconds * share
         self.runs += times
