@@ -100,7 +100,7 @@ def test_the_share_is_what_runs_in_whole_iterations(extent: int, part: float, co
     share = part_of_run(plan, spec, part)  # type: ignore[arg-type]
     begin, end = plan.ranges[0]
     assert end - begin == count and share == count / extent
-    plan.repeat(1)
+    plan.repeat_timed(1)
     assert plan.now / share == pytest.approx(3.0), "the time of the slice, scaled back, is that of the whole"
 
 
