@@ -12,8 +12,9 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from svod.errors import UnsupportedError
+from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.registry import Array, Node
+from svod.onnx.values import has_dims
 
 #: Operators that are never computed here: what they give depends on more than their operands, or they hold graphs.
 NEVER = frozenset({"If", "Loop", "Scan", "SequenceMap", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
@@ -56,10 +57,14 @@ def _slice(node: Node, x: Array, *rest: Array | None) -> Array:
 
 
 def _cast(node: Node, x: Array) -> Array:
+    if x.dtype == object and onnx.TensorProto.DataType.Name(node.need("to")) in ("INT64", "INT32"):
+        return x
     return np.asarray(x.astype(onnx.helper.tensor_dtype_to_np_dtype(node.need("to"))))
 
 
 def _divide(node: Node, a: Array, b: Array) -> Array:
+    if object in (a.dtype, b.dtype):
+        return np.asarray(a // b)
     if np.issubdtype(a.dtype, np.integer):
         return np.asarray(np.trunc(a / b) if np.abs(a).max(initial=0) < 1 << 52 else a // b).astype(a.dtype)
     return np.asarray(a / b)
@@ -87,9 +92,22 @@ COMMON: dict[str, Callable[..., Any]] = {
     "Range": lambda node, a, b, c: np.arange(float(a), float(b), float(c)).astype(a.dtype)}
 
 
+def _of_dims(node: Node, own: Callable[..., Any] | None, operands: Sequence[Array | None]) -> Array:
+    """What a node computes from sizes that depend on Variables."""
+    try:
+        if own is None or node.op == "Range":
+            raise ShapeError("it is not computed from sizes that differ")
+        made = np.asarray(own(node, *operands))
+    except (ShapeError, TypeError, ValueError) as e:
+        raise UnsupportedError(f"{node} of a size that differs from run to run: {e}") from e
+    return made if made.dtype != object or has_dims(made) else made.astype(np.int64)
+
+
 def evaluate(node: Node, proto: onnx.NodeProto, operands: Sequence[Array | None], opsets: dict[str, int]) -> list[Array | None]:
     """The results of a node with known operands. Raises UnsupportedError where the reference lacks it."""
     own = COMMON.get(node.op) if node.domain == "" and "broadcast" not in node.attributes else None
+    if any(o is not None and o.dtype == object for o in operands):
+        return [_of_dims(node, own, operands)]
     if own is not None:
         return [np.asarray(own(node, *operands))]
     names = [n for n in proto.input if n]

@@ -105,11 +105,11 @@ class Model:
         if signature in self._plain:        # arrays like those of a call before, which were checked
             results = self.run(dict(zip(self._names, args, strict=True)))
             return array_of(results[0]) if len(results) == 1 else self._named_outputs([array_of(r) for r in results])
-        feed = self._feed(args, kwargs)
-        results = self._with_tail(feed)
+        given = self._named(args, kwargs)
+        results = self._with_tail(self._checked(given))
         if self._is_plain(signature, results):
             self._plain.add(signature)
-        if not any(isinstance(v, Tensor) for v in feed.values()):
+        if not any(isinstance(v, Tensor) for v in given.values()):
             results = [[array_of(v) for v in r] if isinstance(r, list) else array_of(r) for r in results]
         return results[0] if len(results) == 1 else self._named_outputs(results)
 
@@ -228,9 +228,6 @@ class Model:
         if len(args) > len(names):
             raise OnnxError(f"{len(args)} inputs were given; the model has {len(names)}: {', '.join(names)}")
         return {**dict(zip(names, args, strict=False)), **kwargs}
-
-    def _feed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return self._checked(self._named(args, kwargs))
 
     def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays and tensors. Raises OnnxError with everything that does not fit."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -39,9 +40,9 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
         started = time.perf_counter()
         source: Any = with_random_weights(onnx.load(path)) if random_weights else path
         model = load(source, dims=dimensions(dims))
-        feed = make_feed(model, shapes_of(shapes), dict(np.load(inputs)) if inputs else {}, path)
+        feed = make_feed(model, shapes_of(shapes), arrays_in(inputs) if inputs else {}, path)
         outputs = model(feed)
-        print(f"{path}: {len(model.plans[0].kernels)} kernels, loaded and run in {time.perf_counter() - started:.1f} s", flush=True)
+        print(f"{path}: {len(model.plans[-1].kernels)} kernels, loaded and run in {time.perf_counter() - started:.1f} s", flush=True)
         if check:
             print(difference(source, feed, outputs if isinstance(outputs, tuple) else (outputs,), model), flush=True)
     except (SvodError, OSError) as e:
@@ -60,6 +61,17 @@ def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
         identifier = "".join(c if c.isalnum() else "_" for c in name)
         out[name] = Variable(identifier if identifier[:1].isalpha() else f"d_{identifier}", int(low), int(high)) if dots else int(low)
     return out
+
+
+def arrays_in(path: str) -> dict[str, Array]:
+    """--inputs: the arrays of a .npz file by their names. Raises OnnxError."""
+    try:
+        found = np.load(path)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array without a name")
+        return dict(found)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
+        raise OnnxError(f"--inputs {path} is no .npz file of arrays, as numpy.savez({path!r}, name=array) makes: {e}") from None
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

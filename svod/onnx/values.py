@@ -1,7 +1,8 @@
 """What flows along the edges of a graph while it is walked.
 
     Tensor      computed when the plan runs
-    Array       known now: weights, and small integers that decide about shapes, axes and branches
+    Array       known now: weights, and small integers that decide about shapes, axes and branches; with `Dim` among them, as
+                objects, where they depend on a Variable
     list        a sequence
     None        an optional that is absent
 """
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
+from svod.core.ir.variable import Dim
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Array
 from svod.tensor import Tensor
@@ -29,8 +31,32 @@ class Undecided(Exception):
         self.branch, self.condition = branch, condition
 
 
+DIFFERS = "a size that differs from run to run: give that dimension a number, as in dims={…: 128} or --dim …=128"
+
+
 def is_known(value: Value) -> bool:
     return isinstance(value, np.ndarray)
+
+
+def size(n: Any) -> Any:
+    """An extent: an int, or what depends on a Variable."""
+    return n if isinstance(n, Dim) else int(n)
+
+
+def array_of_sizes(sizes: Any) -> Array:
+    """Extents as a known value: integers, or objects where one depends on a Variable."""
+    items = np.array(sizes, object)
+    return items if has_dims(items) else items.astype(np.int64)
+
+
+def has_dims(value: Any) -> bool:
+    """Whether a known value depends on a Variable."""
+    return isinstance(value, np.ndarray) and value.dtype == object and any(isinstance(n, Dim) for n in value.reshape(-1))
+
+
+def differs(value: Value) -> bool:
+    """Whether the shape of a value, or a known value itself, depends on a Variable."""
+    return has_dims(value) or any(isinstance(n, Dim) for n in getattr(value, "shape", ()))
 
 
 def tensor_of(value: Value) -> Tensor:
@@ -40,6 +66,8 @@ def tensor_of(value: Value) -> Tensor:
     if isinstance(value, np.ndarray):
         if value.dtype.name == "bfloat16":
             return Tensor(value.astype(np.float32)).cast(dtypes.bfloat16)
+        if has_dims(value):
+            raise UnsupportedError(f"it computes with {next(n for n in value.reshape(-1) if isinstance(n, Dim))}, {DIFFERS}")
         if value.dtype.name not in BY_NAME:
             raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, "
                                    "bfloat16, float32 and float64")

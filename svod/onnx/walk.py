@@ -14,7 +14,7 @@ from svod.errors import SvodError, UnsupportedError
 from svod.onnx import known, operators
 from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, subgraphs, type_name
 from svod.onnx.registry import Node, Operator, find
-from svod.onnx.values import MOST_KNOWN, Value, is_known, tensor_of
+from svod.onnx.values import DIFFERS, MOST_KNOWN, Value, differs, is_known, tensor_of
 from svod.tensor import Tensor
 
 log = logging.getLogger("svod.onnx")
@@ -167,6 +167,8 @@ class Walk:
         except OnnxError:
             raise
         except (SvodError, TypeError, ValueError, IndexError, KeyError, AssertionError) as e:
+            if any(map(differs, operands)):
+                raise UnsupportedError(f"{node} of {_shapes(operands)} cannot be computed for {DIFFERS} ({e})") from e
             raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e
         return list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
 

@@ -15,7 +15,7 @@ import svod.onnx
 from svod import Tensor, Variable
 from svod.errors import UnsupportedError
 from svod.onnx import OnnxError
-from svod.onnx.run import dimensions, make_feed, relative_difference, shapes_of
+from svod.onnx.run import arrays_in, dimensions, make_feed, relative_difference, shapes_of
 
 RNG = np.random.default_rng(3)
 W = RNG.standard_normal((6, 4)).astype(np.float32)
@@ -307,3 +307,54 @@ def test_differences_to_another_runtime() -> None:
     assert relative_difference(nan, nan) == relative_difference(inf, inf) == relative_difference(a, a) == 0
     for one, other in ((a, nan), (nan, a), (a, inf), (inf, -inf), (inf, nan)):
         assert relative_difference(one, other) == float("inf")
+
+
+def of_its_own_size() -> onnx.ModelProto:
+    """A graph that computes with the size n of its input: positions, a mask, and heads that are split and joined."""
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Gather", ["s", "i1"], ["n"]),
+             helper.make_node("Unsqueeze", ["n", "axes0"], ["n1"]), helper.make_node("Cast", ["n"], ["nc"], to=TensorProto.INT64),
+             helper.make_node("Slice", ["table", "zeros", "n1", "axes0"], ["positions"]),
+             helper.make_node("Add", ["x", "positions"], ["h"]),
+             helper.make_node("Concat", ["one", "n1", "heads"], ["split"], axis=0), helper.make_node("Reshape", ["h", "split"], ["h4"]),
+             helper.make_node("Transpose", ["h4"], ["q"], perm=[0, 2, 1, 3]),
+             helper.make_node("Transpose", ["h4"], ["k"], perm=[0, 2, 3, 1]),
+             helper.make_node("MatMul", ["q", "k"], ["scores"]),
+             helper.make_node("Range", ["i0", "nc", "i1"], ["r"]), helper.make_node("Unsqueeze", ["r", "axes0"], ["row"]),
+             helper.make_node("Unsqueeze", ["r", "one"], ["column"]), helper.make_node("LessOrEqual", ["row", "column"], ["causal"]),
+             helper.make_node("Where", ["causal", "scores", "low"], ["masked"]), helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
+             helper.make_node("MatMul", ["p", "q"], ["o"]), helper.make_node("Transpose", ["o"], ["t"], perm=[0, 2, 1, 3]),
+             helper.make_node("Concat", ["one", "n1", "width"], ["join"], axis=0), helper.make_node("Reshape", ["t", "join"], ["y"]),
+             helper.make_node("ConstantOfShape", ["n1"], ["c"], value=numpy_helper.from_array(np.array([2.0], np.float32))),
+             helper.make_node("ReduceSum", ["c"], ["z"], keepdims=0)]
+    weights = {"i0": np.array(0), "i1": np.array(1), "axes0": np.array([0]), "zeros": np.array([0]), "one": np.array([1]),
+               "heads": np.array([2, 3]), "width": np.array([6]), "low": np.array(-1e9, np.float32),
+               "table": RNG.standard_normal((12, 6)).astype(np.float32)}
+    return model(nodes, [info("x", [1, "n", 6])], [info("y", None), info("z", None)], weights)
+
+
+def test_what_a_graph_computes_from_a_variables_size_is_symbolic() -> None:
+    proto = of_its_own_size()
+    one_plan, each = svod.onnx.load(proto, dims={"n": Variable("n", 1, 12)}), svod.onnx.load(proto)
+    for n in (12, 1, 7, 5):
+        x = RNG.standard_normal((1, n, 6)).astype(np.float32)
+        got, wanted = one_plan(x), each(x)
+        assert isinstance(got[0], np.ndarray) and got[1] == 2 * n
+        np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4, atol=1e-5)
+    assert len(one_plan.plans) == 1 and len(each.plans) == 4
+
+
+def test_an_operator_that_needs_a_number_says_which_size_has_none() -> None:
+    m = svod.onnx.load(model([helper.make_node("EyeLike", ["x"], ["y"])], [info("x", ["n", 3])], [info("y", None)]),
+                       dims={"n": Variable("n", 1, 9)})
+    with pytest.raises(UnsupportedError, match="differs from run to run: give that dimension a number"):
+        m(np.ones((3, 3), np.float32))
+
+
+@pytest.mark.parametrize("content", [b"", b"text", "npy"])
+def test_inputs_that_are_no_file_of_arrays(tmp_path: Path, content: Any) -> None:
+    if content == "npy":
+        np.save(tmp_path / "x.npy", np.ones(3))
+        content = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(OnnxError, match=r"no \.npz file of arrays"):
+        arrays_in(str(tmp_path / "x.npz"))

@@ -9,7 +9,7 @@ from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.errors import UnsupportedError
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Array, Node, operator
-from svod.onnx.values import MOST_KNOWN, Value
+from svod.onnx.values import MOST_KNOWN, Value, has_dims, size
 from svod.tensor import Tensor
 
 
@@ -28,17 +28,24 @@ def constant(node: Node) -> Array:
 def constant_of_shape(node: Node, shape: Array) -> Value:
     value: Any = node.get("value")
     fill = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
-    sizes = tuple(int(n) for n in shape)
-    if int(np.prod(sizes, dtype=np.int64)) <= MOST_KNOWN:
+    sizes = tuple(map(size, shape))
+    if not has_dims(shape) and int(np.prod(sizes, dtype=np.int64)) <= MOST_KNOWN:
         return np.full(sizes, fill[0], fill.dtype)
     return Tensor.full(sizes, fill[0].item(), BY_NAME[fill.dtype.name])
 
 
 @operator("Range", 11, known=("start", "limit", "delta"))
 def arange(node: Node, start: Array, limit: Array, delta: Array) -> Tensor:
+    if has_dims(limit) and start.item() == 0 and delta.item() == 1:
+        return counted(size(limit.item()), BY_NAME[start.dtype.name])
     if start.dtype.name != "bfloat16":
         return Tensor(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))
     return Tensor(np.arange(float(start), float(limit), float(delta)).astype(np.float32)).cast(dtypes.bfloat16)
+
+
+def counted(n: Any, dtype: Any) -> Tensor:
+    """0, 1, … below a size that depends on a Variable."""
+    return Tensor.arange(n.bounds[1]).cast(dtype)[:n]
 
 
 @operator("EyeLike", 9)

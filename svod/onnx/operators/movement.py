@@ -1,6 +1,8 @@
 """Views and copies: reshape, transpose, slices, joins, pads."""
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import numpy as np
 from svod.errors import UnsupportedError
 from svod.onnx.reader import OnnxError
 from svod.onnx.registry import Array, Node, operator
-from svod.onnx.values import Value, shape_of
+from svod.onnx.values import Value, array_of_sizes, shape_of, size
 from svod.tensor import Tensor, where
 
 
@@ -19,19 +21,18 @@ def identity(node: Node, x: Value) -> Value:
 
 @operator("Shape", raw=True)
 def shape(node: Node, x: Value) -> Array:
-    sizes = shape_of(x)
-    return np.array(sizes[slice(node.get("start", 0), node.get("end"))], np.int64)
+    return array_of_sizes(shape_of(x)[slice(node.get("start", 0), node.get("end"))])
 
 
 @operator("Size", raw=True)
-def size(node: Node, x: Value) -> Array:
-    return np.array(int(np.prod(shape_of(x), dtype=np.int64)), np.int64)
+def count(node: Node, x: Value) -> Array:
+    return array_of_sizes(math.prod(shape_of(x)))
 
 
 def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
     """What older versions had as an attribute and newer ones have as an operand."""
     value = node.get(name) if given is None else given
-    return None if value is None else [int(n) for n in np.atleast_1d(np.asarray(value))]
+    return None if value is None else [size(n) for n in np.atleast_1d(np.asarray(value))]
 
 
 @operator("Reshape", known=("shape",))
@@ -75,12 +76,19 @@ def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
 
 @operator("Expand", 8, known=("shape",))
 def expand(node: Node, x: Tensor, shape: Array) -> Tensor:
-    return x.broadcast_to(np.broadcast_shapes(tuple(x.shape), tuple(int(n) for n in shape)))
+    return x.broadcast_to(broadcast(x.shape, [size(n) for n in shape]))
+
+
+def broadcast(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+    """The shape that two shapes meet in."""
+    rank = max(len(a), len(b))
+    pairs = zip([1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b), strict=True)
+    return tuple(n if m == 1 else m for n, m in pairs)
 
 
 @operator("Tile", 6, known=("repeats",))
 def tile(node: Node, x: Tensor, repeats: Array) -> Tensor:
-    return x.repeat([int(n) for n in repeats])
+    return x.repeat([size(n) for n in repeats])
 
 
 @operator("Concat")
@@ -112,7 +120,7 @@ def sliced(x: Tensor, starts: Any, ends: Any, axes: Any, steps: Any) -> Tensor:
     index: list[slice] = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis, step = int(axes[i]) if axes is not None else i, int(steps[i]) if steps is not None else 1
-        first, last = int(start), int(end)
+        first, last = size(start), size(end)
         # an end below the first element, which a negative step may have, is no position from the end
         index[axis] = slice(first, None if step < 0 and last < -x.shape[axis] else last, step)
     return x[tuple(index)]
