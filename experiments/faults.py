@@ -13,8 +13,9 @@ A head and three nodes on this machine; the first node times. The search is of o
 The table is recorded first: a search in which nothing fails compiles and times its candidates on this machine, each LINEAR once, and is
 then told the recorded time, as the searches after it are. The clean search is told these times, and told which candidates fail. It has no
 workers. All three are killed and started again at the same candidate. Compared are all that the clean search and the one with faults
-asked for, in order, and their winners. A search that is started again screens the chains that it starts from once more, as many as its
-beam is wide; every other LINEAR is screened once.
+asked for, in order, and their winners. A search that is started again screens the chains that it starts from once more, at most as many
+as its beam is wide, and tries once more what crashed, hung or failed before, as that may have been the machine's fault. Every other LINEAR
+is screened once.
 """
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # isort: split
 from svod.compile.cpu.host import host_target
@@ -270,12 +271,27 @@ def clean(args: argparse.Namespace, directory: Path, kind: str, name: str, end_a
     return Driver(args, kind, directory / name).result(), directory / name
 
 
-def recorded(directory: Path) -> tuple[int, int, Counter[str]]:
-    """How many LINEARs the database has, how many of them were screened more than once, and the statuses."""
+class Recorded(NamedTuple):
+    """What the database has: the number of LINEARs; of these screened in both searches, how many had a time and how many had failed in the
+    first; of those screened twice in one search; the statuses."""
+
+    linears: int
+    timed_again: int
+    failed_again: int
+    twice_in_one: int
+    statuses: Counter[str]
+
+
+def recorded(directory: Path) -> Recorded:
     with TuningDB.open(directory / "tuning.db", read_only=True) as db:
         rows = [m for m, _ in db.select(Measurement)]
-    screened = Counter(m.linear or m.chain_text for m in rows if m.step == "screen")
-    return len({m.linear for m in rows}), sum(n > 1 for n in screened.values()), Counter(m.status for m in rows if m.step == "screen")
+    screened: dict[str, list[Measurement]] = {}
+    for m in sorted((m for m in rows if m.step == "screen"), key=lambda m: m.taken_at):
+        screened.setdefault(m.linear or m.chain_text, []).append(m)
+    again = [of for of in screened.values() if len(of) > 1]
+    failed = sum(of[0].status in ("crash", "timeout", "error") for of in again)
+    return Recorded(len({m.linear for m in rows}), len(again) - failed, failed,
+                    sum(len({m.search for m in of}) < len(of) for of in again), Counter(m.status for of in screened.values() for m in of))
 
 
 def compare(args: argparse.Namespace, directory: Path, say: Any) -> bool:
@@ -289,15 +305,16 @@ def compare(args: argparse.Namespace, directory: Path, say: Any) -> bool:
     theirs, ours = read_trace(there / "trace"), read_trace(here / "trace")
     same = next((i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b), min(len(theirs), len(ours)))
     ok = same == len(theirs) == len(ours) and found["chain"] == told["chain"]
-    linears, twice, statuses = recorded(there)
+    kept = recorded(there)
     say(f"asked for: the first {same} of {len(theirs)} steps are those of the clean search, which has {len(ours)}")
     for name, one in (("winner", found), ("winner of the clean search", told)):
         say(f"{name}: {one['text']} at {one['seconds'] * 1e6:.2f} µs")
-    say(f"{linears} LINEARs recorded, {twice} of them screened again; statuses {dict(statuses)}; "
+    say(f"{kept.linears} LINEARs recorded; screened again after the new start: {kept.timed_again} that it began from, "
+        f"{kept.failed_again} that had failed; screened twice in one search: {kept.twice_in_one}; statuses {dict(kept.statuses)}; "
         f"{sum(map(int, (there / 'again').read_text().split()))} items were given to a second worker")
     uninterrupted, _ = clean(args, directory, "record", "uninterrupted", 0)
     say(f"winner of a clean search that is not ended in between: {uninterrupted['text']} at {uninterrupted['seconds'] * 1e6:.2f} µs")
-    return ok and twice <= args.width
+    return ok and kept.timed_again <= args.width and not kept.twice_in_one
 
 
 def compare_real(args: argparse.Namespace, directory: Path, say: Any) -> bool:
