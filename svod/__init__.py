@@ -9,6 +9,7 @@ Names are imported when they are first used, so that `import svod` stays cheap.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -50,6 +51,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name])
     if name not in _WHERE:
+        if not name.startswith("__") and find_spec(f"{__name__}.{name}") is not None:     # `from svod import config` asks here first
+            return import_module(f"{__name__}.{name}")
         from svod.tensor import Tensor
 
         hint = f"; a Tensor has it: Tensor.{name}" if not name.startswith("_") and hasattr(Tensor, name) else ""
