@@ -358,9 +358,12 @@ def _captured_kernels(script: Path) -> list[Captured]:
 def stats(context: click.Context, as_json: bool) -> None:
     """Count the user's records and show where they are."""
     db = _open(context)
-    statuses, places = db.tally(Measurement, "status"), db.tally(Measurement, "kernel", "target")
+    statuses, places = Counter[str](), set[tuple[str, str]]()
+    for (kernel, target, status), n in db.tally(Measurement, "kernel", "target", "status").items():
+        statuses[status] += n
+        places.add((kernel, target))
     searched, searches = db.tally(Search, "kernel", "target"), db.tally(Search, "search")
-    pairs = places.keys() | searched.keys()
+    pairs = places | searched.keys()
     winners = [ranking[0] for ranking in db.all_rankings().values() if ranking]
     path = db.plan.write
     facts: dict[str, Any] = {
@@ -369,7 +372,7 @@ def stats(context: click.Context, as_json: bool) -> None:
         "kernels": len({k for k, _ in pairs}), "targets": sorted({t for _, t in pairs}),
         "target_descriptions": db.tally(TargetFacts).total(), "winners": len(winners),
         "winners_by_layer": dict(Counter(LAYER_NAMES[w.layer] for w in winners)), "measurements": statuses.total(),
-        "measurements_by_status": {status: n for (status,), n in statuses.most_common()},
+        "measurements_by_status": dict(statuses.most_common()),
         "verdicts": {verdict: n for (verdict,), n in db.tally(Verdict, "verdict").items()}, "searches": len(searches),
         "searched_without_a_winner": len(searched.keys() - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}

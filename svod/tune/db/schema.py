@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 APPLICATION_ID = 0x53564F44  # "SVOD"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 OWN, TEAM, SHIPPED = 0, 1, 2
 LAYER_NAMES = ("own", "team", "shipped")
@@ -83,8 +83,14 @@ def add_version_3(db: Database) -> None:
     db.table("kernels").create_index(("structure",), "kernels_structure")
 
 
+def add_version_4(db: Database) -> None:
+    """What measurements are counted by stands in one index, so that no table is read for a count."""
+    db.execute("DROP INDEX IF EXISTS measurements_kernel_target")
+    db.table("measurements").create_index(("kernel", "target", "status"), "measurements_counted")
+
+
 #: UPGRADES[v] turns a database of version v into one of version v + 1. 0 is an empty file.
-UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3)
+UPGRADES: tuple[Callable[[Database], None], ...] = (create_version_1, add_version_2, add_version_3, add_version_4)
 
 
 def read_version(conn: sqlite3.Connection) -> int:
