@@ -26,8 +26,8 @@ def machine_of(target: Target) -> Machine:
                    target.l1, target.l2, target.l3, memory)
 
 
-def versions() -> dict[str, str]:
+def versions(device: str = HOST) -> dict[str, str]:
     """The versions that decide which code runs and how it is timed."""
-    pair = device_named(HOST).pair
+    pair = device_named(device).pair
     return {"svod": __version__, "codegen": str(pair.revision), "compiler": pair.key, "protocol": str(BENCH_PROTOCOL),
             "python": platform.python_version(), "numpy": np.__version__}

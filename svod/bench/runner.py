@@ -217,8 +217,8 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
     results: list[CaseResult] = []
 
     def so_far() -> Run:
-        return Run(replace(settings, seconds=clock() - begin), machine_of(target), versions(), load_of(seen()), ceilings, tuple(peers),
-                   tuple(results), group_results(results), suite_results(results))
+        return Run(replace(settings, seconds=clock() - begin), machine_of(target), versions(target.device), load_of(seen()), ceilings,
+                   tuple(peers), tuple(results), group_results(results), suite_results(results))
     try:
         for i, case in enumerate(cases):
             started(i, case)

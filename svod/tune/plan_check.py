@@ -161,7 +161,7 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     def left() -> float:
         return seconds - (time.monotonic() - started)
 
-    base, best = (build_plan(unbound, chosen, arrays, threads=target.threads) for chosen in (heuristic, tuned))
+    base, best = (build_plan(unbound, chosen, arrays, threads=target.threads, device=target.device) for chosen in (heuristic, tuned))
     values = check_values(unbound)
     for plan in (base, best):
         plan.set_variables(values)

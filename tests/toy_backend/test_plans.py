@@ -10,16 +10,22 @@ import pytest
 
 import svod
 from svod import Tensor, Variable
+from svod.cli.tune.script import script_environment
+from svod.cli.tune.survey import pick_target
 from svod.compile.backend import BACKENDS, device_named
+from svod.compile.plan.compiler import compiler_for
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.graph.buffer import Array
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import HOST
 from svod.errors import CompileError, UnsupportedError
+from svod.tune.capture import Capture
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.strategies.beam import Beam
+from svod.tune.workers.executor import InlineExecutor
 from tests.hand_kernels import gemm
 from tests.toy_backend.backend import BACKEND, ToyQueue
 from tests.toy_backend.target import TOY
@@ -162,3 +168,24 @@ def test_a_search_measures_on_the_device(tmp_path: Path) -> None:
     ran = [chain for chain, status in rows if status in ("ok", "slow")]
     assert any(f'"{op}"' in chain for chain in ran for op in ("LOCAL", "GROUP", "GROUPTOP", "SPLITK"))
     assert {status for _, status in rows} <= {"ok", "slow", "limit"}, "nothing that is proposed is wrong or fails"
+
+
+def test_workers_time_on_the_device_they_were_made_for() -> None:
+    with InlineExecutor(device=TOY.device) as executor:
+        assert executor.targets() == [TOY]
+        outcome, = executor.run("svod.tune.measure.work:machine_facts", [TOY.device], kind="bench", deadline=5.0)
+    assert outcome.value["target"] == TOY.key
+
+
+def test_the_device_that_is_asked_for_is_tuned() -> None:
+    """A capture of plans for the CPU, tuned for another device."""
+    assert pick_target(Capture(), TOY.device) == TOY
+    assert pick_target(Capture()).device == HOST
+    assert script_environment(Path("captures"), "TOY")["SVOD_DEVICE"] == "TOY"
+
+
+def test_a_compiler_is_the_targets_whatever_device_is_configured() -> None:
+    """Tools look at the records of several devices."""
+    cpu = device_named(HOST).backend.target()
+    assert compiler_for(cpu, CONFIG).backend.name == HOST
+    assert compiler_for(TOY, CONFIG).backend.name == TOY.device

@@ -20,8 +20,8 @@ import click
 
 from svod import config
 from svod.cli.outputs import check_database, check_is_there, check_output
-from svod.compile.backend import backend_named
-from svod.core.machine.target import HOST
+from svod.compile.backend import backend_named, device_named
+from svod.core.machine.target import HOST, Target
 from svod.errors import DatabaseError
 from svod.system.files import write_text
 from svod.system.quantities import count as counted
@@ -48,13 +48,14 @@ def cli() -> None:
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
               help="Also write the figures to a file.")
 @click.option("--refresh", is_flag=True, help="Measure again, even where figures are known.")
-def ceilings(json_path: Path | None, refresh: bool) -> None:
+@click.option("--device", metavar="NAME", help="The device, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
+def ceilings(json_path: Path | None, refresh: bool, device: str | None) -> None:
     """Show this machine's peak rates: multiply-adds, bandwidth by cache level, the cost of a launch."""
     from svod.bench.roofline import cached_ceilings
     from svod.cli.bench.tables import print_ceilings
 
     check_output("--json", json_path)
-    target = backend_named(HOST).target()
+    target = _target(config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device))
     _warn_if_busy(target.threads)
     path = _ceilings_path()
     start = time.monotonic()
@@ -95,6 +96,7 @@ class _RunCommand(click.Command):
               help="Use heuristics and the tuning database without a search. The default without BEAM.")
 @click.option("--fresh", is_flag=True, help="With a beam: also search kernels that the database knows.")
 @click.option("--peers", default="all", show_default=True, metavar="NAMES", help="Libraries to compare with, with commas; all, or none.")
+@click.option("--device", metavar="NAME", help="The device that svod's kernels run on, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--seed", type=click.IntRange(min=0),
               help="Seed of the operands and of the suite random; default: 0, and with that suite a number drawn now.")
@@ -102,8 +104,8 @@ class _RunCommand(click.Command):
 @click.option("--dump-after", metavar="PASSES", help="Print each plan of svod after these passes, like SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Only show the kernels of the suite.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
-def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, db: str | None,
-        seed: int | None, count: int | None, dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
+def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, device: str | None,
+        db: str | None, seed: int | None, count: int | None, dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import parse_peers
     from svod.bench.results import Settings
@@ -129,12 +131,17 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
                     fold=frozenset({"operands"}))
         return
     check_output("--json", json_path)
-    prepare = config.PrepareConfig.from_env()
+    prepare = config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device)
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     passes_of(prepare)
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
                         datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
     sys.exit(_conclude(_run_cases(cases, names, settings, prepare, db, json_path), len(cases), json_path))
+
+
+def _target(prepare: config.PrepareConfig) -> Target:
+    """The device that a configuration names."""
+    return device_named(prepare.device or HOST).backend.target()
 
 
 def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, prepare: config.PrepareConfig, db: str | None,
@@ -148,20 +155,27 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
     from svod.cli.bench.contestants import svod_contestants
     from svod.cli.bench.tables import describe_case
 
-    target = backend_named(HOST).target()
+    target = _target(prepare)
     _warn_if_busy(target.threads)
     libraries, infos = load_peers(names, target.threads)
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
         _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
-    path = _ceilings_path()
-    known = known_ceilings(path, target)
-    if known is None or known.quick:
-        _say(f"measuring this machine's peak rates, which takes some ten seconds; they are kept in {path} unless the machine is busy")
-    ceilings = cached_ceilings(path, target)
+    path, ceilings = _ceilings_path(), None
+    if backend_named(target.device).ceilings is None:
+        _say(f"nothing measures what the device {target.device} can do at best; the kernels have no bounds")
+    else:
+        known = known_ceilings(path, target)
+        if known is None or known.quick:
+            _say(f"measuring this machine's peak rates, which takes some ten seconds; they are kept in {path} unless the machine is busy")
+        ceilings = cached_ceilings(path, target)
     contestants = [*svod_contestants(settings.mode, settings.beam, fresh=settings.fresh, db=db, config=prepare), *libraries]
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
     _say(f"{counted(len(cases), 'kernel')}, {counted(target.threads, 'thread')} each: {together}")
+
+    arithmetic = None
+    if ceilings is not None and target.device == HOST:
+        arithmetic = partial(CeilingLoops(target).best_round, threads=ceilings.threads)
 
     def finished(so_far: Run) -> None:
         click.echo("\n".join(describe_case(so_far.cases[-1])) + "\n")
@@ -169,7 +183,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
             with contextlib.suppress(OSError):      # the last write reports the error
                 write_run(json_path, so_far)
     return run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
-                     arithmetic=partial(CeilingLoops(target).best_round, threads=ceilings.threads),
+                     arithmetic=arithmetic,
                      started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished)
 
 

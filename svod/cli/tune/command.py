@@ -56,6 +56,7 @@ class _Seconds(Finite):
 @click.option("--address", metavar="auto|HOST:PORT", help="A running Ray cluster instead of a Ray of our own.")
 @click.option("--target", multiple=True, metavar="T", help="Tune for a machine of the cluster: its target's key, or a part of it "
               "that no other has. May be repeated; default: this machine's, or the only one present.")
+@click.option("--device", metavar="NAME", help="The device to tune for, such as WEBGPU; default: SVOD_DEVICE, else CPU.")
 @click.option("--db", metavar="PATHS", help="Databases instead of SVOD_TUNE_DB: the first is written, all are read.")
 @click.option("--resume", is_flag=True, help="Search only kernels whose last search was ended by its budget, Ctrl-C, an error or a kill.")
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")

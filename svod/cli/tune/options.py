@@ -11,8 +11,8 @@ from svod.cli.installation import program
 DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
 #: Options that a command to paste has where this one has them, beside the beam's width and the budget.
-CARRIED = frozenset({"db", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy", "optuna_storage", "dim",
-                     "shape", "inputs", "random_weights", "torch"})
+CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
+                     "optuna_storage", "dim", "shape", "inputs", "random_weights", "torch"})
 TORCH = ("compile", "modules", "off")       # what --torch takes
 _IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|transformers)\b", re.M)
 
@@ -30,6 +30,7 @@ class TuneOptions:
     address: str | None = None
     target: tuple[str, ...] = ()
     db: str | None = None
+    device: str | None = None
     fresh: bool = False
     resume: bool = False
     top: int | None = None

@@ -167,7 +167,7 @@ class _TuneRun:
         self.options = options
         self.lock_failed = False
         self.started = time.monotonic()
-        given = {"db": options.db} if options.db is not None else {}
+        given = {name: value for name in ("db", "device") if (value := getattr(options, name)) is not None}
         self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
         chosen = {name: value for name in ("actions", "strategy", "optuna_storage") if (value := getattr(options, name)) is not None}
         self.beam = config.BeamConfig.from_env(width=options.beam, budget=options.budget, **chosen)
@@ -281,7 +281,8 @@ class _TuneRun:
         """Of an ONNX file: run the tuned model once more, and print how far it is from onnxruntime."""
         if not self.options.is_onnx or status != EXIT_OK:
             return
-        given = {"SVOD_TUNE_DB": self.options.db} if self.options.db is not None else {}
+        given = {variable: value for variable, value in (("SVOD_TUNE_DB", self.options.db), ("SVOD_DEVICE", self.options.device))
+                 if value is not None}
         subprocess.run([sys.executable, *self.options.program, "--check"], env=config.child_environment(BEAM=None, **given),
                        stdout=self._stream, check=False)
 
@@ -327,14 +328,16 @@ class _TuneRun:
                 self._start_executor()
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
             self.script = run_script(options.launched, Path(directory), capture_for=options.capture_for,
-                                     first=options.budget / 2, on_news=meet, stdout=sys.stderr if options.json_path == "-" else None)
+                                     first=options.budget / 2, on_news=meet, device=options.device,
+                                     stdout=sys.stderr if options.json_path == "-" else None)
             for line in self.script.words(options.subject):
                 say(f"svod-tune: {line}")
             return capture.read_capture(directory)
 
     def _start_executor(self) -> ExecutorStart:
         if self.executor is None:
-            self.executor = ExecutorStart(self._workers(), self.options.address, say=lambda text: say(f"svod-tune: {text}"))
+            self.executor = ExecutorStart(self._workers(), self.options.address, device=self.config.device or HOST,
+                                          say=lambda text: say(f"svod-tune: {text}"))
         return self.executor
 
     def _workers(self) -> str:
@@ -356,7 +359,8 @@ class _TuneRun:
             executor = self._ready_executor()
             say(f"svod-tune: {self._of_target(part)}checking what others found for {count(len(tasks), 'kernel')}")
             session = TuneSession(tasks, part.target, executor=executor, db=self.db, config=self.beam,
-                                  bench=config.BenchConfig.from_env(seconds=CHECKED_SECONDS), budget=ModelBudget(self.options.budget / 4))
+                                  bench=config.BenchConfig.from_env(seconds=CHECKED_SECONDS), budget=ModelBudget(self.options.budget / 4),
+                                  device=part.compiler.device)
             result = session.run()
             used = sum(f.confirmed and f.source != "heuristic" for f in result.findings.values())
             say(f"svod-tune: {used} of {count(len(tasks), 'kernel')} {'run' if used != 1 else 'runs'} faster with it here "
@@ -403,7 +407,8 @@ class _TuneRun:
         progress = make_progress(part.wanted, sys.stderr, told, executor.activity, log)
         session = TuneSession(tasks, part.target, executor=executor, db=self.db, config=self.beam, bench=config.BenchConfig.from_env(),
                               budget=ModelBudget(seconds, self.beam.kernel_budget),
-                              ceilings=(lambda: self._ceilings(part.target)) if part.here else None, listener=progress)
+                              ceilings=(lambda: self._ceilings(part.target)) if part.here else None, listener=progress,
+                              device=part.compiler.device)
         part.result, self.executor_name = session.result, executor.description
         with progress:
             part.result = session.run()

@@ -63,16 +63,17 @@ class ScriptEnd:
 
 def run_script(words: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
                first: float = IDLE_SECONDS, on_news: Callable[[News], None] = lambda news: None,
-               clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None) -> ScriptEnd:
+               clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None, device: str | None = None) -> ScriptEnd:
     """Run a program with captures in `directory` until it ends or `capture_for` seconds have passed. `words`: a script, or -m and a module,
     and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), or `idle`
     seconds without a new one. `on_news` gets the news as it comes. `stdout`: where the program's standard output goes; None: to ours.
+    `device`: its SVOD_DEVICE; None: as ours.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     raised. Raises OSError when the script cannot be started."""
     started = last_new = clock()
     watch = CaptureWatch(directory)
-    child = subprocess.Popen([sys.executable, *words], env=script_environment(directory), stdout=stdout)
+    child = subprocess.Popen([sys.executable, *words], env=script_environment(directory, device), stdout=stdout)
     why: Why = "finished"
     patience = max(first, idle)
     try:
@@ -106,11 +107,12 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
     return ScriptEnd(why, child.returncode, clock() - started, left)
 
 
-def script_environment(directory: Path) -> dict[str, str]:
-    """The environment of the script: it is captured, does not search, and can import this svod from a checkout."""
+def script_environment(directory: Path, device: str | None = None) -> dict[str, str]:
+    """The environment of the script: it is captured, does not search, runs on `device`, and can import this svod from a checkout."""
     roots = [r for r in package_roots() if Path(r).name not in ("site-packages", "dist-packages")]
     path = os.pathsep.join([*filter(None, [config.child_environment().get("PYTHONPATH", "")]), *roots])
-    return config.child_environment(SVOD_CAPTURE=str(directory), BEAM=None, PYTHONPATH=path or None)
+    given = {"SVOD_DEVICE": device} if device is not None else {}
+    return config.child_environment(SVOD_CAPTURE=str(directory), BEAM=None, PYTHONPATH=path or None, **given)
 
 
 def _end_child(child: subprocess.Popen[bytes], directory: Path) -> None:

@@ -68,15 +68,16 @@ class SurveyRow:
 
 def pick_target(capture: Capture, device: str | None = None) -> Target:
     """The target to tune for: that of the plans that took most of the time, with their number of threads. Where this machine does not have
-    it, `device`, by default the CPU."""
+    it, or it is another device than the one asked for, `device`, by default the CPU."""
+    wanted = None if device is None else device_named(device).backend.target()
     weights: dict[str, float] = {}
     for plan in capture.plans:
         weights[plan.target] = weights.get(plan.target, 0.0) + plan.runs * sum(plan.seconds.values())
     for key in sorted(weights, key=lambda k: -weights[k]):
         target = target_with(key)
-        if target is not None:
+        if target is not None and (wanted is None or target.device == wanted.device):
             return target
-    return device_named(device or HOST).backend.target()
+    return wanted or device_named(HOST).backend.target()
 
 
 def choose_targets(asked: Sequence[str], present: Sequence[Target], own: Target) -> list[Target]:
@@ -111,7 +112,7 @@ def kernel_seconds(plan: CapturedPlan, target: Target, compiler: Compiler) -> di
         return plan.seconds
     timed: dict[str, float] = {}
     compiled = compile_heuristics(plan.unbound.kernels, compiler)
-    built = build_plan(plan.unbound, compiled, synthetic_arrays(plan.unbound), threads=target.threads)
+    built = build_plan(plan.unbound, compiled, synthetic_arrays(plan.unbound), threads=target.threads, device=target.device)
     for call, seconds in zip(plan.unbound.calls, profile_at_sizes(built, PROFILE_RUNS), strict=True):
         timed[call.kernel] = min(seconds, timed.get(call.kernel, seconds))
     return timed

@@ -156,9 +156,12 @@ remake_after_fork(sys.modules[__name__], "_compilers_lock", threading.Lock)
 
 
 def compiler_for(target: Target, config: PrepareConfig) -> Compiler:
-    """The process's Compiler for a target, a device's pair and an object cache. Raises UnsupportedError for a device that is not there."""
+    """The process's Compiler for a target, the pair of the configured device where that is the target's, and an object cache. Raises
+    UnsupportedError for a device that is not there."""
     directory = object_cache_dir(config.object_cache)
     device = device_named(config.device or target.device)
+    if device.backend.name != target.device:        # tools look at the records of several targets
+        device = device_named(target.device)
     key = (target, directory, config.opt_cache_max, device.pair.name)
     with _compilers_lock:
         compiler = _compilers.get(key)

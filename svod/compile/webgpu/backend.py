@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from svod.compile.backend import Backend, CompilerPair
 from svod.compile.lower.program import Program, ProgramSpec
@@ -13,14 +12,12 @@ from svod.compile.webgpu.code import WebGpuCode
 from svod.compile.webgpu.device import GpuMemory, device
 from svod.compile.webgpu.queue import WebGpuQueue
 from svod.compile.webgpu.render import read_modules, render
-from svod.core.cost.cost_model import Cost, cost_of
-from svod.core.cost.sketch_facts import try_opt
-from svod.core.kernel.groups import most_threads
+from svod.core.cost.cost_model import Cost
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import CompileError
-
-LOCAL_THREADS, REDUCERS = 32, 8
 
 
 class Wgsl(CompilerPair):
@@ -60,22 +57,13 @@ class WebGpu(Backend):
         device()
 
     def cost(self, state: Scheduler) -> Cost:
-        """Threads of a group run at once."""
-        cost = cost_of(state)
-        return replace(cost, cycles=cost.cycles / most_threads(state))
+        return group_cost(state)
 
     def heuristic(self, state: Scheduler) -> Scheduler:
-        """Threads along the innermost output axis; a few of them share the outermost reduction."""
-        stage = state.kernel.stages[state.kernel.output]
-        axes = state.kernel.axes
-        if stage.outs:
-            state = try_opt(state, "LOCAL", axes[stage.outs[-1]].name, LOCAL_THREADS)
-        if stage.reds and not stage.outs:
-            state = try_opt(state, "GROUP", axes[stage.reds[0]].name, REDUCERS)
-        return state
+        return group_heuristic(state)
 
     def sketches(self, state: Scheduler) -> list[Scheduler]:
-        return []
+        return group_sketches(state)
 
     def allocate(self, nbytes: int, touch: bool = True) -> GpuMemory:
         return GpuMemory(device(), nbytes)

@@ -121,7 +121,7 @@ class WebGpuQueue:
         if made.lost:
             raise LaunchError(f"this plan's device {NAME} is gone: {made.lost}; prepare the plan again")
         todo = [launch for launch in phases if self.ranges[launch][0] < self.ranges[launch][1]]
-        if not todo:
+        if not todo or times < 1:
             return
         try:
             for launch in self._stale.intersection(todo):

@@ -22,8 +22,10 @@ from typing import Any
 from svod.bench.load import watch_machine
 from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import COLD_SECONDS, SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
-from svod.compile.cpu.host import affinity, host_facts, host_target
+from svod.compile.backend import device_named
+from svod.compile.cpu.host import affinity, host_facts
 from svod.compile.lower.program import Program
+from svod.core.machine.target import HOST
 from svod.tune.measure.context import KernelContext, kernel_context
 from svod.tune.measure.measurer import Built, Confirmed, Lowered, RaceResult, Screened, Verification
 from svod.tune.measure.sizes import Size, describe_size, geometric_mean
@@ -85,12 +87,13 @@ def executed_operations(program: Program) -> float | None:
     return total
 
 
-def machine_facts(item: None, context: None) -> dict[str, Any]:
-    """What a machine that times says of itself: its name, target and load, and what may slow it down."""
+def machine_facts(item: str | None, context: None) -> dict[str, Any]:
+    """What a machine that times says of itself: its name, target and load, and what may slow it down. Item: the device; None: the CPU."""
     started = watch_machine()
     time.sleep(LOOK_SECONDS)
     load = started()
-    facts = {"machine": machine_name(), "target": host_target().key, "load": round(load.load_average, 2), "steal": round(load.steal, 3),
+    facts = {"machine": machine_name(), "target": device_named(item or HOST).backend.target().key,
+             "load": round(load.load_average, 2), "steal": round(load.steal, 3),
              "cores": len(affinity())}
     governor = host_facts().get("governor")
     return facts | ({"governor": governor} if governor else {})

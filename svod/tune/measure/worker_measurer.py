@@ -116,7 +116,7 @@ class WorkerMeasurer:
             self.timed_on, self.timed_by = o.host, o.worker
 
     def machine(self) -> Mapping[str, Any]:
-        [outcome] = self._run("machine_facts", [None], "bench", FACTS_SECONDS)
+        [outcome] = self._run("machine_facts", [self.target.device], "bench", FACTS_SECONDS)
         return outcome.value if outcome.ok else {}
 
     def lower(self, candidates: Sequence[Candidate]) -> Iterator[Lowered | Failure]:

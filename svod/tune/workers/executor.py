@@ -42,8 +42,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from svod import config
-from svod.compile.cpu.host import host_target
-from svod.core.machine.target import Target, unfit
+from svod.compile.backend import device_named
+from svod.core.machine.target import HOST, Target, unfit
 from svod.errors import ConfigError, TuneError
 from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
@@ -142,6 +142,7 @@ class Executor(ABC):
     """See the module's docstring."""
 
     description: str = ""       # shown, and stored with the search: "2 local workers"
+    device: str = HOST          # what bench workers time on
 
     @abstractmethod
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
@@ -158,8 +159,8 @@ class Executor(ABC):
         """The number of items of `kind` that run at once."""
 
     def targets(self) -> list[Target]:
-        """The targets of the machines that time, each once."""
-        return [host_target()]
+        """The targets of the machines that time, each once. Raises DeviceError where this machine lacks the device."""
+        return [device_named(self.device).backend.target()]
 
     @abstractmethod
     def activity(self) -> list[Activity]:
@@ -209,8 +210,8 @@ class InlineExecutor(Executor):
 
     description = "inline (unprotected)"
 
-    def __init__(self, config: WorkerConfig | None = None, device: str = "CPU") -> None:
-        self.config = config or WorkerConfig()
+    def __init__(self, config: WorkerConfig | None = None, device: str = HOST) -> None:
+        self.config, self.device = config or WorkerConfig(), device
         self.closed = False
         self._lock = MachineLock(device)
         self._setup = ""            # key of the setup that `_state` was made by
@@ -659,7 +660,7 @@ class _LocalCarrier:
 class LocalExecutor(DispatchingExecutor):
     """N compile children and one bench child, from one fork server that starts in the background. A child starts with its first work."""
 
-    def __init__(self, workers: int | None = None, config: WorkerConfig | None = None, device: str = "CPU",
+    def __init__(self, workers: int | None = None, config: WorkerConfig | None = None, device: str = HOST,
                  shared_cores: bool | None = None) -> None:
         count = usable_cores() if workers is None else workers
         self.config = config or WorkerConfig()

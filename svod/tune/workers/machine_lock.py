@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from svod.core.machine.target import HOST
 from svod.errors import TuneError
 
 log = logging.getLogger("svod.tune")
@@ -39,7 +40,7 @@ def lock_directory() -> Path:
 class MachineLock:
     """The exclusive right to time on `device` ("CPU", "CUDA:0"). `acquire` and `release` are idempotent. Not thread-safe."""
 
-    def __init__(self, device: str = "CPU", directory: Path | None = None) -> None:
+    def __init__(self, device: str = HOST, directory: Path | None = None) -> None:
         self.device = device
         name = "svod-bench-" + re.sub(r"[^A-Za-z0-9]+", "-", device)
         self._path = (directory or lock_directory()) / f"{name}.lock"

@@ -10,7 +10,7 @@ import os
 import platform
 import time
 
-from svod.compile.cpu.host import host_target
+from svod.compile.backend import device_named
 from svod.core.machine.target import Target
 from svod.tune.workers.child import Child, Request
 from svod.tune.workers.executor import SHARED_BELOW, YIELD_SECONDS, usable_cores
@@ -25,7 +25,7 @@ class RayWorker:
     def __init__(self, config: WorkerConfig, device: str, times: bool, yields: bool) -> None:
         """`times`: it is a bench worker, and takes the lock of `device`. `yields`: a compile worker waits while another process has that.
         """
-        self._config = config
+        self._config, self._device = config, device
         self._machine = machine_name()
         self._server = start_server(config)
         self._child = Child(self._server)
@@ -39,7 +39,7 @@ class RayWorker:
 
     def target(self) -> Target:
         """What this machine times programs for. Asked for after `hello` has told the same svod."""
-        return host_target()
+        return device_named(self._device).backend.target()
 
     def acquire(self, seconds: float) -> bool:
         """Wait up to `seconds` for the right to time on this machine. Returns whether it is held."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from svod.core.machine.target import HOST
 from svod.errors import ConfigError, TuneError
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, parse_workers
 from svod.tune.workers.jobs import WorkerConfig
@@ -16,7 +17,7 @@ RAY_START_DEADLINE = 15.0   # seconds until the local executor takes over
 CLOSE_SECONDS = 5.0         # that a start which is not wanted any more is waited for
 
 
-def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = "CPU",
+def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = HOST,
                   shared_cores: bool | None = None, start_deadline: float = RAY_START_DEADLINE,
                   say: Callable[[str], None] = log.warning) -> Executor:
     """The executor that `spec` names ("ray:N", "local:N", "inline"; without N: one worker per core).
