@@ -30,6 +30,7 @@ class Builder:
         self.code: list[list[int]] = [[]]
         self.memo: list[dict[tuple[Any, ...], int]] = [{}]
         self.indices: dict[int, int] = {}       # constants of index arithmetic
+        self.open_loops: list[int] = []
         self.round = 0
 
     # -- primitives -----------------------------------------------------------------------------
@@ -205,12 +206,14 @@ class Builder:
         self.code.append([])
         self.memo.append({})
         loop = self._new("LOOP", _INDEX, 1, (start, stop, *init), step, self.level)
+        self.open_loops.append(loop)
         carried = [self._new("CARRY", self.dtype[v], self.num_lanes[v], (loop,), j, self.level) for j, v in enumerate(init)]
         return loop, carried
 
     def close(self, loop: int, following: tuple[int, ...] = ()) -> list[int]:
         """Close the innermost loop; returns the final carried values."""
         self._new("ENDLOOP", dtypes.void, 1, (loop, *following), None, self.level)
+        self.open_loops.pop()
         body = self.code.pop()
         self.memo.pop()
         self.code[-1].extend(body)

@@ -134,10 +134,12 @@ Step = Callable[[], None]
 
 
 class Barrier(NamedTuple):
-    """Where a thread waits: the instruction, and the positions of the loops around it."""
+    """Where a thread waits: the instruction, and the positions of the loops around it. `visible`: what was stored before is seen behind it;
+    threads that exchange registers wait for each other, and see nothing else of each other."""
 
     instruction: int
     positions: tuple[int, ...]
+    visible: bool = True
 
 
 class Pause(NamedTuple):
@@ -189,6 +191,8 @@ class PhaseInterpreter:
         self.scratch, self.shared = (_aligned(n) for n in (phase.scratch_bytes, phase.shared_bytes))
         self.scratch_areas, self.shared_areas = _areas(code, "SCRATCH", self.scratch), _areas(code, "SHARED", self.shared)
         self.begin = self.end = self.thread = 0
+        self.sent: dict[int, Any] = {}          # per thread what it has given to others since they last went on
+        self.received: dict[int, Any] = {}      # and before
         self.steps: Body = []
         self.translate()
 
@@ -214,7 +218,9 @@ class PhaseInterpreter:
             self._resume(thread, run_steps(self.steps), waiting, reached)
         while waiting:
             self.check_barrier(reached)
-            self.at_barrier()
+            if next(iter(reached.values())).visible:
+                self.at_barrier()
+            self.received, self.sent = self.sent, {}
             states, waiting, reached = waiting, {}, {}
             for thread in self.order(threads):
                 state = states[thread]
@@ -265,12 +271,23 @@ class PhaseInterpreter:
                 nest[-1].append(self.loop(src[0], body, src[1:]))
             elif op == "BARRIER":
                 nest[-1].append(self.barrier(i, tuple(open_loops)))
+            elif op == "SHFL_XOR":
+                nest[-1].append(self.exchange(i, tuple(open_loops)))
             elif (step := self.step(i)) is not None:
                 nest[-1].append(step)
 
     def barrier(self, i: int, loops: tuple[int, ...]) -> Pause:
         def wait() -> Iterator[Barrier]:
             yield Barrier(i, tuple([self.regs[head] for head in loops]))
+        return Pause(wait)
+
+    def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
+        source, mask = self.code[i].src[0], self.code[i].arg
+
+        def wait() -> Iterator[Barrier]:
+            self.sent[self.thread] = self.regs[source]
+            yield Barrier(i, tuple([self.regs[head] for head in loops]), False)
+            self.regs[i] = self.received[self.thread ^ mask]
         return Pause(wait)
 
     def loop(self, head: int, body: Body, following: tuple[int, ...]) -> Step | Pause:

@@ -124,7 +124,7 @@ class _PhaseCheck:
         first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # what the loop starts with
         if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
             self.tiles.add(self.at)
-        if op == "LOCAL_ID" or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
+        if op in ("LOCAL_ID", "SHFL_XOR") or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
             self.varying.add(self.at)
 
     def constant(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -141,6 +141,16 @@ class _PhaseCheck:
 
     def barrier(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require((dtype, lanes, src, arg) == (dtypes.void, 1, (), None), "has no type, no operands and no arg")
+        for loop in self.open:
+            self.require(not any(s in self.varying for s in self.code[loop].src[:2]),
+                         f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
+
+    def exchange(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        self.require(len(src) == 1, "takes one operand")
+        self.operand(src[0], dtype, lanes, "operand")
+        size = self.phase.subgroup
+        ok = isinstance(arg, int) and 0 < arg < size and arg & (arg - 1) == 0
+        self.require(ok, f"needs a power of two below the {size} threads of a subgroup")
         for loop in self.open:
             self.require(not any(s in self.varying for s in self.code[loop].src[:2]),
                          f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
@@ -294,7 +304,8 @@ _CHECKS: dict[str, Check] = {
         (ARITY, _PhaseCheck.elementwise), (LOADS_OPS | STORE_OPS, _PhaseCheck.memory), (("PREFETCH",), _PhaseCheck.prefetch),
         (("LOOP", "CARRY", "ENDLOOP", "RESULT"), _PhaseCheck.loop), (("DOT",), _PhaseCheck.dot), (TILE_OPS, _PhaseCheck.tile),
         (("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"), _PhaseCheck.lanes_and_types), (("CONST", "VCONST"), _PhaseCheck.constant),
-        (POINTERS, _PhaseCheck.pointer), (("BARRIER",), _PhaseCheck.barrier), (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
+        (POINTERS, _PhaseCheck.pointer), (("BARRIER",), _PhaseCheck.barrier),
+        (("SHFL_XOR",), _PhaseCheck.exchange), (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
         ({o.value for o in TRANSCENDENTAL}, _PhaseCheck.transcendental))
     for op in ops
 }

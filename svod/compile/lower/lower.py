@@ -39,7 +39,7 @@ def lower(state: Scheduler) -> Program:
     for s in sorted(facts.placement.roots, key=lambda s: not facts.once(s)):
         for spec, instructions in _emit_root(facts, s):
             phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts, spec.block,
-                                    spec.shared))
+                                    spec.shared, spec.subgroup))
             code.append(instructions)
     return Program(derive_spec(state.kernel.ast, state.target, tuple(facts.temps), tuple(phases)), tuple(code))
 

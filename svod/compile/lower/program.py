@@ -76,6 +76,7 @@ class PhaseSpec:
     counts: tuple[Count, ...] = ()      # the loops that the launch is made of, where variables say how often they run
     block: int = 1        # threads of a group
     shared_bytes: int = 0   # memory that they share
+    subgroup: int = 0     # threads that run in lockstep, where the code depends on how many do
 
     def extent_at(self, variables: Mapping[str, int]) -> int:
         """Iterations for these values of the variables."""
@@ -140,8 +141,9 @@ class ProgramSpec:
             if phase.extent < 0 or phase.threads < 1 or phase.scratch_bytes < 0:
                 refuse(f"phase {phase.symbol} has {phase.extent} iterations on {phase.threads} threads and {phase.scratch_bytes} bytes of "
                        "scratch")
-            if phase.block < 1 or phase.shared_bytes < 0:
-                refuse(f"phase {phase.symbol} has groups of {phase.block} threads with {phase.shared_bytes} bytes of shared memory")
+            if phase.block < 1 or phase.shared_bytes < 0 or phase.subgroup < 0 or (phase.subgroup and phase.block % phase.subgroup):
+                refuse(f"phase {phase.symbol} has groups of {phase.block} threads, in subgroups of {phase.subgroup}, with "
+                       f"{phase.shared_bytes} bytes of shared memory")
             names = {name for count in phase.counts for name, _ in count.terms}
             if not names <= set(self.variables) or any(count.stride < 1 for count in phase.counts):
                 refuse(f"phase {phase.symbol} has iterations {phase.counts}; its variables are {self.variables}")
@@ -232,6 +234,8 @@ class Program:
                 h.update(repr(phase.counts).encode())
             if phase.block > 1 or phase.shared_bytes:
                 h.update(repr(("group", phase.block, phase.shared_bytes)).encode())
+            if phase.subgroup:
+                h.update(repr(("subgroup", phase.subgroup)).encode())
             h.update(repr(code).encode())
         h.update(repr((self.spec.temps, self.spec.params, self.spec.outs, self.spec.variables)).encode())
         return h.hexdigest()

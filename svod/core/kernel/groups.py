@@ -1,15 +1,21 @@
 """Which loops of a state are bound to which level of the machine, and what a group of threads computes.
 
-LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. The threads of a phase form a grid of two parts: the LOCAL loops of the
-stage that the phase stores, and one part that all reductions of the phase share, as large as the largest of them.
+LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. A stage is computed by the threads in one of three ways:
+
+    by position     the stage that the phase stores, and what is private to a position of it: each position of the LOCAL loops has as many
+                    threads as its largest reduction is shared by
+    together        stages in shared memory, and values that are the same for all positions: all threads of the group
+    alone           a private stage that is not shared by GROUP loops: every thread computes what it reads
 
     y[i] = Σ x[i, k],  LOCAL(o0, 8) GROUP(r0, 4)      32 threads; thread t has row t // 4 of the 8 and every fourth k from t % 4
+    softmax of a row,  LOCAL(o1, 32) GROUP(s1.r0, 32) GROUP(s3.r0, 32)     32 threads share the maximum, the sum and the row
 """
 from __future__ import annotations
 
 from math import prod
 from typing import NamedTuple
 
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.placement import Placement, first_reduce, is_derived, place_stages, vector_row
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
@@ -20,14 +26,29 @@ AREA = 64       # bytes: areas of shared memory begin at multiples of this
 
 
 class ThreadGroup(NamedTuple):
-    """The threads of a group of one phase: `local` positions, each computed by `reducers` threads that share its reductions."""
+    """The threads of a group of one phase: `local` positions, each computed by `reducers` threads that share its reductions. `together`:
+    the most threads that one stage takes; the group may have more of them than positions need."""
 
     local: int
     reducers: int
+    together: int = 1
 
     @property
     def threads(self) -> int:
-        return self.local * self.reducers
+        return max(self.local * self.reducers, self.together)
+
+
+class StageThreads(NamedTuple):
+    """How a stage is computed by a group: position = t // inner, of `local` ones; reducer = t % inner, of `reducers` that take part.
+    Threads beyond the last position or reducer do what others do, and store nothing."""
+
+    local: int
+    reducers: int
+    inner: int
+
+    @property
+    def threads(self) -> int:
+        return self.local * self.inner
 
 
 def level_of(state: Scheduler, row: int) -> Level:
@@ -55,11 +76,17 @@ def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, 
     return rows[:count]
 
 
-def space_of(placement: Placement, stage: int, positions: int) -> MemorySpace:
-    """The memory of a stage of which `positions` are computed at a time. Values that are staged inside a phase belong to one thread."""
+def space_of(state: Scheduler, placement: Placement, stage: int, positions: int, of_group: int, threads: int) -> MemorySpace:
+    """The memory of a stage of which a thread needs `positions` at a time, and all `threads` of its group `of_group`. A copy is shared
+    where that is less than each thread's own; a stage with loops, where some of them are threads."""
     if placement.paths[stage] == ():
         return MemorySpace.GLOBAL
-    return MemorySpace.REGISTER if positions == 1 else MemorySpace.SCRATCH
+    if local_threads(state, stage) > 1:
+        return MemorySpace.SHARED
+    if positions == 1:
+        return MemorySpace.REGISTER
+    shared = is_derived(state.kernel.stages[stage]) and of_group < threads * positions and state.target.shared_bytes > 0
+    return MemorySpace.SHARED if shared else MemorySpace.SCRATCH
 
 
 def has_block_rows(state: Scheduler) -> bool:
@@ -86,9 +113,29 @@ def spanned(state: Scheduler, placement: Placement, stage: int, axis: int) -> in
     return covered_extent(state, axis) if is_covered(state, placement, stage, axis) else state.axis_extent(axis)
 
 
+def _rows_of(state: Scheduler, axes: tuple[int, ...], role: str) -> int:
+    return prod(state.rows[r].extent for a in axes for r in state.axis_rows[a] if state.rows[r].role == role)
+
+
 def reducers_of(state: Scheduler, stage: int) -> int:
     """The threads that share the reductions of a stage."""
-    return prod(state.rows[r].extent for a in state.kernel.stages[stage].reds for r in state.axis_rows[a] if state.rows[r].role == GROUP)
+    return _rows_of(state, state.kernel.stages[stage].reds, GROUP)
+
+
+def local_threads(state: Scheduler, stage: int) -> int:
+    """The positions of a stage that threads compute side by side."""
+    return _rows_of(state, state.kernel.stages[stage].outs, LOCAL)
+
+
+def whole_positions(state: Scheduler, stage: int, region: tuple[int, ...]) -> tuple[int, ...]:
+    """A region of a stage in shared memory, rounded up to what its threads compute side by side."""
+    out = []
+    for axis, extent in zip(state.kernel.stages[stage].outs, region, strict=True):
+        rows = [state.rows[r] for r in state.axis_rows[axis]]
+        first = next((i for i, row in enumerate(rows) if row.role == LOCAL and row.extent > 1), len(rows))
+        block = prod(row.extent for row in rows[first:])
+        out.append(-(-extent // block) * block)
+    return tuple(out)
 
 
 def phase_of(placement: Placement, stage: int) -> int:
@@ -97,11 +144,81 @@ def phase_of(placement: Placement, stage: int) -> int:
     return next((outer for outer, _ in path or ()), stage)
 
 
+class Positions(NamedTuple):
+    """Whose threads move what a stage computes: `owner`, the stage whose LOCAL loops do, or -1 where all threads compute the same; and
+    whether the threads of a shared reduction do, each of which reads another part."""
+
+    owner: int
+    by_reducers: bool
+
+
+def positions_of(state: Scheduler, placement: Placement, stages: list[int]) -> dict[int, Positions]:
+    """`Positions` of the stages of a phase, given in topological order. Reads of one dim that do not move alike ask for the whole dim."""
+    found: dict[int, Positions] = {}
+    moved: dict[int, dict[int, int]] = {}       # stage → its local axes that LOCAL loops move, and the stage that these belong to
+    shared: dict[int, set[int]] = {}            # stage → its local axes that the threads of a reduction move
+    for s in reversed(stages):
+        stage = state.kernel.stages[s]
+        moved[s], shared[s] = {}, set()
+        if placement.paths[s] == () or local_threads(state, s) > 1:
+            moved[s] = {i: s for i, a in enumerate(stage.outs) if any(state.rows[x].role == LOCAL for x in state.axis_rows[a])}
+            owner = s
+        else:
+            reads = [(r.stage.index, node, [_local_axes(r, lin) for lin in node.dims]) for r, node in placement.reads_of(s)]
+            for dim in range(len(stage.outs)):
+                owners = {max([moved[q].get(a, -1) for a in axes[dim]], default=-1) for q, _, axes in reads if q in found}
+                if len(owners) == 1 and (one := owners.pop()) >= 0:
+                    moved[s][dim] = one
+                if any(a in shared[q] for q, _, axes in reads if q in found for a in axes[dim]):
+                    shared[s].add(dim)
+            owner = max(moved[s].values(), default=-1)
+        shared[s].update(i for i, a in enumerate(stage.outs + stage.reds) if any(state.rows[x].role == GROUP for x in state.axis_rows[a]))
+        found[s] = Positions(owner, any(i < len(stage.outs) for i in shared[s]))
+    return found
+
+
+def _local_axes(r: ResolvedStage, lin: LinearIndex) -> set[int]:
+    used = {a for a, _ in lin.coefs}
+    for node, _ in lin.atoms:
+        used.update(r.nodes[node].deps)
+    return used
+
+
+def stages_of(state: Scheduler, placement: Placement, root: int) -> list[int]:
+    """The stages that the phase of stage `root` computes, in topological order."""
+    return [s.index for s in state.kernel.stages if placement.paths[s.index] is not None and phase_of(placement, s.index) == root]
+
+
 def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:
     """The group of threads of the phase that stores stage `root`."""
-    local = prod(state.rows[r].extent for a in state.kernel.stages[root].outs for r in state.axis_rows[a] if state.rows[r].role == LOCAL)
-    inside = [s.index for s in state.kernel.stages if placement.paths[s.index] is not None and phase_of(placement, s.index) == root]
-    return ThreadGroup(local, max(reducers_of(state, s) for s in inside))
+    threads = stage_threads(state, placement, root)
+    own = threads[root]
+    return ThreadGroup(own.local, own.inner, max(t.threads for t in threads.values()))
+
+
+def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int, StageThreads]:
+    """How each stage of the phase of `root` is computed by its group."""
+    stages = stages_of(state, placement, root)
+    where = positions_of(state, placement, stages)
+    inner: dict[int, int] = {}
+    for s in stages:
+        owner = where[s].owner
+        inner[owner if owner >= 0 else ~s] = max(inner.get(owner if owner >= 0 else ~s, 1), reducers_of(state, s))
+    return {s: StageThreads(local_threads(state, p.owner) if p.owner >= 0 else 1, reducers_of(state, s),
+                            inner[p.owner if p.owner >= 0 else ~s]) for s, p in where.items()}
+
+
+def thread_digits(state: Scheduler, threads: dict[int, StageThreads]) -> dict[int, tuple[int, int]]:
+    """Per loop row that is bound to threads (inner, extent): a thread t of those that compute the stage has its position
+    t // inner % extent."""
+    digits = {}
+    for s, t in threads.items():
+        stage = state.kernel.stages[s]
+        for role, axes, inner in ((LOCAL, stage.outs, t.inner), (GROUP, stage.reds, 1)):
+            for row in reversed([x for a in axes for x in state.axis_rows[a] if state.rows[x].role == role]):
+                digits[row] = (inner, state.rows[row].extent)
+                inner *= state.rows[row].extent
+    return digits
 
 
 def most_threads(state: Scheduler) -> int:
@@ -127,13 +244,13 @@ def check_groups(state: Scheduler) -> None:
     if not has_block_rows(state):
         return
     placement, target = place_stages(state), state.target
-    for s in state.kernel.stages:
-        rows = [state.rows[r] for a in s.outs for r in state.axis_rows[a] if state.rows[r].role == LOCAL]
-        if rows and placement.paths[s.index] != ():
-            raise KernelOptError(f"stage {s.name} is computed inside a loop of another stage, so its loop {rows[0].name} cannot be the "
-                                 "threads of a group; STAGE it at the root first")
     for root in placement.roots:
         threads = group_of(state, placement, root).threads
+        stages = stages_of(state, placement, root)
+        for s, where in positions_of(state, placement, stages).items():
+            if where.by_reducers and (reducers_of(state, s) > 1 or local_threads(state, s) > 1):
+                raise KernelOptError(f"stage {state.kernel.stages[s].name} is read inside a reduction that threads share, each at other "
+                                     "positions, so its own loops cannot be the threads of the group")
         if threads > target.group_threads:
             raise KernelOptError(f"a group would have {threads} threads; the target allows {target.group_threads}")
         needed = sum(exchanged_bytes(state, placement, s.index, threads) for s in state.kernel.stages

@@ -14,7 +14,7 @@ from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, span, vector_row
-from svod.core.kernel.scheduler import LOOP, UPCAST, Scheduler
+from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Scheduler
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
 
@@ -30,6 +30,7 @@ class Layout(NamedTuple):
     tile: int
     outer: int
     size: int                      # elements
+    row_pad: int = 0               # elements behind each row of the innermost dim, in shared memory
 
     @property
     def overlaps(self) -> bool:
@@ -155,7 +156,7 @@ def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: N
             return VECTOR
         if is_derived(r.stage):
             return layouts.orders[s].index(a)
-        if tiles_inside and any(state.rows[x].role == UPCAST and state.rows[x].extent > 1 for x in ids):
+        if tiles_inside and any(state.rows[x].role in (UPCAST, LOCAL) and state.rows[x].extent > 1 for x in ids):
             return SIDE_BY_SIDE
         return max((depth[x] for x in ids if x in depth), default=0)
     return [max((rank_of(a) for a, _ in lin.coefs), default=-1) for lin in node.dims]

@@ -13,12 +13,23 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
-from svod.core.kernel.groups import BLOCK_ROLES, space_of, spanned
+from svod.core.kernel.group_copy import GroupCopy, SharedRead, group_copy, padded_rows
+from svod.core.kernel.groups import (
+    BLOCK_ROLES,
+    group_of,
+    has_block_rows,
+    phase_of,
+    space_of,
+    spanned,
+    stage_threads,
+    thread_digits,
+    whole_positions,
+)
 from svod.core.kernel.intrinsics import WORD
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
-from svod.core.kernel.placement import EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
-from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region
+from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
+from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.machine.levels import MemorySpace
 
@@ -46,6 +57,7 @@ class StageNest(NamedTuple):
     vector_loop: EmittedLoop | None                 # the loop of it whose positions are the lanes
     layout: Layout | None                           # how the region lies in memory; None for the output
     space: MemorySpace                              # where the value is kept
+    copy: GroupCopy | None = None                   # how all threads of a group copy it into shared memory together
 
     @property
     def innermost(self) -> int:
@@ -93,6 +105,12 @@ def stored_bytes(state: Scheduler, layouts: Layouts, s: int) -> int:
     return layouts.packed[s].dtype.itemsize if s in layouts.packed else state.kernel.stages[s].dtype.itemsize
 
 
+def _axes_of_copy(copy: GroupCopy, region: tuple[int, ...]) -> tuple[tuple[EmittedLoop, ...], ...]:
+    """Per dim the loop over the parts of it that threads take."""
+    counts = [e // copy.width if d == copy.vector else e for d, e in enumerate(region)]
+    return tuple([(EmittedLoop(NO_ROW, LOOP, n, e // n),) for n, e in zip(counts, region, strict=True)])
+
+
 class _LoopNestMaker:
     """Builds the nests of stages. Readers come before what they read, since they decide its region."""
 
@@ -101,6 +119,9 @@ class _LoopNestMaker:
         self.placement = place_stages(state)
         self.layouts = layouts(state, self.placement)
         self.stages: dict[int, StageNest] = {}
+        roots = self.placement.roots if has_block_rows(state) else ()
+        self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores
+        self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
 
     def make(self) -> LoopNest:
@@ -115,12 +136,28 @@ class _LoopNestMaker:
         if path:
             required = self._required(stage.index, path)
             starts, region = tuple([start for start, _ in required]), tuple([extent for _, extent in required])
+            space = space_of(state, self.placement, stage.index, prod(region), prod(region), 1)
+            threads = self.threads.get(phase_of(self.placement, stage.index), 1)
+            if threads > 1:
+                of_group = self._required(stage.index, path, of_group=True)
+                space = space_of(state, self.placement, stage.index, prod(region), prod([extent for _, extent in of_group]), threads)
+                self.whole[stage.index] = of_group
+                if space is MemorySpace.SHARED:
+                    starts = tuple([start for start, _ in of_group])
+                    region = whole_positions(state, stage.index, tuple([extent for _, extent in of_group]))
         else:
             region = tuple([spanned(state, self.placement, stage.index, a) for a in stage.outs])
-            starts = (NO_START,) * len(region)
+            starts, space = (NO_START,) * len(region), MemorySpace.GLOBAL
         positions = region if path else tuple([state.kernel.axes[a].extent for a in stage.outs])
         layout = self._layout(r, positions) if not stage.is_output else None
-        if is_derived(stage):
+        copy = None
+        if space is MemorySpace.SHARED:
+            assert layout is not None
+            copy, layout = self._in_shared_memory(r, path, starts, layout)
+        if copy is not None and layout is not None:
+            axes = _axes_of_copy(copy, region)
+            order, vector, vector_loop = [(d, axes[d][0]) for d in copy.order], copy.vector, None
+        elif is_derived(stage):
             assert layout is not None
             axes, order, vector, vector_loop = self._copy(r, layout, state.target.has_groups and not path)
         else:
@@ -134,7 +171,29 @@ class _LoopNestMaker:
             self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
         return StageNest(r, region, starts, axes, loops, tuple(self._around(path, starts)), vector, vector_loop, layout,
-                         space_of(self.placement, stage.index, prod(region)))
+                         space, copy)
+
+    def _in_shared_memory(self, r: ResolvedStage, path: Path, starts: tuple[Lin, ...], layout: Layout) -> tuple[GroupCopy | None, Layout]:
+        """How a group copies a stage, unless it has loops of its own, and how it lies in memory."""
+        state, s = self.state, r.stage.index
+        root, itemsize = phase_of(self.placement, s), stored_bytes(state, self.layouts, s)
+        digits = thread_digits(state, stage_threads(state, self.placement, root))
+        copy = None
+        if is_derived(r.stage):
+            full = tuple([state.kernel.axes[a].extent for a in r.stage.outs])
+            copy = group_copy(r, layout.extents, starts, full, layout.order, max(1, state.target.vector_bytes // r.lanes_bytes))
+        reads = []
+        for q, node in self.placement.reads_of(s):
+            reader = self.stages.get(q.stage.index)
+            if reader is None or any(lin.atoms for lin in node.dims):
+                continue
+            own = [{**reader.starts[a][0]} if a < len(reader.starts) else {} for a in range(len(q.axes))]
+            for a, pieces in enumerate(reader.axes):
+                own[a].update({p.row: p.stride for p in pieces if p.role in BLOCK_ROLES})
+            terms = tuple([sum_lins([({row: k * c for row, k in own[a].items()}, 0) for a, c in lin.coefs])[0] for lin in node.dims])
+            vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
+            reads.append(SharedRead(terms, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
+        return copy, padded_rows(layout, copy, reads, digits, self.threads[root], itemsize)
 
     def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
         """How a region that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""
@@ -167,21 +226,26 @@ class _LoopNestMaker:
                     out.append(AroundLoop(row, moves, iterations))
         return out
 
-    def _required(self, s: int, path: Path) -> list[RequiredDim]:
-        """Per dim of stage `s` the region that its readers require under the loops around the stage; starts in terms of these."""
+    def _required(self, s: int, path: Path, of_group: bool = False) -> list[RequiredDim]:
+        """Per dim of stage `s` the region that its readers require under the loops around the stage; starts in terms of these. `of_group`:
+        what all threads of a group require, else what one of them does."""
         opened = {q: frozenset(self.state.order[q][:depth]) for q, depth in path}
 
         def region_of(r: ResolvedStage, a: int) -> RequiredDim:
             q = r.stage.index
-            if q not in opened:
-                return self._required(q, path)[a] if a < len(r.stage.outs) else RequiredDim(NO_START, self.state.axis_extent(r.axes[a]))
             reader = self.stages[q]
-            moving = {p.row: p.stride for p in reader.axes[a] if p.extent > 1 and (p.row in opened[q] or p.role in BLOCK_ROLES)}
+            if q not in opened:
+                if a >= len(r.stage.outs):
+                    return RequiredDim(NO_START, spanned(self.state, self.placement, q, r.axes[a]))
+                return self._required(q, path, of_group or reader.space is MemorySpace.SHARED)[a]
+            moving = {p.row: p.stride for p in reader.axes[a]
+                      if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}
             extent = span([p for p in reader.axes[a] if p.row not in moving])
             if a >= len(r.stage.outs):
                 return RequiredDim((moving, 0), min(extent, spanned(self.state, self.placement, q, r.axes[a])))
-            start = reader.starts[a]    # the last tile is moved back, or cut
-            return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, reader.region[a]))
+            start, region = self.whole[q][a] if of_group and q in self.whole else (reader.starts[a], reader.region[a])
+            # the last tile is moved back, or cut
+            return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, region))
 
         reads, out = list(self.placement.reads_of(s)), []
         for dim, axis in enumerate(self.state.kernel.stages[s].outs):

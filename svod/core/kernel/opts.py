@@ -312,7 +312,8 @@ def _cut_reduction(state: Scheduler, row: int, n: int, what: str) -> Scheduler:
 
 def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Compute the part of a stage that the loops inside a loop read, into scratch, laid out in the order of the reads. At "root": a
-    phase of its own computes the whole stage.
+    phase of its own computes the whole stage. In a phase with threads, copies that several of them read lie in shared memory, and all
+    threads fill them together.
 
         for n: for k: c += a[k]*b[k, n]     for n: { p[k] = b[k, n] for all k };  for k: c += a[k]*p[k]
     """
@@ -555,8 +556,8 @@ def _checked_groups(state: Scheduler, what: str) -> Scheduler:
 
 
 def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n positions of an output axis become the threads of a group. A phase must store the stage. Values staged inside the phase stay
-    private: each thread computes what it reads. Positions beyond the end of the axis are guarded.
+    """n positions of an output axis become the threads of a group. A stage inside the loops of another one is then kept in shared memory,
+    computed by all threads and read by all. Positions beyond the end of the axis are guarded.
 
         for o in N: y[o] = f(o)     grid o in N/n: threads o.in in n: y[o*n + o.in] = f(o*n + o.in)
     """
@@ -567,8 +568,9 @@ def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def group(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n threads of a group share a reduction; neighbouring threads take neighbouring positions. Each thread puts its partial result into
-    shared memory and, behind a barrier, combines those of all n, so that all have the result.
+    """n threads of a group share a reduction; neighbouring threads take neighbouring positions. Threads of a subgroup combine their
+    partial results by shuffles, in a tree; those of several subgroups, or of a target without shuffles, through shared memory. All n
+    have the result. What is the same for all positions of LOCAL loops is shared by the threads of all of them.
 
         for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(r*n + t);  p[t] = acc;  barrier;  acc = Σ p
     """

@@ -22,7 +22,7 @@ from __future__ import annotations
 from math import prod
 
 from svod.core.ir.uop import Ops
-from svod.core.kernel.groups import group_of, level_of
+from svod.core.kernel.groups import group_of, level_of, phase_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived
@@ -94,7 +94,7 @@ class _Printer:
         target = target or self._target(r)
         if is_derived(r.stage):
             shape = ", ".join(map(str, self.nest.stages[s].region))
-            self._line(depth, f"copy {r.stage.name}[{shape}], laid out in the order it is read:")
+            self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(s)}, laid out in the order it is read:")
             self._children(s, 0, depth + 1)
             self._line(depth + 1, f"{target} = {self._value(r)}")
             return
@@ -129,17 +129,31 @@ class _Printer:
         """The stages that live inside the first `loops` loops of a stage."""
         if loops == 0 and self.plan.paths[s] == ():
             return      # before any loop of a phase: such stages are phases
-        for child in self.plan.children.get((s, loops), ()):
+        children = self.plan.children.get((s, loops), ())
+        if any(self.nest.stages[c].space is MemorySpace.SHARED for c in children):
+            self._line(depth, "barrier, once others have read what is shared")
+        for child in children:
             r = self.plan.resolved[child]
             assert r is not None, "a placed stage is not inlined"
             if not is_derived(r.stage):
                 stage = self.nest.stages[child]
                 region = ", ".join(map(str, stage.region))
-                where = " in a register" if stage.space is MemorySpace.REGISTER else f"[{region}] in scratch"
+                memory = "shared memory" if stage.space is MemorySpace.SHARED else "scratch"
+                where = " in a register" if stage.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
                 self._line(depth, f"stage {r.stage.name}{where}:")
                 self._stage(r, depth + 1)
             else:
                 self._stage(r, depth)
+
+    def _shared_copy(self, s: int) -> str:
+        """How all threads of a group copy a stage; nothing for what each has to itself."""
+        stage = self.nest.stages[s]
+        if stage.copy is None or stage.layout is None:
+            return ""
+        threads = group_of(self.state, self.plan, phase_of(self.plan, s)).threads
+        vectors = f" in vectors of {stage.copy.width}" if stage.copy.vector >= 0 else ""
+        pad = f", {stage.layout.row_pad} elements behind each row" if stage.layout.row_pad else ""
+        return f" into shared memory, by {threads} threads{vectors}{pad}"
 
     def _loop(self, s: int, piece: EmittedLoop) -> str:
         axis = self.kernel.axes[self.state.rows[piece.row].axis]

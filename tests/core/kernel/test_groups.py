@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.groups import covered_extent, grid_rows, group_of, level_of, space_of
+from svod.core.kernel.groups import ThreadGroup, covered_extent, grid_rows, group_of, level_of, space_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -43,14 +43,14 @@ def table(state: Scheduler, axis: str) -> str:
     (GEMM, [["GROUPTOP", "r0", 0]], "r0", "r0 loop 1×30, r0.in group 30×1", (1, 30)),
     (GEMM, [["LOCAL", "o1", 16], ["GROUPTOP", "r0", 3], ["UNROLL", "r0", 2]], "r0",
      "r0.top group 3×10, r0 loop 5×2, r0.in unroll 2×1", (16, 3)),
-    (SOFTMAX, [["GROUP", "s1.r0", 8], ["GROUP", "s3.r0", 4]], "s1.r0", "s1.r0 loop 5×8, s1.r0.in group 8×1", (1, 8)),
+    (SOFTMAX, [["GROUP", "s1.r0", 8], ["GROUP", "s3.r0", 4]], "s1.r0", "s1.r0 loop 5×8, s1.r0.in group 8×1", (1, 1, 8)),
     (SOFTMAX, [["NOLOCALS", "out"]], "o0", "o0 loop 12×1", (1, 1)),
 ])
-def test_legal(kernel: Kernel, chain: Chain, axis: str, rows: str, group: tuple[int, int]) -> None:
+def test_legal(kernel: Kernel, chain: Chain, axis: str, rows: str, group: tuple[int, ...]) -> None:
     state = apply(kernel, chain)
     assert table(state, axis) == rows
     found = group_of(state, place_stages(state), kernel.output)
-    assert found == group and found.threads == group[0] * group[1]
+    assert found[:2] == group[:2] and found.threads == ThreadGroup(*group).threads
 
 
 def test_splitk_cuts_a_reduction_as_cores_do() -> None:
@@ -68,7 +68,6 @@ def test_splitk_cuts_a_reduction_as_cores_do() -> None:
     (GEMM, [["LOCAL", "r0", 2]], TOY, "use GROUP or GROUPTOP"),
     (GEMM, [["GROUP", "o0", 2]], TOY, "use LOCAL"),
     (GEMM, [["GROUPTOP", "o0", 2]], TOY, "use LOCAL"),
-    (SOFTMAX, [["LOCAL", "s1.o0", 2]], TOY, "computed inside a loop of another stage"),
     (GEMM, [["SPLITK", "r0", 5], ["GROUP", "r0", 2]], TOY, "GROUP comes before SPLITK"),
     (GEMM, [["SPLITK", "r0", 5], ["SPLITK", "r0", 5]], TOY, "cut into parts already"),
     (GEMM, [["SPLITK", "o0", 2]], TOY, "only a reduce axis of the output"),
@@ -96,11 +95,17 @@ def test_levels_of_loops() -> None:
     assert level_of(threaded, threaded.row_id("o0")) is Level.CORE
 
 
+def replace_target(state: Scheduler, **changes: Any) -> Scheduler:
+    return state.copy(target=replace(state.target, **changes))
+
+
 def test_spaces_of_stages() -> None:
     state = apply(GEMM, [["STAGE", "s0", "root"], ["STAGE", "s1", "o1"]])
     found = place_stages(state)
-    assert space_of(found, 0, 24 * 30) is MemorySpace.GLOBAL
-    assert space_of(found, 1, 30) is MemorySpace.SCRATCH and space_of(found, 1, 1) is MemorySpace.REGISTER
+    assert space_of(state, found, 0, 24 * 30, 24 * 30, 1) is MemorySpace.GLOBAL
+    assert [space_of(state, found, 1, own, whole, 4) for own, whole in ((1, 4), (30, 120), (30, 30), (30, 100))] == [
+        MemorySpace.REGISTER, MemorySpace.SCRATCH, MemorySpace.SHARED, MemorySpace.SHARED]
+    assert space_of(replace_target(state, shared_bytes=0), found, 1, 30, 30, 4) is MemorySpace.SCRATCH
     assert [state.rows[r].name for r in grid_rows(state, found, GEMM.output)] == ["o0", "o1"]
     outer = apply(GEMM, [["STAGE", "s1", "o0"]])
     assert [outer.rows[r].name for r in grid_rows(outer, place_stages(outer), GEMM.output)] == ["o0"]

@@ -21,6 +21,11 @@ class Axes:
     def __init__(self, ctx: PhaseContext):
         self.b, self.facts, self.kernel = ctx.b, ctx.facts, ctx.kernel
 
+    def group_start(self, stage: OpenStage, a: int) -> Lin:
+        """`start` in the first thread of the group."""
+        own, here, first = self.start(stage, a), stage.base[a], stage.group_base[a]
+        return own if here == first else add_lins(add_lins(own, here, -1), first, 1)
+
     def start(self, stage: OpenStage, a: int) -> Lin:
         """The start of local axis `a` under the loops opened so far; expanded positions are added to it as constants."""
         lin = stage.linear.get(a)
@@ -132,7 +137,8 @@ class Axes:
             if limit is None or a in stage.safe:
                 continue
             b = self.b
-            value = self.coordinate(stage, a)
+            first = add_lins(self.start(stage, a), ({}, stage.offsets[a]), 1)
+            value = self.ssa(first) if stage.whole_vectors else self.coordinate(stage, a)
             lanes = b.num_lanes[value]
             end = b.index(limit) if self.variable_bound(stage, a) is None else self.limit(stage, a)
             inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.splat(end, lanes))

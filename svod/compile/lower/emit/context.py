@@ -24,7 +24,7 @@ class PhaseContext:
         self.versions = 0                               # contents that scratch areas had so far
         self.open_stages: dict[int, OpenStage] = {}     # stages whose loops are open
         self.split: SplitReduction | None = None        # the reduction that the phase computes parts of
-        self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1))
+        self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1), {})
         self.part = -1                                  # which part: the index of the launch
 
     def allocate(self, nbytes: int) -> int:

@@ -10,6 +10,7 @@ from svod.core.kernel.layout import Layout, is_exact, lay_out
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import fit, is_computed_once, is_derived
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.levels import MemorySpace
 
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
 
@@ -57,7 +58,8 @@ class ProgramFacts:
         extent = self.spanned(r.stage.index, axis)
         reduces = axis in r.stage.reds
         varies = kernel.axes[axis].bound is not None
-        if is_covered(state, self.placement, r.stage.index, axis):
+        covered = is_covered(state, self.placement, r.stage.index, axis)
+        if covered:
             self.fixed.add(axis)
             if extent > kernel.axes[axis].extent:
                 self.unsafe[axis] = kernel.axes[axis].extent
@@ -68,7 +70,7 @@ class ProgramFacts:
             self.fixed.add(axis)    # where the last tile ends is known when it runs
         chosen = state.dots[r.stage.index]
         padded = state.pads[axis] and not (chosen and chosen.axis == axis)
-        if padded or axis in self.fixed or varies:
+        if padded or (axis in self.fixed and not (covered and self.placement.paths[r.stage.index] == ())) or varies:
             self.unsafe[axis] = kernel.axes[axis].extent
 
     def _check_packed(self, r: ResolvedStage) -> None:
@@ -93,6 +95,10 @@ class ProgramFacts:
     def spanned(self, s: int, axis: int) -> int:
         """Positions of an axis of stage `s` that its loops span, padding included."""
         return spanned(self.state, self.placement, s, axis)
+
+    def is_shared(self, s: int) -> bool:
+        """Whether a stage is kept in the memory that the threads of a group share."""
+        return self.nest.stages[s].space is MemorySpace.SHARED
 
     # -- stages and their memory --------------------------------------------------------------------------
     def once(self, s: int) -> bool:

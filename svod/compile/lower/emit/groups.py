@@ -1,75 +1,96 @@
 """The threads of a group: which positions each computes, and how they combine partial results.
 
     LOCAL(o0, 8) GROUP(r0, 4)           t = LOCAL_ID;  o0 starts at t // 4;  r0 starts at t % 4
-    the sum over the four of a row      p[t] = acc;  BARRIER;  acc = p[t - t % 4];  LOOP k in 1…4: acc += p[t - t % 4 + k]
+    the sum over the four of a row      lanes of a subgroup: acc += SHFL_XOR acc [2];  acc += SHFL_XOR acc [1]
+    over more, or an odd number         p[t] = acc;  BARRIER;  acc = p[t - t % 5];  LOOP k in 1…5: acc += p[t - t % 5 + k]
+    over several subgroups              shuffles in each;  its first lane: p[t // 32] = acc;  BARRIER;  acc = Σ p
 
-All threads run the same loops: those that no opt has bound to threads. The first of the threads that share a reduction stores the phase's
-results. Staged values are private: each thread computes what it reads."""
+All threads run the same loops: those that no opt has bound to threads. Threads for which there is no position or part do what others do.
+The first of the threads that share a reduction stores the phase's results."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from svod.compile.lower.builder import Builder
+from svod.compile.lower.emit.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
-from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel.groups import AREA, BLOCK_ROLES, ThreadGroup, reducers_of
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, thread_digits
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
-from svod.core.kernel.scheduler import GROUP, LOCAL, Scheduler
-from svod.errors import KernelOptError
+from svod.core.kernel.scheduler import Scheduler
 
-INDEX = dtypes.index
+INDEX, BOOL = dtypes.index, dtypes.bool
 AluOf = Callable[[int], Callable[..., int]]      # elementwise operations on so many lanes
+ONE_THREAD = StageThreads(1, 1, 1)
 
 
 class GroupThreads:
-    """The threads of a group of one phase as index values, and the memory they share."""
+    """The threads of a group of one phase as index values."""
 
-    def __init__(self, b: Builder, state: Scheduler, group: ThreadGroup):
-        self.b, self.state, self.group = b, state, group
-        self.shared = 0                                     # bytes of shared memory
-        self.areas: dict[tuple[int, int, DType, int], int] = {}   # (stage, accumulator, type, lanes) → its pointer
-        self.thread = self.position = self.reducer = -1
-        if group.threads > 1:
-            self.thread = b.pure("LOCAL_ID", INDEX, 1, ())
-            self.position = self._part(self.thread, group.reducers, group.local, group.threads)
-            self.reducer = self._part(self.thread, 1, group.reducers, group.threads)
+    def __init__(self, b: Builder, state: Scheduler, group: ThreadGroup, stages: Mapping[int, StageThreads]):
+        self.b, self.state, self.group, self.stages = b, state, group, dict(stages)
+        self.shared = SharedMemory(b, state.target.shared_bytes)
+        self.digits = thread_digits(state, self.stages)
+        self.thread = b.pure("LOCAL_ID", INDEX, 1, ()) if group.threads > 1 else -1
+        self.exchanges = False      # whether threads of a subgroup exchange registers
+
+    def threads_of(self, s: int) -> StageThreads:
+        return self.stages.get(s, ONE_THREAD)
 
     def _part(self, value: int, inner: int, extent: int, whole: int) -> int:
         """value // inner % extent, of a value below `whole`."""
         b = self.b
         if inner > 1:
             value = b.alu("IDIV", INDEX, 1, value, b.index(inner))
-        return value if inner * extent == whole else b.alu("MOD", INDEX, 1, value, b.index(extent))
+        return value if inner * extent >= whole else b.alu("MOD", INDEX, 1, value, b.index(extent))
 
-    @property
-    def stores(self) -> int:
-        """The condition that this thread stores what its phase computes, or -1 where all do."""
-        return -1 if self.group.reducers == 1 else self.b.alu("CMPEQ", dtypes.bool, 1, self.reducer, self.b.index(0))
+    def _thread_of(self, own: StageThreads) -> int:
+        """The thread as a stage sees it: those beyond its last position do once more what the first ones do, or what the last one does."""
+        if own.threads == self.group.threads:
+            return self.thread
+        if self.group.threads % own.threads == 0:
+            return self.b.alu("MOD", INDEX, 1, self.thread, self.b.index(own.threads))
+        return self.b.alu("MIN", INDEX, 1, self.thread, self.b.index(own.threads - 1))
+
+    def _reducer_of(self, own: StageThreads) -> int:
+        """The part of a stage's reductions that this thread takes."""
+        reducer = self._part(self._thread_of(own), 1, own.inner, own.threads)
+        return reducer if own.reducers in (1, own.inner) else self.b.alu("MIN", INDEX, 1, reducer, self.b.index(own.reducers - 1))
+
+    def stores(self, s: int) -> int:
+        """The condition that this thread stores what it computes of stage `s`, or -1 where all do."""
+        if self.group.threads == 1:
+            return -1
+        b, own, condition = self.b, self.threads_of(s), -1
+        if own.threads < self.group.threads:
+            condition = b.alu("CMPLT", BOOL, 1, self.thread, b.index(own.threads))
+        if own.inner > 1:
+            first = b.alu("CMPEQ", BOOL, 1, self._part(self.thread, 1, own.inner, self.group.threads), b.index(0))
+            condition = first if condition < 0 else b.alu("AND", BOOL, 1, condition, first)
+        return condition
 
     def starts(self, r: ResolvedStage) -> dict[int, int]:
         """Per thread-bound row of a stage the position that this thread computes."""
-        rows = self.state.rows
+        own = self.threads_of(r.stage.index)
         starts = {}
-        for role, axes, value, whole in ((LOCAL, r.stage.outs, self.position, self.group.local),
-                                         (GROUP, r.stage.reds, self._reducer_of(r), reducers_of(self.state, r.stage.index))):
-            bound = [x for a in axes for x in self.state.axis_rows[a] if rows[x].role == role]
-            inner = 1
-            for row in reversed(bound):
-                starts[row] = self._part(value, inner, rows[row].extent, whole)
-                inner *= rows[row].extent
+        for a in r.axes:
+            for row in self.state.axis_rows[a]:
+                if row in self.digits:
+                    inner, extent = self.digits[row]
+                    if a in r.stage.reds:
+                        starts[row] = self._part(self._reducer_of(own), inner, extent, own.reducers)
+                    else:
+                        starts[row] = self._part(self._thread_of(own), inner, extent, own.threads)
         return starts
 
-    def _reducer_of(self, r: ResolvedStage) -> int:
-        """The part of a stage's reductions that this thread takes. Threads beyond the number of parts recompute the last one."""
-        parts = reducers_of(self.state, r.stage.index)
-        if parts in (1, self.group.reducers):
-            return self.reducer
-        return self.b.alu("MIN", INDEX, 1, self.reducer, self.b.index(parts - 1))
-
-    def bind(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin]) -> None:
-        """Take the thread-bound loops out of a stage's loops, in place: axes start at positions that depend on the thread instead."""
+    def bind(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin]) -> list[int]:
+        """Take the thread-bound loops out of a stage's loops, in place: axes start at positions that depend on the thread instead. Gives
+        per axis the positions by which the threads are apart."""
+        apart = [0] * len(pieces)
+        if not any(p.role in BLOCK_ROLES for own in pieces for p in own):
+            return apart
         starts = self.starts(r)
         for i, own in enumerate(pieces):
             bound = [p for p in own if p.role in BLOCK_ROLES]
@@ -79,45 +100,75 @@ class GroupThreads:
             bounds[i] = pieces[i][0].extent * pieces[i][0].stride if pieces[i] else 1
             for p in bound:
                 base[i] = add_lins(base[i], ({self.b.mul(starts[p.row], p.stride): 1}, 0), 1)
+                apart[i] += (p.extent - 1) * p.stride
+        return apart
 
+    # -- partial results -----------------------------------------------------------------------------------
     def combine(self, r: ResolvedStage, accs: list[int], alu_of: AluOf) -> list[int]:
         """The accumulators of a stage, of all reductions in turn, combined over the threads that share its reductions, so that all have
         the result. Threads of other positions do the same at the same time."""
-        b, parts = self.b, reducers_of(self.state, r.stage.index)
-        if parts == 1:
+        own = self.threads_of(r.stage.index)
+        if own.reducers == 1:
             return accs
-        pointers = [self._area(r.stage.index, i, b.dtype[v], b.num_lanes[v]) for i, v in enumerate(accs)]
-        self._barrier()     # what was there before has been read
-        for pointer, v in zip(pointers, accs, strict=True):
-            b.store("STORE", b.dtype[v], b.num_lanes[v], (pointer, b.mul(self.thread, b.num_lanes[v]), v), (0, False))
-        self._barrier()
-        first = b.alu("SUB", INDEX, 1, self.thread, self.reducer)
+        lanes = self._shuffled(own)
+        step = lanes // 2
+        while step:
+            others = [self._shuffle(v, step) for v in accs]
+            accs = self._both(r, accs, others, alu_of)
+            step //= 2
+        return accs if lanes == own.reducers else self._through_memory(r, own, lanes, accs, alu_of)
 
-        def read(at: int) -> list[int]:
-            return [b.load("LOAD", b.dtype[v], b.num_lanes[v], (pointer, b.mul(at, b.num_lanes[v])), 0, ordered=True)
-                    for pointer, v in zip(pointers, accs, strict=True)]
-        loop, carried = b.open(b.index(1), b.index(parts), 1, tuple(read(first)))
-        others = read(b.add(first, loop))
+    def _shuffled(self, own: StageThreads) -> int:
+        """How many neighbouring threads combine by shuffles: a power of two that their number divides into whole parts."""
+        subgroup = self.state.target.subgroup
+        if own.reducers != own.inner or self.group.threads % own.threads or self.group.threads % max(1, subgroup):
+            return 1
+        lanes = 1
+        while lanes < subgroup and own.reducers % (2 * lanes) == 0:
+            lanes *= 2
+        return lanes
+
+    def _shuffle(self, v: int, mask: int) -> int:
+        self.exchanges = True
+        b = self.b
+        return b.load("SHFL_XOR", b.dtype[v], b.num_lanes[v], (v,), mask, ordered=True)
+
+    def _both(self, r: ResolvedStage, accs: list[int], others: list[int], alu_of: AluOf) -> list[int]:
+        """Two accumulators of each position combined."""
         following: list[int] = []
         while len(following) < len(accs):
             for red in r.reductions:
                 at, n = len(following), len(red.values)
-                alu = alu_of(b.num_lanes[accs[at]])
-                following += get_combiner(red.combiner).combine(tuple(carried[at:at + n]), tuple(others[at:at + n]), alu,
+                alu = alu_of(self.b.num_lanes[accs[at]])
+                following += get_combiner(red.combiner).combine(tuple(accs[at:at + n]), tuple(others[at:at + n]), alu,
                                                                 nan=red.dtypes[0].is_float)
-        return b.close(loop, tuple(following))
+        return following
 
-    def _area(self, stage: int, number: int, dtype: DType, lanes: int) -> int:
-        """A pointer to shared memory for one accumulator of every thread. Raises KernelOptError where the target has too little."""
-        key = (stage, number, dtype, lanes)
-        area = self.areas.get(key)
-        if area is None:
-            area = self.areas[key] = self.b.pure("SHARED", dtype, 1, (), self.shared)
-            self.shared += -(-self.group.threads * lanes * dtype.itemsize // AREA) * AREA
-            if self.shared > self.state.target.shared_bytes:
-                raise KernelOptError(f"the partial results of a group take {self.shared} bytes of shared memory or more; the target has "
-                                     f"{self.state.target.shared_bytes}")
-        return area
+    def _through_memory(self, r: ResolvedStage, own: StageThreads, lanes: int, accs: list[int], alu_of: AluOf) -> list[int]:
+        """Partial results, one of every `lanes` threads, put into shared memory and combined by every thread."""
+        b, shared, s = self.b, self.shared, r.stage.index
+        slots = self.group.threads // lanes
+        areas = [shared.area((s, i, b.dtype[v], b.num_lanes[v]), slots * b.num_lanes[v] * b.dtype[v].itemsize) for i, v in enumerate(accs)]
+        pointers = [shared.pointer(b.dtype[v], area) for area, v in zip(areas, accs, strict=True)]
+        shared.before_writing(areas)
+        slot = self._part(self.thread, lanes, slots, self.group.threads)
+        mask = () if lanes == 1 else (b.alu("CMPEQ", BOOL, 1, self._part(self.thread, 1, lanes, self.group.threads), b.index(0)),)
+        for pointer, area, v in zip(pointers, areas, accs, strict=True):
+            b.store("STORE", b.dtype[v], b.num_lanes[v], (pointer, b.mul(slot, b.num_lanes[v]), v, *mask), (0, False))
+            shared.wrote(area)
+        shared.before_reading(areas)
+        first = self._first_slot(own, lanes)
 
-    def _barrier(self) -> None:
-        self.b.store("BARRIER", dtypes.void, 1, (), None)
+        def read(at: int) -> list[int]:
+            return [b.load("LOAD", b.dtype[v], b.num_lanes[v], (pointer, b.mul(at, b.num_lanes[v])), 0, ordered=True)
+                    for pointer, v in zip(pointers, accs, strict=True)]
+        loop, carried = b.open(b.index(1), b.index(own.reducers // lanes), 1, tuple(read(first)))
+        return b.close(loop, tuple(self._both(r, carried, read(b.add(first, loop)), alu_of)))
+
+    def _first_slot(self, own: StageThreads, lanes: int) -> int:
+        """Where the partial results begin that belong to this thread's position."""
+        b = self.b
+        if own.local == 1:
+            return b.index(0)
+        position = self._part(self._thread_of(own), own.inner, own.local, own.threads)
+        return b.mul(position, own.inner // lanes)

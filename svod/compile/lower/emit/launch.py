@@ -32,6 +32,7 @@ class Spec(NamedTuple):
     counts: tuple[Count, ...] = ()
     block: int = 1
     shared: int = 0
+    subgroup: int = 0
 
 
 Emitted = tuple[Spec, tuple[Instruction, ...]]
@@ -72,7 +73,7 @@ class LaunchEmitter:
         variable = () if all(c.is_constant for c in counts) else counts
         group = self.ctx.group
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.ctx.scratch, once, variable, group.group.threads,
-                    group.shared), code
+                    group.shared.size, self.state.target.subgroup if group.exchanges else 0), code
 
     def _outermost(self, stage: OpenStage, threads: int) -> tuple[list[StageLoop], int]:
         """The loops that make the launch, and the number of their iterations."""
@@ -114,6 +115,7 @@ class LaunchEmitter:
     def _iterations(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], begin: int, end: int, sink: Sink) -> None:
         """Iterations `begin` to `end` of a launch made of `loops`."""
         iteration, _ = self.b.open(begin, end, 1)
+        self.ctx.group.shared.outside = (iteration,)
         if self.ctx.split is not None:
             self.ctx.part = iteration
         indices = self._indices(stage, loops, counts, iteration)

@@ -14,10 +14,10 @@ class Regions:
         self.ctx, self.facts, self.state, self.kernel = ctx, ctx.facts, ctx.state, ctx.kernel
         self.axes = axes
 
-    def required(self, s: int, dim: int) -> RequiredDim:
-        """The region that the readers of stage `s` need in a dim, under the loops opened so far."""
+    def required(self, s: int, dim: int, of_group: bool = False) -> RequiredDim:
+        """The region that the readers of stage `s` need in a dim, under the loops opened so far; `of_group`: in all threads."""
         full = self.facts.positions(s, dim)
-        region = required_region(self.facts.placement.reads_of(s), dim, self.region_of)
+        region = required_region(self.facts.placement.reads_of(s), dim, self.region_of_group if of_group else self.region_of)
         if region is None or (region.extent >= full and not self.is_unsafe(s, dim)):
             return RequiredDim(({}, 0), full)
         return region
@@ -60,5 +60,13 @@ class Regions:
                 span = min(span, stage.bounds[a])
             return RequiredDim(self.axes.start(stage, a), span)
         if a < len(r.stage.outs):
-            return self.required(r.stage.index, a)
-        return RequiredDim(({}, 0), self.state.axis_extent(r.axes[a]))
+            return self.required(r.stage.index, a, self.facts.is_shared(r.stage.index))
+        return RequiredDim(({}, 0), self.facts.spanned(r.stage.index, r.axes[a]))
+
+    def region_of_group(self, r: ResolvedStage, a: int) -> RequiredDim:
+        """`region_of` in all threads of the group together."""
+        stage = self.ctx.open_stages.get(r.stage.index)
+        if stage is not None:
+            _, span = self.region_of(r, a)
+            return RequiredDim(self.axes.group_start(stage, a), span + stage.apart[a])
+        return self.required(r.stage.index, a, True) if a < len(r.stage.outs) else self.region_of(r, a)

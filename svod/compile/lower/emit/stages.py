@@ -1,10 +1,13 @@
 """Stages: their loops, the stages inside these, and where values are staged for their readers."""
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from svod.compile.lower.emit.accumulators import Accumulators
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
+from svod.compile.lower.emit.group_copies import GroupCopies
 from svod.compile.lower.emit.groups import GroupThreads
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
@@ -13,13 +16,13 @@ from svod.compile.lower.emit.reduce import ReduceLoops
 from svod.compile.lower.emit.regions import Regions
 from svod.compile.lower.emit.state import NO_POINT, OpenStage, Sink, Staged, StageLoop
 from svod.compile.lower.emit.values import Values
-from svod.core.kernel.groups import group_of
+from svod.core.kernel.groups import group_of, stage_threads, whole_positions
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import stage_copy
-from svod.core.kernel.placement import COPY_VECTOR, fit, vector_width
-from svod.core.kernel.required import Lin
-from svod.core.kernel.scheduler import UPCAST
+from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, fit, vector_width
+from svod.core.kernel.required import Lin, RequiredDim
+from svod.core.kernel.scheduler import LOOP, UPCAST
 
 
 class Stages:
@@ -36,6 +39,7 @@ class Stages:
         intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values)
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
         self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
+        self.group_copies = GroupCopies(ctx, self.axes)
         self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators)
 
     def walk(self, stage: OpenStage, k: int, sink: Sink) -> None:
@@ -59,27 +63,41 @@ class Stages:
 
     def emit_point(self, s: int, depth: int) -> None:
         """Emit the stages that live at a point."""
-        for child in self.facts.placement.children.get((s, depth), ()):
+        children = self.facts.placement.children.get((s, depth), ())
+        for child in children:
             self.emit_stage(child)
+        if children:    # here, not in a loop that reads what they stored
+            self.ctx.group.shared.before_reading(self._shared_areas(children))
 
     def emit_stage(self, s: int) -> None:
         """Compute the part of stage `s` that its readers need at this point."""
         b = self.b
         r = self.facts.placement.resolved[s]
         assert r is not None
-        regions = [self.regions.required(s, i) for i in range(len(r.stage.outs))]
+        shared = self.facts.is_shared(s)
+        self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
+        regions = [self.regions.required(s, i, shared) for i in range(len(r.stage.outs))]
         extents, base = [region.extent for region in regions], [region.start for region in regions]
+        if shared:
+            extents = list(whole_positions(self.state, s, tuple(extents)))
         beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(extents)))
         layout = self.facts.layout(s, tuple(extents))
         if layout.tiled >= 0 and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
-        stage = self._open_copy(r, extents, base, layout) if s in self.facts.derived else self._open_rows(r, extents, base)
+        if shared:
+            stage = self._open_copy_of_group(r, extents, base) if s in self.facts.derived else self._open_rows(r, extents, base)
+        else:
+            stage = self._open_copy(r, extents, base, layout) if s in self.facts.derived else self._open_rows(r, extents, base)
+            if self.ctx.group.group.threads > 1:
+                self._of_group(stage, [self.regions.required(s, i, True) for i in range(len(r.stage.outs))])
         # a region of all positions is wider than what is read
         stage.safe.update(i for i, e in enumerate(extents) if e < self.facts.positions(s, i) and self.regions.is_read_inside(s, i))
         outer = self.ctx.open_stages.get(s)
         self.ctx.open_stages[s] = stage
         self.emit_point(s, 0)
-        if all(e == 1 for e in extents):
+        if shared:
+            self._emit_shared(stage, layout, base, beyond)
+        elif all(e == 1 for e in extents):
             got: list[int] = []
             self.walk(stage, 0, lambda one: got.append(self.values.result(one)))
             self.ctx.staged[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
@@ -94,6 +112,33 @@ class Stages:
         else:
             self.ctx.open_stages[s] = outer
         self.ctx.forget_values()
+
+    def _shared_areas(self, stages: Iterable[int]) -> list[int]:
+        """The areas of those of the stages that lie in shared memory."""
+        found = [self.ctx.staged[s].pointer for s in stages if s in self.ctx.staged]
+        return [self.b.arg[p] for p in found if p >= 0 and self.b.op[p] == "SHARED"]
+
+    def _of_group(self, stage: OpenStage, whole: list[RequiredDim]) -> None:
+        """Note what all threads of the group compute together of a stage that each of them has to itself."""
+        count = len(whole)
+        stage.group_base = [*(start for start, _ in whole), *stage.group_base[count:]]
+        stage.apart = [*(extent - own for (_, extent), own in zip(whole, stage.bounds, strict=False)), *stage.apart[count:]]
+
+    def _emit_shared(self, stage: OpenStage, layout: Layout, base: list[Lin], beyond: bool) -> None:
+        """Fill an area of shared memory."""
+        s, b, shared = stage.index, self.b, self.ctx.group.shared
+        offset = shared.area(s, self.facts.area(s, layout))
+        shared.before_writing((offset,))
+        sink = self.copy_sink(s, ("SHARED", offset), layout, base)
+        copy = self.facts.nest.stages[s].copy
+        if copy is not None:
+            self.group_copies.emit(stage, copy, sink)
+        else:
+            self.walk(stage, 0, sink)
+        shared.wrote(offset)
+        self.ctx.versions += 1
+        pointer = shared.pointer(self.facts.stored(s), offset)
+        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, beyond)
 
     def copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
         """A sink for the positions of a staged value. `area`: op and arg of its pointer."""
@@ -118,7 +163,8 @@ class Stages:
         if s in self.facts.derived:
             layout = self.facts.temp_of[s].layout
             return self._open_copy(r, list(layout.extents), [({}, 0)] * len(layout.extents), layout, self.facts.on_grid)
-        self.ctx.group = GroupThreads(self.b, self.state, group_of(self.state, self.facts.placement, s))
+        self.ctx.group = GroupThreads(self.b, self.state, group_of(self.state, self.facts.placement, s),
+                                      stage_threads(self.state, self.facts.placement, s) if self.facts.on_grid else {})
         return self._open_rows(r, list(self.facts.nest.stages[s].region), [({}, 0)] * len(r.stage.outs))
 
     def _open_rows(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
@@ -130,13 +176,42 @@ class Stages:
             pieces = list(nest.axes)
         else:       # a remainder
             pieces = [fit(self.state, self.state.axis_rows[a], e) for a, e in zip(r.axes, bounds, strict=True)]
-        self.ctx.group.bind(r, pieces, bounds, starts)
+        first = list(starts)
+        apart = self.ctx.group.bind(r, pieces, bounds, starts)
         axis, row = self.facts.layouts.vector_axes[r.stage.index], self.facts.layouts.vector_rows[r.stage.index]
         stage = OpenStage(r, pieces, bounds, starts, axis, row, vector_width(self.state, r))
+        stage.group_base, stage.apart = first, apart
+        if self.facts.on_grid and stage.vector_axis >= 0:
+            stage.whole_vectors = self._has_whole_vectors(stage)
+        if self.facts.placement.paths[stage.index] == () or self.facts.is_shared(stage.index):
+            stage.stores = self.ctx.group.stores(stage.index)
         local = {axis: i for i, axis in enumerate(r.axes)}
         for depth, row in enumerate(self.state.order[stage.index]):
             a = local[self.state.rows[row].axis]
             stage.loops.append(StageLoop(a, next(p for p in pieces[a] if p.row == row), depth + 1))
+        return stage
+
+    def _has_whole_vectors(self, stage: OpenStage) -> bool:
+        """Whether vectors begin at multiples of their width in an axis that they divide."""
+        a = stage.vector_axis
+        widths = {chunk.width for chunk in stage.lane_chunks()}
+        nest = self.facts.nest.stages[stage.index]
+        strides = [p.stride for p in nest.axes[a] if p.row != stage.vector_row and p.extent > 1]
+        axis = self.kernel.axes[stage.r.axes[a]]
+        whole = nest.region == tuple(stage.bounds[:stage.num_outs]) and stage.vector_stride == 1 and axis.bound is None
+        return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in (axis.extent, *strides))
+
+    def _open_copy_of_group(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
+        """Open a copy by all threads of the group."""
+        copy = self.facts.nest.stages[r.stage.index].copy
+        assert copy is not None
+        width = copy.width if copy.vector >= 0 and extents[copy.vector] % copy.width == 0 else 1
+        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
+        if copy.vector >= 0:
+            whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)
+            pieces[copy.vector] = (whole, EmittedLoop(COPY_VECTOR, UPCAST, width, 1))
+        stage = OpenStage(r, pieces, extents, base, copy.vector, COPY_VECTOR, width)
+        stage.whole_vectors = True
         return stage
 
     def _open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, exact: bool = False) -> OpenStage:

@@ -71,9 +71,9 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
 class OpenStage:
     """A stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
-    __slots__ = ("aligned", "base", "bounds", "chunk", "index", "linear", "loops", "memo", "narrow", "num_outs", "offsets",
-                 "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "sums", "vector_axis", "vector_row",
-                 "vector_stride", "width")
+    __slots__ = ("aligned", "apart", "base", "bounds", "chunk", "group_base", "index", "linear", "loops", "memo", "narrow",
+                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "stores", "sums",
+                 "vector_axis", "vector_row", "vector_stride", "whole_vectors", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
                  vector_row: int, width: int):
@@ -83,6 +83,10 @@ class OpenStage:
         self.pieces = pieces            # per local axis
         self.bounds = bounds            # per local axis: positions it spans here
         self.base = base                # per local axis: where it starts
+        self.group_base = base          # per local axis: where the first thread of the group starts
+        self.apart = [0] * len(pieces)  # per local axis: positions by which the last thread starts later
+        self.stores = -1                # the condition that this thread stores what it computes; -1: it does
+        self.whole_vectors = False      # whether the positions of a vector are all inside the stage, or none
         self.opened: list[list[Lin]] = [[] for _ in pieces]   # per local axis: values of the rows opened so far
         piece = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None
         self.vector_axis = lane if piece is not None and piece.extent > 1 else -1   # the local axis that is the vector

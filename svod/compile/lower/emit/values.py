@@ -33,6 +33,7 @@ class Values:
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses):
         self.ctx, self.b, self.state, self.kernel = ctx, ctx.b, ctx.state, ctx.kernel
         self.axes, self.addresses = axes, addresses
+        self.on_grid = ctx.facts.on_grid        # a mask of one lane stands for all
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """The value of a node at the current position: a vector where lanes differ, else a scalar."""
@@ -108,6 +109,8 @@ class Values:
         staged = self.ctx.staged_value(s)
         if staged.layout is None:
             return staged.scalar
+        if self.b.op[staged.pointer] == "SHARED":
+            self.ctx.group.shared.before_reading((self.b.arg[staged.pointer],))
         cached = stage.linear.get((s, node.dims))
         if cached is None:
             cached = stage.linear[s, node.dims] = self.addresses.relative(stage, staged, node.dims)
@@ -133,7 +136,7 @@ class Values:
                 alt = b.const(dtype, 1, 0)
         extra: tuple[int, ...] = ()
         if gate >= 0:
-            extra = (b.splat(gate, lanes), b.splat(alt, lanes))
+            extra = (gate if self.on_grid else b.splat(gate, lanes), b.splat(alt, lanes))
         if vector >= 0:
             index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
             return b.load("GATHER", dtype, lanes, (pointer, index, *extra), const, floor, ordered, version)
@@ -194,10 +197,10 @@ class Values:
         w = stage.chunk.width if stage.vector_axis >= 0 else 1
         outs = range(stage.num_outs)
         guard = -1
-        if b.op[pointer] != "SCRATCH":      # arguments and temporaries have no room for positions beyond an extent
-            guard, stores = self.axes.guard(stage, outs), self.ctx.group.stores
-            if stores >= 0:
-                guard = stores if guard < 0 else b.alu("AND", dtypes.bool, b.num_lanes[guard], guard, stores)
+        if b.op[pointer] not in ("SCRATCH", "SHARED"):      # arguments and temporaries have no room for positions beyond an extent
+            guard = self.axes.guard(stage, outs)
+        if stage.stores >= 0:
+            guard = stage.stores if guard < 0 else b.alu("AND", dtypes.bool, b.num_lanes[guard], guard, stage.stores)
         lanes = w if (lane or vector >= 0) else 1
         dtype = b.dtype[pointer]
         mask = guard
@@ -207,7 +210,7 @@ class Values:
         known = b.known(mask) if mask >= 0 else True
         if known is False:
             return
-        extra = () if known is True else (b.splat(mask, lanes),)
+        extra = () if known is True else (mask if self.on_grid else b.splat(mask, lanes),)
         if vector >= 0:
             index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
             b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)

@@ -1,0 +1,71 @@
+"""The memory that the threads of a group share while a phase is emitted: areas, and the barriers between writes and reads of them.
+
+    fill p;  BARRIER;  … p[…] …;  BARRIER;  fill p      a barrier before what others wrote is read, and before what others read is written
+
+Where areas are written one after the other they share the barriers."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from svod.compile.lower.builder import Builder
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.groups import AREA
+from svod.errors import KernelOptError
+
+Loops = tuple[int, ...]
+
+
+class SharedMemory:
+    """Areas by what uses them, and the accesses since the last barrier."""
+
+    def __init__(self, b: Builder, limit: int):
+        self.b, self.limit = b, limit
+        self.size = 0                                       # bytes taken so far
+        self.areas: dict[Any, tuple[int, int]] = {}         # key → (offset, bytes)
+        self.touched: set[int] = set()                      # offsets of areas that any code before accesses
+        self.written: set[int] = set()                      # offsets of areas that were written since the last barrier
+        self.read: set[int] = set()                         # and read
+        self.loops: Loops | None = None                     # the loops around the last barrier
+        self.outside: Loops = ()                            # the loops of a phase that run once in a group
+
+    def area(self, key: Any, nbytes: int) -> int:
+        """The offset of an area of at least so many bytes. Raises KernelOptError where the target has too little shared memory."""
+        offset, size = self.areas.get(key, (0, -1))
+        if size >= nbytes:
+            return offset
+        offset, whole = self.size, -(-nbytes // AREA) * AREA
+        self.areas[key] = offset, whole
+        self.size += whole
+        if self.size > self.limit:
+            raise KernelOptError(f"staged values and partial results of a group take {self.size} bytes of shared memory or more; the "
+                                 f"target has {self.limit}")
+        return offset
+
+    def pointer(self, dtype: DType, offset: int) -> int:
+        return self.b.pure("SHARED", dtype, 1, (), offset)
+
+    def before_writing(self, offsets: Iterable[int]) -> None:
+        """Wait until the threads have read what these areas held. Inside a loop that may be what the iteration before left."""
+        offsets = set(offsets)
+        here = tuple(self.b.open_loops)
+        since = self.read | self.written if self.loops == here else self.touched
+        if here not in (self.loops, self.outside) or offsets & since:
+            self.barrier()
+
+    def wrote(self, offset: int) -> None:
+        self.written.add(offset)
+        self.touched.add(offset)
+
+    def before_reading(self, offsets: Iterable[int]) -> None:
+        """Wait until the threads have written these areas."""
+        offsets = set(offsets)
+        if offsets & self.written:
+            self.barrier()
+        self.read |= offsets
+
+    def barrier(self) -> None:
+        self.b.store("BARRIER", dtypes.void, 1, (), None)
+        self.written.clear()
+        self.read.clear()
+        self.loops = tuple(self.b.open_loops)

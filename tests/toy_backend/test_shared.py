@@ -1,0 +1,168 @@
+"""Values in shared memory: what all threads of a group copy and compute together. The toy device reports races and missed barriers."""
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.core.ir.uop import UOp
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import print_nest
+from svod.core.machine.target import Target
+from svod.errors import KernelOptError
+from tests.agreement import Case
+from tests.core.corpus import CORPUS
+from tests.draws import count
+from tests.hand_kernels import Ast, gemm, softmax
+from tests.toy_backend.interpreter import run_program
+from tests.toy_backend.target import TOY
+
+TILED = [["UPCAST", "o0", 2], ["UPCAST", "o1", 4], ["LOCAL", "o0", 4], ["LOCAL", "o1", 4], ["TILE", "r0", 8], ["STAGE", "s0", "r0"],
+         ["STAGE", "s1", "r0"]]
+ROWS = [["GROUP", "s1.r0", 8], ["GROUP", "s3.r0", 8], ["LOCAL", "o1", 8]]
+
+
+def run(ast: UOp, chain: Sequence[Sequence[Any]], target: Target = TOY, seeds: int = 2) -> Program:
+    """The program of a chain, after it gave the right numbers on the toy device."""
+    case = Case(Kernel(ast))
+    program = lower(apply_opts(Scheduler(case.kernel, target), [Opt.from_json(o) for o in chain]))
+    validate(program)
+    for seed in range(seeds):
+        args = case.fresh()
+        run_program(program, args, seed=seed)
+        case.check(args, f"toy device, {chain}")
+    return program
+
+
+def ops(program: Program, phase: int = -1) -> list[str]:
+    return [i.op for i in program.code[phase]]
+
+
+@pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 17, 9), (9, 16, 16), (31, 16, 41)])
+def test_the_tiled_product(extents: tuple[int, int, int]) -> None:
+    program = run(gemm(*extents), TILED)
+    phase, = program.spec.phases
+    assert phase.block == 16 and phase.shared_bytes <= 2048
+
+
+def test_two_barriers_for_two_operands() -> None:
+    """Both copies stand between the same two."""
+    assert ops(run(gemm(16, 32, 32), TILED)).count("BARRIER") == 2
+    assert ops(run(gemm(16, 32, 8), TILED[:4] + TILED[5:5] + [["STAGE", "s0", "o1"], ["STAGE", "s1", "o1"]])).count("BARRIER") == 1, \
+        "nothing was read before the only copies"
+
+
+def test_the_nest_shows_what_is_shared() -> None:
+    lines = print_nest(apply_opts(Scheduler(Kernel(gemm(64, 64, 64)), TOY), [Opt.from_json(o) for o in TILED])).splitlines()
+    assert any("copy s1[8, 16] into shared memory, by 16 threads in vectors of 4" in line for line in lines)
+    assert sum("barrier" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8, 16])
+@pytest.mark.parametrize("rows", [(2, 40), (5, 7), (12, 33)])
+def test_threads_that_share_a_row(rows: tuple[int, int], threads: int) -> None:
+    """The maximum and the sum of a row are the same for all threads of the row: they share both."""
+    chain = [["GROUP", "s1.r0", threads], ["GROUP", "s3.r0", threads], ["LOCAL", "o1", threads]]
+    if threads > rows[1]:
+        return
+    phase, = run(softmax(*rows), chain).spec.phases
+    assert phase.block == threads
+
+
+def test_partial_results_go_through_shuffles_then_memory() -> None:
+    four = ops(run(softmax(4, 40), [["GROUP", "s1.r0", 4], ["GROUP", "s3.r0", 4], ["LOCAL", "o1", 4]]))
+    assert four.count("SHFL_XOR") == 4 and "BARRIER" not in four and "SHARED" not in four
+    eight = ops(run(softmax(4, 40), ROWS))
+    assert eight.count("SHFL_XOR") == 4 and eight.count("BARRIER") == 2, "one before each read of what the two subgroups found"
+    three = ops(run(softmax(4, 40), [["GROUP", "s1.r0", 3], ["LOCAL", "o1", 3]]))
+    assert "SHFL_XOR" not in three and "BARRIER" in three
+    none = ops(run(softmax(4, 40), ROWS, replace(TOY, subgroup=0)))
+    assert "SHFL_XOR" not in none and "BARRIER" in none
+
+
+def test_an_elementwise_stage_is_computed_together() -> None:
+    """exp of a row once, by all threads, into shared memory; its sum and the quotient read it."""
+    kernel = Kernel(softmax(12, 40))
+    names = [s.name for s in kernel.stages if not s.is_output and not s.has_reduce]
+    for name in names:
+        try:
+            apply_opts(Scheduler(kernel, TOY), [Opt.from_json(o) for o in [*ROWS, ["STAGE", name, "o0"]]])
+        except KernelOptError:
+            continue
+        phase, = run(softmax(12, 40), [*ROWS, ["STAGE", name, "o0"]]).spec.phases
+        assert phase.shared_bytes >= 40 * 4
+
+
+def test_a_stage_with_loops_of_its_own_in_shared_memory() -> None:
+    """Scores of attention: a product that all threads compute for their row, before each of them sums up its columns."""
+    chain = [["LOCAL", "o2", 4], ["LOCAL", "s2.o2", 3], ["STAGE", "s2", "o1"]]
+    program = run(CORPUS["attention"](), chain)
+    assert program.spec.phases[-1].shared_bytes >= 9 * 4 and "BARRIER" in ops(program)
+
+
+def test_threads_of_a_shared_reduction_have_no_threads_of_their_own() -> None:
+    a = Ast()
+    x, y = a.param(1, 60), a.param(0, 1)
+    i, k, r = a.axes(6, 10, 6)
+    inner = a.stage(a.reduce("ADD", a.load(x, i * 10 + k), k), i)
+    square = a.read(inner, r)
+    ast = a.sink(a.store(y, UOp.const(r.dtype, 0), a.reduce("ADD", square * square, r)))
+    run(ast, [["GROUP", "r0", 3], ["STAGE", "s0", "r0"]])
+    chain = [["GROUP", "r0", 3], ["STAGE", "s0", "r0"], ["GROUP", "s0.r0", 2]]
+    with pytest.raises(KernelOptError, match="read inside a reduction that threads share"):
+        apply_opts(Scheduler(Kernel(ast), TOY), [Opt.from_json(o) for o in chain])
+
+
+def test_too_much_shared_memory() -> None:
+    with pytest.raises(KernelOptError, match="bytes of shared memory or more; the target has 512"):
+        run(gemm(16, 32, 32), TILED, replace(TOY, shared_bytes=512))
+
+
+@pytest.mark.parametrize("name", ["gemm", "gemm_tn", "gemm_batched", "conv3x3", "conv_stride", "layer_norm", "attention", "softmax"])
+def test_random_stages_of_random_tiles(name: str) -> None:
+    """Chains that stage every operand somewhere, after loops were bound to threads."""
+    kernel = Kernel(CORPUS[name]())
+    ran = shared = 0
+    for seed in range(count(4)):
+        rng = random.Random(f"shared {name} {seed}")
+        state = Scheduler(kernel, TOY)
+        out = kernel.stages[kernel.output]
+        proposals = [Opt(rng.choice(("LOCAL", "UPCAST")), kernel.axes[a].name, rng.choice((2, 3, 4))) for a in out.outs for _ in range(2)]
+        proposals += [Opt(rng.choice(("TILE", "GROUP")), kernel.axes[a].name, rng.choice((2, 3, 4))) for s in kernel.stages for a in s.reds]
+        rng.shuffle(proposals)
+        for opt in proposals:
+            state = _tried(state, opt)
+        for s in kernel.stages:
+            if not s.is_output:
+                state = _tried(state, Opt("STAGE", s.name, rng.choice([r.name for r in state.rows if r.role == "loop"])))
+        try:
+            program = lower(state)
+        except KernelOptError:
+            continue
+        if program.size > 3000:
+            continue
+        validate(program)
+        case = Case(kernel, seed)
+        args = case.fresh()
+        try:
+            run_program(program, args, seed=seed)
+            case.check(args, "toy device")
+        except Exception as e:
+            raise AssertionError(f"{name}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
+        ran, shared = ran + 1, shared + any(p.shared_bytes for p in program.spec.phases)
+    assert ran
+
+
+def _tried(state: Scheduler, opt: Opt) -> Scheduler:
+    try:
+        return apply_opts(state, [opt])
+    except KernelOptError:
+        return state
