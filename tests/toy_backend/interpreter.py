@@ -79,6 +79,11 @@ class GridInterpreter(PhaseInterpreter):
             self.of_phase.setdefault(memory.name, []).append(Access(i, where, self.group, write))
         self.since_barrier.setdefault(memory.name, []).append(Access(i, where, self.thread, write))
 
+    def in_flight(self, i: int, memory: Elements, where: Array) -> None:
+        """From here on nobody else may touch what the copy fills."""
+        self.memories[memory.name] = memory
+        self.since_barrier.setdefault(memory.name, []).append(Access(i, where, self.thread, True))
+
     def _check_initialised(self, i: int, memory: Elements, where: Array, write: bool) -> None:
         written = self.written.setdefault(memory.name, np.zeros(memory.size, np.bool_))
         if write:

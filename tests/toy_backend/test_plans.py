@@ -145,7 +145,7 @@ def test_nolocals_keeps_groups_at_one_thread() -> None:
 
 
 def test_a_fault_is_raised_where_the_plan_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("svod.compile.lower.emit.shared.SharedMemory.barrier", lambda self: None)
+    monkeypatch.setattr("svod.compile.lower.emit.threads.shared.SharedMemory.barrier", lambda self: None)
     config = replace(CONFIG, opts={"": (("GROUP", "r0", 3),)}, opt_cache_max=1)     # a compiler of its own
     plan = (Tensor(X[:7]) @ Tensor(W)).prepare(config)
     with pytest.raises(CompileError, match="shared memory"):

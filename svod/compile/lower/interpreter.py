@@ -173,6 +173,7 @@ class ThreadState(NamedTuple):
     carried: dict[int, list[Any]]
     scratch: Array
     waiting: Iterator[Barrier]
+    copies: list[list[Step]]
 
 
 class PhaseInterpreter:
@@ -191,6 +192,7 @@ class PhaseInterpreter:
         self.scratch, self.shared = (_aligned(n) for n in (phase.scratch_bytes, phase.shared_bytes))
         self.scratch_areas, self.shared_areas = _areas(code, "SCRATCH", self.scratch), _areas(code, "SHARED", self.shared)
         self.begin = self.end = self.thread = 0
+        self.copies: list[list[Step]] = [[]]    # asynchronous copies of the thread that runs, those committed together; the last are open
         self.sent: dict[int, Any] = {}          # per thread what it has given to others since they last went on
         self.received: dict[int, Any] = {}      # and before
         self.steps: Body = []
@@ -214,7 +216,7 @@ class PhaseInterpreter:
         reached: dict[int, Barrier] = {}
         for thread in threads:
             _poison_areas(self.scratch_areas)
-            self.regs[:] = start
+            self.regs[:], self.copies = start, [[]]
             self._resume(thread, run_steps(self.steps), waiting, reached)
         while waiting:
             self.check_barrier(reached)
@@ -227,6 +229,7 @@ class PhaseInterpreter:
                 self.regs[:], self.scratch[:] = state.registers, state.scratch
                 self.carried.clear()
                 self.carried.update(state.carried)
+                self.copies = state.copies
                 self._resume(thread, state.waiting, waiting, reached)
         self.regs[:] = start
 
@@ -236,7 +239,7 @@ class PhaseInterpreter:
         barrier = next(steps, None)
         if barrier is not None:
             reached[thread] = barrier
-            waiting[thread] = ThreadState(list(self.regs), dict(self.carried), self.scratch.copy(), steps)
+            waiting[thread] = ThreadState(list(self.regs), dict(self.carried), self.scratch.copy(), steps, self.copies)
 
     def check_barrier(self, reached: Mapping[int, Barrier]) -> None:
         """Raises CompileError unless every thread of the group waits at the same barrier."""
@@ -254,6 +257,9 @@ class PhaseInterpreter:
 
     def touched(self, i: int, memory: Elements, where: Array, write: bool) -> None:
         """Called for every access that is not masked off, after its elements were checked against the buffer."""
+
+    def in_flight(self, i: int, memory: Elements, where: Array) -> None:
+        """Called when an asynchronous copy begins; `touched` is called when it ends."""
 
     def failed(self, i: int, why: str) -> CompileError:
         return CompileError(f"phase {self.phase.symbol}: {format_instruction(i, self.code[i])}: {why}")
@@ -345,6 +351,8 @@ class PhaseInterpreter:
             return zero
         elif op in STORE_OPS:
             return self.store(i)
+        elif op in ("COPY_ASYNC", "COMMIT", "WAIT"):
+            return self.copy_async(i)
         elif op in LOADS_OPS:
             return self.load(i)
         elif op != "PREFETCH":      # changes no value
@@ -465,6 +473,36 @@ class PhaseInterpreter:
             where = self.checked(i, memory, addresses(), mask, False)
             regs[i] = np.where(mask, hold(array[where], dtype), regs[alt]) if mask.any() else regs[alt]
         return masked
+
+    def copy_async(self, i: int) -> Step:
+        """Copies are made as late as they may be: at the WAIT for them."""
+        op, dtype, lanes, src, arg = self.code[i]
+        regs, elements = self.regs, np.arange(lanes)
+        if op == "COMMIT":
+            return lambda: self.copies.append([])
+        if op == "WAIT":
+            def wait() -> None:
+                done = max(0, len(self.copies) - 1 - arg)
+                for copy in [copy for group in self.copies[:done] for copy in group]:
+                    copy()
+                self.copies = self.copies[done:]
+            return wait
+        to, source = regs[src[0]], regs[src[2]]
+
+        def begin() -> None:
+            if not bool(np.all(regs[src[4]])):
+                return
+            where, at, inside = regs[src[1]] + arg[0] + elements, regs[src[3]] + arg[1] + elements, bool(np.all(regs[src[5]]))
+            if where[0] < 0 or where[-1] >= to.size:
+                raise self.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
+            self.in_flight(i, to, where)
+            here = self.checked(i, source, at, None, False) if inside else at
+
+            def end() -> None:
+                self.touched(i, to, where, True)
+                to.array[where] = source.array[here] if inside else unhold(np.zeros(lanes, held_dtype(dtype)), dtype)
+            self.copies[-1].append(end)
+        return begin
 
     def tile_memory(self, i: int) -> Step:
         op, dtype, lanes, src, (offset, rows, stride) = self.code[i]

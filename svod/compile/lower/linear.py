@@ -26,7 +26,7 @@ BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
 POINTERS = frozenset({"ARG", "TEMP", "SCRATCH", "SHARED"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
-NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER"}
+NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT"}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
 
@@ -144,6 +144,19 @@ class _PhaseCheck:
         for loop in self.open:
             self.require(not any(s in self.varying for s in self.code[loop].src[:2]),
                          f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
+
+    def copy_async(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        if op != "COPY_ASYNC":
+            self.require((dtype, lanes, src) == (dtypes.void, 1, ()), "has no type and no operands")
+            self.require(arg is None if op == "COMMIT" else isinstance(arg, int) and arg >= 0, "the arg is how many copies may still run")
+            return
+        self.require(len(src) == 6, "takes two pointers with their indices, and two conditions")
+        self.require(self.code[src[0]][:2] == ("SHARED", dtype), f"operand %{src[0]} is no pointer to {dtype.name} in shared memory")
+        self.require(self.code[src[2]][:2] == ("ARG", dtype), f"operand %{src[2]} is no argument of {dtype.name}")
+        self.require(lanes * dtype.itemsize in (4, 8, 16), "copies 4, 8 or 16 bytes")
+        for s, of in ((src[1], INDEX), (src[3], INDEX), (src[4], BOOL), (src[5], BOOL)):
+            self.operand(s, of, 1, "operand")
+        self.require(isinstance(arg, tuple) and len(arg) == 2 and all(isinstance(n, int) for n in arg), "the arg is two offsets")
 
     def exchange(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 1, "takes one operand")
@@ -305,7 +318,8 @@ _CHECKS: dict[str, Check] = {
         (("LOOP", "CARRY", "ENDLOOP", "RESULT"), _PhaseCheck.loop), (("DOT",), _PhaseCheck.dot), (TILE_OPS, _PhaseCheck.tile),
         (("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"), _PhaseCheck.lanes_and_types), (("CONST", "VCONST"), _PhaseCheck.constant),
         (POINTERS, _PhaseCheck.pointer), (("BARRIER",), _PhaseCheck.barrier),
-        (("SHFL_XOR",), _PhaseCheck.exchange), (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
+        (("SHFL_XOR",), _PhaseCheck.exchange), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async),
+        (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
         ({o.value for o in TRANSCENDENTAL}, _PhaseCheck.transcendental))
     for op in ops
 }

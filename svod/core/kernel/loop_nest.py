@@ -13,7 +13,6 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
-from svod.core.kernel.group_copy import GroupCopy, SharedRead, group_copy, padded_rows
 from svod.core.kernel.groups import (
     BLOCK_ROLES,
     group_of,
@@ -26,11 +25,13 @@ from svod.core.kernel.groups import (
     whole_positions,
 )
 from svod.core.kernel.intrinsics import WORD
-from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Scheduler
+from svod.core.kernel.shared.banks import SharedRead, padded_rows
+from svod.core.kernel.shared.copy import GroupCopy, group_copy
 from svod.core.machine.levels import MemorySpace
 
 NO_START: Lin = ({}, 0)
@@ -58,6 +59,7 @@ class StageNest(NamedTuple):
     layout: Layout | None                           # how the region lies in memory; None for the output
     space: MemorySpace                              # where the value is kept
     copy: GroupCopy | None = None                   # how all threads of a group copy it into shared memory together
+    buffers: int = 1                                # areas of memory that it takes in turn, as it is copied ahead of its readers
 
     @property
     def innermost(self) -> int:
@@ -133,27 +135,12 @@ class _LoopNestMaker:
 
     def _stage(self, r: ResolvedStage, path: Path) -> StageNest:
         state, stage = self.state, r.stage
-        if path:
-            required = self._required(stage.index, path)
-            starts, region = tuple([start for start, _ in required]), tuple([extent for _, extent in required])
-            space = space_of(state, self.placement, stage.index, prod(region), prod(region), 1)
-            threads = self.threads.get(phase_of(self.placement, stage.index), 1)
-            if threads > 1:
-                of_group = self._required(stage.index, path, of_group=True)
-                space = space_of(state, self.placement, stage.index, prod(region), prod([extent for _, extent in of_group]), threads)
-                self.whole[stage.index] = of_group
-                if space is MemorySpace.SHARED:
-                    starts = tuple([start for start, _ in of_group])
-                    region = whole_positions(state, stage.index, tuple([extent for _, extent in of_group]))
-        else:
-            region = tuple([spanned(state, self.placement, stage.index, a) for a in stage.outs])
-            starts, space = (NO_START,) * len(region), MemorySpace.GLOBAL
+        starts, region, space = self._region(stage, path)
         positions = region if path else tuple([state.kernel.axes[a].extent for a in stage.outs])
         layout = self._layout(r, positions) if not stage.is_output else None
         copy = None
-        if space is MemorySpace.SHARED:
-            assert layout is not None
-            copy, layout = self._in_shared_memory(r, path, starts, layout)
+        if space is MemorySpace.SHARED and layout is not None:
+            copy, layout = self._in_shared_memory(r, starts, layout)
         if copy is not None and layout is not None:
             axes = _axes_of_copy(copy, region)
             order, vector, vector_loop = [(d, axes[d][0]) for d in copy.order], copy.vector, None
@@ -161,19 +148,42 @@ class _LoopNestMaker:
             assert layout is not None
             axes, order, vector, vector_loop = self._copy(r, layout, state.target.has_groups and not path)
         else:
-            extents = (*region, *[spanned(state, self.placement, stage.index, a) for a in stage.reds])
-            axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
-            row, vector = self.layouts.vector_rows[stage.index], self.layouts.vector_axes[stage.index]
-            vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
-            by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
-            order = [by_row[row] for row in state.order[stage.index] if row in by_row]
+            axes, order, vector, vector_loop = self._rows(r, region)
         if any(state.pads) or state.target.has_groups:
             self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
         return StageNest(r, region, starts, axes, loops, tuple(self._around(path, starts)), vector, vector_loop, layout,
-                         space, copy)
+                         space, copy, self._buffers(r, path) if copy is not None else 1)
 
-    def _in_shared_memory(self, r: ResolvedStage, path: Path, starts: tuple[Lin, ...], layout: Layout) -> tuple[GroupCopy | None, Layout]:
+    def _region(self, stage: Stage, path: Path) -> tuple[tuple[Lin, ...], tuple[int, ...], MemorySpace]:
+        """(starts, extents, memory) of the part of a stage that is computed at a time: what a thread needs, or, in shared memory, all."""
+        state, s = self.state, stage.index
+        if not path:
+            region = tuple([spanned(state, self.placement, s, a) for a in stage.outs])
+            return (NO_START,) * len(region), region, MemorySpace.GLOBAL
+        required = self._required(s, path)
+        positions, threads = prod([extent for _, extent in required]), self.threads.get(phase_of(self.placement, s), 1)
+        space = space_of(state, self.placement, s, positions, positions, 1)
+        if threads > 1:
+            of_group = self.whole[s] = self._required(s, path, of_group=True)
+            space = space_of(state, self.placement, s, positions, prod([extent for _, extent in of_group]), threads)
+            if space is MemorySpace.SHARED:
+                region = whole_positions(state, s, tuple([extent for _, extent in of_group]))
+                return tuple([start for start, _ in of_group]), region, space
+        return tuple([start for start, _ in required]), tuple([extent for _, extent in required]), space
+
+    def _rows(self, r: ResolvedStage, region: tuple[int, ...]) \
+            -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
+        """(loops per axis, loops in order, the vector axis, its vector loop) of a stage with loops of the state."""
+        state, s = self.state, r.stage.index
+        extents = (*region, *[spanned(state, self.placement, s, a) for a in r.stage.reds])
+        axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
+        row, vector = self.layouts.vector_rows[s], self.layouts.vector_axes[s]
+        vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
+        by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
+        return axes, [by_row[row] for row in state.order[s] if row in by_row], vector, vector_loop
+
+    def _in_shared_memory(self, r: ResolvedStage, starts: tuple[Lin, ...], layout: Layout) -> tuple[GroupCopy | None, Layout]:
         """How a group copies a stage, unless it has loops of its own, and how it lies in memory."""
         state, s = self.state, r.stage.index
         root, itemsize = phase_of(self.placement, s), stored_bytes(state, self.layouts, s)
@@ -194,6 +204,15 @@ class _LoopNestMaker:
             vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
             reads.append(SharedRead(terms, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
         return copy, padded_rows(layout, copy, reads, digits, self.threads[root], itemsize)
+
+    def _buffers(self, r: ResolvedStage, path: Path) -> int:
+        """How many buffers a copy has: those of PIPELINE, where it stands in that loop and waits for no other stage there."""
+        state, (t, depth) = self.state, path[-1]
+        chosen = state.pipeline
+        if chosen is None or state.order[t][:depth][-1:] != (chosen.row,):
+            return 1
+        alone = all(path[-1] not in (self.placement.paths[q] or ()) for q in r.reads)
+        return chosen.buffers if alone else 1
 
     def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
         """How a region that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""

@@ -26,6 +26,7 @@ from svod.core.kernel.scheduler import (
     IntrinsicChoice,
     Loop,
     ParallelLoop,
+    Pipelined,
     ReductionParts,
     Scheduler,
     StagePlace,
@@ -36,6 +37,7 @@ from svod.errors import KernelOptError
 Rule = Callable[[Scheduler, str, Any], Scheduler]
 MAX_UNROLL = 32
 MAX_PREFETCH = 64
+MAX_BUFFERS = 8
 
 
 # -- what several opts ask --------------------------------------------------------------------------
@@ -108,6 +110,8 @@ def _check_unused(state: Scheduler, row: int, n: int) -> None:
         if place == row and isinstance(place, int):
             raise KernelOptError(f"an amount of {n} uses up {name}, and stage {state.kernel.stages[s].name} lives there; INLINE it or "
                                  f"STAGE it elsewhere first")
+    if state.pipeline and state.pipeline.row == row:
+        raise KernelOptError(f"an amount of {n} uses up {name}, whose copies run ahead")
     if (state.thread and state.thread.row == row) or (state.split_reduce and state.axis_rows[state.split_reduce.axis][0] == row):
         raise KernelOptError(f"an amount of {n} uses up {name}, whose iterations the cores share")
 
@@ -645,9 +649,26 @@ def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Load the data of later iterations while this one computes, by asynchronous copies of the target. No target of svod does
-    so yet."""
-    raise KernelOptError(f"PIPELINE({axis}): the target {state.target.arch} has no asynchronous copies")
+    """Copy what later iterations of a reduce loop read while this one computes: the copies into shared memory that stand in the loop get n
+    buffers and run n-1 iterations ahead, by asynchronous copies where the target has them, else by way of registers.
+
+        for r: fill p; barrier; use p     fill p[0];  for r: barrier; start to fill p[(r+1) % 2]; use p[r % 2]
+    """
+    what = f"PIPELINE({axis}, {arg!r})"
+    if not state.target.has_groups or not state.target.shared_bytes:
+        raise KernelOptError(f"{what}: the target {state.target.arch} has no memory that the threads of a group share")
+    row = _loop_row(state, axis, "PIPELINE")
+    if not _is_reduce(state, row):
+        raise KernelOptError(f"{what}: only the iterations of a reduce loop follow one another; groups run at the same time anyway")
+    if not isinstance(arg, int) or isinstance(arg, bool) or not 2 <= arg <= MAX_BUFFERS:
+        raise KernelOptError(f"{what}: needs the number of buffers, an int of 2 to {MAX_BUFFERS}")
+    if state.pipeline is not None:
+        raise KernelOptError(f"{what}: the loop {state.rows[state.pipeline.row].name} is pipelined already")
+    if state.rows[row].extent < 2:
+        raise KernelOptError(f"{what}: the loop has no later iterations")
+    if not any(place == row and isinstance(place, int) for place in state.place):
+        raise KernelOptError(f"{what}: nothing is staged in the loop; STAGE what it reads there first")
+    return state.copy(pipeline=Pipelined(row, arg))
 
 
 OPTS: dict[str, Rule] = {

@@ -81,6 +81,13 @@ class ReductionParts(NamedTuple):
     parts: int
 
 
+class Pipelined(NamedTuple):
+    """A loop whose copies into shared memory run ahead of what reads them: they have `buffers` of them."""
+
+    row: int
+    buffers: int
+
+
 class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
@@ -96,6 +103,7 @@ class Scheduler:
         "online",
         "order",
         "pads",
+        "pipeline",
         "place",
         "prefetch",
         "rows",
@@ -118,6 +126,7 @@ class Scheduler:
     split_reduce: ReductionParts | None      # partial results per core and a combining phase
     stream: bool                             # the output is stored past the caches
     prefetch: tuple[tuple[int, int], ...]    # (slot, iterations ahead) of the arguments that are prefetched, by slot
+    pipeline: Pipelined | None
     dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC chose
     online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel
     applied_opts: tuple[Opt, ...]
@@ -137,6 +146,7 @@ class Scheduler:
         self.thread = self.split_reduce = None
         self.stream = False
         self.prefetch = ()
+        self.pipeline = None
         self.dots = (None,) * len(kernel.stages)
         self.online = ()
         self.applied_opts = ()
@@ -149,6 +159,7 @@ class Scheduler:
         new.place, new.vector_rows, new.pads = self.place, self.vector_rows, self.pads
         new.thread, new.split_reduce = self.thread, self.split_reduce
         new.stream, new.prefetch, new.dots, new.online = self.stream, self.prefetch, self.dots, self.online
+        new.pipeline = self.pipeline
         new.applied_opts = self.applied_opts
         for name, value in changes.items():
             setattr(new, name, value)
@@ -211,6 +222,8 @@ class Scheduler:
                 content = (*content, tuple(d and tuple(d) for d in self.dots))
             if self.online:
                 content = (*content, self.online)
+            if self.pipeline:
+                content = (*content, "pipeline", ident(self.pipeline.row), self.pipeline.buffers)
             if self.prefetch:
                 content = (*content, "prefetch", self.prefetch)
             self._digest = hashlib.blake2b(repr(content).encode(), digest_size=16).digest()

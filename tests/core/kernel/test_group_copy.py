@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.group_copy import Access, conflicts, with_row_pad
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import StageNest, loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.shared.banks import Access, conflicts, with_row_pad
 from svod.core.machine.levels import MemorySpace
 from tests.hand_kernels import gemm
 from tests.toy_backend.target import TOY

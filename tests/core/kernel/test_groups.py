@@ -77,7 +77,11 @@ def test_splitk_cuts_a_reduction_as_cores_do() -> None:
     (GEMM, [["NOLOCALS", "out"], ["LOCAL", "o0", 8]], TOY, "NOLOCALS keeps the groups"),
     (GEMM, [["NOLOCALS", "out"], ["NOLOCALS", "out"]], TOY, "applied already"),
     (GEMM, [["LOCAL", "o0", 8], ["NOLOCALS", "out"]], TOY, "bound to the threads of a group already"),
-    (GEMM, [["PIPELINE", "r0", 2]], TOY, "has no asynchronous copies"),
+    (GEMM, [["PIPELINE", "r0", 2]], TOY, "nothing is staged in the loop"),
+    (GEMM, [["STAGE", "s1", "r0"], ["PIPELINE", "r0", 1]], TOY, "needs the number of buffers"),
+    (GEMM, [["STAGE", "s1", "o1"], ["PIPELINE", "o1", 2]], TOY, "only the iterations of a reduce loop"),
+    (GEMM, [["STAGE", "s1", "r0"], ["PIPELINE", "r0", 2], ["PIPELINE", "r0", 3]], TOY, "pipelined already"),
+    (GEMM, [["STAGE", "s1", "r0"], ["PIPELINE", "r0", 2]], replace(TOY, shared_bytes=0), "has no memory that the threads of a group share"),
 ])
 def test_illegal(kernel: Kernel, chain: Chain, target: Target, why: str) -> None:
     before = apply(kernel, chain[:-1], target)

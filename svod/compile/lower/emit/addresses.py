@@ -49,6 +49,8 @@ class Addresses:
                 start = add_lins(start, here, stride)
             for n, c in lin.atoms:
                 atoms[n] = atoms.get(n, 0) + c * stride
+        if staged.buffer >= 0:
+            start = add_lins(start, ({staged.buffer: 1}, 0), 1)
         linear = LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), 0, tuple(sorted((n, c) for n, c in atoms.items() if c)))
         return linear, self.axes.apart(start)
 

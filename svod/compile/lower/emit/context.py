@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.facts import ProgramFacts
-from svod.compile.lower.emit.groups import GroupThreads
 from svod.compile.lower.emit.state import OpenStage, SplitReduction, Staged
+from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.core.kernel.groups import ThreadGroup
 
 ALIGN = 64      # bytes at multiples of which scratch areas stand

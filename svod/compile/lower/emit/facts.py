@@ -10,6 +10,7 @@ from svod.core.kernel.layout import Layout, is_exact, lay_out
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import fit, is_computed_once, is_derived
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.shared.banks import with_row_pad
 from svod.core.machine.levels import MemorySpace
 
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
@@ -99,6 +100,12 @@ class ProgramFacts:
     def is_shared(self, s: int) -> bool:
         """Whether a stage is kept in the memory that the threads of a group share."""
         return self.nest.stages[s].space is MemorySpace.SHARED
+
+    def shared_layout(self, s: int, extents: tuple[int, ...]) -> Layout:
+        """How a region of a stage lies in shared memory."""
+        layout = self.nest.stages[s].layout
+        assert layout is not None
+        return layout if extents == layout.extents else with_row_pad(self.layout(s, extents), layout.row_pad)
 
     # -- stages and their memory --------------------------------------------------------------------------
     def once(self, s: int) -> bool:

@@ -15,6 +15,7 @@ from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
+from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, Terms
@@ -69,9 +70,11 @@ class ScratchAccumulators:
 class ReduceLoops:
     """Opens the reduce loops of a stage."""
 
-    def __init__(self, ctx: PhaseContext, axes: Axes, loops: LoopEmitter, intrinsics: Intrinsics, accumulators: Accumulators):
+    def __init__(self, ctx: PhaseContext, axes: Axes, loops: LoopEmitter, intrinsics: Intrinsics, accumulators: Accumulators,
+                 copies_ahead: CopiesAhead):
         self.ctx, self.b = ctx, ctx.b
         self.axes, self.loops, self.intrinsics, self.accumulators = axes, loops, intrinsics, accumulators
+        self.copies_ahead = copies_ahead
 
     def reduce_all(self, stage: OpenStage, k: int, sink: Sink, emit_point: EmitPoint) -> None:
         """Emit the loops from number k on, the first of which reduces, and give the results to the sink."""
@@ -142,7 +145,9 @@ class ReduceLoops:
                 index, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
                 accs = self._close(stage, index, self._remainder(stage, a, at, whole * stride, rest, lambda: inside(carried)))
             return accs
-        if whole > 1 or (whole and not accs):   # where nothing is carried, one iteration is a loop as well
+        if whole > 1 and self.copies_ahead.of_loop(stage, loop):
+            accs = self.copies_ahead.run(stage, loop, whole, stride, accs, inside)
+        elif whole > 1 or (whole and not accs):   # where nothing is carried, one iteration is a loop as well
             accs = looped(b.index(0), b.index(whole * stride), stride, accs)
         elif whole == 1:
             accs = self._with_row(stage, a, ({}, 0), lambda: inside(accs))

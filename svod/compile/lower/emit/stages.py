@@ -7,22 +7,23 @@ from svod.compile.lower.emit.accumulators import Accumulators
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.group_copies import GroupCopies
-from svod.compile.lower.emit.groups import GroupThreads
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.reduce import ReduceLoops
 from svod.compile.lower.emit.regions import Regions
 from svod.compile.lower.emit.state import NO_POINT, OpenStage, Sink, Staged, StageLoop
+from svod.compile.lower.emit.threads.copies import GroupCopies
+from svod.compile.lower.emit.threads.groups import GroupThreads
+from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.compile.lower.emit.values import Values
 from svod.core.kernel.groups import group_of, stage_threads, whole_positions
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import stage_copy
-from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, fit, vector_width
+from svod.core.kernel.placement import COPY_VECTOR, fit, vector_width
 from svod.core.kernel.required import Lin, RequiredDim
-from svod.core.kernel.scheduler import LOOP, UPCAST
+from svod.core.kernel.scheduler import UPCAST
 
 
 class Stages:
@@ -40,7 +41,8 @@ class Stages:
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
         self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
         self.group_copies = GroupCopies(ctx, self.axes)
-        self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators)
+        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.regions, self.group_copies)
+        self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.copies_ahead)
 
     def walk(self, stage: OpenStage, k: int, sink: Sink) -> None:
         """Open the output loops from number k, then reduce, then store."""
@@ -63,7 +65,7 @@ class Stages:
 
     def emit_point(self, s: int, depth: int) -> None:
         """Emit the stages that live at a point."""
-        children = self.facts.placement.children.get((s, depth), ())
+        children = [c for c in self.facts.placement.children.get((s, depth), ()) if c not in self.copies_ahead.running]
         for child in children:
             self.emit_stage(child)
         if children:    # here, not in a loop that reads what they stored
@@ -81,11 +83,11 @@ class Stages:
         if shared:
             extents = list(whole_positions(self.state, s, tuple(extents)))
         beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(extents)))
-        layout = self.facts.layout(s, tuple(extents))
+        layout = self.facts.shared_layout(s, tuple(extents)) if shared else self.facts.layout(s, tuple(extents))
         if layout.tiled >= 0 and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
         if shared:
-            stage = self._open_copy_of_group(r, extents, base) if s in self.facts.derived else self._open_rows(r, extents, base)
+            stage = self.group_copies.open(r, extents, base) if s in self.facts.derived else self._open_rows(r, extents, base)
         else:
             stage = self._open_copy(r, extents, base, layout) if s in self.facts.derived else self._open_rows(r, extents, base)
             if self.ctx.group.group.threads > 1:
@@ -200,19 +202,6 @@ class Stages:
         axis = self.kernel.axes[stage.r.axes[a]]
         whole = nest.region == tuple(stage.bounds[:stage.num_outs]) and stage.vector_stride == 1 and axis.bound is None
         return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in (axis.extent, *strides))
-
-    def _open_copy_of_group(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
-        """Open a copy by all threads of the group."""
-        copy = self.facts.nest.stages[r.stage.index].copy
-        assert copy is not None
-        width = copy.width if copy.vector >= 0 and extents[copy.vector] % copy.width == 0 else 1
-        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
-        if copy.vector >= 0:
-            whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)
-            pieces[copy.vector] = (whole, EmittedLoop(COPY_VECTOR, UPCAST, width, 1))
-        stage = OpenStage(r, pieces, extents, base, copy.vector, COPY_VECTOR, width)
-        stage.whole_vectors = True
-        return stage
 
     def _open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, exact: bool = False) -> OpenStage:
         """Open a copy over a region of its stage; its loops follow its layout."""

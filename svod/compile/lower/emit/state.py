@@ -42,6 +42,7 @@ class Staged(NamedTuple):
     floor: int                     # loads stay at or below this level
     version: int                   # which content of its area: an area is written again where a stage is computed twice
     guarded: bool                  # positions beyond the extent may be asked for: read under a gate
+    buffer: int = -1               # an index value: elements before the buffer that is read, of several; -1: there is one
 
 
 class Chunk(NamedTuple):

@@ -15,6 +15,7 @@ from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin, Terms
 
+ASYNC_BYTES = (4, 8, 16)     # that an asynchronous copy may have
 _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
 
 
@@ -172,6 +173,30 @@ class Values:
             vector = b.alu("ADD", dtypes.index, w, vector, b.vconst(dtypes.index, tuple(i * lane for i in range(w))))
             lane = 0
         return Address(start, const, lane, vector)
+
+    def copy_async(self, stage: OpenStage, pointer: int, at: int, const: int) -> bool:
+        """Start to copy the current position of a stage into shared memory, where its value is what an argument holds; else False. Where a
+        guard fails, zeros are stored."""
+        node, b = stage.r.nodes[stage.r.value], self.b
+        width = stage.chunk.width if stage.vector_axis >= 0 else 1
+        if node.kind != "load" or node.linear is None or node.linear.atoms or width * node.dtype.itemsize not in ASYNC_BYTES:
+            return False
+        if node.gate >= 0 and not (stage.r.nodes[node.alt].kind == "const" and stage.r.nodes[node.alt].arg == 0):
+            return False
+        source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
+        start, offset, lane, _ = self.address(stage, node.linear)
+        if width > 1 and lane != 1:
+            return False
+        gate = self.evaluate(stage, node.gate) if node.gate >= 0 else -1
+        guard = self.axes.guard(stage, node.deps)
+        if guard >= 0:
+            gate = guard if gate < 0 else b.alu("AND", dtypes.bool, 1, gate, guard)
+        if gate >= 0 and b.num_lanes[gate] != 1:
+            return False
+        inside = gate if gate >= 0 else b.const(dtypes.bool, 1, True)
+        stores = stage.stores if stage.stores >= 0 else b.const(dtypes.bool, 1, True)
+        b.store("COPY_ASYNC", node.dtype, width, (pointer, at, source, start, stores, inside), (const, offset))
+        return True
 
     def prefix_mask(self, chunk: Chunk) -> int:
         return self.b.vconst(dtypes.bool, tuple(i < chunk.active for i in range(chunk.width)))

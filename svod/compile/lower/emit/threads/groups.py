@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.emit.shared import SharedMemory
+from svod.compile.lower.emit.threads.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, thread_digits

@@ -1,10 +1,6 @@
-"""How the threads of a group copy a region into shared memory together, and how it lies there.
+"""The banks of shared memory, and rows so far apart that threads that access it at once meet in few of them.
 
-    s1[16, 64] ← b[k, n], 256 threads, vectors of 4      thread t copies row t // 16, vector t % 16: one vector each, rows contiguous in b
-    s0[64, 16] ← a[m, k], read by [k][m]                 thread t loads 4 of row t // 4 and stores them to 4 rows, 64 + 4 elements apart
-
-Neighbouring threads take neighbouring vectors of the memory that is read. Rows lie apart so that the threads that access the memory at
-once meet in few of its banks.
+    64 rows of 16 floats, a thread a row      32 threads meet in 2 banks of 32; rows of 17 floats: each in one of its own
 """
 from __future__ import annotations
 
@@ -12,56 +8,11 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.required import Lin
+from svod.core.kernel.shared.copy import GroupCopy
 
 BANKS, BANK_BYTES = 32, 4       # of shared memory; a word of each is accessed at once
 AT_ONCE = 32                    # threads that access it at once, where each takes one word
-
-
-class GroupCopy(NamedTuple):
-    """A copy by all threads of a group: its dims, outermost first, and the one along which a thread takes `width` elements (-1: none)."""
-
-    order: tuple[int, ...]
-    vector: int
-    width: int
-
-    def counts(self, extents: tuple[int, ...]) -> tuple[int, ...]:
-        """Per dim of `order` how many parts of it there are for threads to take."""
-        return tuple(extents[d] // self.width if d == self.vector else extents[d] for d in self.order)
-
-
-def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], order: tuple[int, ...],
-               lanes: int) -> GroupCopy:
-    """How a group copies a region. `full`: the extents of the whole stage; `order`: the dims as they lie in memory; `lanes`: elements of
-    the widest access."""
-    loads = [n for n in r.nodes if n.kind == "load" and n.linear is not None]
-    steps = [max([abs(n.linear.coef(d)) for n in loads if n.linear is not None], default=0) for d in range(len(extents))]
-    if any(steps):      # along the smallest steps through memory; what does not move in it goes outside
-        order = tuple(sorted(order, key=lambda d: (steps[d] != 0, -steps[d])))
-    order = tuple(sorted(order, key=lambda d: extents[d] != 1))
-    inner = order[-1] if order else -1
-    width = lanes
-    while width > 1 and not _takes_vectors(r, inner, extents, starts, full, width):
-        width //= 2
-    return GroupCopy(order, inner if width > 1 else -1, max(width, 1))
-
-
-def _takes_vectors(r: ResolvedStage, d: int, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], width: int) -> bool:
-    """Whether a region is copied in whole vectors of `width` elements along dim `d`, each aligned where it is read."""
-    terms, const = starts[d]
-    if extents[d] % width or full[d] % width or const % width or any(c % width for c in terms.values()):
-        return False
-    for n in r.nodes:
-        if n.kind != "load":
-            continue
-        assert n.linear is not None
-        if n.linear.coef(d) != 1 or n.linear.const % width or any(c % width for a, c in n.linear.coefs if a != d):
-            return False
-        if any(c % width or d in r.nodes[a].deps for a, c in n.linear.atoms) or (n.gate >= 0 and d in r.nodes[n.gate].deps):
-            return False
-    return True
 
 
 class Access(NamedTuple):

@@ -9,8 +9,11 @@ from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.group_copy import GroupCopy
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
+from svod.core.kernel.scheduler import LOOP, UPCAST
+from svod.core.kernel.shared.copy import GroupCopy
 
 INDEX = dtypes.index
 UNROLLED_TURNS = 8      # turns that are written one after the other
@@ -22,6 +25,19 @@ class GroupCopies:
     def __init__(self, ctx: PhaseContext, axes: Axes):
         self.ctx, self.b = ctx, ctx.b
         self.axes = axes
+
+    def open(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
+        """Open a copy of a region."""
+        copy = self.ctx.facts.nest.stages[r.stage.index].copy
+        assert copy is not None
+        width = copy.width if copy.vector >= 0 and extents[copy.vector] % copy.width == 0 else 1
+        pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
+        if copy.vector >= 0:
+            whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)
+            pieces[copy.vector] = (whole, EmittedLoop(COPY_VECTOR, UPCAST, width, 1))
+        stage = OpenStage(r, pieces, extents, base, copy.vector, COPY_VECTOR, width)
+        stage.whole_vectors = True
+        return stage
 
     def emit(self, stage: OpenStage, copy: GroupCopy, sink: Sink) -> None:
         """Store every part of the stage once."""

@@ -1,0 +1,1 @@
+"""The threads of a group: what each computes and copies, and the memory that they share."""

@@ -1,0 +1,83 @@
+"""PIPELINE: copies that run ahead of what reads them. The toy device makes asynchronous copies at the WAIT for them, not before."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Instruction, Program
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.errors import CompileError
+from tests.agreement import Case
+from tests.core.corpus import CORPUS
+from tests.hand_kernels import gemm
+from tests.toy_backend.interpreter import run_program
+from tests.toy_backend.target import TOY
+from tests.toy_backend.test_shared import TILED, ops, run
+
+WITHOUT = replace(TOY, has_async_copies=False)
+
+
+@pytest.mark.parametrize("target", [TOY, WITHOUT], ids=["asynchronous", "by way of registers"])
+@pytest.mark.parametrize("buffers", [2, 3, 4])
+@pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 16, 16), (9, 17, 70), (8, 19, 17)])
+def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -> None:
+    """Whole and cut tiles, more buffers than iterations, a remainder behind the loop."""
+    program = run(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], target)
+    assert ("COPY_ASYNC" in ops(program)) == target.has_async_copies
+
+
+def test_one_barrier_an_iteration() -> None:
+    program = run(gemm(16, 32, 64), [*TILED, ["PIPELINE", "r0", 2]])
+    code = program.code[0]
+    loops = [i for i, instr in enumerate(code) if instr.op == "LOOP"]
+    ends = {instr.src[0]: i for i, instr in enumerate(code) if instr.op == "ENDLOOP"}
+    main = next(i for i in loops if code[i].src[2:] and any(code[k].op == "BARRIER" for k in range(i, ends[i])))
+    assert [code[k].op for k in range(main, ends[main])].count("BARRIER") == 1
+
+
+@pytest.mark.parametrize("name", ["conv3x3", "conv1x1", "gemm_batched", "gemm_f16", "gemm_tn", "gemm_nt"])
+@pytest.mark.parametrize("target", [TOY, WITHOUT], ids=["asynchronous", "by way of registers"])
+def test_other_contractions(name: str, target: Target) -> None:
+    kernel = Kernel(CORPUS[name]())
+    out = kernel.stages[kernel.output]
+    widest = max(out.reds, key=lambda a: kernel.axes[a].extent)
+    state = Scheduler(kernel, target)
+    last = [a for a in out.outs if kernel.axes[a].extent > 3][-2:]
+    loop = kernel.axes[widest].name
+    chain = [*(Opt("LOCAL", kernel.axes[a].name, 4) for a in last), Opt("TILE", loop, 2)]
+    chain += [Opt("STAGE", s.name, loop) for s in kernel.stages if not s.is_output]
+    state = apply_opts(state, [*chain, Opt("PIPELINE", loop, 2)])
+    program, case = lower(state), Case(kernel)
+    validate(program)
+    assert program.spec.phases[-1].shared_bytes
+    args = case.fresh()
+    run_program(program, args, seed=1)
+    case.check(args, name)
+
+
+def without(op: str, keep: Callable[[Instruction], bool] = lambda i: False) -> Program:
+    """A pipelined product without one kind of its instructions."""
+    program = lower(apply_opts(Scheduler(Kernel(gemm(16, 32, 64)), TOY), [Opt.from_json(o) for o in [*TILED, ["PIPELINE", "r0", 2]]]))
+    code = list(program.code[0])
+    for i, instr in enumerate(code):
+        if instr.op == op and not keep(instr):
+            code[i] = Instruction("COMMIT", instr.dtype, 1, (), None) if op != "COMMIT" else Instruction("WAIT", instr.dtype, 1, (), 99)
+    return replace(program, code=(tuple(code),))
+
+
+@pytest.mark.parametrize("op", ["WAIT", "COMMIT", "BARRIER"])
+def test_what_is_missing_is_found(op: str) -> None:
+    """Without its wait a copy has not ended where it is read; without the barrier others do not see it."""
+    case = Case(Kernel(gemm(16, 32, 64)))
+    args = case.fresh()
+    with pytest.raises((CompileError, AssertionError)), np.errstate(all="ignore"):
+        run_program(without(op), args, seed=1)
+        case.check(args, "toy device")
