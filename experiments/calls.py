@@ -1,6 +1,7 @@
-"""What a call costs from arrays to arrays, beside jax.jit and torch.compile: a small function, one with a variable, a step of a decoder.
+"""What a call costs from arrays to arrays, of svod.jit, ONNX files and PyTorch modules, beside other libraries: a small function, one with
+a variable, a step of a decoder.
 
-    python experiments/calls.py [--rounds N] [--peers jax,torch]
+    python experiments/calls.py [--rounds N] [--peers onnx,jax,torch]
 
 The function is `a * 2` over 4×8 float32: all time is the call's. All contestants are timed in turns, in rounds; the figures are medians
 of microseconds per call with the middle half of the rounds. The decoder has two blocks, a key-value cache that it writes, and a position
@@ -44,6 +45,30 @@ def small_functions() -> Iterator[tuple[str, Callable[[], object], int]]:
     yield "(Tensor(x) * 2).numpy(), a graph seen before", lambda: (Tensor(x) * 2).numpy(), 50
 
 
+def with_onnx() -> Iterator[tuple[str, Callable[[], object], int]]:
+    from onnx import helper as h
+    from onnx import numpy_helper
+
+    import svod.onnx
+    x = np.ones((4, 8), np.float32)
+    ends = [h.make_tensor_value_info(name, 1, [4, 8]) for name in ("a", "b")]
+    graph = h.make_graph([h.make_node("Mul", ["a", "two"], ["b"])], "double", ends[:1], ends[1:],
+                         [numpy_helper.from_array(np.float32(2), "two")])
+    made = h.make_model(graph, opset_imports=[h.make_opsetid("", 20)], ir_version=9)
+    model = svod.onnx.load(made)
+    model(x)
+    yield "svod.onnx, NumPy array", lambda: model(x), 500
+    session = svod.onnx.InferenceSession(made.SerializeToString())
+    yield "svod.onnx.InferenceSession.run", lambda: session.run(None, {"a": x}), 500
+    try:
+        import onnxruntime
+    except ImportError:
+        print("onnxruntime is not installed")
+        return
+    theirs = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    yield "onnxruntime, session.run", lambda: theirs.run(None, {"a": x}), 500
+
+
 def with_jax() -> Iterator[tuple[str, Callable[[], object], int]]:
     import jax
     x = np.ones((4, 8), np.float32)
@@ -57,9 +82,22 @@ def with_jax() -> Iterator[tuple[str, Callable[[], object], int]]:
 
 def with_torch() -> Iterator[tuple[str, Callable[[], object], int]]:
     import torch
+
+    import svod.torch
+
     torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
     x = torch.ones(4, 8)
     yield "torch, eager", lambda: x * 2, 500
+
+    class Double(torch.nn.Module):
+        def forward(self, a: Any) -> Any:
+            return a * 2
+    exported = svod.torch.compile(Double(), x)
+    yield "svod.torch.compile, PyTorch tensor", lambda: exported(x), 500
+    backend = torch.compile(Double(), backend="svod")
+    backend(x)
+    yield 'torch.compile(backend="svod")', lambda: backend(x), 500
     compiled = torch.compile(lambda a: a * 2)
     try:
         compiled(x)
@@ -129,10 +167,10 @@ def race(contestants: Contestants, rounds: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--peers", default="jax,torch", help="with commas; those that are not installed are left out")
+    parser.add_argument("--peers", default="onnx,jax,torch", help="with commas; those that are not installed are left out")
     arguments = parser.parse_args()
     sources = [small_functions]
-    for name, make in (("jax", with_jax), ("torch", with_torch)):
+    for name, make in (("onnx", with_onnx), ("jax", with_jax), ("torch", with_torch)):
         if name in arguments.peers.split(","):
             try:
                 __import__(name)

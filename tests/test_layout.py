@@ -35,6 +35,7 @@ ALLOWED = {
 UPWARD = {
     ("svod/tensor/realize.py", "svod.prepare"): "the pipeline that computes tensors is made of everything that stands above them",
     ("svod/tensor/realize.py", "svod.tracing.graphs"): "it keeps plans of graphs, and stands above the pipeline",
+    ("svod/bench/peers/alone.py", "svod.cli.bench.alone"): "a process of its own runs it, where svod's front doors are a contestant",
     ("svod/compile/plan/execution_plan.py", "svod.bench.analyze"): "plan.analyze() is a method; the analysis reads plans and ceilings",
     ("svod/compile/cpu/backend.py", "svod.bench.ceiling_loops"): "a backend names what measures its ceilings; that "
                                                                  "runs plans, and is imported when it is asked for",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +68,12 @@ Watch = Callable[[], Callable[[], MachineLoad]]
 """It is called when a batch begins; the function it returns is called when the batch ends."""
 
 
-def read_machine(stat: Path = Path("/proc/stat")) -> MachineState:
-    """Read the counters now. Without /proc/stat, stolen time and the time of other processes count as 0."""
+def read_machine(stat: Path = Path("/proc/stat"), processes: Sequence[int] = ()) -> MachineState:
+    """Read the counters now. `processes` count as this one: children that work for it. Without /proc/stat, stolen time and the time of
+    other processes count as 0."""
     tick = 1.0 / os.sysconf("SC_CLK_TCK")
     usage, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    own = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime
+    own = usage.ru_utime + usage.ru_stime + ended.ru_utime + ended.ru_stime + sum(_used_by(p, tick) for p in processes)
     try:
         # cpu user nice system idle iowait irq softirq steal …: proc(5)
         fields = [int(f) * tick for f in stat.read_text().split("\n", 1)[0].split()[1:9]]
@@ -82,7 +84,15 @@ def read_machine(stat: Path = Path("/proc/stat")) -> MachineState:
     return MachineState(time.perf_counter(), steal, used, own, usage.ru_nivcsw, load, os.cpu_count() or 1, tick)
 
 
-def watch_machine() -> Callable[[], MachineLoad]:
-    """Read the counters now; the returned function reads them again and returns the load in between."""
-    before = read_machine()
-    return lambda: read_machine().since(before)
+def _used_by(process: int, tick: float) -> float:
+    """Seconds of processor time of a process and its ended children; 0 for one that is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()    # after the name; proc(5)
+        return sum(int(f) for f in fields[11:15]) * tick
+    return 0.0
+
+
+def watch_machine(processes: Sequence[int] = ()) -> Callable[[], MachineLoad]:
+    """Read the counters now; the returned function reads them again and returns the load in between. `processes` count as this one."""
+    before = read_machine(processes=processes)
+    return lambda: read_machine(processes=processes).since(before)

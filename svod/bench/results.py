@@ -24,6 +24,7 @@ from svod.system.checked import checked
 from svod.system.files import write_text
 
 FORMAT, VERSION = "svod-bench", 1
+MODEL_SUITES = ("models", "onnx", "torch")          # whose cases are models, not kernels
 SVOD = ("heuristic", "tuned")       # the contestants that are svod; all others are peers
 
 

@@ -27,12 +27,13 @@ from svod.bench.ceiling_loops import Round
 from svod.bench.load import MachineLoad, Watch, watch_machine
 from svod.bench.machine import machine_of, versions
 from svod.bench.peers import Array, Peer, Prepare, PreparedPeer
+from svod.bench.peers.alone import Alone
 from svod.bench.placing import Place, placed
 from svod.bench.race import interleave, paired_ratio
 from svod.bench.results import SVOD, CaseResult, ContestantResult, Load, Neighbour, PeerInfo, Run, Settings
 from svod.bench.roofline import COMPUTE, Ceilings
 from svod.bench.suites.cases import Case
-from svod.bench.suites.reference import largest_error, reference, widen
+from svod.bench.suites.reference import Result, difference, reference
 from svod.bench.summary import PLACEMENTS, Timed, bound_beside, group_results, judge_case, neighbour_of, suite_results
 from svod.bench.timer import Clock, Contestant, calibrate, warm_up
 from svod.config import BenchConfig
@@ -127,10 +128,12 @@ def _is_known(peers: Sequence[Sequence[float]], lead: Sequence[float], precision
 def run_case(case: Case, contestants: Sequence[Peer], config: BenchConfig, *, target: Target, ceilings: Ceilings | None = None,
              arithmetic: Callable[[DType], Round] | None = None, seed: int = 0, rng: random.Random | None = None,
              clock: Clock = time.perf_counter, watch: Watch = watch_machine,
-             pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS), place: Place = placed) -> CaseResult:
-    """Run one case. `contestants` are svod's own (named as in `results.SVOD`) and peers. `arithmetic` makes the bare arithmetic on a type,
-    which is timed beside the kernels that it limits; without it their bound comes from `ceilings` alone."""
-    run = _CaseRun(case, contestants, seed)
+             pause: Callable[[], None] = lambda: time.sleep(PAUSE_SECONDS), place: Place = placed,
+             refer: Callable[[Case, Sequence[Array]], Result] = reference) -> CaseResult:
+    """Run one case. `contestants` are svod's own (named as in `results.SVOD`) and peers. `refer` computes what every result is compared
+    with. `arithmetic` makes the bare arithmetic on a type, which is timed beside the kernels that it limits; without it their bound comes
+    from `ceilings` alone."""
+    run = _CaseRun(case, contestants, seed, refer)
     flops, read, written = _work(case, run.outcomes)
     bound = ceilings.bound(((BY_NAME[case.dtype], flops),), read, written, target) if ceilings is not None else None
     bare = arithmetic(BY_NAME[case.dtype]) if arithmetic is not None and bound is not None and bound.by == COMPUTE else None
@@ -155,9 +158,9 @@ class _CaseRun:
 
     `ready` has the contestants to time, by name, in the first placement, `moved` in the others. `outcomes` has what is known about each."""
 
-    def __init__(self, case: Case, contestants: Sequence[Peer], seed: int) -> None:
+    def __init__(self, case: Case, contestants: Sequence[Peer], seed: int, refer: Callable[[Case, Sequence[Array]], Result]) -> None:
         operands = case.draw(seed)
-        wanted = reference(case, operands)
+        wanted = refer(case, operands)
         self.ready: dict[str, PreparedPeer] = {}
         self.outcomes: list[ContestantResult] = []
         self.neighbour: Neighbour | None = None
@@ -169,7 +172,7 @@ class _CaseRun:
             if prepared is not None and same is None:
                 self.ready[peer.name] = prepared
         self.moved = []
-        for _ in range(PLACEMENTS - 1):
+        for _ in range(0 if case.alone else PLACEMENTS - 1):
             again = case.draw(seed)
             self.moved.append({p.name: _elsewhere(p, case, again, wanted, self.ready[p.name]) for p in contestants if p.name in self.ready})
         if case.neighbour is not None:
@@ -189,7 +192,7 @@ class _CaseRun:
         while set(self.ready).difference(BESIDE):
             names = list(self.ready)
             lead = next((names.index(n) for n in reversed(SVOD) if n in self.ready), 0)
-            placements = [[Contestant(_named(n, there[n].run), n) for n in names] for there in (self.ready, *self.moved)]
+            placements = [[_contestant(n, there[n]) for n in names] for there in (self.ready, *self.moved)]
             try:
                 return time_interleaved(placements[0], lead, config, beside=[names.index(n) for n in BESIDE if n in self.ready],
                                         elsewhere=placements[1:], rng=rng, clock=clock, watch=watch, pause=pause, place=place)
@@ -209,28 +212,39 @@ def run_suite(cases: Sequence[Case], contestants: Sequence[Peer], peers: Sequenc
               target: Target, ceilings: Ceilings | None = None, arithmetic: Callable[[DType], Round] | None = None,
               started: Callable[[int, Case], None] = lambda i, case: None,
               finished: Callable[[Run], None] = lambda so_far: None, clock: Clock = time.perf_counter,
-              watch: Watch = watch_machine, place: Place = placed) -> Run:
-    """Run cases one after the other. `started` is called before each case, `finished` with the run so far after each. In a case that cannot
+              watch: Watch = watch_machine, place: Place = placed, alone: Alone | None = None, known: Sequence[CaseResult] = ()) -> Run:
+    """Run cases one after the other. `started` is called before each case, `finished` with the run so far after each. `alone` has the
+    contestants of the cases that libraries run in processes of their own. `known` are results from before, which stay; those of `cases`
+    are measured anew and take their place. In a case that cannot
     run at all every contestant counts as failed. Ctrl-C ends the suite; the run then holds the finished cases. Raises KeyboardInterrupt
     where there are none."""
     begin, seen = clock(), watch()
-    results: list[CaseResult] = []
+    measured: dict[str, CaseResult] = {c.name: c for c in known}
 
     def so_far() -> Run:
+        results = list(measured.values())
         return Run(replace(settings, seconds=clock() - begin), machine_of(target), versions(target.device), load_of(seen()), ceilings,
                    tuple(peers), tuple(results), group_results(results), suite_results(results))
     try:
         for i, case in enumerate(cases):
             started(i, case)
+            entrants = contestants
             try:
-                result = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic, seed=settings.seed,
-                                 clock=clock, watch=watch, place=place)
+                if case.alone:
+                    assert alone is not None, "whole models run in processes of their own"
+                    with alone.entered(case) as entrants:
+                        result = run_case(case, entrants, config, target=target, ceilings=ceilings, seed=settings.seed,
+                                          watch=alone.watch, pause=alone.pause, place=alone.place, refer=alone.reference)
+                else:
+                    result = run_case(case, contestants, config, target=target, ceilings=ceilings, arithmetic=arithmetic,
+                                      seed=settings.seed, clock=clock, watch=watch, place=place)
             except Exception as e:      # no operands, reference or memory: the other cases must not be lost
-                result = _failed_case(case, contestants, _words(e))
-            results.append(result)
+                result = _failed_case(case, entrants, _words(e))
+            measured.pop(case.name, None)       # the last one is the newest
+            measured[case.name] = result
             finished(so_far())
     except KeyboardInterrupt:
-        if not results:
+        if not measured:
             raise
     return so_far()
 
@@ -248,7 +262,7 @@ class _BrokeError(Exception):
         self.name, self.why = name, why
 
 
-def _named(name: str, run: Callable[[int], None]) -> Callable[[int], None]:
+def _named(name: str, run: Callable[[int], object]) -> Callable[[int], None]:
     """`run`, with errors that name the contestant."""
     def guarded(times: int) -> None:
         try:
@@ -256,6 +270,29 @@ def _named(name: str, run: Callable[[int], None]) -> Callable[[int], None]:
         except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
             raise _BrokeError(name, f"while it was timed: {_words(e)}") from e
     return guarded
+
+
+def _contestant(name: str, prepared: PreparedPeer) -> Contestant:
+    """What is timed, with errors that name it."""
+    if prepared.contestant is None:
+        return Contestant(_named(name, prepared.run), name)
+    return _Guarded(prepared.contestant, name)
+
+
+class _Guarded(Contestant):
+    """A contestant that takes its samples by itself, with errors that name it."""
+
+    inner: Contestant
+
+    def __init__(self, inner: Contestant, name: str) -> None:
+        super().__init__(_named(name, inner.run), name, inner.unit)
+        object.__setattr__(self, "inner", inner)
+
+    def sample(self, repeats: int, warm: float | None, clock: Clock) -> float:
+        """The sample of the contestant itself."""
+        seconds: list[float] = []
+        _named(self.name, lambda times: seconds.append(self.inner.sample(times, warm, clock)))(repeats)
+        return seconds[0]
 
 
 def _words(e: Exception) -> str:
@@ -277,7 +314,7 @@ def _prepare_neighbour(case: Case, contestants: Sequence[Peer], outcomes: Sequen
     return places, Neighbour(case.name, case.title, None, None, outcome.why)
 
 
-def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array, first: PreparedPeer) -> PreparedPeer:
+def _elsewhere(peer: Peer, case: Case, operands: Sequence[Array], wanted: Result, first: PreparedPeer) -> PreparedPeer:
     """`first`, prepared over other operands. It stays as it is where that fails or gives other code."""
     again, _ = _prepare(peer, case, operands, wanted, first.again or peer.prepare)
     return again if again is not None and again.identity == first.identity else first
@@ -289,13 +326,13 @@ def _failed_case(case: Case, contestants: Sequence[Peer], why: str) -> CaseResul
                       flops=case.flops, bytes_read=case.bytes_read, bytes_written=case.bytes_written, bound=None, timed=timed, load=None)
 
 
-def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array,
+def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Result,
              prepare: Prepare | None = None) -> tuple[PreparedPeer | None, ContestantResult]:
     """The prepared contestant, or None where it must not be timed, and its outcome so far. `prepare` replaces the peer's own."""
     try:
         prepared = (prepare or peer.prepare)(case, operands)
         prepared.run(1)
-        error = largest_error(widen(prepared.output(), case.out_dtype), wanted)
+        error = difference(prepared.output(), wanted, case.out_dtype)
     except UnsupportedError as e:
         return None, ContestantResult(peer.name, "unsupported", str(e))
     except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
@@ -305,13 +342,14 @@ def _prepare(peer: Peer, case: Case, operands: Sequence[Array], wanted: Array,
                                search_seconds=prepared.search_seconds)
     if error <= case.tolerance:
         return prepared, outcome
-    why = f"the result differs from NumPy's by {error:.1e} of the largest value; {case.tolerance:g} is allowed"
+    other = "the reference" if case.alone else "NumPy"
+    why = f"the result differs from {other}'s by {error:.1e} of the largest value; {case.tolerance:g} is allowed"
     return None, replace(outcome, status="wrong", why=why)
 
 
 def _work(case: Case, outcomes: Sequence[ContestantResult]) -> tuple[float, float, float]:
     """Flops, bytes read and bytes written of a direct loop; for a model, the sums over the kernels of svod's plan."""
-    if case.flops or case.op != "model":
+    if case.flops or not (case.alone or case.op == "model"):
         return case.flops, case.bytes_read, case.bytes_written
     kernels = next((o.kernels for o in outcomes if o.kernels), ())
     moved = sum(k.bytes or 0 for k in kernels)

@@ -33,6 +33,14 @@ class Contestant:
     name: str = ""
     unit: float = 1
 
+    def sample(self, repeats: int, warm: float | None, clock: Clock) -> float:
+        """Seconds of `repeats` calls together, after untimed calls for `warm` seconds, one at least; None: after none."""
+        if warm is not None:
+            warm_up(self, warm, clock)
+        start = clock()
+        seconds = self.run(repeats)
+        return clock() - start if seconds is None else seconds
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -57,17 +65,15 @@ def deadline(incumbent: float | None) -> float:
 
 def time_calls(contestant: Contestant, repeats: int, clock: Clock = time.perf_counter) -> float:
     """Seconds of `repeats` calls together, by the contestant's own clock where it has one."""
-    start = clock()
-    seconds = contestant.run(repeats)
-    return clock() - start if seconds is None else seconds
+    return contestant.sample(repeats, None, clock)
 
 
 def take_sample(contestant: Contestant, repeats: int, seconds: float, clock: Clock = time.perf_counter, warm: float | None = None) -> float:
     """One sample: seconds of one run, the mean of `repeats` calls. Untimed calls for `warm` seconds precede it; without `warm` one call
     does, if a call takes about `seconds` below WARM_BELOW_SECONDS."""
-    if warm is not None or seconds < WARM_BELOW_SECONDS:
-        warm_up(contestant, warm or 0.0, clock)
-    return time_calls(contestant, repeats, clock) / (repeats * contestant.unit)
+    if warm is None and seconds < WARM_BELOW_SECONDS:
+        warm = 0.0
+    return contestant.sample(repeats, warm, clock) / (repeats * contestant.unit)
 
 
 def warm_up(contestant: Contestant, seconds: float, clock: Clock = time.perf_counter) -> None:

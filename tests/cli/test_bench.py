@@ -67,6 +67,8 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     (["run", "--kernels", "gemm_256", "--json", "missing/run.json"], ["missing", "does not exist"]),
     (["ceilings", "--json", "missing/c.json"], ["does not exist"]),
     (["compare", "a.json", "b.json"], ["a.json", "does not exist"]),
+    (["run", "--budget", "20"], ["--budget is the time of a search; add --beam N"]),
+    (["run", "--resume"], ["--resume goes on with the file of --json"]),
     (["measure"], ["No such command"]),
     (["run", "--suite", "core", "--count", "3"], ["--count 3 applies to the suite random"]),
     (["run", "--kernels", "gemm_256", "--dump-after", "nonsuch"], ["there is no pass 'nonsuch'", "rangeify"]),
@@ -85,7 +87,7 @@ def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, random, and all"),
+    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, random, onnx, torch, and all"),
     (["run", "models", "--heuristic"], "svod-bench run --suite models"), (["run", "--nonsuch"], "No such option"),
     (["run", "--json", "none/r.json"], "the directory"), (["run", "--beam", "2", "--db", "old.json"], "not a tuning database"),
     (["report", "-o", "none/r.html"], "-o none/r.html: the directory"), (["ceilings", "--json", "none/c.json"], "--json none/c.json"),

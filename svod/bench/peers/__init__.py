@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from svod.bench.results import KernelInfo, PeerInfo
 from svod.bench.suites.cases import Case
+from svod.bench.timer import Contestant
 from svod.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
@@ -30,7 +32,7 @@ class PreparedPeer:
     `again` prepares the same code over other operands, where the contestant's `prepare` would do more."""
 
     run: Callable[[int], None]
-    output: Callable[[], Array]
+    output: Callable[[], Array | list[Array]]
     preallocated: bool
     remark: str = ""
     identity: Hashable = None
@@ -38,6 +40,7 @@ class PreparedPeer:
     prepare_seconds: float | None = None
     search_seconds: float | None = None
     again: Prepare | None = None
+    contestant: Contestant | None = None        # that takes samples by itself, in another process
 
 
 Prepare = Callable[[Case, Sequence[Array]], PreparedPeer]
@@ -56,18 +59,21 @@ class Peer(Protocol):
 
 
 class Library(NamedTuple):
-    """The class `peer` of `module` is made with the number of threads. `needs` are the modules that must be installed."""
+    """The class `peer` of `module` is made with the number of threads. `needs` are the modules that must be installed. `suites`: "kernels",
+    the suites that run in one process, or the suites of `cases.REFERENCE` that it takes part in."""
 
     needs: tuple[str, ...]
     module: str
     peer: str
+    suites: tuple[str, ...] = ("kernels",)
 
 
 LIBRARIES = {
     "numpy": Library(("numpy",), "svod.bench.peers.with_numpy", "NumpyPeer"),
-    "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer"),
-    "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime", "OnnxRuntimePeer"),
+    "torch": Library(("torch",), "svod.bench.peers.with_torch", "TorchPeer", ("kernels", "torch")),
+    "onnxruntime": Library(("onnxruntime", "onnx"), "svod.bench.peers.with_onnxruntime", "OnnxRuntimePeer", ("kernels", "onnx", "torch")),
     "jax": Library(("jax",), "svod.bench.peers.with_jax", "JaxPeer"),
+    "inductor": Library(("torch",), "svod.bench.peers.with_inductor", "InductorPeer", ("torch",)),
 }
 
 
@@ -84,16 +90,22 @@ def parse_peers(text: str) -> list[str]:
     return names
 
 
-def load_peers(names: Sequence[str], threads: int) -> tuple[list[Peer], list[PeerInfo]]:
-    """The installed ones of the peers in `names`, each with `threads` threads, and the facts about every peer in `names`."""
+def load_peers(names: Sequence[str], threads: int, suites: Collection[str] = ("kernels",)) -> tuple[list[Peer], list[PeerInfo]]:
+    """The installed ones of the peers in `names`, each with `threads` threads, and the facts about every peer in `names` that takes part in
+    `suites`, as `Library.suites` names them. What takes part in suites of processes only is not imported here."""
     keep_freed_memory()
     peers: list[Peer] = []
     infos: list[PeerInfo] = []
     for name in names:
         library = LIBRARIES[name]
+        if not set(suites) & set(library.suites):
+            continue
         missing = [m for m in library.needs if find_spec(m) is None]
         if missing:
             infos.append(PeerInfo(name, None, f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed", None, ""))
+            continue
+        if "kernels" not in suites or "kernels" not in library.suites:
+            infos.append(PeerInfo(name, metadata.version(library.needs[0]), None, threads, "returned by each call"))
             continue
         try:
             peer: Peer = getattr(importlib.import_module(library.module), library.peer)(threads)

@@ -5,8 +5,12 @@ Weights become initializers, which the session may pack.
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ from svod.bench.suites.cases import Case, load_model
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.errors import UnsupportedError
 
+EXPORT_SECONDS = 180.0
 OPSET, IR_VERSION = 20, 9       # 20 is the first with Gelu
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16, "int8": TensorProto.INT8,
          "int32": TensorProto.INT32}
@@ -38,7 +43,11 @@ class OnnxRuntimePeer:
         ort.set_default_logger_severity(4)
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
-        session = self._session(build_model(case, operands))
+        if case.op == "onnx":
+            return self._prepare_file(case.options["source"], case.options["draw"])
+        if case.op == "torch":
+            return self._prepare_module(case)
+        session = self._session(build_model(case, operands).SerializeToString(), spinning=False)
         binding = session.io_binding()
         kept = []
         for i, (a, o) in enumerate(zip(operands, case.operands, strict=True)):
@@ -54,15 +63,39 @@ class OnnxRuntimePeer:
             kept[:1] = kept[:1]         # the function keeps the bound arrays alive
         return PreparedPeer(calls(run), lambda: bfloat16_bits_to_float32(out) if case.out_dtype == "bfloat16" else out, True)
 
-    def _session(self, model: Any) -> Any:
+    def _prepare_file(self, source: str | bytes, draw: Callable[[Any], Mapping[str, Array]]) -> PreparedPeer:
+        """A session over a file, called as its users do: arrays to new arrays. `draw` gives the inputs of a session's."""
+        session = self._session(source, spinning=True)
+        feed = draw([(i.name, len(i.shape), i.type == "tensor(float)") for i in session.get_inputs()])
+        last: list[Any] = []
+
+        def run() -> None:
+            last[:] = session.run(None, feed)
+        return PreparedPeer(calls(run), lambda: list(last), False)
+
+    def _prepare_module(self, case: Case) -> PreparedPeer:
+        """A PyTorch module, exported by a process that has ended when the session runs. Raises UnsupportedError where it cannot be."""
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]), folder],
+                                  capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
+            if done.returncode:
+                lines = done.stderr.strip().splitlines()
+                raise UnsupportedError(f"torch.onnx.export: {lines[-1] if lines else f'status {done.returncode}':.160}")
+            with np.load(Path(folder) / "inputs.npz") as inputs:
+                feed = dict(inputs)
+            return self._prepare_file(str(Path(folder) / "model.onnx"), lambda wanted: {name: feed[name] for name, _, _ in wanted})
+
+    def _session(self, model: str | bytes, *, spinning: bool) -> Any:
+        """A session over a file or its bytes. `spinning`: its threads look for work between runs, as is the default."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 4
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if not spinning:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
-            return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as e:      # the library's own errors have no common base class
             text = " ".join(str(e).split())
             if any(word in text for word in NOT_THERE):

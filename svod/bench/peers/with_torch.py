@@ -1,6 +1,7 @@
 """PyTorch in eager mode, on the CPU, in inference mode."""
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import functional
 from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
+from svod.bench.suites.torch_modules import REAL, leaves, make
 from svod.errors import UnsupportedError
 
 Tensor = Any        # a torch.Tensor; mypy also runs without torch
@@ -28,6 +30,8 @@ class TorchPeer:
         torch.set_grad_enabled(False)
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
+        if case.op == "torch":
+            return prepared_module(case)
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         if case.op == "model":
             model, layers = load_model(case.options["script"], case.options["kind"]), _TorchLayers()
@@ -39,6 +43,22 @@ class TorchPeer:
         if case.op in RETURNING:
             return _returning(RETURNING[case.op](case.options, *tensors))
         raise UnsupportedError(f"{case.op} is not written for torch")
+
+
+def prepared_module(case: Case, compiled: Callable[[Any], Any] = lambda module: module) -> PreparedPeer:
+    """A module of the suite torch, as `compiled` makes it, called as its users do: arguments to new outputs."""
+    torch.manual_seed(case.options["seed"])
+    module, args, kwargs = make(case.name, REAL)
+    function = compiled(module)
+    last: list[Any] = []
+
+    def run(times: int) -> None:
+        with torch.inference_mode():
+            for _ in range(times):
+                last[:] = [function(*args, **kwargs)]
+    start = time.perf_counter()
+    run(1)
+    return PreparedPeer(run, lambda: [_array(t) for t in leaves(last[0])], False, prepare_seconds=time.perf_counter() - start)
 
 
 def _tensor(array: Array, dtype: str) -> Tensor:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from svod.bench.report.data import Overview, Tuning
 from svod.bench.report.words import FASTER, NEAR_CEILING, kernel_title, listed, over_best_peer, over_heuristic, peer_names
-from svod.bench.results import SVOD
+from svod.bench.results import MODEL_SUITES, SVOD
 from svod.bench.roofline import Ceilings
+from svod.bench.suites.cases import REFERENCE
 from svod.bench.suites.suites import SUITES
 from svod.bench.summary import geometric_mean, group_results
 from svod.core.machine.target import threads_of
@@ -38,7 +39,7 @@ def _suite_words(view: Overview, suite: str) -> str:
     """The name of a suite, after how many of its kernels the runs hold where these are not all."""
     own = [c.name for c in view.cases if c.suite == suite]
     total = len(SUITES[suite]) if suite in SUITES else max(view.source[name].settings.count or 0 for name in own)
-    return suite if len(own) >= total else f"{len(own)} of {q.count(total, 'model' if suite == 'models' else 'kernel')} of {suite}"
+    return suite if len(own) >= total else f"{len(own)} of {q.count(total, 'model' if suite in MODEL_SUITES else 'kernel')} of {suite}"
 
 
 def subtitle(view: Overview, tuning: Tuning | None) -> str:
@@ -118,13 +119,19 @@ def _ceiling(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
     return KeyFigure(q.percent(geometric_mean(shares)), "of the ceiling", detail)
 
 
+def _reference(view: Overview) -> str:
+    """What results were compared with: NumPy, or for whole models a library that runs them."""
+    compared = {REFERENCE.get(c.suite, "NumPy") for c in view.cases}
+    return " or ".join(sorted(compared))
+
+
 def _kernels(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
     if view.cases:
         noisy = sum(c.noisy is not None for c in view.cases)
         wrong = sum(o.status == "wrong" for c in view.cases for o in c.contestants if o.name in SVOD)
-        what = "kernels measured" if any(c.suite != "models" for c in view.cases) else "models measured"
+        what = "kernels measured" if any(c.suite not in MODEL_SUITES for c in view.cases) else "models measured"
         return KeyFigure(str(len(view.cases)), what,
-                         f"each checked against NumPy{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy")
+                         f"each checked against {_reference(view)}{f'; {wrong} WRONG' if wrong else ''}; {noisy or 'none'} noisy")
     if tuning is None or not tuning.kernels:
         return None
     verified = sum(bool(k.verified) for k in tuning.kernels)

@@ -23,7 +23,7 @@ from svod.bench.report.words import (
     short_name,
     side_of,
 )
-from svod.bench.results import CaseResult, ContestantResult, Run, Speedup
+from svod.bench.results import MODEL_SUITES, CaseResult, ContestantResult, Run, Speedup
 from svod.bench.roofline import Ceilings
 from svod.bench.suites.suites import SUITES
 from svod.bench.summary import ALL, BEST_PEER, group_results, suite_results
@@ -83,7 +83,7 @@ def roofline(view: Overview, tuning: Tuning | None) -> Roofline | None:
     timed = [(c, c.svod) for c in view.cases if c.svod is not None and c.svod.median]
     drawn = [(c, best) for c, best in timed if _has_intensity(c)]
     points = [_case_point(c, best) for c, best in drawn]
-    if all(c.suite == "models" for c in view.cases) and tuning is not None:
+    if all(c.suite in MODEL_SUITES for c in view.cases) and tuning is not None:
         points += [_kernel_point(k, s) for k in tuning.kernels for s in k.sizes if s.flops and s.bytes]
     if not points:
         return None

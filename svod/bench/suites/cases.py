@@ -25,6 +25,8 @@ Array = np.ndarray[Any, Any]
 Fill = Literal["normal", "positive", "integers"]
 
 MODELS_DIR = Path(__file__).resolve().parents[3] / "experiments" / "models"
+# cases that each library runs in a process of its own, by their operation and suite: the library that the others are compared with
+REFERENCE = {"onnx": "onnxruntime", "torch": "torch"}
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}    # of the largest output; integers are exact
 
 
@@ -80,8 +82,13 @@ class Case:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the first operand."""
-        return self.operands[0].dtype
+        """The dtype of the first operand; of a whole model, that of its products."""
+        return self.operands[0].dtype if self.operands else self.out_dtype
+
+    @property
+    def alone(self) -> bool:
+        """Whether each library runs the case in a process of its own, which makes the operands too."""
+        return self.op in REFERENCE
 
     @property
     def bytes_read(self) -> int:
@@ -103,7 +110,8 @@ class Case:
     @property
     def tolerance(self) -> float:
         """Largest allowed difference to the reference, over the largest value."""
-        return TOLERANCE.get(self.dtype, 0.0)
+        given: float | None = self.options.get("tolerance")
+        return TOLERANCE.get(self.dtype, 0.0) if given is None else given
 
     def draw(self, seed: int = 0) -> list[Array]:
         """The operands' values; the name and the seed decide them."""
@@ -200,6 +208,15 @@ def model(name: str, title: str, script: str, kind: str, shape: tuple[int, ...],
     """A model of experiments/models with its weights as constants, on the input of its script."""
     return Case(name, title, "models", "models", "model", (CaseOperand(shape),), out_shape, "float32", 0.0,
                 lambda x: load_model(script, kind)(x), {"script": script, "kind": kind})
+
+
+def whole_model(name: str, title: str, suite: Literal["onnx", "torch"], group: str, tolerance: float) -> Case:
+    """A model that each library has from elsewhere: an ONNX file, or a PyTorch module."""
+    return Case(name, title, suite, group, suite, (), (), "float32", 0.0, _from_elsewhere, {"tolerance": tolerance})
+
+
+def _from_elsewhere(*operands: Any) -> Any:
+    raise UnsupportedError("an ONNX file or a PyTorch module is no expression of tensors")
 
 
 _models: dict[str, Any] = {}

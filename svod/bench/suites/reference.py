@@ -13,6 +13,8 @@ import numpy as np
 from svod.bench.suites.cases import Array, Case, load_model
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 
+Result = Array | list[Array]        # of a kernel; the outputs of a whole model
+
 
 def reference(case: Case, operands: Sequence[Array]) -> Array:
     """The result for operands as `Case.draw` gives them."""
@@ -37,6 +39,16 @@ def largest_error(got: Array, wanted: Array) -> float:
         difference = float(np.abs(got - wanted).max())
     scale = float(np.abs(wanted).max())
     return math.inf if math.isnan(difference) else difference / scale if scale else difference
+
+
+def difference(got: Result, wanted: Result, dtype: str) -> float:
+    """The `largest_error` of a result of `dtype`; of a whole model, the largest of all its outputs, each of its own dtype."""
+    if isinstance(got, list) != isinstance(wanted, list) or (isinstance(got, list) and len(got) != len(wanted)):
+        return math.inf
+    if isinstance(got, list):
+        return max((largest_error(widen(g, g.dtype.name), widen(w, w.dtype.name)) for g, w in zip(got, wanted, strict=True)), default=0.0)
+    assert not isinstance(wanted, list)
+    return largest_error(widen(got, dtype), wanted)
 
 
 def _matmul(options: Mapping[str, Any], a: Array, b: Array) -> Array:

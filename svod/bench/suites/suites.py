@@ -3,6 +3,8 @@
     core     the kernels that models consist of, at the sizes they have in models
     odd      kernels with odd extents, each with a round neighbour to compare its rate with
     models   the whole models of experiments/models
+    onnx     real ONNX files (`onnx_files.py`), each library in a process of its own
+    torch    PyTorch modules (`torch_modules.py`), each library in a process of its own
     random   kernels of the kinds of core, with extents drawn from a seed (`random_kernels.py`)
 """
 from __future__ import annotations
@@ -13,7 +15,9 @@ from dataclasses import replace
 
 from svod.bench.suites import cases
 from svod.bench.suites.cases import Case
+from svod.bench.suites.onnx_files import onnx_cases
 from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT, random_cases
+from svod.bench.suites.torch_modules import torch_cases
 from svod.errors import ConfigError
 
 
@@ -73,18 +77,19 @@ MODELS = (
     cases.model("gpt2_block", "GPT-2 block 1×256×768", "gpt2_block", "Gpt2Block", (1, 256, 768), (1, 256, 768)),
 )
 
-SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS}
-SUITE_NAMES = (*SUITES, RANDOM)
+SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS, "onnx": onnx_cases(), "torch": torch_cases()}
+ALL = ("core", "odd", "models")         # those of kernels and models that come with svod
+SUITE_NAMES = (*ALL, RANDOM, "onnx", "torch")
 
 
 def parse_suites(text: str) -> tuple[str, ...]:
-    """Names of suites, joined by commas in `text`; "all" is every suite that does not depend on a seed. Raises ConfigError for others."""
+    """Names of suites, joined by commas in `text`; "all" is `ALL`. Raises ConfigError for others."""
     names = dict.fromkeys(filter(None, (p.strip().lower() for p in text.split(","))))
     unknown = [n for n in names if n not in (*SUITE_NAMES, "all")]
     if unknown or not names:
         what = f"no suite {', '.join(map(repr, unknown))}" if unknown else f"no suite in {text!r}"
-        raise ConfigError(f"there is {what}; the suites are {', '.join(SUITE_NAMES)}, joined by commas, and all: {', '.join(SUITES)}")
-    return tuple(dict.fromkeys(s for n in names for s in (SUITES if n == "all" else (n,))))
+        raise ConfigError(f"there is {what}; the suites are {', '.join(SUITE_NAMES)}, joined by commas, and all: {', '.join(ALL)}")
+    return tuple(dict.fromkeys(s for n in names for s in (ALL if n == "all" else (n,))))
 
 
 def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT) -> list[Case]:

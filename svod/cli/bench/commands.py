@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,15 +23,16 @@ from svod import config
 from svod.cli.outputs import check_database, check_is_there, check_output
 from svod.compile.backend import backend_named, device_named
 from svod.core.machine.target import HOST, Target
-from svod.errors import DatabaseError
+from svod.errors import DatabaseError, UnsupportedError
 from svod.system.files import write_text
 from svod.system.quantities import count as counted
 
 if TYPE_CHECKING:
-    from svod.bench.results import Run, Settings
+    from svod.bench.results import CaseResult, Run, Settings
     from svod.bench.suites.cases import Case
 
 INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
+TORCH_NEEDS = ("torch", "torchvision", "transformers")
 NEW_SEEDS = 1_000_000   # drawn seeds are below this: short enough to type
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
 
@@ -88,9 +90,11 @@ class _RunCommand(click.Command):
 
 @cli.command(cls=_RunCommand)
 @click.option("--suite", default="core", show_default=True, metavar="NAMES",
-              help="Which kernels: core, odd, models, random, with commas, or all.")
+              help="Which kernels: core, odd, models, random; or whole models: onnx, torch; with commas, or all.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
 @click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
+@click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS",
+              help="With a beam: most seconds of search for each kernel or model; default: BEAM_KERNEL_BUDGET, of a model 600.")
 @click.option("--heuristic", is_flag=True, help="Use svod's heuristics alone.")
 @click.option("--db-only", is_flag=True,
               help="Use heuristics and the tuning database without a search. The default without BEAM.")
@@ -104,8 +108,10 @@ class _RunCommand(click.Command):
 @click.option("--dump-after", metavar="PASSES", help="Print each plan of svod after these passes, like SVOD_DUMP_AFTER.")
 @click.option("--list", "only_list", is_flag=True, help="Only show the kernels of the suite.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write everything to a file.")
-def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bool, fresh: bool, peers: str, device: str | None,
-        db: str | None, seed: int | None, count: int | None, dump_after: str | None, only_list: bool, json_path: Path | None) -> None:
+@click.option("--resume", is_flag=True, help="Keep the results that the file of --json has, and measure the kernels that it lacks.")
+def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuristic: bool, db_only: bool, fresh: bool, peers: str,
+        device: str | None, db: str | None, seed: int | None, count: int | None, dump_after: str | None, only_list: bool,
+        json_path: Path | None, resume: bool) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import parse_peers
     from svod.bench.results import Settings
@@ -131,12 +137,57 @@ def run(suite: str, kernels: str, beam: int | None, heuristic: bool, db_only: bo
                     fold=frozenset({"operands"}))
         return
     check_output("--json", json_path)
+    if budget is not None and mode != "beam":
+        raise click.UsageError("--budget is the time of a search; add --beam N")
+    cases = _installed(cases)
     prepare = config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device)
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     passes_of(prepare)
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
                         datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
-    sys.exit(_conclude(_run_cases(cases, names, settings, prepare, db, json_path), len(cases), json_path))
+    known = _known(json_path, settings, _target(prepare)) if resume else []
+    result = _run_cases(cases, names, settings, prepare, db, json_path, budget, known)
+    sys.exit(_conclude(result, len({c.name for c in cases} | {k.name for k in known}), json_path))
+
+
+def _installed(cases: Sequence[Case]) -> list[Case]:
+    """The cases that this machine has files and packages for; the others are said. Raises UnsupportedError where none is left."""
+    from svod.bench.suites.onnx_files import file_named
+
+    found: list[Case] = []
+    missing: dict[str, list[str]] = {}
+    for case in cases:
+        try:
+            if case.op == "onnx":
+                file_named(case.name).find()
+            elif case.op == "torch" and (lacking := [m for m in TORCH_NEEDS if find_spec(m) is None]):
+                raise UnsupportedError(f"the suite torch needs {', '.join(lacking)}: pip install {' '.join(lacking)}")
+            found.append(case)
+        except UnsupportedError as e:
+            missing.setdefault(str(e), []).append(case.name)
+    for why, names in missing.items():
+        _say(f"left out: {', '.join(names)}. {why[:1].upper()}{why[1:]}")
+    if cases and not found:
+        raise UnsupportedError("nothing is left to measure: " + "; ".join(missing))
+    return found
+
+
+def _known(path: Path | None, settings: Settings, target: Target) -> list[CaseResult]:
+    """The results in the file that a run goes on with. Raises FormatError for one of another machine or seed, click.UsageError."""
+    from svod.bench.compare import check_comparable
+    from svod.bench.load import MachineLoad
+    from svod.bench.machine import machine_of, versions
+    from svod.bench.results import Run, read_run
+    from svod.bench.runner import load_of
+
+    if path is None:
+        raise click.UsageError("--resume goes on with the file of --json; give one")
+    if not path.exists():
+        return []
+    before = read_run(path)
+    now = Run(settings, machine_of(target), versions(target.device), load_of(MachineLoad()), None, (), (), ())
+    check_comparable(before, now)
+    return list(before.cases)
 
 
 def _target(prepare: config.PrepareConfig) -> Target:
@@ -145,10 +196,11 @@ def _target(prepare: config.PrepareConfig) -> Target:
 
 
 def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, prepare: config.PrepareConfig, db: str | None,
-               json_path: Path | None) -> Run:
+               json_path: Path | None, budget: float | None = None, known: Sequence[CaseResult] = ()) -> Run:
     """Measure the ceilings where they are unknown, then run the cases against the libraries in `names` and report the progress."""
     from svod.bench.ceiling_loops import CeilingLoops
     from svod.bench.peers import load_peers
+    from svod.bench.peers.alone import Alone
     from svod.bench.results import write_run
     from svod.bench.roofline import cached_ceilings, known_ceilings
     from svod.bench.runner import run_suite
@@ -157,7 +209,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
 
     target = _target(prepare)
     _warn_if_busy(target.threads)
-    libraries, infos = load_peers(names, target.threads)
+    libraries, infos = load_peers(names, target.threads, {c.op if c.alone else "kernels" for c in cases})
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
         _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
@@ -165,11 +217,18 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
     if backend_named(target.device).ceilings is None:
         _say(f"nothing measures what the device {target.device} can do at best; the kernels have no bounds")
     else:
-        known = known_ceilings(path, target)
-        if known is None or known.quick:
+        figures = known_ceilings(path, target)
+        if figures is None or figures.quick:
             _say(f"measuring this machine's peak rates, which takes some ten seconds; they are kept in {path} unless the machine is busy")
         ceilings = cached_ceilings(path, target)
-    contestants = [*svod_contestants(settings.mode, settings.beam, fresh=settings.fresh, db=db, config=prepare), *libraries]
+    own = svod_contestants(settings.mode, settings.beam, fresh=settings.fresh, db=db, config=prepare, budget=budget)
+    contestants = [*own, *libraries]
+    done = {k.name for k in known if k.svod is not None}
+    wanted, cases = len(cases), [c for c in cases if c.name not in done]
+    if len(cases) < wanted:
+        _say(f"{json_path} has {wanted - len(cases)} of {wanted} already")
+    alone = Alone([i.name for i in infos if i.version is not None], {c.name: c.config for c in own}, settings.seed, target.threads,
+                  max((c.config.beam.budget for c in own if c.config.beam is not None), default=0.0))
     together = ", ".join(["svod", *(f"{i.name} {i.version}" for i in infos if i.version is not None)])
     _say(f"{counted(len(cases), 'kernel')}, {counted(target.threads, 'thread')} each: {together}")
 
@@ -184,7 +243,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
                 write_run(json_path, so_far)
     return run_suite(cases, contestants, infos, settings, config.BenchConfig.from_env(), target=target, ceilings=ceilings,
                      arithmetic=arithmetic,
-                     started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished)
+                     started=lambda i, c: _say(f"[{i + 1}/{len(cases)}] {c.title}"), finished=finished, alone=alone, known=known)
 
 
 def _conclude(result: Run, asked_for: int, json_path: Path | None) -> int:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 
 from svod import jit, scope
-from svod.bench.peers import Array, PreparedPeer
+from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.results import KernelInfo
 from svod.bench.suites.cases import Case
+from svod.bench.suites.torch_modules import compiled
+from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import bfloat16_bits_to_float32
+from svod.core.machine.target import HOST
 from svod.tensor import Tensor
 from svod.tune.at_prepare import begin_budget, searches_interrupted, seconds_searched
 from svod.tune.search.budget import MODEL_SECONDS
@@ -32,10 +35,10 @@ class SvodContestant:
 
     outputs = "preallocated"
 
-    def __init__(self, name: str, config: PrepareConfig) -> None:
+    def __init__(self, name: str, config: PrepareConfig, budget: float | None = None) -> None:
         from svod import __version__
 
-        self.name, self.config, self.version = name, config, __version__
+        self.name, self.config, self.version, self.budget = name, config, __version__, budget
 
     def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
         before, interrupted = seconds_searched(), searches_interrupted()
@@ -47,6 +50,8 @@ class SvodContestant:
         return replace(prepared, search_seconds=searched, again=partial(self._prepare, replace(self.config, beam=None)))
 
     def _prepare(self, config: PrepareConfig, case: Case, operands: Sequence[Array]) -> PreparedPeer:
+        if case.alone:
+            return WHOLE[case.op](config, case)
         tensors = [_tensor(a, o.dtype) for a, o in zip(operands, case.operands, strict=True)]
         given = [t for t, o in zip(tensors, case.operands, strict=True) if not o.weight]
 
@@ -64,24 +69,68 @@ class SvodContestant:
                             kernels=kernels, prepare_seconds=seconds)
 
     def _config_for(self, case: Case) -> PrepareConfig:
-        """A budget for each case: BEAM_KERNEL_BUDGET, or ten minutes for a model."""
+        """A budget for each case: the one that is given, else BEAM_KERNEL_BUDGET, or ten minutes for a model."""
         beam = self.config.beam
-        if beam is None:
+        if beam is None or case.alone:
             return self.config
-        seconds = MODEL_SECONDS if case.op == "model" else beam.kernel_budget
+        seconds = self.budget or (MODEL_SECONDS if case.op == "model" else beam.kernel_budget)
         return replace(self.config, beam=replace(beam, budget=seconds))
 
 
+def _prepare_file(config: PrepareConfig, case: Case) -> PreparedPeer:
+    """An ONNX file, called as its users do: arrays to new arrays."""
+    from svod.onnx import load
+
+    start = time.perf_counter()
+    model = load(case.options["source"], config=config)
+    feed = case.options["draw"]([(i.name, len(i.shape or ()), i.dtype == "float32") for i in model.inputs])
+    arrays = [feed[i.name] for i in model.inputs]
+    last: list[Any] = []
+
+    def run() -> None:
+        result = model(*arrays)
+        last[:] = result if isinstance(result, tuple) else [result]
+    run()
+    return PreparedPeer(calls(run), lambda: list(last), False, **_facts(model.plans, time.perf_counter() - start))
+
+
+def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
+    """A PyTorch module under torch.compile(backend="svod")."""
+    import torch
+
+    from svod.bench.peers.with_torch import prepared_module
+    from svod.torch.functions import functions
+
+    torch.set_num_threads(config.threads or backend_named(HOST).target().threads)
+    options: dict[str, Any] = {"db": config.db, "threads": config.threads}
+    if config.beam is not None:
+        options |= {"beam": config.beam.width, "budget": config.beam.budget, "ignore_cache": config.beam.ignore_cache}
+    prepared = prepared_module(case, partial(compiled, backend="svod", options=options))
+    plans = [p.captured.plan for f in functions for p in f.plans if p.captured is not None]
+    left = sorted({m.name for f in functions for m in f.missing} | {r for f in functions for r in f.refused.values()})
+    remark = "in PyTorch: " + ", ".join(left) if left else "" if plans else "nothing is compiled: PyTorch runs it all"
+    return replace(prepared, remark=remark, **_facts(plans, prepared.prepare_seconds or 0.0))
+
+
+def _facts(plans: Sequence[ExecutionPlan], seconds: float) -> dict[str, Any]:
+    kernels = tuple(k for plan in plans for k in describe(plan))
+    return {"kernels": kernels, "identity": tuple((k.key, k.chain) for k in kernels), "prepare_seconds": seconds}
+
+
+WHOLE: Mapping[str, Callable[[PrepareConfig, Case], PreparedPeer]] = {"onnx": _prepare_file, "torch": _prepare_module}
+
+
 def svod_contestants(mode: str, beam: int | None, *, fresh: bool = False, db: str | None = None,
-                     config: PrepareConfig | None = None) -> list[SvodContestant]:
-    """The contestants of a run. `mode` is heuristic, db-only or beam, with the width `beam`. `fresh` also searches known kernels."""
+                     config: PrepareConfig | None = None, budget: float | None = None) -> list[SvodContestant]:
+    """The contestants of a run. `mode` is heuristic, db-only or beam, with the width `beam`. `fresh` also searches known kernels. `budget`:
+    seconds of search for each case, instead of those that `SvodContestant` gives it."""
     base = replace(config, beam=None, capture=None) if config is not None else PrepareConfig.from_env(beam=None, capture=None)
     out = [SvodContestant("heuristic", replace(base, db=NONE))]
     if mode != "heuristic":
         searched = None
         if mode == "beam":
-            searched = BeamConfig.from_env(width=beam or BeamConfig().width, ignore_cache=fresh)
-        out.append(SvodContestant("tuned", replace(base, beam=searched, db=db if db is not None else base.db)))
+            searched = BeamConfig.from_env(width=beam or BeamConfig().width, ignore_cache=fresh, budget=budget or MODEL_SECONDS)
+        out.append(SvodContestant("tuned", replace(base, beam=searched, db=db if db is not None else base.db), budget))
     return out
 
 

@@ -17,14 +17,14 @@ from svod.bench.suites import cases as kinds
 from svod.bench.suites.cases import Case, CaseOperand
 from svod.bench.suites.random_kernels import LEAST_SECONDS, MOST_SECONDS, is_prime, nominal_seconds, random_cases
 from svod.bench.suites.reference import FUNCTIONS, largest_error, reference, widen
-from svod.bench.suites.suites import SUITES, select_cases
+from svod.bench.suites.suites import ALL, SUITES, select_cases
 from svod.cli.bench.contestants import svod_contestants
 from svod.core.ir.dtype import BY_NAME
 from svod.errors import ConfigError, UnsupportedError
 from svod.tune import at_prepare as search
 from svod.tune.session import SessionResult
 
-EVERY = [c for cases in SUITES.values() for c in cases]
+EVERY = [c for name in ALL for c in SUITES[name]]      # test_whole_models.py has the others
 # every operation at extents that nothing divides, and 1
 SMALL = [
     kinds.matmul("product", "", (17, 9), (9, 5)),

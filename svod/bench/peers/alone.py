@@ -1,0 +1,211 @@
+"""Libraries in processes of their own: each prepares one case there, and is alone in the process while it is timed.
+
+    the benchmarks                       a child for each contestant of the case
+    Order                         →      prepare the case, run it once
+                                  ←      its outputs, kernels, seconds of preparation; or why there are none
+    ("run", n)                    →      run it n times
+    ("sample", n, warm)           →      untimed runs for `warm` seconds, then n timed ones
+                                  ←      their seconds, by the child's own clock
+
+The children of a case live side by side and wait for their turn without using a core, so that rounds interleave as they do in one process.
+A child that ends, hangs or answers nonsense costs its own contestant.
+"""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from svod.bench.load import MachineLoad, watch_machine
+from svod.bench.peers import LIBRARIES, Array, Peer, PreparedPeer
+from svod.bench.placing import Place
+from svod.bench.results import KernelInfo
+from svod.bench.suites.cases import REFERENCE, Case
+from svod.bench.suites.reference import Result
+from svod.bench.timer import Clock, Contestant
+from svod.config import PrepareConfig
+from svod.errors import SvodError, UnsupportedError
+
+CHILD = "svod.cli.bench.alone"          # the module that a child runs; it stands above, where svod's own doors are
+PREPARE_SECONDS = 400.0         # and the budget of a search
+RUN_SECONDS = 120.0             # most of one message about runs
+END_SECONDS = 5.0               # a child that was told to end is killed after this
+PAUSE_SECONDS = 50e-3           # between contestants: threads of a library may look for work that long after a run
+
+
+class AloneError(SvodError):
+    """A child of the benchmarks failed."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a child does: `contestant` is a library, or a name of `results.SVOD` with its configuration."""
+
+    contestant: str
+    case: str
+    suite: str
+    seed: int
+    threads: int
+    config: PrepareConfig | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """A child's answer to its order: the outputs of the first run, and what a `PreparedPeer` says of itself."""
+
+    outputs: list[Array]
+    remark: str
+    identity: Hashable
+    kernels: tuple[KernelInfo, ...]
+    prepare_seconds: float | None
+    search_seconds: float | None
+
+
+class Process:
+    """A child, and the messages to it. Raises AloneError where it does not answer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        own, other = Pipe()
+        try:
+            self._child = subprocess.Popen([sys.executable, "-m", CHILD, str(other.fileno())], pass_fds=(other.fileno(),),
+                                           stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None)
+        finally:
+            other.close()
+        self._pipe: Connection[Any, Any] = own
+        self.id = self._child.pid
+
+    def ask(self, message: Any, seconds: float) -> Any:
+        """The answer to a message."""
+        try:
+            self._pipe.send(message)
+            if not self._pipe.poll(seconds):
+                self.kill()
+                raise AloneError(f"it took more than {seconds:.0f} s, and was ended")
+            kind, answer = self._pipe.recv()
+        except (EOFError, OSError) as e:
+            code = self._child.wait(END_SECONDS)
+            raise AloneError(f"its process ended with the status {code}") from e
+        if kind == "unsupported":
+            raise UnsupportedError(answer)
+        if kind == "failed":
+            raise AloneError(answer)
+        return answer
+
+    def kill(self) -> None:
+        """End the child now."""
+        self._child.kill()
+        self._child.wait()
+
+    def end(self) -> None:
+        """Have the child end, which it does when its pipe closes."""
+        self._pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(END_SECONDS)
+            return
+        self.kill()
+
+
+class RemoteContestant(Contestant):
+    """A contestant whose samples its own process takes."""
+
+    process: Process
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(lambda times: process.ask(("run", times), RUN_SECONDS), process.name)
+        object.__setattr__(self, "process", process)
+
+    def sample(self, repeats: int, warm: float | None, clock: Clock) -> float:
+        """As `Contestant.sample`, by the clock of the process."""
+        seconds: float = self.process.ask(("sample", repeats, warm), RUN_SECONDS)
+        return seconds
+
+
+@dataclass
+class Alone:
+    """The processes of a case. `config` has the configuration of each contestant that is svod, by name."""
+
+    libraries: Sequence[str]
+    config: dict[str, PrepareConfig]
+    seed: int
+    threads: int
+    budget: float = 0.0                         # seconds that a search may take
+    start: Callable[[str], Process] = Process
+    _live: list[Process] = field(default_factory=list)
+    _kept: dict[tuple[str, str], tuple[Process, Done]] = field(default_factory=dict)
+
+    @contextmanager
+    def entered(self, case: Case) -> Iterator[list[Peer]]:
+        """The contestants of a case; their processes end with the context."""
+        try:
+            yield [AlonePeer(self, name) for name in (*self.config, *(n for n in self.libraries if case.op in LIBRARIES[n].suites))]
+        finally:
+            for process in self._live:
+                process.end()
+            self._live.clear()
+            self._kept.clear()
+
+    def reference(self, case: Case, operands: Sequence[Array]) -> Result:
+        """The outputs of the library that the others are compared with. Its process stays, as it may be a contestant."""
+        name = REFERENCE[case.op]
+        try:
+            self._kept[name, case.name] = found = self.prepared(name, case)
+        except AloneError as e:
+            raise AloneError(f"{name}, with which the others are compared: {e}") from e
+        return found[1].outputs
+
+    def prepared(self, name: str, case: Case) -> tuple[Process, Done]:
+        """A process that has prepared a case. Raises UnsupportedError, AloneError."""
+        if (name, case.name) in self._kept:
+            return self._kept.pop((name, case.name))
+        process = self.start(name)
+        self._live.append(process)
+        order = Order(name, case.name, case.suite, self.seed, self.threads, self.config.get(name))
+        done = process.ask(order, PREPARE_SECONDS + self.budget)
+        return process, done
+
+    def watch(self) -> Callable[[], MachineLoad]:
+        """The load of the machine by processes other than these."""
+        return watch_machine([p.id for p in self._live])
+
+    def pause(self) -> None:
+        """Let threads come to rest."""
+        time.sleep(PAUSE_SECONDS)
+
+    @property
+    def place(self) -> Place:
+        """Each process places its threads as its library does."""
+        return lambda contestants, pause: nullcontext()
+
+
+class AlonePeer:
+    """A contestant in a process of its own."""
+
+    version = ""            # `PeerInfo` has it; nothing is imported here
+    outputs = "returned by each call"
+
+    def __init__(self, alone: Alone, name: str) -> None:
+        self.alone, self.name = alone, name
+
+    def prepare(self, case: Case, operands: Sequence[Array]) -> PreparedPeer:
+        """Prepare the case in a new process."""
+        process, done = self.alone.prepared(self.name, case)
+        contestant = RemoteContestant(process)
+
+        def run(times: int) -> None:
+            process.ask(("run", times), RUN_SECONDS)
+        return PreparedPeer(run, lambda: done.outputs, False, done.remark, done.identity, done.kernels, done.prepare_seconds,
+                            done.search_seconds, contestant=contestant)
+
+
+def _has_descriptor(stream: Any) -> bool:
+    with suppress(OSError, AttributeError, ValueError):
+        os.fstat(stream.fileno())
+        return True
+    return False

@@ -1,0 +1,98 @@
+"""The child of `svod.bench.peers.alone`: has one library prepare one case and run it when the parent says so.
+
+    python -m svod.cli.bench.alone DESCRIPTOR       of the pipe, which the parent has open
+"""
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from svod.bench.peers import LIBRARIES, Array, Peer, PreparedPeer, keep_freed_memory
+from svod.bench.peers.alone import Done, Order
+from svod.bench.suites.cases import Case
+from svod.bench.suites.onnx_files import file_named, fitted
+from svod.bench.suites.suites import select_cases
+from svod.bench.timer import Contestant
+from svod.errors import SvodError, UnsupportedError
+
+
+def main(descriptor: str) -> None:
+    """Answer messages until the pipe closes."""
+    pipe: Connection[Any, Any] = Connection(int(descriptor))
+    order: Order = pipe.recv()
+    try:
+        peer, case = _contestant(order), _resolved(order)
+        prepared = peer.prepare(case, [])
+        prepared.run(1)
+        outputs = prepared.output()
+        assert isinstance(outputs, list)
+    except UnsupportedError as e:
+        pipe.send(("unsupported", str(e)))
+        return
+    except Exception as e:      # the border to other libraries, which raise what they like: it becomes a record
+        pipe.send(("failed", str(e) if isinstance(e, SvodError) else f"{type(e).__name__}: {' '.join(str(e).split()):.200}"))
+        return
+    pipe.send(("done", Done([np.array(a) for a in outputs], prepared.remark, prepared.identity, prepared.kernels, prepared.prepare_seconds,
+                            prepared.search_seconds)))
+    _serve(pipe, prepared)
+
+
+def _serve(pipe: Connection[Any, Any], prepared: PreparedPeer) -> None:
+    contestant = Contestant(prepared.run)
+    while True:
+        try:
+            kind, repeats, *rest = pipe.recv()
+        except EOFError:
+            return
+        answer: Any = None
+        try:
+            if kind == "run":
+                contestant.run(repeats)
+            else:
+                answer = contestant.sample(repeats, rest[0], time.perf_counter)
+            pipe.send(("done", answer))
+        except Exception as e:      # as above
+            pipe.send(("failed", f"{type(e).__name__}: {' '.join(str(e).split()):.200}"))
+
+
+def _contestant(order: Order) -> Peer:
+    keep_freed_memory()
+    logging.getLogger("svod.torch").setLevel(logging.ERROR)
+    if order.config is not None:
+        from svod.cli.bench.contestants import SvodContestant
+
+        return SvodContestant(order.contestant, order.config)
+    library = LIBRARIES[order.contestant]
+    made: Peer = getattr(importlib.import_module(library.module), library.peer)(order.threads)
+    return made
+
+
+def _resolved(order: Order) -> Case:
+    """The case, with what a child needs to make its operands."""
+    case = select_cases(order.suite, order.case)[0]
+    if case.op == "torch":
+        return replace(case, options={**case.options, "seed": order.seed})
+    file = file_named(case.name)
+    path = str(file.find())
+    source: str | bytes = path
+    if file.random_weights:
+        import onnx
+
+        from svod.onnx.run import with_random_weights
+        source = with_random_weights(onnx.load(path)).SerializeToString()
+
+    def draw(inputs: Sequence[tuple[str, int, bool]]) -> dict[str, Array]:
+        return fitted(file.sizes[0](np.random.default_rng(order.seed)), inputs)
+    return replace(case, options={**case.options, "source": source, "draw": draw})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,202 @@
+"""Libraries in processes of their own: the messages, what becomes of a process that fails, and what a run makes of it."""
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Pipe
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod.bench.load import MachineLoad, read_machine
+from svod.bench.peers import LIBRARIES, PreparedPeer, calls
+from svod.bench.peers.alone import Alone, AloneError, Done, Order, Process, RemoteContestant
+from svod.bench.results import CaseResult, Run, Settings
+from svod.bench.runner import run_suite
+from svod.bench.suites.cases import REFERENCE, Case, whole_model
+from svod.bench.suites.reference import difference
+from svod.bench.timer import Contestant, calibrate, take_sample
+from svod.cli.bench import alone as child
+from svod.compile.cpu.host import host_target
+from svod.config import BenchConfig, PrepareConfig
+from svod.errors import UnsupportedError
+
+CASE = whole_model("file", "a file", "onnx", "files", 1e-3)
+SETTINGS = Settings("svod-bench run", "onnx", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
+CONFIG = BenchConfig(rounds=7, case_seconds=0.0, precision=0.01, min_sample=200.0)
+
+
+class FakeProcess:
+    """Answers as a child does. `behaviour` by the name of the contestant: seconds of a call, what is added to the outputs, or an error."""
+
+    ended: list[str]
+    orders: list[Order]
+
+    def __init__(self, name: str, behaviour: dict[str, Any]) -> None:
+        self.name, self.id, self.behaviour = name, os.getpid(), behaviour[name]
+
+    def ask(self, message: Any, seconds: float) -> Any:
+        if isinstance(message, Order):
+            self.orders.append(message)
+            if isinstance(self.behaviour, Exception):
+                raise self.behaviour
+            wrong = self.behaviour if self.behaviour > 1 else 0.0
+            return Done([np.ones((2, 3), np.float32) + np.float32(wrong), np.arange(3)], "a remark", None, (), 0.5, None)
+        if self.behaviour < 0:
+            raise AloneError("its process ended with the status -11")
+        return None if message[0] == "run" else message[1] * abs(self.behaviour)
+
+    def end(self) -> None:
+        self.ended.append(self.name)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Runs a case whose contestants behave as told: those of svod, and libraries."""
+    FakeProcess.ended, FakeProcess.orders = [], []
+    monkeypatch.setattr(Alone, "pause", lambda self: None)
+    monkeypatch.setattr(Alone, "watch", lambda self: lambda: MachineLoad())
+
+    def do(behaviour: dict[str, Any], cases: Sequence[Case] = (CASE,), known: Sequence[CaseResult] = ()) -> Run:
+        own = {n: PrepareConfig() for n in ("heuristic", "tuned") if n in behaviour}
+        alone = Alone([n for n in behaviour if n not in own], own, 5, 2, start=lambda name: FakeProcess(name, behaviour))  # type: ignore[arg-type,return-value]
+        return run_suite(cases, [], [], SETTINGS, CONFIG, target=host_target(), alone=alone, known=known)
+    return do
+
+
+def test_each_contestant_has_a_process_and_its_own_clock(run: Callable[..., Run]) -> None:
+    case = run({"heuristic": 2e-3, "onnxruntime": 3e-3}).cases[0]
+    own = case.outcome("heuristic")
+    assert own is not None and own.median == pytest.approx(2e-3) and own.speedups["onnxruntime"].median == pytest.approx(1.5)
+    assert own.remark == "a remark" and own.prepare_seconds == 0.5 and case.rounds == 7
+    assert sorted(FakeProcess.ended) == ["heuristic", "onnxruntime"]
+    assert sorted((o.contestant, o.seed, o.threads, o.config is not None) for o in FakeProcess.orders) == [
+        ("heuristic", 5, 2, True), ("onnxruntime", 5, 2, False)]
+
+
+def test_what_fails_costs_itself(run: Callable[..., Run]) -> None:
+    case = run({"heuristic": 2e-3, "tuned": AloneError("no memory"), "onnxruntime": 3e-3}).cases[0]
+    assert [(o.name, o.status, o.why) for o in case.contestants if o.status != "ok"] == [("tuned", "failed", "no memory")]
+    case = run({"heuristic": -2e-3, "onnxruntime": 3e-3}).cases[0]      # it breaks when it is run
+    broken = case.outcome("heuristic")
+    assert broken is not None and broken.status == "failed" and "status -11" in broken.why
+    assert case.best_peer == "onnxruntime"
+
+
+def test_numbers_are_compared_first(run: Callable[..., Run]) -> None:
+    case = run({"heuristic": 2.0, "onnxruntime": 3e-3}).cases[0]
+    wrong = case.outcome("heuristic")
+    assert wrong is not None and wrong.status == "wrong" and "the reference's by 2.0e+00" in wrong.why and not wrong.samples
+
+
+def test_without_a_reference_there_is_nothing(run: Callable[..., Run]) -> None:
+    case = run({"heuristic": 2e-3, "onnxruntime": AloneError("it is broken")}).cases[0]
+    assert {(o.name, o.status) for o in case.contestants} == {("heuristic", "failed"), ("onnxruntime", "failed")}
+    assert "onnxruntime, with which the others are compared: it is broken" in case.contestants[0].why
+
+
+def test_libraries_without_the_suite_stay_out(run: Callable[..., Run]) -> None:
+    case = run({"heuristic": 2e-3, "onnxruntime": 3e-3, "torch": 1e-3, "inductor": 1e-3}).cases[0]
+    assert [o.name for o in case.contestants] == ["heuristic", "onnxruntime"]
+    assert all(suite in LIBRARIES[name].suites for suite, name in REFERENCE.items())
+
+
+def test_known_results_stay(run: Callable[..., Run]) -> None:
+    first = run({"heuristic": 2e-3, "onnxruntime": 3e-3})
+    other = whole_model("other", "another", "onnx", "files", 1e-3)
+    both = run({"heuristic": 1e-3, "onnxruntime": 3e-3}, (other,), first.cases)
+    assert [c.name for c in both.cases] == ["file", "other"] and both.cases[0] == first.cases[0]
+    assert both.groups[0].cases["heuristic/onnxruntime"] == 2
+    again = run({"heuristic": 1e-3, "onnxruntime": 3e-3}, (CASE,), both.cases)
+    assert [c.name for c in again.cases] == ["other", "file"]
+    assert [c.outcome("heuristic").median for c in again.cases] == pytest.approx([1e-3, 1e-3])  # type: ignore[union-attr]
+
+
+# -- a real process -----------------------------------------------------------------------------------
+
+def test_a_child_says_what_it_cannot_do_and_ends() -> None:
+    process = Process("heuristic")
+    with pytest.raises(AloneError, match="nonsuch"):
+        process.ask(Order("heuristic", "nonsuch", "onnx", 0, 1, PrepareConfig()), 60.0)
+    process.end()
+    with pytest.raises(AloneError):
+        process.ask(("run", 1), 5.0)
+
+
+def test_a_child_that_hangs_is_ended() -> None:
+    process = Process("heuristic")
+    with pytest.raises(AloneError, match="it took more than"):
+        process.ask(Order("heuristic", "nonsuch", "onnx", 0, 1, PrepareConfig()), 0.0)
+    with pytest.raises(AloneError, match="ended with the status -9"):
+        process.ask(("run", 1), 5.0)
+    process.end()
+
+
+def test_the_child_serves_its_contestant(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+
+    class Peer:
+        def prepare(self, case: Case, operands: Sequence[Any]) -> PreparedPeer:
+            if case.name == "other":
+                raise UnsupportedError("there is no such operation")
+            return PreparedPeer(lambda n: ran.append(n) if n != 13 else 1 // 0, lambda: [np.ones(2)], False, "slow today")  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(child, "_contestant", lambda order: Peer())
+    monkeypatch.setattr(child, "_resolved", lambda order: whole_model(order.case, "", "onnx", "", 0.0))
+
+    def serve(case: str) -> tuple[threading.Thread, Any]:
+        own, other = Pipe()
+        thread = threading.Thread(target=child.main, args=(str(os.dup(other.fileno())),))
+        other.close()
+        thread.start()
+        own.send(Order("heuristic", case, "onnx", 0, 1))
+        return thread, own
+    thread, pipe = serve("file")
+    kind, done = pipe.recv()
+    assert kind == "done" and done.remark == "slow today" and np.array_equal(done.outputs[0], np.ones(2))
+    pipe.send(("sample", 4, None))
+    kind, seconds = pipe.recv()
+    assert kind == "done" and seconds > 0 and ran == [1, 4]
+    pipe.send(("run", 13))
+    assert pipe.recv() == ("failed", "ZeroDivisionError: integer division or modulo by zero")
+    pipe.send(("run", 2))
+    assert pipe.recv() == ("done", None) and ran[-1] == 2
+    pipe.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    thread, pipe = serve("other")
+    assert pipe.recv() == ("unsupported", "there is no such operation")
+    thread.join(10)
+
+
+# -- what it stands on --------------------------------------------------------------------------------
+
+def test_remote_samples_take_the_time_of_the_process() -> None:
+    asked: list[Any] = []
+
+    class Remote:
+        name = "there"
+
+        def ask(self, message: Any, seconds: float) -> Any:
+            asked.append(message)
+            return message[1] * 1e-3 if message[0] == "sample" else None
+    contestant = RemoteContestant(Remote())  # type: ignore[arg-type]
+    assert calibrate(contestant, None, time.perf_counter, 4e-3) == (5, pytest.approx(1e-3))
+    assert take_sample(contestant, 3, 1e-3, warm=0.02) == pytest.approx(1e-3) and asked[-1] == ("sample", 3, 0.02)
+    assert take_sample(contestant, 3, 1e-5) == pytest.approx(1e-3) and asked[-1] == ("sample", 3, 0.0)
+    assert take_sample(Contestant(calls(lambda: None)), 2, 1.0) >= 0
+
+
+def test_children_are_no_foreign_load() -> None:
+    alone, doubled = read_machine(), read_machine(processes=[os.getpid()])
+    assert doubled.own >= alone.own + 0.5 * (alone.own - 0.1)
+    assert read_machine(processes=[2 ** 22 + 1]).own == pytest.approx(read_machine().own, abs=0.5)
+
+
+def test_outputs_are_compared_one_by_one() -> None:
+    a, b = np.array([1e6, 2e6], np.float32), np.array([3, 4])
+    assert difference([a, b], [a, b], "float32") == 0.0
+    assert difference([a, b + 1], [a, b], "float32") == 0.25        # of its own largest value
+    assert difference([a], [a, b], "float32") == difference(a, [a], "float32") == np.inf
