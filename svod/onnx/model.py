@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,16 +54,19 @@ class Outputs(tuple[Any, ...]):
 
 
 def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, outputs: Sequence[str] | None = None,
-         fallback: str | None = None, config: PrepareConfig | None = None) -> Model:
+         fallback: str | None = None, config: PrepareConfig | None = None, device: str | None = None) -> Model:
     """The model in a file, as a function of arrays. `source`: a path, bytes, a file or a ModelProto.
 
     `dims` gives sizes to free dimensions: a number, or a Variable, for which one plan serves all its values. Without, each size that
     occurs has a plan of its own. `outputs`: the values to compute, which may be any in the graph; by default the model's outputs.
     `fallback`: "onnxruntime" or "reference" runs what svod does not have, and what stands behind it, on the host (`svod.onnx.fallback`).
+    `device`: what the kernels run on, such as "WEBGPU"; by default that of `config`, else SVOD_DEVICE.
 
     Raises OnnxError for a file that is no valid model, UnsupportedError with every operator that svod does not have, OSError."""
     proto, arrays = read_model(source)
     check_runtime(fallback)
+    if device is not None:
+        config = replace(config or PrepareConfig.from_env(), device=device)
     return Model(proto, arrays, dims or {}, outputs, config, fallback)
 
 

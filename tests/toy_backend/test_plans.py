@@ -190,3 +190,16 @@ def test_a_compiler_is_the_targets_whatever_device_is_configured() -> None:
     cpu = device_named(HOST).backend.target()
     assert compiler_for(cpu, CONFIG).backend.name == HOST
     assert compiler_for(TOY, CONFIG).backend.name == TOY.device
+
+
+def test_an_onnx_model_on_a_device() -> None:
+    helper = pytest.importorskip("onnx.helper")
+    x, y = (helper.make_tensor_value_info(name, 1, [3, 5]) for name in "xy")
+    proto = helper.make_model(helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [x], [y]),
+                              opset_imports=[helper.make_opsetid("", 17)])
+    model = svod.onnx.load(proto, config=replace(CONFIG, device=None), device=TOY.device)
+    given = np.ascontiguousarray(X[:3, :5])
+    got = model(given)
+    np.testing.assert_allclose(np.asarray(got), softmax(given), rtol=1e-4, atol=1e-6)
+    plan, = model.plans
+    assert plan.device == TOY.device

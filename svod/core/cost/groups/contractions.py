@@ -1,28 +1,33 @@
 """Options of contractions on groups: a register tile of each thread times a tile of threads, the sum cut where there are few tiles.
 
     UPCAST(o0, 8) UPCAST(o1, 4) LOCAL(o0, 8) LOCAL(o1, 16) UNROLL(r0, 4)      64 × 64 results a group, 32 a thread
+    … TILE(r0, 16) STAGE(s0, r0) STAGE(s1, r0)                                16 columns and rows of the operands in shared memory at a time
     … SPLITK(r0, 8)                                                           eight groups share a tile's sum
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from svod.core.cost.groups.device import device_of
-from svod.core.cost.groups.spread import amount_for, groups_of, thread_counts
+from svod.core.cost.groups.spread import amount_for, groups_of
 from svod.core.cost.sketch_contractions import lane_choices
 from svod.core.cost.sketch_facts import Factor, extent_of, name_of, try_opt
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import Scheduler
 
 _TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # of a thread: others × along memory
 _UNROLLED = 4
+_BLOCKS = (16, 32)      # positions of the sum in shared memory at a time
+_STAGED_TILE = 8        # results of a thread from which its group stages operands
+_FEW_THREADS = 64
 _WHOLE = 4              # iterations of a reduce loop that become straight-line code
 _PARTS = (2, 4, 8, 16)
 _FILL = 2               # groups per unit with which no sum is cut
 
 
-def contraction_options(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
-    """Tiles of the stage, for each axis that can be read along memory."""
+def contraction_options(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor], sizes: Sequence[int]) -> Iterator[Scheduler]:
+    """Tiles of the stage, for each axis that can be read along memory, in groups of about `sizes` threads."""
     registers = device_of(state.target).registers_per_thread
     for _, lane, x, _ in lane_choices(state, r, operands)[:2]:
         others = [a for a in range(len(r.stage.outs)) if a != lane and extent_of(state, r, a) > 1]
@@ -38,10 +43,28 @@ def contraction_options(state: Scheduler, r: ResolvedStage, operands: tuple[Fact
                 base = try_opt(base, "UPCAST", name_of(state, r, axis), amount) if amount > 1 else base
             if n > 1 and base is not state:
                 base = try_opt(base, "LANES", f"{name_of(state, r, lane)}.in")
-            for threads in thread_counts(state):
-                done = _unrolled(_thread_tile(base, r, lane, tile, threads), r)
+            for threads in sizes:
+                spread = _thread_tile(base, r, lane, tile, threads)
+                done = _unrolled(spread, r)
                 yield done
                 yield from _cut(done, r)
+                if m * n >= _STAGED_TILE and threads > _FEW_THREADS and state.target.shared_bytes:
+                    yield from _staged(spread, r, operands)
+
+
+def _staged(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
+    """A block of the sum at a time, with the part of the operands that a group reads for it in shared memory."""
+    axis = state.kernel.axes[r.stage.reds[0]]
+    for block in _BLOCKS:
+        done = try_opt(state, "TILE", axis.name, block) if axis.extent > block else state
+        for x in operands:
+            if x.stage >= 0 and is_derived(state.kernel.stages[x.stage]):
+                done = try_opt(done, "STAGE", state.kernel.stages[x.stage].name, axis.name)
+        if any(isinstance(place, int) for place in done.place):
+            inner = done.rows[done.axis_rows[axis.index][-1]].name
+            last = state.kernel.axes[r.stage.reds[-1]]
+            unrolled = try_opt(done, "UNROLL", inner if last is axis else last.name, 0 if last.extent <= _WHOLE else _UNROLLED)
+            yield unrolled
 
 
 def _thread_tile(state: Scheduler, r: ResolvedStage, lane: int, tile: int, threads: int) -> Scheduler:

@@ -36,10 +36,11 @@ from svod.core.kernel.loop_nest import LoopNest, loop_nest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
+from svod.errors import KernelOptError
 
 _OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
 _ITERATION = 4.0        # instructions of one iteration's bookkeeping
-_ADDRESS = 1.5          # of an access, for its address
+_ADDRESS = 1.5          # of an access of memory, for its address; those of shared memory are constants beside one
 _MASK = 2.0             # of an access under a condition
 _OWN = 24               # registers of a thread beside values: addresses, counters
 _SPILL = 4.0            # instructions' worth of a register that lives in memory, each iteration
@@ -71,6 +72,7 @@ class _Phase:
     threads: int
     registers: int = 0
     shared: int = 0
+    staged: int = 0                 # the part of `shared` that holds staged values
     instructions: float = 0.0       # of one group, by single threads
     first: float = 0.0              # bytes through the first cache, by one group, sectors whole
     turns: float = 0.0              # of shared memory, by one group
@@ -81,7 +83,7 @@ class _Phase:
 
 def group_cost(state: Scheduler) -> Cost:
     """The predicted cost of a state on a target with groups, remembered on it: `cycles` of the device. Raises KernelOptError when its
-    placements contradict each other."""
+    placements contradict each other, or a group stages more than its shared memory holds."""
     if state._cost is None:
         state._cost = _GroupCost(state).cost()
     cost: Cost = state._cost
@@ -120,6 +122,8 @@ class _GroupCost:
         shapes = {s: StageShape(state, self.nest, s, root, group) for s in inside}
         phase = _Phase(float(prod(run.times for run in shapes[root].grid)), group.threads)
         wanted = [(shapes[s], self._stage(phase, shapes[s])) for s in inside]
+        if phase.staged > state.target.shared_bytes:
+            raise KernelOptError(f"staged values take {phase.staged} bytes of shared memory; the target has {state.target.shared_bytes}")
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
         for shape, accesses in wanted:
             self._traffic(phase, shape, accesses, resident)
@@ -163,7 +167,9 @@ class _GroupCost:
         if shape.stage.space is MemorySpace.SCRATCH:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
-            size = stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
+            assert shape.stage.layout is not None
+            size = stored_bytes(self.state, self.nest.layouts, s) * shape.stage.layout.size
+            phase.staged += -(-size // AREA) * AREA
             phase.shared += -(-size // AREA) * AREA
             phase.latency += times * _EXCHANGED * _BARRIER
         self.accumulators = max(self.accumulators, int(accumulators))
@@ -256,6 +262,9 @@ class _Counter:
                 if p.role not in (LOOP, DOT, LOCAL, GROUP):
                     self.positions[a] *= p.extent
                     self.upcast *= p.extent if p.role == UPCAST else 1
+        self.lanes = self.stage.num_lanes
+        if shape.is_shared_copy and shape.expanded:
+            self.lanes = self.positions[self.stage.vector] = shape.expanded[0].times
         self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
         self.accumulators = self.registers = 0.0
         self.waits = 0.0            # cycles of one innermost iteration that wait for loads
@@ -300,13 +309,14 @@ class _Counter:
     def _is_vector(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
         """Whether the lanes of the vector axis are beside each other, and each vector begins at a multiple of its size."""
         axis = self.stage.vector
-        if axis < 0 or lanes < 2 or self.stage.vector_loop is None or self.stage.vector_loop.stride != 1:
+        loop = self.stage.vector_loop
+        if axis < 0 or lanes < 2 or not (self.shape.is_shared_copy or (loop is not None and loop.stride == 1)):
             return False
         return dict(coefs).get(axis) == 1 and not const % lanes and not any(c % lanes for a, c in coefs if a != axis)
 
     def _instructions_of(self, deps: tuple[int, ...], coefs: tuple[tuple[int, int], ...], const: int) -> tuple[float, int]:
         """(instructions of one thread, elements of each) of an access."""
-        runs, lanes = self._runs(deps), self.stage.num_lanes
+        runs, lanes = self._runs(deps), self.lanes
         for width in (self.width, self.width // 2, self.width // 4):
             if width > 1 and lanes % width == 0 and self._is_vector(coefs, const, width):
                 return runs / width, width
@@ -342,7 +352,7 @@ class _Counter:
                 coefs[a] = coefs.get(a, 0) + c * stride
         flat = tuple(sorted(coefs.items()))
         count, elements = self._instructions_of(n.deps, flat, 0)
-        self.instructions += count * (1.0 + _ADDRESS)
+        self.instructions += count * (1.0 if source.space is MemorySpace.SHARED else 1.0 + _ADDRESS)
         self.loads += count
         lanes = min(self.state.target.group_threads, device_of(self.state.target).subgroup, self.shape.num_threads)
         subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
@@ -382,7 +392,7 @@ class _Counter:
         deps = tuple(range(self.outs))
         count, elements = runs, 1
         for width in (self.width, self.width // 2, self.width // 4):
-            if width > 1 and 0 <= stage.vector < self.outs and stage.num_lanes % width == 0 and self._is_vector(coefs, const, width):
+            if width > 1 and 0 <= stage.vector < self.outs and self.lanes % width == 0 and self._is_vector(coefs, const, width):
                 count, elements = runs / width, width
                 break
         self.instructions += count * (1.0 + _ADDRESS)

@@ -7,12 +7,12 @@ where the threads of the group share it, or in a phase of its own:
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from svod.core.cost.groups.contractions import contraction_options
 from svod.core.cost.groups.device import LAUNCH, device_of
 from svod.core.cost.groups.group_cost import group_cost
-from svod.core.cost.groups.spread import along_memory, distinct, elementwise_options, reduction_options
+from svod.core.cost.groups.spread import along_memory, distinct, elementwise_options, reduction_options, thread_counts
 from svod.core.cost.sketch_facts import extent_of, factors_of, name_of, resolved, try_opt
 from svod.core.kernel.groups import check_groups
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
@@ -55,9 +55,10 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
     for base in _placements(state):
         for start in _shared_inside(base):
             roots = [s for s in place_stages(start).roots if not is_derived(start.kernel.stages[s])]
+            sizes = thread_counts(state)
             for s in roots[:-1]:
-                start = _best(start, s)
-            yield from _options(start, roots[-1])
+                start = _best(start, s, sizes[1:2] or sizes)
+            yield from _options(start, roots[-1], sizes if len(roots) == 1 else sizes[1:] or sizes)
 
 
 def _placements(state: Scheduler) -> Iterator[Scheduler]:
@@ -91,13 +92,13 @@ def _shared_inside(state: Scheduler) -> Iterator[Scheduler]:
             yield done
 
 
-def _best(state: Scheduler, s: int) -> Scheduler:
-    candidates = priced(_options(state, s))
+def _best(state: Scheduler, s: int, sizes: Sequence[int]) -> Scheduler:
+    candidates = priced(_options(state, s, sizes))
     return candidates[0][1] if candidates else state
 
 
-def _options(state: Scheduler, s: int) -> Iterator[Scheduler]:
-    """The options of one phase, the others left as they are."""
+def _options(state: Scheduler, s: int, sizes: Sequence[int]) -> Iterator[Scheduler]:
+    """The options of one phase, the others left as they are. `sizes`: threads of the groups of contractions."""
     r = resolved(state, s)
     yield state
     if not r.reductions:
@@ -105,5 +106,5 @@ def _options(state: Scheduler, s: int) -> Iterator[Scheduler]:
         return
     operands = factors_of(state, r)
     if operands is not None:
-        yield from contraction_options(state, r, operands)
+        yield from contraction_options(state, r, operands, sizes)
     yield from reduction_options(state, r)

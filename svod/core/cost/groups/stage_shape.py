@@ -17,6 +17,7 @@ from svod.core.kernel.groups import ThreadGroup, grid_rows
 from svod.core.kernel.loop_nest import LoopNest
 from svod.core.kernel.placement import EmittedLoop, is_derived
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
+from svod.core.machine.levels import MemorySpace
 
 Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
 
@@ -46,6 +47,7 @@ class StageShape:
         split = state.split_reduce
         self.cut = split if split is not None and state.kernel.axes[split.axis].stage == s else None
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
+        self.is_shared_copy = self.stage.space is MemorySpace.SHARED and is_derived(self.stage.r.stage)
         self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in self.stage.loops] if is_copy else self._grid()
         self.serial: list[Run] = []                 # outermost first
         self.axes_of_serial: list[int] = []         # the local axis of each that is the stage's own, else -1
@@ -54,12 +56,14 @@ class StageShape:
                 self.serial.append(Run(loop.iterations, self._moves(loop.row)))
                 self.axes_of_serial.append(-1)
         self.outside = len(self.serial)             # serial loops of stages around this one
-        for a, p in self.stage.loops if not is_copy else ():
+        for a, p in self.stage.loops if not (is_copy or self.is_shared_copy) else ():
             if p.row not in self.rows_of_grid:
                 self._add_serial(a, p)
-        self.expanded = [Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops
-                         if p.role not in (LOOP, DOT, LOCAL, GROUP)]
-        self.threads = self._threads(s, group.reducers)     # the fastest first
+        self.expanded = self._copied_vector() if self.is_shared_copy else [
+            Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops
+            if p.role not in (LOOP, DOT, LOCAL, GROUP)]
+        # the fastest first
+        self.threads = self._copy_threads(group.threads) if self.is_shared_copy else self._threads(s, group.reducers)
         self.num_threads = group.threads
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
         self.body = float(prod(run.times for run in self.serial[self.outside:]))
@@ -87,6 +91,24 @@ class StageShape:
             self.grid.insert(0, Run(self.cut.parts, ((a, p.stride * times),)))
         self.serial.append(Run(times, ((a, p.stride),)))
         self.axes_of_serial.append(a)
+
+    def _copied_vector(self) -> list[Run]:
+        """The elements that a thread copies at once."""
+        a = self.stage.vector
+        width = next((p.stride for axis, p in self.stage.loops if axis == a), self.stage.region[a] if a >= 0 else 1)
+        return [Run(width, ((a, 1),))] if a >= 0 and width > 1 else []
+
+    def _copy_threads(self, threads: int) -> list[Run]:
+        """The parts of a copy dealt out to all threads of a group, neighbours to neighbours; what is left are a thread's own iterations."""
+        out, left = list[Run](), threads
+        for a, p in reversed(self.stage.loops):
+            taken = max(1, min(p.extent, left))
+            left //= taken
+            out.append(Run(taken, ((a, p.stride),)))
+            if taken < p.extent:
+                self.serial.insert(self.outside, Run(-(-p.extent // taken), ((a, p.stride * taken),)))
+                self.axes_of_serial.insert(self.outside, a)
+        return out
 
     def _threads(self, s: int, reducers: int) -> list[Run]:
         """The loops that are bound to the threads: parts of reductions, then positions of the output."""
