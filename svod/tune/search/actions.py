@@ -15,6 +15,9 @@ This file decides which amounts are worth an attempt, not which are legal: an op
     order           SWAP of two serial loops of one nest
     output          STREAM where it is larger than the second-level cache
     vectors         LANES of each upcast axis
+    groups          LOCAL, GROUP, GROUPTOP, SPLITK               threads and parts, where the target launches groups
+                    PIPELINE of loops in which values are
+                    staged: 2 or 3 buffers                       copies that run ahead
     dot instructions  TC with each one that the target has and a contraction fits
 
 Loops of several stages may run over one dimension of a tensor: in softmax the maximum, the sum and the output all run over the columns.
@@ -37,6 +40,7 @@ from svod.errors import KernelOptError
 
 WHOLE = 0
 MAX_UNROLL = 32
+BUFFERS = (2, 3)        # of copies that run ahead of a loop
 MAX_PARTS = 64          # parts of a reduction that groups share
 MAX_WASTE = 1.25        # An amount whose tail adds more than a quarter of the work is not tried.
 TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -143,7 +147,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
         for n in tile_amounts(row.extent):
             yield Opt("TILE", row.name, n)
         if state.target.has_groups:
-            yield from _group_actions(row, kind, state.target.group_threads)
+            yield from _group_actions(state, row, kind)
         for n in thread_amounts(row.extent, threads):
             yield Opt("THREAD", row.name, n)
     for row in state.rows:
@@ -174,14 +178,17 @@ def _placements(state: Any, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]
                 yield Opt("STAGE", s.name, row.name)
 
 
-def _group_actions(row: Loop, kind: str, threads: int) -> Iterator[Opt]:
-    """Opts that bind a loop to the threads of a group or to the grid."""
-    for n in group_amounts(row.extent, threads):
+def _group_actions(state: Any, row: Loop, kind: str) -> Iterator[Opt]:
+    """Opts that bind a loop to the threads of a group or to the grid, or copy ahead of it."""
+    for n in group_amounts(row.extent, state.target.group_threads):
         for op in ("LOCAL",) if kind == "o" else ("GROUP", "GROUPTOP"):
             yield Opt(op, row.name, n)
     if kind == "r":
         for n in group_amounts(row.extent, MAX_PARTS):
             yield Opt("SPLITK", row.name, n)
+        if any(isinstance(place, int) and state.rows[place] is row for place in state.place):
+            for n in BUFFERS:
+                yield Opt("PIPELINE", row.name, n)
 
 
 def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:

@@ -2,6 +2,7 @@
 
     UPCAST(o0, 8) UPCAST(o1, 4) LOCAL(o0, 8) LOCAL(o1, 16) UNROLL(r0, 4)      64 × 64 results a group, 32 a thread
     … TILE(r0, 16) STAGE(s0, r0) STAGE(s1, r0)                                16 columns and rows of the operands in shared memory at a time
+    … PIPELINE(r0, 2)                                                         the next ones are copied meanwhile
     … SPLITK(r0, 8)                                                           eight groups share a tile's sum
 """
 from __future__ import annotations
@@ -19,6 +20,7 @@ from svod.core.kernel.scheduler import Scheduler
 _TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # of a thread: others × along memory
 _UNROLLED = 4
 _BLOCKS = (16, 32)      # positions of the sum in shared memory at a time
+_BUFFERS = 2            # of an operand that is copied ahead
 _STAGED_TILE = 8        # results of a thread from which its group stages operands
 _FEW_THREADS = 64
 _WHOLE = 4              # iterations of a reduce loop that become straight-line code
@@ -65,6 +67,9 @@ def _staged(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor])
             last = state.kernel.axes[r.stage.reds[-1]]
             unrolled = try_opt(done, "UNROLL", inner if last is axis else last.name, 0 if last.extent <= _WHOLE else _UNROLLED)
             yield unrolled
+            ahead = try_opt(unrolled, "PIPELINE", axis.name, _BUFFERS)
+            if ahead is not unrolled:
+                yield ahead
 
 
 def _thread_tile(state: Scheduler, r: ResolvedStage, lane: int, tile: int, threads: int) -> Scheduler:

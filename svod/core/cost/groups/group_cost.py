@@ -156,7 +156,8 @@ class _GroupCost:
         phase.instructions += threads * times * (counter.instructions + _SPILL * spilled * shape.body)
         phase.turns += times * counter.turns
         phase.first += times * counter.private
-        phase.latency += times * counter.latency
+        if shape.stage.buffers == 1:    # a copy that runs ahead is not waited for
+            phase.latency += times * counter.latency
         parts = reducers_of(self.state, s)
         if parts > 1:
             needed = exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
@@ -168,10 +169,10 @@ class _GroupCost:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
             assert shape.stage.layout is not None
-            size = stored_bytes(self.state, self.nest.layouts, s) * shape.stage.layout.size
+            size = stored_bytes(self.state, self.nest.layouts, s) * shape.stage.layout.size * shape.stage.buffers
             phase.staged += -(-size // AREA) * AREA
             phase.shared += -(-size // AREA) * AREA
-            phase.latency += times * _EXCHANGED * _BARRIER
+            phase.latency += times * (_EXCHANGED if shape.stage.buffers == 1 else 1) * _BARRIER
         self.accumulators = max(self.accumulators, int(accumulators))
         self.flops += 2.0 * counter.multiply_adds * times * threads * phase.groups
         if counter.multiply_adds > self.most_multiply_adds:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from svod.core.cost.groups.accesses import Steps
 from svod.core.kernel.groups import ThreadGroup, grid_rows
 from svod.core.kernel.loop_nest import LoopNest
-from svod.core.kernel.placement import EmittedLoop, is_derived
+from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import MemorySpace
 
@@ -49,19 +49,13 @@ class StageShape:
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
         self.is_shared_copy = self.stage.space is MemorySpace.SHARED and is_derived(self.stage.r.stage)
         self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in self.stage.loops] if is_copy else self._grid()
-        self.serial: list[Run] = []                 # outermost first
-        self.axes_of_serial: list[int] = []         # the local axis of each that is the stage's own, else -1
-        for loop in self.stage.around:
-            if loop.row not in self.rows_of_grid:
-                self.serial.append(Run(loop.iterations, self._moves(loop.row)))
-                self.axes_of_serial.append(-1)
-        self.outside = len(self.serial)             # serial loops of stages around this one
-        for a, p in self.stage.loops if not (is_copy or self.is_shared_copy) else ():
-            if p.row not in self.rows_of_grid:
-                self._add_serial(a, p)
-        self.expanded = self._copied_vector() if self.is_shared_copy else [
-            Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops
-            if p.role not in (LOOP, DOT, LOCAL, GROUP)]
+        around = [loop for loop in self.stage.around if loop.row not in self.rows_of_grid]
+        self.outside = len(around)                  # serial loops of stages around this one
+        self.serial = [Run(loop.iterations, self._moves(loop.row)) for loop in around]      # outermost first
+        self.axes_of_serial = [-1] * len(around)    # the local axis of each that is the stage's own, else -1
+        if not (is_copy or self.is_shared_copy):
+            self._add_own()
+        self.expanded = self._copied_vector() if self.is_shared_copy else self._side_by_side()
         # the fastest first
         self.threads = self._copy_threads(group.threads) if self.is_shared_copy else self._threads(s, group.reducers)
         self.num_threads = group.threads
@@ -83,14 +77,21 @@ class StageShape:
         loops = {p.row: p for own in self.nest.stages[self.root].axes for p in own}
         return [Run(loops[row].extent, self._moves(row)) for row in self.rows_of_grid if row in loops and loops[row].extent > 1]
 
-    def _add_serial(self, a: int, p: EmittedLoop) -> None:
-        """One of the stage's own loops; the grid has its part of the one that SPLITK has cut."""
-        times = p.extent
-        if self.cut is not None and self.stage.r.axes[a] == self.cut.axis and self.state.axis_rows[self.cut.axis][0] == p.row:
-            times = -(-times // self.cut.parts)
-            self.grid.insert(0, Run(self.cut.parts, ((a, p.stride * times),)))
-        self.serial.append(Run(times, ((a, p.stride),)))
-        self.axes_of_serial.append(a)
+    def _add_own(self) -> None:
+        """The stage's own loops; the grid has its part of the one that SPLITK has cut."""
+        for a, p in self.stage.loops:
+            if p.row in self.rows_of_grid:
+                continue
+            times = p.extent
+            if self.cut is not None and self.stage.r.axes[a] == self.cut.axis and self.state.axis_rows[self.cut.axis][0] == p.row:
+                times = -(-times // self.cut.parts)
+                self.grid.insert(0, Run(self.cut.parts, ((a, p.stride * times),)))
+            self.serial.append(Run(times, ((a, p.stride),)))
+            self.axes_of_serial.append(a)
+
+    def _side_by_side(self) -> list[Run]:
+        return [Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops
+                if p.role not in (LOOP, DOT, LOCAL, GROUP)]
 
     def _copied_vector(self) -> list[Run]:
         """The elements that a thread copies at once."""

@@ -9,19 +9,22 @@ from svod.core.cost.groups.device import device_of, resident_groups
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.groups import most_threads
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
+from svod.errors import KernelOptError
 from svod.tensor import Tensor
+from svod.tune.search.actions import default_actions
 from tests.core.corpus import CORPUS, conv, data, kernel_of
 
 GPU = Target(arch="test", cpu="test", features=(), vector_bytes=16, vector_registers=128, l1=128 << 10, l2=40 << 20, l3=0, threads=1,
              has_non_temporal=False, group_threads=1024, shared_bytes=48 << 10, subgroup=32, units=108, registers_per_thread=255,
              group_registers=65536, unit_threads=2048, unit_groups=32, unit_shared_bytes=160 << 10, device="TEST")
-Chain = tuple[tuple[str, str, int], ...]
 
 
-def cycles(tensor: Tensor, *chain: tuple[str, str, int], target: Target = GPU) -> float:
+def cycles(tensor: Tensor, *chain: tuple[str, str, int | str], target: Target = GPU) -> float:
     return group_cost(apply_opts(Scheduler(Kernel(kernel_of(tensor)), target), [Opt(*o) for o in chain])).cycles
 
 
@@ -81,6 +84,34 @@ def test_what_the_heuristic_takes() -> None:
     assert {"GROUP", "SPLITK"} <= chain_of(data(1 << 22).sum())
     assert "LOCAL" in chain_of(conv(16, 32, 28, 3, padding=1))
     assert "LOCAL" in chain_of(data(997, 1009).transpose(0, 1).contiguous())
+
+
+def test_contractions_stage_their_operands_in_shared_memory() -> None:
+    x = data(512, 768) @ data(768, 3072)
+    assert {"STAGE", "PIPELINE"} <= chain_of(x)
+    none = replace(GPU, shared_bytes=0)
+    assert "STAGE" not in {o.op for o in group_heuristic(Scheduler(Kernel(kernel_of(x)), none)).applied_opts}
+
+
+def test_staged_values_must_fit_shared_memory() -> None:
+    chain = (("LOCAL", "o1", 16), ("LOCAL", "o0", 16), ("TILE", "r0", 64), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"))
+    x = data(512, 768) @ data(768, 3072)
+    assert cycles(x, *chain) > 0.0
+    with pytest.raises(KernelOptError, match="shared memory"):
+        cycles(x, *chain, target=replace(GPU, shared_bytes=4096))
+
+
+def test_rows_are_fused_into_one_phase_of_a_group_a_row() -> None:
+    state = group_heuristic(Scheduler(Kernel(kernel_of(data(4096, 1024).softmax(-1))), GPU))
+    assert place_stages(state).roots == (state.kernel.output,)
+    assert most_threads(state) >= 32 and {"GROUP", "LOCAL"} <= {o.op for o in state.applied_opts}
+
+
+def test_a_search_proposes_copies_that_run_ahead() -> None:
+    base = Scheduler(Kernel(kernel_of(data(64, 64) @ data(64, 64))), GPU)
+    staged = apply_opts(base, [Opt("LOCAL", "o1", 16), Opt("LOCAL", "o0", 16), Opt("TILE", "r0", 16), Opt("STAGE", "s1", "r0")])
+    assert not any(o.op == "PIPELINE" for o in default_actions(base, 4))
+    assert Opt("PIPELINE", "r0", 2) in default_actions(staged, 4)
 
 
 @pytest.mark.parametrize("name", CORPUS)
