@@ -76,11 +76,12 @@ def _target(process: int) -> Target:
     threads = int(min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]))
     groups = int(limits["max-compute-workgroups-per-dimension"])
     features = tuple(sorted(svod for theirs, svod in NUMBERS.items() if theirs in found.features))
+    units = os.cpu_count() or 1 if found.info["adapter_type"] == "CPU" else 0     # how many a graphics card has, WebGPU does not say
     return Target(arch="wgsl", cpu=adapter_name(found.info), features=features, vector_bytes=16, vector_registers=64, l1=16 << 10,
                   l2=1 << 20, l3=0, threads=1, has_fma=False, has_strict_floats=False, has_float64="float64" in features,
                   has_masked_memory=False, has_non_temporal=False, group_threads=threads,
-                  shared_bytes=int(limits["max-compute-workgroup-storage-size"]), device=NAME, global_limits=(groups, groups, groups),
-                  local_limits=(threads, threads, int(limits["max-compute-workgroup-size-z"])))
+                  shared_bytes=int(limits["max-compute-workgroup-storage-size"]), device=NAME, units=units,
+                  global_limits=(groups, groups, groups), local_limits=(threads, threads, int(limits["max-compute-workgroup-size-z"])))
 
 
 def adapter_target() -> Target:
