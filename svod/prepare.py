@@ -174,7 +174,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         capture.announce(str(config.capture), native, target=target)
     compiled = compile_unbound_plan(native, target, config)
     plan = build_plan(unbound, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
-                      device=backend.name,
+                      device=target.device,
                       storages={i: buffer_of(nodes[i]) for i, spec in enumerate(unbound.buffers) if spec.kind == "constant"})
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})

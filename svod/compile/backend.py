@@ -3,6 +3,8 @@
     CPU, CPU:0          LINEAR → LLVM IR → an object
     CPU:interpreter     LINEAR → itself, run instruction by instruction in NumPy: it tells whether lowering or LLVM made a wrong number
     WEBGPU              LINEAR → WGSL → pipelines of wgpu
+    CUDA, CUDA:1        LINEAR → LLVM IR → PTX → the driver
+    CUDA:sm_90          the same, compiled only: there need be no such device
 
     target       which machine it is, and its limits                    opts, the cost model and lowering ask it
     compilers    LINEAR → source → binary → loaded code                 a plan and the search take the same way
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from svod.compile.lower.program import Program, ProgramSpec
@@ -32,7 +34,7 @@ from svod.core.machine.target import HOST, Target, parse_key, threads_of
 from svod.errors import DeviceError, UnsupportedError
 
 MOST_THREADS = 4096     # that a key may ask for
-BACKENDS = {HOST: "svod.compile.cpu.backend", "WEBGPU": "svod.compile.webgpu.backend"}
+BACKENDS = {HOST: "svod.compile.cpu.backend", "WEBGPU": "svod.compile.webgpu.backend", "CUDA": "svod.compile.cuda.backend"}
 """Device name → the module whose `BACKEND` it is, imported when the device is first asked for."""
 
 
@@ -66,6 +68,14 @@ class CompilerPair(ABC):
     def assemble(self, source: str, target: Target) -> str:
         """The assembly of the binary, for people. Raises UnsupportedError where the binary is no machine code."""
         raise UnsupportedError(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
+
+    def disassemble(self, code: bytes, target: Target) -> str:
+        """The machine code of a binary, for people, where it is another language than the assembly. Raises UnsupportedError."""
+        raise UnsupportedError(f"the compiler {self.name} shows machine code as assembly; asm() has it")
+
+    def resources(self, code: bytes) -> Sequence[Mapping[str, object]]:
+        """What the functions of a binary need of a device, JSON-able, where the compiler says so: registers, shared memory, spills."""
+        return ()
 
     def functions(self, code: LoadedCode) -> Sequence[tuple[int, int, str]]:
         """The functions of loaded code in memory: (address, bytes, symbol); none where it is no machine code."""
@@ -131,6 +141,15 @@ class Backend(ABC):
     load_seconds = 5.0                  # most seconds that a program may take to load: the driver may compile it
     ceilings: str | None = None         # the module whose `measure_figures` measures them; None: they are not known
 
+    def device(self, rest: str) -> Backend | None:
+        """The backend of the device that a name means with what follows the colon ('', '0', '1', …); None where there is no such device."""
+        return self if rest in ("", "0") else None
+
+    @property
+    def names(self) -> str:
+        """How its devices are called, for people."""
+        return ", ".join((self.name, *(f"{self.name}:{p.name}" for p in self.compilers)))
+
     @abstractmethod
     def target(self, threads: int | None = None) -> Target:
         """The device of this machine. `threads` caps the host threads that its launches use. Raises DeviceError where there is none."""
@@ -194,19 +213,18 @@ class Device(NamedTuple):
 
 
 def device_named(name: str) -> Device:
-    """The device that a name means: 'CPU', 'cpu:0', 'CPU:interpreter'. Raises UnsupportedError for a device that svod does not have."""
-    base, _, rest = name.partition(":")
+    """The device that a name means: 'CPU', 'cpu:0', 'CPU:interpreter', 'CUDA:1'. Raises UnsupportedError for one that there is not."""
+    base, *rest = name.split(":")
     if base.upper() not in BACKENDS:
         raise UnsupportedError(f"the device {name!r}: svod has the devices {', '.join(BACKENDS)}; unset SVOD_DEVICE for the CPU")
-    backend = backend_named(base)
-    for pair in backend.compilers:
-        if rest in ("", "0") or rest.lower() == pair.name:
-            return Device(backend, pair)
-    names = ", ".join(f"{backend.name}:{p.name}" for p in backend.compilers)
-    raise UnsupportedError(f"the device {name!r}: there is one {backend.name}; use {backend.name}, {names}")
+    family: Backend = importlib.import_module(BACKENDS[base.upper()]).BACKEND
+    pair = next((p for p in family.compilers if rest and rest[-1].lower() == p.name), None)
+    backend = family.device(":".join(rest if pair is None else rest[:-1]).lower())
+    if backend is None:
+        raise UnsupportedError(f"the device {name!r}: there is one {family.name}; use {family.names}")
+    return Device(backend, pair or backend.compilers[0])
 
 
-def backend_named(base: str) -> Backend:
-    """The backend of a device name without number and compiler."""
-    backend: Backend = importlib.import_module(BACKENDS[base.upper()]).BACKEND
-    return backend
+def backend_named(name: str) -> Backend:
+    """The backend of a device."""
+    return device_named(name).backend

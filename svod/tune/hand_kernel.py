@@ -12,7 +12,7 @@ import atexit
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -292,6 +292,14 @@ class HandKernel:
     def asm(self) -> str:
         """The assembly of the kernel, as it runs. Raises UnsupportedError as `llvm` does."""
         return self._form.asm()
+
+    def sass(self) -> str:
+        """The machine code of an NVIDIA GPU. Raises UnsupportedError for other devices, and where no tool prints it."""
+        return self._form.sass()
+
+    def resources(self) -> Sequence[Mapping[str, object]]:
+        """What each phase needs of the device, as its compiler says: registers, bytes of shared memory and spills; () where it does not."""
+        return self._form.resources()
 
     def object(self, path: str | os.PathLike[str]) -> Path:
         """Write the object file of the kernel, which `objdump -d` reads, and return its path."""

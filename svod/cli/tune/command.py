@@ -80,6 +80,8 @@ class _Seconds(Finite):
 @click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script: compile, the default where the script imports it: "
               "torch.compile without a backend means svod; modules: outermost modules are compiled too; off: it runs as it is.")
 @click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
+@click.option("--compile-only", is_flag=True, help="Compile every kernel's heuristic and sketches for the device, which need not be there, "
+              "as in SVOD_DEVICE=CUDA:sm_90; time nothing. The script runs on the CPU.")
 @click.option("-o", "--lock", "lock_path", metavar="FILE", type=click.Path(),
               help="Also write the chains to a lock file, which SVOD_LOCK and PrepareConfig(lock=…) use; for example model.lock.jsonl.")
 @click.option("--json", "json_path", metavar="PATH", type=click.Path(allow_dash=True),
@@ -135,6 +137,8 @@ def check(options: TuneOptions) -> None:
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
     check_output("--json", options.json_path, options.script, options.source, stdout=True)
+    if options.compile_only and options.dry_run:
+        raise click.UsageError("--compile-only compiles, and --dry-run only looks; give one")
     if options.resume and options.fresh:
         raise click.UsageError("--resume goes on from what the database has, and --fresh reads none of it; give one")
     check_output("--lock", options.lock_path, options.script, options.source)

@@ -43,6 +43,7 @@ class TuneOptions:
     strategy: str | None = None
     optuna_storage: str | None = None
     dry_run: bool = False
+    compile_only: bool = False
     json_path: str | None = None
     lock_path: str | None = None
     log_json: str | None = None

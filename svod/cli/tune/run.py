@@ -29,6 +29,7 @@ from typing import Any, TextIO
 from svod import config
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
+from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.event_log import EventLog
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
 from svod.cli.tune.options import TuneOptions
@@ -171,7 +172,7 @@ class _TuneRun:
         self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
         chosen = {name: value for name in ("actions", "strategy", "optuna_storage") if (value := getattr(options, name)) is not None}
         self.beam = config.BeamConfig.from_env(width=options.beam, budget=options.budget, **chosen)
-        self.db = TuningDB.open(self.config.db, fresh=options.fresh, read_only=options.dry_run)
+        self.db = TuningDB.open(self.config.db, fresh=options.fresh, read_only=options.dry_run or options.compile_only)
         self.executor: ExecutorStart | None = None
         self.script: ScriptEnd | None = None
         self.parts: list[_Part] = []
@@ -240,6 +241,8 @@ class _TuneRun:
             say(f"svod-tune: {self.options.subject} {self.script.failure}; "
                 f"tuning the {count(len(captured.kernels), 'kernel')} it had prepared by then")
 
+        if self.options.compile_only:
+            return self._compile_only(captured)
         self._survey(captured)
         rows = [r for p in self.parts for r in p.rows]
         if self.options.only and not any(p.of_interest for p in self.parts):
@@ -320,15 +323,16 @@ class _TuneRun:
         if options.source is not None:
             return capture.read_capture(options.source)
         allowed = config.OptimizerConfig.from_env()
-        target = device_named(self.config.device or HOST).backend.target(self.config.threads)
+        target = device_named(HOST if options.compile_only else self.config.device or HOST).backend.target(self.config.threads)
         foresight = Foresight(self.db, target.allowing(allowed.tc, not allowed.nolocals), self.beam)
 
         def meet(news: capture.News) -> None:
-            if self.executor is None and not options.dry_run and foresight.needs_search(news):
+            if self.executor is None and not options.dry_run and not options.compile_only and foresight.needs_search(news):
                 self._start_executor()
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
             self.script = run_script(options.launched, Path(directory), capture_for=options.capture_for,
-                                     first=options.budget / 2, on_news=meet, device=options.device,
+                                     first=options.budget / 2, on_news=meet,
+                                     device=HOST if options.compile_only else options.device,
                                      stdout=sys.stderr if options.json_path == "-" else None)
             for line in self.script.words(options.subject):
                 say(f"svod-tune: {line}")
@@ -537,7 +541,7 @@ class _TuneRun:
     # -- words --------------------------------------------------------------------------------------------------------------
     def _say_database(self) -> None:
         """Report, before the work, that results cannot be stored, or that a new database will be made."""
-        if self.options.dry_run or self.config.db == config.NONE:
+        if self.options.dry_run or self.options.compile_only or self.config.db == config.NONE:
             return
         obstacle, path = self.db.obstacle(), self.db.plan.write
         if obstacle is not None:
@@ -576,6 +580,18 @@ class _TuneRun:
 
     def _width(self) -> int:
         return shutil.get_terminal_size().columns if self._stream.isatty() else PIPE_WIDTH
+
+    def _compile_only(self, captured: Capture) -> int:
+        """Compile what a search of the chosen device would start from. Raises DeviceError for a device that is not there."""
+        device = device_named(self.config.device or HOST)
+        allowed = config.OptimizerConfig.from_env()
+        target = device.backend.target(self.config.threads).allowing(allowed.tc, not allowed.nolocals)
+        with waiting(f"compiling for {target.key}"):
+            compiled = compile_kernels(captured, device, target, self.options.only)
+        self._print(["", f"target {target.key}", *compiled_table(compiled, self._width())])
+        failed = sum(state.error is not None for kernel in compiled for state in kernel.states)
+        return self._dump(EXIT_FAILED if failed else self.incomplete,
+                          {"target": target.key, "compiler": device.pair.key, "kernels": [kernel.to_data() for kernel in compiled]})
 
     def _dry_run(self) -> int:
         lines, kernels = [], []

@@ -10,7 +10,7 @@ No operation may become a call of a library function, trap, or have undefined be
 * 16-bit floats are computed in float32 and rounded after every instruction, to nearest even. float32 has more than twice
   their precision, so +, -, *, / and sqrt are correctly rounded. float64 → 16 bits goes through float32 rounded to odd, which
   avoids rounding twice.
-  float32 → bfloat16 is integer arithmetic on every target: the x86 instruction flushes subnormals to zero;
+  float32 → bfloat16 is integer arithmetic but on GPUs that have an instruction: that of x86 flushes subnormals to zero;
 * floats are never reassociated; a multiplication and an addition are fused only where LINEAR says MULACC.
 """
 from __future__ import annotations
@@ -51,6 +51,9 @@ def narrow(w: Writer, dtype: DType, lanes: int, operand: str) -> str:
     if dtype.name == "float16":
         half = "half" if lanes == 1 else f"<{lanes} x half>"
         return f"bitcast {half} {w.temp(f'fptrunc {wide} {operand} to {half}')} to {bits}"
+    if w.family.rounds_bfloat16(w.target):
+        short = "bfloat" if lanes == 1 else f"<{lanes} x bfloat>"
+        return f"bitcast {short} {w.temp(f'fptrunc {wide} {operand} to {short}')} to {bits}"
     # add half of the last place, and one more where the result would be odd; a NaN keeps its sign and gets its quiet bit
     u32, word = dtypes.uint32, register_type("uint32", lanes)
     raw = w.temp(f"bitcast {wide} {operand} to {word}")
@@ -382,6 +385,9 @@ def _in_rounds(op: str, write: Handler, accumulator: int) -> Handler:
     not pass: LLVM gathers neighbouring loads, those of several rounds before the first, and then lacks registers for the accumulators
     (14×32 accumulators, two rounds: 18.8 ms for 8.9 ms)."""
     def handler(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        if not w.family.fences:
+            write(w, i, dtype, lanes, src, arg)
+            return
         before = w.code[src[accumulator]]
         number = w.round_of.get(src[accumulator], 0) + 1 if before.op == op and lanes > 1 else 1
         if number > w.round and w.round_block == w.block:
@@ -426,7 +432,7 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     order = ", ".join(f"i32 {k}" if k >= 0 else "i32 poison" for k in arg)
     result = w.temp(f"shufflevector {vec} {operands[0]}, {vec} {b}, <{len(arg)} x i32> <{order}>")
     w.value[i] = result if lanes > 1 else w.temp(f"extractelement <1 x {scalar}> {result}, i64 0")
-    if len(src) == 2 and dtype.kind != "b":
+    if len(src) == 2 and dtype.kind != "b" and w.family.fences:
         depth = 1 + max(w.shuffles.get(s, 0) for s in src)
         size = lanes * dtype.itemsize
         if depth >= FENCED_LEVELS and size >= 16 and size & (size - 1) == 0:

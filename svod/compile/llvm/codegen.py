@@ -48,14 +48,14 @@ PHASE_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes
 
 
 @lru_cache(maxsize=1)
-def _initialize() -> None:
+def initialize() -> None:
     """Registers every architecture LLVM was built with: a worker compiles for others than its own."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
 
 
 def _new_machine(arch: str, features: str, opt: int) -> Any:
-    _initialize()
+    initialize()
     if arch not in TRIPLES:
         raise CompileError(f"no code generator for {arch!r}; there are {', '.join(TRIPLES)}")
     of = llvm.Target.from_triple(TRIPLES[arch])
@@ -92,9 +92,9 @@ def _generate(module: Any, machine: Any, final: bool) -> bytes:
 
 
 @contextmanager
-def _module_of(ir: str, target: Target, machine: Any, passes: bool) -> Iterator[Any]:
-    """The module of LLVM IR for a target, after the slim O2 pipeline where `passes` asks for it. Raises CompileError, also for what LLVM
-    refuses inside the block."""
+def module_of(ir: str, triple: str, layout: str, machine: Any, passes: bool, what: str) -> Iterator[Any]:
+    """The module of LLVM IR for a machine, after the slim O2 pipeline where `passes` asks for it. Raises CompileError, also for what LLVM
+    refuses inside the block; `what` it is compiled for, to people."""
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(ir, context)
@@ -102,15 +102,19 @@ def _module_of(ir: str, target: Target, machine: Any, passes: bool) -> Iterator[
         raise CompileError(f"LLVM does not accept the module: {error}") from error
     try:
         module.verify()  # 0.1 ms; without it LLVM may end the process over a module that only parses
-        module.triple = TRIPLES[target.arch]
-        module.data_layout = str(_data_layout(target.arch))
+        module.triple = triple
+        module.data_layout = layout
         if passes:
             _optimize(module, machine)
         yield module
     except RuntimeError as error:
-        raise CompileError(f"LLVM could not compile for {target.key}: {error}") from error
+        raise CompileError(f"LLVM could not compile for {what}: {error}") from error
     finally:
         module.close()
+
+
+def _module_for(ir: str, target: Target, machine: Any, passes: bool) -> Any:
+    return module_of(ir, TRIPLES[target.arch], _data_layout(target.arch), machine, passes, target.key)
 
 
 def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
@@ -119,7 +123,7 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
 
     Raises CompileError when LLVM refuses the module, or when the object needs a symbol from outside."""
     machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
-    with _module_of(ir, target, machine, passes) as module:
+    with _module_for(ir, target, machine, passes) as module:
         code = _generate(module, machine, passes)
     outside = undefined_symbols(code)
     if outside:
@@ -130,14 +134,14 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
 def after_passes(ir: str, target: Target) -> str:
     """The module of a finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
     machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT)
-    with _module_of(ir, target, machine, True) as module:
+    with _module_for(ir, target, machine, True) as module:
         return str(module)
 
 
 def assembly(ir: str, target: Target) -> str:
     """The assembly of what `compile_object(ir, target, passes=True)` makes. Raises CompileError."""
     machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT)
-    with _module_of(ir, target, machine, True) as module, _generating:
+    with _module_for(ir, target, machine, True) as module, _generating:
         return str(machine.emit_assembly(module))
 
 

@@ -6,6 +6,7 @@ How an access that is masked off is kept from touching memory:
     per lane           llvm.masked.load/store                     as below, by lane
     scalar, vector     the same with the mask in all lanes, where that is one instruction; else as below
     scalar             the address becomes that of a private stack slot: no branch, so blocks stay large
+    any, on a GPU      a branch around it, which becomes a predicate; by lane, and for a vector also in one piece where all lanes hold
 
 A strided load with a small stride reads whole vectors between its first and its last lane (never beyond) and shuffles; everything
 else goes by lane, or through gather and scatter instructions where `gathers_in_hardware` says so.
@@ -18,10 +19,6 @@ from typing import Any
 from svod.compile.llvm.text import Writer, memory_type, refuse, register_type
 from svod.core.ir.dtype import DType
 from svod.core.machine.target import Target
-
-WIDE_STRIDE = 6
-"""Up to here `stride` loads and shuffles are cheaper than a load and an insert per lane. Zen 5, 16 lanes of float32, ns per element:
-stride 2: 0.04 against 0.13, 4: 0.08 against 0.14, 6: 0.17 each, 8: 0.21 each."""
 
 
 def gathers_in_hardware(target: Target, bits: int) -> bool:
@@ -118,14 +115,24 @@ def _reverse(w: Writer, vec: str, lanes: int, operand: str) -> str:
 def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     address = address_of(w, src[0], src[1], arg)
     if len(src) == 2:
-        mem, size = memory_type(dtype.name, lanes), dtype.itemsize
+        mem, size = memory_type(dtype.name, lanes), w.family.alignment(w, src[0], src[1], arg, lanes)
         if dtype.kind == "b":
             _from_memory(w, i, dtype, lanes, w.temp(f"load {mem}, ptr {address}, align {size}"))
         else:
             w.lines.append(f"  %v{i} = load {mem}, ptr {address}, align {size}")
             w.value[i] = f"%v{i}"
         return
+    if w.family.branches:
+        align = w.family.alignment(w, src[0], src[1], arg, lanes)
+        _branched_load(w, i, dtype, lanes, _neighbours(w, dtype, address, lanes, 1), src[2], src[3], align)
+        return
     _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=False)
+
+
+def _neighbours(w: Writer, dtype: DType, address: str, lanes: int, stride: int) -> list[str]:
+    """The addresses of lanes that lie `stride` elements apart."""
+    elem = _element(dtype)
+    return [address if k == 0 else w.temp(f"getelementptr {elem}, ptr {address}, i64 {k * stride}") for k in range(lanes)]
 
 
 def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
@@ -164,7 +171,12 @@ def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
             align = min(lanes * size, w.target.vector_bytes)
             w.lines.append(f"  store {mem} {operand}, ptr {address}, align {align}, !nontemporal !0")
         else:
-            w.lines.append(f"  store {mem} {operand}, ptr {address}, align {size}")
+            align = w.family.alignment(w, src[0], src[1], offset, lanes)
+            w.lines.append(f"  store {mem} {operand}, ptr {address}, align {align}")
+        return
+    if w.family.branches:
+        align = w.family.alignment(w, src[0], src[1], offset, lanes)
+        _branched_store(w, dtype, lanes, _neighbours(w, dtype, address, lanes, 1), operand, src[3], align)
         return
     _masked_store(w, dtype, lanes, address, operand, src[3], reverse=False)
 
@@ -191,6 +203,98 @@ def _masked_store(w: Writer, dtype: DType, lanes: int, address: str, operand: st
     w.lines.append(f"  call void {name}({mem} {operand}, ptr {address}, i32 {size}, <{lanes} x i1> {lane_mask})")
 
 
+# -- around branches --------------------------------------------------------------------------------
+def _branched_load(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], mask: int, alt: int, align: int) -> None:
+    """One element per lane from the addresses `at`, where the mask holds. `align`: of the first one, where the others follow it; else 0."""
+    mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
+    other = _to_memory(w, dtype, lanes, w.value[alt])
+    if w.code[mask].lanes == 1 and (align or lanes == 1):
+        _from_memory(w, i, dtype, lanes, _where(w, w.value[mask], mem, other, lambda: f"load {mem}, ptr {at[0]}, align {align or size}"))
+        return
+
+    def by_lane() -> str:
+        result = other
+        for k, bit in enumerate(_mask_bits(w, mask, lanes)):
+            if bit == "false":
+                continue
+            text = f"load {elem}, ptr {at[k]}, align {size}"
+            if lanes == 1:
+                return _where(w, bit, elem, other, lambda text=text: text)      # type: ignore[misc]
+            before = w.temp(f"extractelement {mem} {other}, i64 {k}")
+            one = w.temp(text) if bit == "true" else _where(w, bit, elem, before, lambda text=text: text)       # type: ignore[misc]
+            result = w.temp(f"insertelement {mem} {result}, {elem} {one}, i64 {k}")
+        return result
+    if align > size and w.code[mask].op != "VCONST":
+        whole = f"load {mem}, ptr {at[0]}, align {align}"
+        _from_memory(w, i, dtype, lanes, _all_or_each(w, mask, lanes, mem, lambda: w.temp(whole), by_lane))
+    else:
+        _from_memory(w, i, dtype, lanes, by_lane())
+
+
+def _branched_store(w: Writer, dtype: DType, lanes: int, at: list[str], operand: str, mask: int, align: int) -> None:
+    """One element per lane to the addresses `at`, in the order of the lanes, where the mask holds. `operand`: of the memory type."""
+    mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
+    if w.code[mask].lanes == 1 and (align or lanes == 1):
+        _only_where(w, w.value[mask], f"store {mem} {operand}, ptr {at[0]}, align {align or size}")
+        return
+
+    def by_lane() -> str:
+        for k, bit in enumerate(_mask_bits(w, mask, lanes)):
+            if bit != "false":
+                one = w.temp(f"extractelement {mem} {operand}, i64 {k}") if lanes > 1 else operand
+                _only_where(w, bit, f"store {elem} {one}, ptr {at[k]}, align {size}")
+        return ""
+
+    def at_once() -> str:
+        w.lines.append(f"  store {mem} {operand}, ptr {at[0]}, align {align}")
+        return ""
+    if align > size and w.code[mask].op != "VCONST":
+        _all_or_each(w, mask, lanes, "", at_once, by_lane)
+    else:
+        by_lane()
+
+
+def _where(w: Writer, bit: str, mem: str, other: str, text: Callable[[], str]) -> str:
+    """The value of the right-hand side `text` where `bit` holds, else `other`."""
+    before, inside, after = w.block, w.fresh_label("some"), w.fresh_label("after")
+    w.lines.append(f"  br i1 {bit}, label %{inside}, label %{after}")
+    w.label(inside)
+    value = w.temp(text())
+    w.lines.append(f"  br label %{after}")
+    w.label(after)
+    return w.temp(f"phi {mem} [{value}, %{inside}], [{other}, %{before}]")
+
+
+def _only_where(w: Writer, bit: str, text: str) -> None:
+    """The statement `text` where `bit` holds."""
+    if bit == "true":
+        w.lines.append(f"  {text}")
+        return
+    inside, after = w.fresh_label("some"), w.fresh_label("after")
+    w.lines.append(f"  br i1 {bit}, label %{inside}, label %{after}")
+    w.label(inside)
+    w.lines += [f"  {text}", f"  br label %{after}"]
+    w.label(after)
+
+
+def _all_or_each(w: Writer, mask: int, lanes: int, mem: str, at_once: Callable[[], str], by_lane: Callable[[], str]) -> str:
+    """What `at_once` writes where the mask holds in all lanes, else what `by_lane` does; the value of the memory type `mem`, if any."""
+    bits = _mask_bits(w, mask, lanes)
+    every = bits[0]
+    for bit in bits[1:]:
+        every = w.temp(f"and i1 {every}, {bit}")
+    whole, each, after = (w.fresh_label(kind) for kind in ("whole", "each", "after"))
+    w.lines.append(f"  br i1 {every}, label %{whole}, label %{each}")
+    w.label(whole)
+    first = at_once()
+    w.lines.append(f"  br label %{after}")
+    w.label(each)
+    second, last = by_lane(), w.block
+    w.lines.append(f"  br label %{after}")
+    w.label(after)
+    return w.temp(f"phi {mem} [{first}, %{whole}], [{second}, %{last}]") if mem else ""
+
+
 # -- ahead ------------------------------------------------------------------------------------------
 def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """The line of an address into all caches, to be read. It may lie outside the buffer: no access, so nothing faults."""
@@ -207,7 +311,10 @@ def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
         _load(w, i, dtype, lanes, src, offset)
     elif stride == -1:
         address = address_of(w, src[0], src[1], offset - lanes + 1)
-        if masked:
+        if masked and w.family.branches:
+            backwards = _neighbours(w, dtype, address, lanes, 1)[::-1]
+            _branched_load(w, i, dtype, lanes, backwards, src[2], src[3], 0)
+        elif masked:
             _masked_load(w, i, dtype, lanes, address, src[2], src[3], reverse=True)
         else:
             loaded = w.temp(f"load {mem}, ptr {address}, align {size}")
@@ -215,17 +322,14 @@ def _loads(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], ar
     elif not masked and stride == 0:
         one = w.temp(f"load {_element(dtype)}, ptr {address_of(w, src[0], src[1], offset)}, align {size}")
         _from_memory(w, i, dtype, lanes, w.broadcast(_element(dtype), lanes, one))
-    elif not masked and abs(stride) <= WIDE_STRIDE and lanes >= 4:
+    elif not masked and abs(stride) <= w.family.widest_stride and lanes >= 4:
         _from_memory(w, i, dtype, lanes, _wide_load(w, dtype, lanes, src, offset, stride))
-    elif 0 < abs(stride) <= WIDE_STRIDE and lanes >= 4 and masks_in_hardware(w.target, size * 8):
+    elif 0 < abs(stride) <= w.family.widest_stride and lanes >= 4 and masks_in_hardware(w.target, size * 8):
         loaded, kept = _wide_load(w, dtype, lanes, src, offset, stride), _lane_mask(w, src[2], lanes)
         other = _to_memory(w, dtype, lanes, w.value[src[3]])
         _from_memory(w, i, dtype, lanes, w.temp(f"select <{lanes} x i1> {kept}, {mem} {loaded}, {mem} {other}"))
     else:
-        base = address_of(w, src[0], src[1], offset)
-        elem = _element(dtype)
-        at = [base if k == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {k * stride}") for k in range(lanes)]
-        _load_lanes(w, i, dtype, lanes, at, src)
+        _load_lanes(w, i, dtype, lanes, _neighbours(w, dtype, address_of(w, src[0], src[1], offset), lanes, stride), src)
 
 
 def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset: int, stride: int) -> str:
@@ -274,6 +378,9 @@ def _load_lanes(w: Writer, i: int, dtype: DType, lanes: int, at: list[str], src:
     """One scalar load per lane from the addresses `at`, masked where `src` has a mask."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
     masked = len(src) == 4
+    if masked and w.family.branches:
+        _branched_load(w, i, dtype, lanes, at, src[2], src[3], 0)
+        return
     result = "poison"
     bits = _mask_bits(w, src[2], lanes) if masked else []
     for k in range(lanes):
@@ -290,6 +397,8 @@ def _mask_bits(w: Writer, mask: int, lanes: int) -> list[str]:
     """The mask of each lane as an i1."""
     if w.code[mask].lanes == 1:
         return [w.value[mask]] * lanes
+    if w.code[mask].op == "VCONST":
+        return ["true" if bit else "false" for bit in w.code[mask].arg]
     return [w.temp(f"extractelement <{lanes} x i1> {w.value[mask]}, i64 {k}") for k in range(lanes)]
 
 
@@ -303,21 +412,24 @@ def _stores(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
     if stride == -1:
         address = address_of(w, src[0], src[1], offset - lanes + 1)
         operand = _reverse(w, mem, lanes, operand)
-        if len(src) == 4:
+        if len(src) == 4 and w.family.branches:
+            backwards = _neighbours(w, dtype, address, lanes, 1)[::-1]
+            _branched_store(w, dtype, lanes, backwards, _reverse(w, mem, lanes, operand), src[3], 0)
+        elif len(src) == 4:
             _masked_store(w, dtype, lanes, address, operand, src[3], reverse=True)
         else:
             w.lines.append(f"  store {mem} {operand}, ptr {address}, align {dtype.itemsize}")
         return
-    base = address_of(w, src[0], src[1], offset)
-    elem = _element(dtype)
-    at = [base if k == 0 else w.temp(f"getelementptr {elem}, ptr {base}, i64 {k * stride}") for k in range(lanes)]
-    _store_lanes(w, dtype, lanes, at, operand, src)
+    _store_lanes(w, dtype, lanes, _neighbours(w, dtype, address_of(w, src[0], src[1], offset), lanes, stride), operand, src)
 
 
 def _store_lanes(w: Writer, dtype: DType, lanes: int, at: list[str], operand: str, src: tuple[int, ...]) -> None:
     """One scalar store per lane to the addresses `at`, in lane order, masked where `src` has a mask."""
     mem, elem, size = memory_type(dtype.name, lanes), _element(dtype), dtype.itemsize
     masked = len(src) == 4
+    if masked and w.family.branches:
+        _branched_store(w, dtype, lanes, at, operand, src[3], 0)
+        return
     bits = _mask_bits(w, src[3], lanes) if masked else []
     for k in range(lanes):
         address = _pick(w, bits[k], at[k], elem) if masked else at[k]

@@ -18,6 +18,7 @@ is already what the code generator should see: vector types, shared bases with c
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
@@ -49,16 +50,20 @@ def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
 class _Loop:
     """A loop being written. `once`: constant bounds with one iteration; it becomes straight-line code."""
 
-    __slots__ = ("addresses", "before", "guarded", "header_line", "init", "once", "results", "start", "step", "stop")
+    __slots__ = ("addresses", "before", "guarded", "header_line", "init", "once", "results", "start", "step", "stop",
+                 "type")
 
     def __init__(self, w: Writer, src: tuple[int, ...], step: int) -> None:
         start, stop = w.code[src[0]], w.code[src[1]]
         trips = None
         if start.op == "CONST" and stop.op == "CONST":
             trips = max(0, -((start.arg - stop.arg) // step))
+        elif w.family.one_iteration and (start.op, stop.op) == ("BEGIN", "END_"):
+            trips = 1
         self.once = trips == 1
         self.guarded = not trips
         self.start, self.stop, self.step = w.value[src[0]], w.value[src[1]], step
+        self.type = register_type(start.dtype.name, 1)
         self.init = src[2:]
         self.before = w.block
         self.header_line = 0
@@ -77,7 +82,7 @@ def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
         w.value[i] = loop.start
         return
     if loop.guarded:
-        w.lines.append(f"  br i1 {w.temp(f'icmp slt i64 {loop.start}, {loop.stop}')}, label %loop{i}, label %done{i}")
+        w.lines.append(f"  br i1 {w.temp(f'icmp slt {loop.type} {loop.start}, {loop.stop}')}, label %loop{i}, label %done{i}")
     else:
         w.lines.append(f"  br label %loop{i}")
     w.label(f"loop{i}")
@@ -102,9 +107,9 @@ def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
         loop.results = following
         return
     bottom = w.block
-    w.lines.append(f"  %n{at} = add nsw i64 %v{at}, {loop.step}")
-    w.lines.append(f"  br i1 {w.temp(f'icmp slt i64 %n{at}, {loop.stop}')}, label %loop{at}, label %done{at}")
-    w.lines[loop.header_line] = f"  %v{at} = phi i64 [{loop.start}, %{loop.before}], [%n{at}, %{bottom}]"
+    w.lines.append(f"  %n{at} = add nsw {loop.type} %v{at}, {loop.step}")
+    w.lines.append(f"  br i1 {w.temp(f'icmp slt {loop.type} %n{at}, {loop.stop}')}, label %loop{at}, label %done{at}")
+    w.lines[loop.header_line] = f"  %v{at} = phi {loop.type} [{loop.start}, %{loop.before}], [%n{at}, %{bottom}]"
     w.label(f"done{at}")
     for j, (first, following_j) in enumerate(zip(loop.init, following, strict=True)):
         if first in w.in_tiles:
@@ -152,18 +157,22 @@ def _render_phase(spec: PhaseSpec, code: tuple[Instruction, ...], target: Target
     return "\n".join([*parts, *lines, "}", ""])
 
 
+def write_body(w: Writer, handlers: Mapping[str, Handler], symbol: str) -> None:
+    """Write the instructions of a phase. Raises CompileError for one that has no handler."""
+    try:
+        for i, (op, dtype, lanes, src, arg) in enumerate(w.code):
+            handlers[op](w, i, dtype, lanes, src, arg)
+    except KeyError as missing:
+        raise CompileError(f"phase {symbol}: LINEAR instruction {i}, {w.code[i]!r}: {missing} does not exist here") from missing
+    w.finish()
+
+
 def _render_function(name: str, spec: PhaseSpec, code: tuple[Instruction, ...], target: Target, variables: dict[str, int], temp_base: int,
                      declared: set[str], linkage: str = "") -> str:
     w = Writer(code, target, variables, temp_base, declared)
-    handlers = HANDLERS
     if any(op == "TILEDOT" for op, _, _, _, _ in code):
         assign_registers(w)
-    try:
-        for i, (op, dtype, lanes, src, arg) in enumerate(code):
-            handlers[op](w, i, dtype, lanes, src, arg)
-    except KeyError as missing:
-        raise CompileError(f"phase {spec.symbol}: LINEAR instruction {i}, {code[i]!r}: {missing} does not exist here") from missing
-    w.finish()
+    write_body(w, HANDLERS, spec.symbol)
     if w.tiles:
         w.lines[1] += ("\n" if w.lines[1] else "") + begin_tiles(w)
         end_tiles(w)

@@ -3,13 +3,15 @@
     nest()                  the loops that the chain makes
     linear()                LINEAR
     llvm()                  the module that LLVM is given;  llvm(optimized=True): after LLVM's passes
-    asm()                   the assembly of what runs
+    asm()                   the assembly of what runs; of a GPU what its assembler is given
+    sass()                  the machine code of an NVIDIA GPU
+    resources()             registers, shared memory and spills, as the device's compiler reports them
     object("k.o")           the same as an object file, for `objdump -d`
 """
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +79,15 @@ class KernelForm:
     def asm(self) -> str:
         """The assembly of the code that runs, in the syntax that LLVM prints (AT&T on x86)."""
         return self._pair.assemble(self.source, self.target)
+
+    def sass(self) -> str:
+        """The machine code of what runs, where that is not what `asm` shows. Raises UnsupportedError where no tool prints it."""
+        return self._pair.disassemble(self._pair.compile(self.source, self.target), self.target)
+
+    def resources(self) -> Sequence[Mapping[str, object]]:
+        """What the phases need of the device, as its compiler says: registers, bytes of shared memory and of spills; () where it says
+        nothing."""
+        return self._pair.resources(self._pair.compile(self.source, self.target))
 
     def object(self, path: str | os.PathLike[str]) -> Path:
         """Write the object file of the code that runs to `path`, and return the path. Raises OSError."""

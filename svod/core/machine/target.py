@@ -93,7 +93,8 @@ class Target:
         """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
         features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)))
         if self.device != HOST:
-            features += (f"device={self.device}",)
+            name, _, rest = self.device.partition(":")
+            features += (f"device={name if rest.isdecimal() else self.device}",)     # equal devices share what is found on one
         if self.has_groups:
             features += (f"groups={self.group_threads}", f"shared={_size(self.shared_bytes)}")
             features += (f"subgroup={self.subgroup}",) if self.subgroup else ()

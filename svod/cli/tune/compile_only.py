@@ -1,0 +1,122 @@
+"""svod-tune --compile-only: the heuristic and all sketches of every kernel, compiled for a device that need not be there."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from svod.compile.backend import Device
+from svod.compile.lower.library import lower_library_kernel
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.core.kernel.chain_text import chain_text
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
+from svod.errors import KernelOptError, SvodError
+from svod.system.quantities import count
+from svod.system.tables import text_table
+from svod.tune.capture import Capture
+
+SHOWN = 8       # digits of a key
+
+
+@dataclass(frozen=True)
+class CompiledState:
+    """A state of a kernel, and what the device's compiler said of it. `cycles`: what the cost model predicts, None for a library kernel."""
+
+    source: str                 # heuristic, sketch or library
+    chain: str
+    cycles: float | None
+    resources: tuple[Mapping[str, object], ...]
+    error: str | None = None
+
+    def most(self, what: str) -> int | None:
+        """The largest figure of its phases; None where the compiler gives none."""
+        found = [int(str(r[what])) for r in self.resources if what in r]
+        return max(found) if found else None
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel of the capture with its states, the one that is predicted fastest first."""
+
+    key: str
+    name: str
+    origins: tuple[str, ...]
+    calls: int
+    states: tuple[CompiledState, ...]
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data, JSON-able."""
+        states = [{"source": s.source, "chain": s.chain, "predicted_cycles": s.cycles, "resources": [dict(r) for r in s.resources],
+                   "error": s.error} for s in self.states]
+        return {"key": self.key, "name": self.name, "origins": list(self.origins), "calls": self.calls, "states": states}
+
+
+def compile_kernels(captured: Capture, device: Device, target: Target, only: Sequence[str] = ()) -> list[CompiledKernel]:
+    """Every kernel of a capture, or those whose key or name `only` has. Nothing is kept."""
+    calls: dict[str, int] = {}
+    names: dict[str, str] = {}
+    origins: dict[str, dict[str, None]] = {}
+    for plan in captured.plans:
+        for call in plan.unbound.calls:
+            calls[call.kernel] = calls.get(call.kernel, 0) + plan.runs
+            names.setdefault(call.kernel, call.name or "kernel")
+            if call.origin:
+                origins.setdefault(call.kernel, {})[call.origin] = None
+    found = []
+    for key, kernel in captured.kernels.items():
+        name = names.get(key, "kernel")
+        if not only or any(key.startswith(o) or o in name for o in only):
+            found.append(CompiledKernel(key, name, tuple(origins.get(key, ())), calls.get(key, 0), _states(kernel, device, target)))
+    return found
+
+
+def _states(kernel: Kernel, device: Device, target: Target) -> tuple[CompiledState, ...]:
+    if kernel.library_kernel is not None:
+        try:
+            return (_compiled("library", "", None, lower_library_kernel(kernel, target), device, target),)
+        except SvodError as e:
+            return (CompiledState("library", "", None, (), str(e)),)
+    base = Scheduler(kernel, target)
+    best = device.backend.heuristic(base)
+    states = {s.digest: s for s in (best, *device.backend.sketches(base))}
+    out = []
+    for s in states.values():
+        source = "heuristic" if s.digest == best.digest else "sketch"
+        chain, cycles = chain_text(s.applied_opts), device.backend.cost(s).cycles
+        try:
+            out.append(_compiled(source, chain, cycles, lower(s), device, target))
+        except KernelOptError:      # placements that do not go together: a search drops it too
+            if source == "heuristic":
+                raise
+        except SvodError as e:
+            out.append(CompiledState(source, chain, cycles, (), str(e)))
+    return tuple(sorted(out, key=lambda s: s.cycles or 0.0))
+
+
+def _compiled(source: str, chain: str, cycles: float | None, program: Program, device: Device, target: Target) -> CompiledState:
+    binary = device.pair.compile(device.pair.render(program, target), target)
+    return CompiledState(source, chain, cycles, tuple(device.pair.resources(binary)))
+
+
+def compiled_table(kernels: Sequence[CompiledKernel], width: int) -> list[str]:
+    """A line per kernel: its states, what the first one and the heuristic's need, and how many spill registers or were refused."""
+    rows = []
+    for k in kernels:
+        first = k.states[0]
+        spilling = sum(bool(s.most("spill_stores")) for s in k.states)
+        refused = sum(s.error is not None for s in k.states)
+        needs = [_word(first.most(what)) for what in ("registers", "shared", "spill_stores")]
+        rows.append((f"{k.name} {k.key[:SHOWN]}", str(k.calls), str(len(k.states)), *needs, str(spilling), str(refused)))
+    states = sum(len(k.states) for k in kernels)
+    errors = [f"{k.name} {k.key[:SHOWN]}, {s.chain or 'no opts'}: {s.error}" for k in kernels for s in k.states if s.error is not None]
+    header = ("kernel", "calls", "states", "registers", "shared", "spilled", "states that spill", "refused")
+    return [*text_table(header, rows, right=header[1:], shrink=("kernel",), width=width), "",
+            f"compiled {count(states, 'state')} of {count(len(kernels), 'kernel')}; registers, bytes of shared memory and of spills are "
+            "those of the state predicted fastest", *errors]
+
+
+def _word(figure: int | None) -> str:
+    return "–" if figure is None else str(figure)

@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs: from LINEAR to LLVM IR to PTX to machine code, and the driver that runs it."""

@@ -1,0 +1,129 @@
+"""NVIDIA's GPUs as a backend: devices that are there, CUDA and CUDA:1, and architectures to compile for, CUDA:sm_90."""
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+
+from svod.compile.backend import Backend, Memory
+from svod.compile.cuda.code import Nvptx
+from svod.compile.cuda.device import DeviceMemory, GpuDevice
+from svod.compile.cuda.driver import Driver, open_driver
+from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
+from svod.compile.cuda.targets import ARCHITECTURES, DEVICE, Architecture, target_of
+from svod.compile.plan.object_cache import ObjectCache
+from svod.compile.plan.plan_parts import PreparedKernel, Variant
+from svod.core.cost.cost_model import Cost
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
+from svod.system.forksafe import remake_after_fork
+
+
+class _Nvidia(Backend):
+    """What all have in common."""
+
+    name = DEVICE
+    reads_host_memory = False
+
+    def __init__(self, pair: Nvptx) -> None:
+        self.pair = pair
+        self.compilers = (pair,)
+
+    def start(self, cache: ObjectCache) -> None:
+        """Queues need nothing."""
+
+    def cost(self, state: Scheduler) -> Cost:
+        return group_cost(state)
+
+    def heuristic(self, state: Scheduler) -> Scheduler:
+        return group_heuristic(state)
+
+    def sketches(self, state: Scheduler) -> list[Scheduler]:
+        return group_sketches(state)
+
+
+class CompileOnly(_Nvidia):
+    """An architecture for which plans are compiled and not run."""
+
+    def __init__(self, architecture: Architecture, pair: Nvptx) -> None:
+        super().__init__(pair)
+        self.label = f"{DEVICE}:{architecture.name}"
+        self._target = target_of(architecture, architecture.card, self.label)
+
+    def target(self, threads: int | None = None) -> Target:
+        return self._target
+
+    def allocate(self, nbytes: int, touch: bool = True) -> Memory:
+        return _Nowhere(nbytes)
+
+    def copy_in(self, device: int, host: int, nbytes: int) -> None:
+        """There is nowhere to copy to."""
+
+    def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
+              threads: int | None) -> NoDeviceQueue:
+        return NoDeviceQueue(self.label, kernels, variants, addresses)
+
+
+class _Nowhere:
+    """Addresses without memory."""
+
+    _next = itertools.count(1)
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.address = nbytes, next(self._next) << 40
+
+
+class Cuda(_Nvidia):
+    """A GPU that is there. The driver is loaded when the device is first asked for."""
+
+    def __init__(self, ordinal: int = 0, open_driver: Callable[[], Driver] = open_driver, pair: Nvptx | None = None) -> None:
+        super().__init__(pair or Nvptx())
+        self.ordinal, self._open = ordinal, open_driver
+        self._device: GpuDevice | None = None
+        self._others: dict[str, Backend] = {}
+        self._lock = threading.Lock()
+        remake_after_fork(self, "_lock", threading.Lock)
+
+    def device(self, rest: str) -> Backend | None:
+        if rest in ("", "0"):
+            return self
+        with self._lock:
+            if rest not in self._others:
+                if rest in ARCHITECTURES:
+                    self._others[rest] = CompileOnly(ARCHITECTURES[rest], self.pair)
+                elif rest.isdecimal():
+                    self._others[rest] = Cuda(int(rest), self._open, self.pair)
+            return self._others.get(rest)
+
+    @property
+    def names(self) -> str:
+        return f"{DEVICE}, {DEVICE}:1, … for the GPUs of this machine, {', '.join(f'{DEVICE}:{a}' for a in ARCHITECTURES)} to compile only"
+
+    @property
+    def gpu(self) -> GpuDevice:
+        """The device. Raises DeviceError where there is none, in one sentence that says what to do."""
+        with self._lock:
+            if self._device is None:
+                self._device = GpuDevice(self._open(), self.ordinal)
+            return self._device
+
+    def target(self, threads: int | None = None) -> Target:
+        return self.gpu.target()
+
+    def allocate(self, nbytes: int, touch: bool = True) -> DeviceMemory:
+        return DeviceMemory(self.gpu.pool, nbytes)
+
+    def copy_in(self, device: int, host: int, nbytes: int) -> None:
+        self.gpu.copy_in(device, host, nbytes)
+
+    def copy_out(self, host: int, device: int, nbytes: int) -> None:
+        self.gpu.copy_out(host, device, nbytes)
+
+    def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
+              threads: int | None) -> CudaQueue:
+        return CudaQueue(self.gpu, self.pair, kernels, variants, addresses)
+
+
+BACKEND = Cuda()

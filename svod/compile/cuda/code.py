@@ -1,0 +1,110 @@
+"""The binary of a program for NVIDIA's GPUs: an image that the driver loads, what it needs, and the LLVM IR that it was made of.
+
+    "svodcuda" | u32 length | JSON: architecture, kind of the image, report per kernel, length of the image | image | LLVM IR, compressed
+
+The IR is there for arguments that begin where no wide access may, or that overlap: their code is compiled when it is first needed."""
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass, field
+
+from svod.compile.backend import CompilerPair
+from svod.compile.cuda import ptx, ptxas
+from svod.compile.cuda.ptxas import KernelReport
+from svod.compile.cuda.render import render, without_assumptions
+from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
+from svod.compile.lower.program import Program, ProgramSpec
+from svod.core.machine.target import Target
+from svod.errors import CompileError
+
+MAGIC = b"svodcuda"
+CUBIN, PTX = "cubin", "ptx"
+
+
+@dataclass(frozen=True)
+class CudaCode:
+    """A program that a device can load. `kind`: CUBIN, or PTX, which the driver compiles."""
+
+    arch: str
+    kind: str
+    image: bytes
+    reports: tuple[KernelReport, ...]
+    source: str = field(repr=False)
+
+    def pack(self) -> bytes:
+        """The bytes behind `unpack`."""
+        head = {"arch": self.arch, "kind": self.kind, "image": len(self.image), "reports": [r.to_data() for r in self.reports]}
+        text = json.dumps(head, separators=(",", ":")).encode()
+        return MAGIC + struct.pack("<I", len(text)) + text + self.image + zlib.compress(self.source.encode())
+
+    @staticmethod
+    def unpack(code: bytes) -> CudaCode:
+        """The code in a binary. Raises CompileError for bytes that are none."""
+        try:
+            if code[:8] != MAGIC:
+                raise ValueError("it does not begin as one")
+            length, = struct.unpack_from("<I", code, 8)
+            head = json.loads(code[12:12 + length])
+            start = 12 + length
+            end = start + int(head["image"])
+            reports = tuple(KernelReport.from_data(r) for r in head["reports"])
+            return CudaCode(str(head["arch"]), str(head["kind"]), code[start:end], reports, zlib.decompress(code[end:]).decode())
+        except (ValueError, KeyError, TypeError, struct.error, zlib.error) as e:
+            raise CompileError(f"not the code of a program for NVIDIA's GPUs: {e}") from e
+
+    def close(self) -> None:
+        """What devices have loaded of it goes with their queues."""
+
+
+def compile_image(ir: str, arch: str) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+    """(kind, image, reports) of LLVM IR: a cubin where there is ptxas, else PTX. Raises CompileError."""
+    text = ptx.emit_ptx(ir, arch)
+    if ptxas.ptxas_version() is None:
+        return PTX, text.encode() + b"\0", ()
+    return CUBIN, *ptxas.assemble(text, arch)
+
+
+class Nvptx(CompilerPair):
+    """LINEAR → LLVM IR → PTX → a cubin, or PTX where there is no ptxas."""
+
+    name = "nvptx"
+    revision = CODEGEN_REVISION
+
+    @property
+    def key(self) -> str:       # type: ignore[override]
+        version = ptxas.ptxas_version()
+        return f"{COMPILER} nvptx, {'the driver' if version is None else f'ptxas {version}'}"
+
+    def render(self, program: Program, target: Target, optimize: bool = True) -> str:
+        return render(program, target)
+
+    def compile(self, source: str, target: Target, optimize: bool = True) -> bytes:
+        kind, image, reports = self.image_of(source, target.cpu)
+        return CudaCode(target.cpu, kind, image, reports, source).pack()
+
+    def image_of(self, source: str, arch: str) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+        """(kind, image, reports) of LLVM IR."""
+        return compile_image(source, arch)
+
+    def load(self, code: bytes, spec: ProgramSpec) -> CudaCode:
+        return CudaCode.unpack(code)
+
+    def plain_image(self, code: CudaCode) -> bytes:
+        """The image of a program without assumptions about its arguments."""
+        return self.image_of(without_assumptions(code.source), code.arch)[1]
+
+    def optimize(self, source: str, target: Target) -> str:
+        return ptx.after_passes(source, target.cpu)
+
+    def assemble(self, source: str, target: Target) -> str:
+        return ptx.emit_ptx(source, target.cpu)
+
+    def disassemble(self, code: bytes, target: Target) -> str:
+        found = CudaCode.unpack(code)
+        image = found.image if found.kind == CUBIN else ptxas.assemble(found.image.rstrip(b"\0").decode(), found.arch)[0]
+        return ptxas.disassemble(image)
+
+    def resources(self, code: bytes) -> list[dict[str, object]]:
+        return [r.to_data() for r in CudaCode.unpack(code).reports]

@@ -1,0 +1,226 @@
+"""NVIDIA's driver, called through ctypes: devices, memory, streams, modules, launches, graphs.
+
+pycuda has neither graphs nor cluster launches nor tensor maps, and needs a compiler to be installed. The driver's library has all of them,
+and is there wherever a kernel can run. The rest of svod's CUDA backend calls an object with the methods of `Driver`; tests give it another.
+"""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import lru_cache
+from typing import Any
+
+from svod.errors import DeviceError
+
+LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
+OUT_OF_MEMORY = 2
+NAMES = {"cuDevicePrimaryCtxRetain", "cuDeviceGet", "cuInit"}
+ATTRIBUTES = {
+    "group_threads": 1, "clock": 13, "units": 16, "memory_clock": 36, "memory_bus": 37, "l2": 38, "unit_threads": 39, "major": 75,
+    "minor": 76, "unit_shared": 81, "unit_registers": 82, "group_shared": 97, "unit_groups": 106,
+}
+"""Numbers of CUdevice_attribute."""
+DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may ask for
+RELAXED_CAPTURE = 2     # of this thread's calls on the stream only
+
+
+class OutOfMemory(DeviceError):
+    """The device has no memory left."""
+
+
+class Driver:
+    """The calls that svod makes. All raise DeviceError with the driver's own words; `allocate` OutOfMemory."""
+
+    def __init__(self, library: Any):
+        self.library = library
+        self._call("cuInit", c_uint(0))
+
+    def _call(self, name: str, *args: Any) -> None:
+        code = getattr(self.library, name)(*args)
+        if code:
+            raise self._error(name, int(code))
+
+    def _error(self, name: str, code: int) -> DeviceError:
+        said = c_char_p()
+        found = self.library.cuGetErrorString(c_int(code), byref(said)) == 0 and said.value
+        why = f"{name}: {said.value.decode() if found and said.value else 'an error'} (code {code})"
+        return OutOfMemory(why) if code == OUT_OF_MEMORY else DeviceError(f"CUDA: {why}")
+
+    # -- devices ------------------------------------------------------------------------------------
+    def version(self) -> int:
+        """Of CUDA, 1000·major + 10·minor, that the driver knows."""
+        out = c_int()
+        self._call("cuDriverGetVersion", byref(out))
+        return out.value
+
+    def count(self) -> int:
+        """The number of devices."""
+        out = c_int()
+        self._call("cuDeviceGetCount", byref(out))
+        return out.value
+
+    def device(self, ordinal: int) -> int:
+        """The handle of a device."""
+        out = c_int()
+        self._call("cuDeviceGet", byref(out), c_int(ordinal))
+        return out.value
+
+    def name(self, device: int) -> str:
+        """What a device is called."""
+        out = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", out, c_int(256), c_int(device))
+        return out.value.decode()
+
+    def attribute(self, device: int, what: str) -> int:
+        """A number of `ATTRIBUTES`."""
+        out = c_int()
+        self._call("cuDeviceGetAttribute", byref(out), c_int(ATTRIBUTES[what]), c_int(device))
+        return out.value
+
+    def retain_context(self, device: int) -> int:
+        """The device's primary context, which all libraries of a process share."""
+        out = c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", byref(out), c_int(device))
+        return out.value or 0
+
+    def use_context(self, context: int) -> None:
+        """Make a context the calling thread's."""
+        self._call("cuCtxSetCurrent", c_void_p(context))
+
+    # -- memory -------------------------------------------------------------------------------------
+    def allocate(self, nbytes: int) -> int:
+        """The address of new memory of the device, a multiple of 256."""
+        out = c_uint64()
+        self._call("cuMemAlloc_v2", byref(out), c_size_t(nbytes))
+        return out.value
+
+    def free(self, address: int) -> None:
+        """Give memory of the device back."""
+        self._call("cuMemFree_v2", c_uint64(address))
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        """The address of memory of the host that the device copies from without the processor's help."""
+        out = c_void_p()
+        self._call("cuMemAllocHost_v2", byref(out), c_size_t(nbytes))
+        return out.value or 0
+
+    def copy_in(self, device: int, host: int, nbytes: int, stream: int) -> None:
+        """Begin to copy to the device; from pinned memory it goes on while the call returns."""
+        self._call("cuMemcpyHtoDAsync_v2", c_uint64(device), c_void_p(host), c_size_t(nbytes), c_void_p(stream))
+
+    def copy_out(self, host: int, device: int, nbytes: int, stream: int) -> None:
+        """Begin to copy to the host."""
+        self._call("cuMemcpyDtoHAsync_v2", c_void_p(host), c_uint64(device), c_size_t(nbytes), c_void_p(stream))
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """Begin to copy within devices."""
+        self._call("cuMemcpyAsync", c_uint64(to), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
+
+    def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        """Begin to set bytes to a value."""
+        self._call("cuMemsetD8Async", c_uint64(address), ctypes.c_ubyte(value), c_size_t(nbytes), c_void_p(stream))
+
+    # -- streams and events -------------------------------------------------------------------------
+    def create_stream(self) -> int:
+        """A stream that does not wait for the default one."""
+        out = c_void_p()
+        self._call("cuStreamCreate", byref(out), c_uint(1))
+        return out.value or 0
+
+    def wait(self, stream: int) -> None:
+        """Wait until everything on a stream has been done. Raises what went wrong in it."""
+        self._call("cuStreamSynchronize", c_void_p(stream))
+
+    def create_event(self) -> int:
+        """A point in time on a stream."""
+        out = c_void_p()
+        self._call("cuEventCreate", byref(out), c_uint(0))
+        return out.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """Let an event be now."""
+        self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
+
+    def wait_event(self, event: int) -> None:
+        """Wait until an event has come."""
+        self._call("cuEventSynchronize", c_void_p(event))
+
+    def seconds_between(self, first: int, second: int) -> float:
+        """The time from one event to another; both have come."""
+        out = c_float()
+        self._call(self._versioned("cuEventElapsedTime"), byref(out), c_void_p(first), c_void_p(second))
+        return out.value * 1e-3
+
+    def _versioned(self, name: str) -> str:
+        return f"{name}_v2" if hasattr(self.library, f"{name}_v2") else name
+
+    # -- code ---------------------------------------------------------------------------------------
+    def load_module(self, image: bytes) -> int:
+        """A module of a cubin, or of PTX that ends with a zero byte."""
+        out = c_void_p()
+        self._call("cuModuleLoadData", byref(out), c_char_p(image))
+        return out.value or 0
+
+    def unload_module(self, module: int) -> None:
+        """Free a module; its functions must not be launched any more."""
+        self._call("cuModuleUnload", c_void_p(module))
+
+    def function(self, module: int, symbol: str) -> int:
+        """A kernel of a module."""
+        out = c_void_p()
+        self._call("cuModuleGetFunction", byref(out), c_void_p(module), c_char_p(symbol.encode()))
+        return out.value or 0
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        """Let launches of a kernel ask for this much shared memory."""
+        self._call("cuFuncSetAttribute", c_void_p(function), c_int(DYNAMIC_SHARED), c_int(nbytes))
+
+    def launch(self, function: int, grid: Sequence[int], block: int, shared: int, stream: int, arguments: Sequence[int]) -> None:
+        """Begin a launch of `grid` (x, y) blocks of `block` threads. `arguments`: 64-bit values."""
+        values = (c_uint64 * len(arguments))(*[a & 0xFFFF_FFFF_FFFF_FFFF for a in arguments])
+        base = ctypes.addressof(values)
+        pointers = (c_void_p * len(arguments))(*[base + 8 * k for k in range(len(arguments))])
+        self._call("cuLaunchKernel", c_void_p(function), c_uint(grid[0]), c_uint(grid[1]), c_uint(1), c_uint(block), c_uint(1), c_uint(1),
+                   c_uint(shared), c_void_p(stream), pointers, None)
+
+    # -- graphs -------------------------------------------------------------------------------------
+    def begin_capture(self, stream: int) -> None:
+        """From now on what goes to a stream is recorded instead of done."""
+        self._call("cuStreamBeginCapture_v2", c_void_p(stream), c_int(RELAXED_CAPTURE))
+
+    def end_capture(self, stream: int) -> int:
+        """What was recorded, ready to be launched as a whole."""
+        graph, ready = c_void_p(), c_void_p()
+        self._call("cuStreamEndCapture", c_void_p(stream), byref(graph))
+        self._call("cuGraphInstantiateWithFlags", byref(ready), graph, ctypes.c_ulonglong(0))
+        self._call("cuGraphDestroy", graph)
+        return ready.value or 0
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        """Begin to do what was recorded."""
+        self._call("cuGraphLaunch", c_void_p(graph), c_void_p(stream))
+
+    def free_graph(self, graph: int) -> None:
+        """Forget what was recorded."""
+        self._call("cuGraphExecDestroy", c_void_p(graph))
+
+
+@lru_cache(maxsize=1)
+def open_driver() -> Driver:
+    """The driver of this machine. Raises DeviceError, which says what is missing and what to do."""
+    library = None
+    for name in LIBRARIES:
+        try:
+            library = ctypes.CDLL(name)
+            break
+        except OSError:
+            continue
+    if library is None:
+        raise DeviceError(f"there is no NVIDIA driver on this machine ({LIBRARIES[0]}): install it, or only compile, as for an H100 with "
+                          "SVOD_DEVICE=CUDA:sm_90")
+    library.cuGetErrorString.argtypes = (c_int, POINTER(c_char_p))
+    driver = Driver(library)
+    if not driver.count():
+        raise DeviceError("the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES hides some): only compile, as with SVOD_DEVICE=CUDA:sm_90")
+    return driver

@@ -1,0 +1,37 @@
+"""What LLVM IR for NVIDIA's GPUs may call. Anything else may end the process: LLVM's code generator aborts where it has no instruction.
+
+What LINEAR becomes is compiled for every architecture in `tests/compile/cuda/test_instructions.py`."""
+from __future__ import annotations
+
+import re
+
+from svod.compile.cuda.targets import ARCHITECTURES
+from svod.errors import CompileError
+
+_FLOATS = ("f32", "f64")
+_INTEGERS = ("i8", "i16", "i32", "i64")
+GENERIC: dict[str, tuple[str, ...]] = {
+    **{f"llvm.{name}": _FLOATS for name in ("fabs", "sqrt", "floor", "ceil", "trunc", "roundeven", "fma", "maximum", "minimum")},
+    **{f"llvm.{name}": _INTEGERS for name in ("smax", "smin", "umax", "umin", "abs")},
+}
+"""LLVM's own: name → element types, as scalars and as vectors of any length."""
+
+SPECIAL: dict[str, str] = {
+    **{f"llvm.nvvm.read.ptx.sreg.{register}.{axis}": "" for register in ("tid", "ctaid", "nctaid") for axis in "xy"},
+    "llvm.nvvm.barrier.cta.sync.aligned.all": "",
+    "llvm.nvvm.shfl.sync.bfly.i32": "",
+}
+"""NVIDIA's: name → what the architecture must have, by the names of `Architecture.features`; "": all have it."""
+
+_NAME = re.compile(r"@(llvm\.[\w.]+)")
+_OVERLOAD = re.compile(r"(llvm\.[a-z]+)\.(?:v\d+)?([a-z]+\d+)")
+
+
+def check_intrinsics(ir: str, arch: str) -> None:
+    """Raise CompileError for a call that is not in the list for this architecture."""
+    have = {"", *ARCHITECTURES[arch].features}
+    for name in sorted(set(_NAME.findall(ir))):
+        overloaded = _OVERLOAD.fullmatch(name)
+        generic = overloaded is not None and overloaded[2] in GENERIC.get(overloaded[1], ())
+        if not generic and SPECIAL.get(name, "none") not in have:
+            raise CompileError(f"LLVM IR for {arch} calls {name}, which svod does not know that LLVM can compile for it")

@@ -1,0 +1,165 @@
+"""The launches of a plan on a GPU: one by one on the device's stream, or as a graph, which takes one call for all of them.
+
+    first run with given arguments      launch, launch, launch, wait
+    second run with the same            the same three, recorded as a graph; launch the graph, wait
+    later                               launch the graph, wait
+
+A graph holds addresses and values: what is bound or set anew makes it void."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from svod.compile.cuda.alignment import WIDEST
+from svod.compile.cuda.code import CudaCode, Nvptx
+from svod.compile.cuda.device import GpuDevice, Module
+from svod.compile.cuda.driver import Driver
+from svod.compile.cuda.render import block_of, dynamic_bytes, is_packed
+from svod.compile.cuda.targets import GRID
+from svod.compile.lower.program import PhaseSpec
+from svod.compile.plan.launch_records import LaunchRecords
+from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
+from svod.errors import DeviceError, LaunchError
+
+
+class _Launch(NamedTuple):
+    """A launch with everything that the driver is told."""
+
+    function: int
+    grid: tuple[int, int]
+    block: int
+    shared: int
+    arguments: tuple[int, ...]
+
+
+class _Graph(NamedTuple):
+    """A recorded list of launches; `handle` 0: it has run once, and was not recorded yet."""
+
+    state: int
+    handle: int
+
+
+def grid_of(phase: PhaseSpec, count: int) -> tuple[int, int]:
+    """Blocks along x and y for `count` iterations of a phase."""
+    blocks = -(-count // block_of(phase)) if is_packed(phase) else count
+    return (blocks, 1) if blocks <= GRID[0] else (GRID[0], -(-blocks // GRID[0]))
+
+
+class CudaQueue(LaunchRecords):
+    """A plan's launches on one device."""
+
+    def __init__(self, device: GpuDevice, pair: Nvptx, kernels: Sequence[PreparedKernel], variants: Sequence[Variant],
+                 addresses: Sequence[int]) -> None:
+        self.device, self.pair = device, pair
+        self._launches: dict[tuple[int, int], _Launch | None] = {}
+        self._modules: dict[tuple[int, bool], Module] = {}     # by the identity of the code
+        self._graphs: dict[int, _Graph] = {}
+        self._state = 0         # counts changes of arguments
+        super().__init__(kernels, variants, addresses)
+        for kernel in kernels:
+            if not kernel.is_callback and not isinstance(kernel.loaded, CudaCode):
+                raise LaunchError(f"kernel {kernel_name(kernel)} was not compiled for NVIDIA's GPUs; prepare it for the device CUDA")
+
+    def changed(self, kernel: int) -> None:
+        self._state += 1
+        for p in range(len(self.kernels[kernel].spec.phases)):
+            self._launches.pop((kernel, p), None)
+
+    def run(self, launches: Launches, times: int) -> None:
+        self._run(launches, times, False)
+
+    def run_timed(self, launches: Launches, times: int) -> float:
+        """`run`, and the seconds between two events of the device around it. Before the first, the second cache is filled with something
+        else, so that what a sample finds there does not depend on the sample before."""
+        return self._run(launches, times, True)
+
+    def _run(self, launches: Launches, times: int, timed: bool) -> float:
+        recorded = self.recorded[launches.first]
+        with self.device.lock:
+            driver = self.device.use()
+            try:
+                clock = self.device.start_clock() if timed else None
+                if len(recorded) > 1:
+                    self._run_as_graph(driver, launches.first, recorded, times)
+                else:
+                    for _ in range(times):
+                        self._begin(driver, recorded)
+                if clock is not None:
+                    return self.device.stop_clock(clock)
+                driver.wait(self.device.stream)
+                return 0.0
+            except DeviceError as e:
+                names = ", ".join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in recorded[:8]))
+                raise DeviceError(f"{e}; it happened in a run of {names}{', …' if len(recorded) > 8 else ''} on {self.device.name}. "
+                                  "After an error in a kernel this process cannot use the GPU any more") from e
+
+    def _run_as_graph(self, driver: Driver, first: int, recorded: Sequence[tuple[int, int]], times: int) -> None:
+        known = self._graphs.get(first)
+        if known is None or known.state != self._state:
+            if known is not None and known.handle:
+                driver.free_graph(known.handle)
+            self._begin(driver, recorded)       # modules are loaded, functions found
+            known, times = _Graph(self._state, 0), times - 1
+        if times and not known.handle:
+            driver.begin_capture(self.device.stream)
+            self._begin(driver, recorded)
+            known = known._replace(handle=driver.end_capture(self.device.stream))
+        for _ in range(times):
+            driver.launch_graph(known.handle, self.device.stream)
+        self._graphs[first] = known
+
+    def _begin(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> None:
+        for key in recorded:
+            if key not in self._launches:
+                self._launches[key] = self._make(*key)
+            launch = self._launches[key]
+            if launch is not None:
+                driver.launch(launch.function, launch.grid, launch.block, launch.shared, self.device.stream, launch.arguments)
+
+    def _make(self, number: int, p: int) -> _Launch | None:
+        """What a phase of a kernel is launched with now; None for no iterations."""
+        kernel = self.kernels[number]
+        phase, (begin, end) = kernel.spec.phases[p], self.ranges[number, p]
+        if begin >= end:
+            return None
+        own, _ = self.arguments(number)
+        addresses = [*own, *(self.addresses[t] for t in self.temps[number])]
+        values = self.program_values(number)
+        module = self._module(number, self._is_plain(kernel, addresses))
+        shared = dynamic_bytes(phase)
+        return _Launch(module.function(phase.symbol, shared), grid_of(phase, end - begin), block_of(phase), shared,
+                       (*addresses, *(values[name] for name in kernel.spec.variables), begin, end))
+
+    @staticmethod
+    def _is_plain(kernel: PreparedKernel, addresses: Sequence[int]) -> bool:
+        """Whether arguments begin where wide accesses may not, or what is written lies under another argument."""
+        if any(a % WIDEST for a in addresses):
+            return True
+        spans = [(a, a + size * dtype.itemsize) for a, (dtype, size) in zip(addresses, kernel.spec.params, strict=False)]
+        return any(o != s and spans[o][0] < spans[s][1] and spans[s][0] < spans[o][1] for o in kernel.spec.outs for s in range(len(spans)))
+
+    def _module(self, number: int, plain: bool) -> Module:
+        code = self.kernels[number].loaded
+        assert isinstance(code, CudaCode)
+        key = id(code), plain
+        if key not in self._modules:
+            self._modules[key] = Module(self.device, self.pair.plain_image(code) if plain else code.image)
+        return self._modules[key]
+
+
+class NoDeviceQueue(LaunchRecords):
+    """The launches of a plan that was only compiled."""
+
+    def __init__(self, name: str, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
+        self.name = name
+        super().__init__(kernels, variants, addresses)
+
+    def once_launches(self, kernel: int) -> Launches:
+        return Launches(0, 0)
+
+    def run_timed(self, launches: Launches, times: int) -> None:
+        self.run(launches, times)
+
+    def run(self, launches: Launches, times: int) -> None:
+        raise DeviceError(f"the plan was compiled for {self.name}, which is no device: it cannot run. On a machine with such a GPU use "
+                          "SVOD_DEVICE=CUDA")

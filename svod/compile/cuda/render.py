@@ -1,0 +1,236 @@
+"""LINEAR → LLVM IR for NVIDIA's GPUs: the text of `svod/compile/llvm`, with what is different here.
+
+    phase of 40 groups of 128 threads         define ptx_kernel void @svod_p0(ptr addrspace(1) noalias align 16 %a0, …, i64 %begin, …)
+    BEGIN                                     %begin + ctaid.x: the group
+    END_                                      the group after it
+    LOCAL_ID                                  tid.x
+    SHARED float32 [64]                       64 bytes into @svod_p0.shared, or into @svod.dynamic where a kernel may not declare so much
+    SCRATCH float32 [0]                       memory of the thread
+    BARRIER                                   barrier.cta.sync
+    SHFL_XOR float32 [16]                     shfl.sync.bfly
+
+A phase whose groups are one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
+infers what they point to. An access is as wide as the alignment of its address allows, up to 16 bytes, and one that is masked off stands
+behind a branch, which ptxas turns into a predicate. Arguments are assumed to begin at multiples of 16 bytes and not to overlap;
+`without_assumptions` is the same code without.
+"""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from svod.compile.cuda.alignment import WIDEST, Multiples
+from svod.compile.cuda.targets import GRID, STATIC_SHARED
+from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
+from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
+from svod.compile.llvm.memory import Handler
+from svod.compile.llvm.render import HANDLERS as COMMON_HANDLERS
+from svod.compile.llvm.render import write_body
+from svod.compile.llvm.text import SCALAR, Family, Writer
+from svod.compile.lower.narrow import narrow_indices
+from svod.compile.lower.program import Instruction, PhaseSpec, Program
+from svod.core.ir.dtype import DType
+from svod.core.machine.target import Target
+
+PACKED = 128        # iterations of a phase without groups that run as one block
+POINTER = "ptr addrspace(1) noalias align 16"
+DYNAMIC = "svod.dynamic"
+SREG = "llvm.nvvm.read.ptx.sreg."
+
+
+def block_of(phase: PhaseSpec) -> int:
+    """Threads of a block of a phase."""
+    return PACKED if is_packed(phase) else phase.block
+
+
+def is_packed(phase: PhaseSpec) -> bool:
+    """Whether several iterations of a phase run as one block."""
+    return phase.block == 1 and not phase.shared_bytes
+
+
+def dynamic_bytes(phase: PhaseSpec) -> int:
+    """Bytes of shared memory that a launch of a phase asks for."""
+    return phase.shared_bytes if phase.shared_bytes > STATIC_SHARED else 0
+
+
+class Gpu(Family):
+    """Threads in lockstep, which have no vector registers but wide accesses."""
+
+    branches = True
+    fences = False
+    one_iteration = True
+    widest_stride = 0
+
+    def __init__(self, symbol: str, shared: str, multiples: Multiples):
+        self.symbol, self.shared, self.multiples = symbol, shared, multiples
+
+    def rounds_bfloat16(self, target: Target) -> bool:
+        return target.cpu != "sm_75"
+
+    def alignment(self, w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> int:
+        size = w.code[ptr].dtype.itemsize
+        whole = max(size, min(WIDEST, 1 << (lanes * size).bit_length() - 1))
+        return max(size, min(whole, self.multiples.bytes_of(idx, offset, size)))
+
+
+def _family(w: Writer) -> Gpu:
+    assert isinstance(w.family, Gpu)
+    return w.family
+
+
+def _integer(w: Writer, i: int, dtype: DType, operand: str) -> None:
+    """A non-negative i32 as the value of instruction i."""
+    w.value[i] = operand if dtype.bits == 32 else w.temp(f"zext i32 {operand} to i64")
+    w.nonneg[i] = dtype.name == "index"
+
+
+def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    w.value[i] = "%group" if dtype.bits == 64 else w.temp("trunc i64 %group to i32")
+    w.nonneg[i] = dtype.name == "index"
+
+
+def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    after = w.temp("add nsw i64 %group, 1")
+    w.value[i] = after if dtype.bits == 64 else w.temp(f"trunc i64 {after} to i32")
+    w.nonneg[i] = dtype.name == "index"
+
+
+def _local_id(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    _integer(w, i, dtype, _special(w, "tid.x"))
+
+
+def _special(w: Writer, name: str) -> str:
+    """A register that says where a thread is, as i32."""
+    w.declared.add(f"declare i32 @{SREG}{name}()")
+    return w.temp(f"call i32 @{SREG}{name}()")
+
+
+def _arg(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    w.value[i] = f"%g{arg}"
+
+
+def _temp(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    w.value[i] = f"%g{w.temp_base + arg}"
+
+
+def _var(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    w.value[i] = f"%n{w.variables[arg]}"
+
+
+def _scratch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    w.value[i] = f"%scratch{arg}"
+
+
+def _shared(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    whole = f"addrspacecast (ptr addrspace(3) @{_family(w).shared} to ptr)"
+    w.value[i] = w.temp(f"getelementptr i8, ptr {whole}, i64 {arg}")
+
+
+def _barrier(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    w.declared.add("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
+    w.lines.append("  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+
+def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    """The value of the thread whose number differs in one bit, word by word."""
+    name = "llvm.nvvm.shfl.sync.bfly.i32"
+    w.declared.add(f"declare i32 @{name}(i32, i32, i32, i32)")
+    scalar, operand = SCALAR[dtype.name], w.value[src[0]]
+    bits = 1 if dtype.kind == "b" else dtype.bits
+
+    def exchanged(word: str) -> str:
+        return w.temp(f"call i32 @{name}(i32 -1, i32 {word}, i32 {arg}, i32 31)")
+
+    def one(x: str) -> str:
+        if bits < 32:
+            return w.temp(f"trunc i32 {exchanged(w.temp(f'zext {scalar} {x} to i32'))} to {scalar}")
+        if bits == 32:
+            word = x if scalar == "i32" else w.temp(f"bitcast {scalar} {x} to i32")
+            return exchanged(word) if scalar == "i32" else w.temp(f"bitcast i32 {exchanged(word)} to {scalar}")
+        halves = w.temp(f"bitcast {scalar} {x} to <2 x i32>")
+        result = "poison"
+        for k in range(2):
+            word = exchanged(w.temp(f"extractelement <2 x i32> {halves}, i64 {k}"))
+            result = w.temp(f"insertelement <2 x i32> {result}, i32 {word}, i64 {k}")
+        return w.temp(f"bitcast <2 x i32> {result} to {scalar}")
+    if lanes == 1:
+        w.value[i] = one(operand)
+        return
+    vec, whole = f"<{lanes} x {scalar}>", "poison"
+    for k in range(lanes):
+        x = one(w.temp(f"extractelement {vec} {operand}, i64 {k}"))
+        whole = w.temp(f"insertelement {vec} {whole}, {scalar} {x}, i64 {k}")
+    w.value[i] = whole
+
+
+def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    """Other threads compute while one waits for memory."""
+
+
+HANDLERS: dict[str, Handler] = {
+    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS,
+    "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _temp, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
+    "BARRIER": _barrier, "SHFL_XOR": _exchange, "PREFETCH": _prefetch,
+}
+for _op in ("TILEZERO", "TILELOAD", "TILESTORE", "TILEDOT", "DOT"):
+    del HANDLERS[_op]
+
+
+def _prologue(w: Writer, phase: PhaseSpec, pointers: int) -> None:
+    """What a kernel starts with: its memory, and which iteration this thread computes."""
+    w.lines += [f"  %g{k} = addrspacecast ptr addrspace(1) %a{k} to ptr" for k in range(pointers)]
+    starts = sorted({i.arg for i in w.code if i.op == "SCRATCH"})
+    ends = [*starts[1:], phase.scratch_bytes]
+    w.lines += [f"  %scratch{a} = alloca [{b - a} x i8], align 16" for a, b in zip(starts, ends, strict=False)]
+    group = w.temp(f"zext i32 {_special(w, 'ctaid.x')} to i64")
+    folded = -(-phase.extent // block_of(phase) if is_packed(phase) else phase.extent) > GRID[0]
+    if folded:
+        row = w.temp(f"zext i32 {_special(w, 'ctaid.y')} to i64")
+        width = w.temp(f"zext i32 {_special(w, 'nctaid.x')} to i64")
+        group = w.temp(f"add nsw i64 {group}, {w.temp(f'mul nsw i64 {row}, {width}')}")
+    if is_packed(phase):
+        thread = w.temp(f"zext i32 {_special(w, 'tid.x')} to i64")
+        group = w.temp(f"add nsw i64 {w.temp(f'mul nsw i64 {group}, {PACKED}')}, {thread}")
+    w.lines.append(f"  %group = add nsw i64 %begin, {group}")
+    if folded or is_packed(phase):
+        w.lines.append(f"  br i1 {w.temp('icmp slt i64 %group, %end')}, label %run, label %leave")
+        w.label("run")
+
+
+def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Program, target: Target, declared: set[str]) -> str:
+    spec = program.spec
+    code = narrow_indices(phase, code)
+    shared = DYNAMIC if dynamic_bytes(phase) else f"{phase.symbol}.shared"
+    if phase.shared_bytes:
+        declared.add(f"@{DYNAMIC} = external addrspace(3) global [0 x i8], align 128" if dynamic_bytes(phase) else
+                     f"@{shared} = internal addrspace(3) global [{phase.shared_bytes} x i8] undef, align 128")
+    variables = {name: k for k, name in enumerate(spec.variables)}
+    w = Writer(code, target, variables, len(spec.params), declared, Gpu(phase.symbol, shared, Multiples(code)))
+    pointers = len(spec.params) + len(spec.temps)
+    _prologue(w, phase, pointers)
+    write_body(w, HANDLERS, phase.symbol)
+    w.lines += ["  br label %leave", "leave:"]
+    parameters = [f"{POINTER} %a{k}" for k in range(pointers)] + [f"i64 %n{k}" for k in range(len(variables))] + ["i64 %begin", "i64 %end"]
+    body = "\n".join(line for line in w.lines if line)
+    attributes = f'nounwind "no-builtins" "nvvm.maxntid"="{block_of(phase)}"'
+    return f"define ptx_kernel void @{phase.symbol}({', '.join(parameters)}) {attributes} {{\n{body}\n  ret void\n}}\n"
+
+
+def render(program: Program, target: Target) -> str:
+    """The LLVM module of a program: a kernel per phase, given the addresses of parameters and temporaries, the values of variables, and
+    which iterations to compute, begin ≤ i < end.
+
+    Raises CompileError for an instruction outside LINEAR's grammar (docs/ir.md, section 4)."""
+    declared: set[str] = set()
+    kernels = [_render_phase(phase, code, program, target, declared) for phase, code in zip(program.spec.phases, program.code, strict=True)]
+    return "\n".join([*sorted(declared), *kernels])
+
+
+_ACCESS = re.compile(r"((?: = load |  store )(?:<\d+ x (\w+)>|(\w+)) ?.*), align \d+")
+_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
+
+
+def without_assumptions(source: str) -> str:
+    """The module for arguments that begin anywhere and may overlap: no access is wider than an element."""
+    source = source.replace(POINTER, "ptr addrspace(1)")
+    return _ACCESS.sub(lambda m: f"{m[1]}, align {_BYTES[m[2] or m[3]]}", source)

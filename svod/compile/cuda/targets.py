@@ -1,0 +1,100 @@
+"""NVIDIA's GPUs as targets: what each architecture has, and a card of it for compiling where there is none.
+
+The limits are those of "Compute Capabilities" in NVIDIA's CUDA C++ Programming Guide 13.0, the rates those of the card's data sheet. A
+device that is there is asked for everything but what its architecture implies.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from svod.core.machine.target import Target
+from svod.errors import DeviceError
+
+DEVICE = "CUDA"
+WARP = 32
+REGISTERS = 255                 # most of a thread
+STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more is asked for when it is launched
+GRID = ((1 << 31) - 1, 65535, 65535)
+BLOCK = (1024, 1024, 64)
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as compiled code sees it. Sizes are bytes."""
+
+    name: str
+    units: int
+    unit_threads: int
+    unit_groups: int
+    unit_shared: int
+    group_shared: int           # most of one group
+    unit_cache: int
+    l2: int
+    clock: float                # cycles per second
+    memory_rate: float          # bytes per second
+    group_threads: int = 1024
+    unit_registers: int = 65536
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What LLVM and ptxas are told of an architecture, what its instructions can do, and a typical card.
+
+    `ptx`: the version of PTX that svod writes for it, ten times; a driver of CUDA 12.0 takes version 8.0, one of 11.0 version 7.0."""
+
+    name: str
+    ptx: int
+    features: tuple[str, ...]
+    card: Card
+    llvm: str = ""
+
+    @property
+    def llvm_cpu(self) -> str:
+        """What LLVM generates code for: the architecture, or an older one whose PTX it takes too."""
+        return self.llvm or self.name
+
+
+_AMPERE = ("cp.async", "ldmatrix", "mma.bf16", "mma.f16", "mma.s8", "mma.tf32", "redux")
+_HOPPER = (*_AMPERE, "stmatrix", "tma")
+_H100 = Card("H100 SXM", 132, 2048, 32, 228 * KIB, 227 * KIB, 256 * KIB, 50 * MIB, 1.83e9, 3.35e12)
+ARCHITECTURES: Mapping[str, Architecture] = {a.name: a for a in (
+    Architecture("sm_75", 70, ("ldmatrix", "mma.f16k8"),
+                 Card("T4", 40, 1024, 16, 64 * KIB, 64 * KIB, 96 * KIB, 4 * MIB, 1.59e9, 320e9)),
+    Architecture("sm_80", 80, _AMPERE, Card("A100 40 GB", 108, 2048, 32, 164 * KIB, 163 * KIB, 192 * KIB, 40 * MIB, 1.41e9, 1.555e12)),
+    Architecture("sm_86", 80, _AMPERE, Card("RTX 3090", 82, 1536, 16, 100 * KIB, 99 * KIB, 128 * KIB, 6 * MIB, 1.70e9, 936e9)),
+    Architecture("sm_89", 80, _AMPERE, Card("RTX 4090", 128, 1536, 24, 100 * KIB, 99 * KIB, 128 * KIB, 72 * MIB, 2.52e9, 1.008e12)),
+    Architecture("sm_90", 80, _HOPPER, _H100),
+    Architecture("sm_90a", 80, (*_HOPPER, "wgmma"), _H100),
+    # LLVM 22 ends the process over some vectors of 32 integers for sm_100, where pairs of them are registers
+    Architecture("sm_100", 80, _HOPPER, Card("B200", 148, 2048, 32, 228 * KIB, 227 * KIB, 256 * KIB, 126 * MIB, 1.85e9, 7.7e12), "sm_90"),
+)}
+
+
+def architecture_of(major: int, minor: int) -> Architecture:
+    """The architecture whose code a device of a compute capability runs best. Raises DeviceError for one that is too old."""
+    known = [a for a in ARCHITECTURES.values() if not a.name.endswith("a")]
+    capabilities = {a.name: divmod(int(a.name[3:]), 10) for a in known}
+    exact = next((a for a in known if capabilities[a.name] == (major, minor)), None)
+    if exact is not None:
+        return ARCHITECTURES.get(exact.name + "a", exact)
+    fitting = [a for a in known if capabilities[a.name] <= (major, minor)]
+    if not fitting:
+        raise DeviceError(f"the GPU has compute capability {major}.{minor}; svod needs 7.5 or later (Turing, 2018): use the CPU, "
+                          "unset SVOD_DEVICE")
+    same = [a for a in fitting if capabilities[a.name][0] == major]
+    return (same or fitting)[-1]
+
+
+def target_of(architecture: Architecture, card: Card, device: str) -> Target:
+    """A card of an architecture as a target; `device`: its name, as SVOD_DEVICE says it."""
+    return Target(
+        arch="nvptx64", cpu=architecture.name, features=tuple(sorted(architecture.features)),
+        vector_bytes=16, vector_registers=(REGISTERS - 31) // 4,
+        l1=card.unit_cache, l2=card.l2, l3=0, threads=1,
+        has_masked_memory=False, has_non_temporal=False,
+        group_threads=card.group_threads, shared_bytes=card.group_shared, subgroup=WARP,
+        registers_per_thread=REGISTERS, group_registers=card.unit_registers, units=card.units, unit_threads=card.unit_threads,
+        unit_groups=card.unit_groups, unit_shared_bytes=card.unit_shared, clock=card.clock, memory_rate=card.memory_rate,
+        device=device, global_limits=GRID, local_limits=BLOCK)

@@ -1,0 +1,302 @@
+"""The LLVM IR that goes to ptxas, run on the CPU: what is NVIDIA's in it is mapped to the host, and each thread is a coroutine.
+
+    ptr addrspace(3), addrspacecast            ptr, the same pointer
+    call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
+    barrier, shfl.sync                         operands into the context, suspend; when all have arrived, the results are in the context
+
+LLVM's coroutine passes cut a kernel where it suspends. The threads of a block run one after another, in an order drawn from a seed, each
+up to where it waits. What a warp computes together NumPy computes when all its threads have arrived. Threads that wait at different places
+where all have to wait at one are an error. Shared memory starts as NaNs."""
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from svod.compile.cuda.queue import grid_of
+from svod.compile.cuda.render import DYNAMIC, block_of, dynamic_bytes, render, without_assumptions
+from svod.compile.cuda.targets import WARP
+from svod.compile.lower.interpreter import poisoned_temporaries
+from svod.compile.lower.program import Program
+from svod.core.machine.target import Target
+from svod.errors import CompileError
+
+Array = np.ndarray[Any, Any]
+WORDS = 64              # of a thread's context: registers 0…7, why it waits 8 and 9, operands and results from 16 on
+OPERANDS = 16
+REGISTERS = {"tid.x": 0, "ctaid.x": 1, "ctaid.y": 2, "nctaid.x": 3}
+BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
+NAN = 0x7FC0_7FC0       # NaN as float32, and as two bfloat16
+_CALL = re.compile(r"\s*(?:(%\S+) = )?call (.+?) @(llvm\.nvvm\.[\w.]+)\((.*)\)$")
+_WIDTH = {"i32": 4, "float": 4, "i64": 8, "ptr": 8, "<2 x half>": 4, "ptr addrspace(3)": 8, "ptr addrspace(1)": 8}
+_BFLOAT = re.compile(r"\s*(%\S+) = fptrunc (<(\d+) x float>|float) (\S+) to (<\d+ x bfloat>|bfloat)$")
+_SPACE = re.compile(r"= addrspacecast ptr(?: addrspace\(\d\))? (\S+) to ptr(?: addrspace\(\d\))?$")
+_SCRATCH = re.compile(r"\s*%scratch(\d+) = alloca \[(\d+) x i8\]")
+_PROLOGUE = """entry:
+  %coro.id = call token @llvm.coro.id(i32 64, ptr null, ptr null, ptr null)
+  %coro.size = call i64 @llvm.coro.size.i64()
+  %coro.more = add i64 %coro.size, 63
+  %coro.whole = and i64 %coro.more, -64
+  %coro.memory = call ptr @aligned_alloc(i64 64, i64 %coro.whole)
+  %coro.handle = call ptr @llvm.coro.begin(token %coro.id, ptr %coro.memory)"""
+_EPILOGUE = """  %coro.last = call i8 @llvm.coro.suspend(token none, i1 true)
+  switch i8 %coro.last, label %coro.out [i8 0, label %coro.end
+    i8 1, label %coro.end]
+coro.end:
+  %coro.freed = call ptr @llvm.coro.free(token %coro.id, ptr %coro.handle)
+  call void @free(ptr %coro.freed)
+  br label %coro.out
+coro.out:
+  call void @llvm.coro.end(ptr %coro.handle, i1 false, token none)
+  ret ptr %coro.handle
+}"""
+_DECLARATIONS = """declare token @llvm.coro.id(i32, ptr, ptr, ptr)
+declare i64 @llvm.coro.size.i64()
+declare ptr @llvm.coro.begin(token, ptr)
+declare i8 @llvm.coro.suspend(token, i1)
+declare void @llvm.coro.end(ptr, i1, token)
+declare ptr @llvm.coro.free(token, ptr)
+declare ptr @aligned_alloc(i64, i64)
+declare void @free(ptr)
+"""
+
+
+class DeviceFault(CompileError):
+    """A kernel does what no GPU may be asked to do."""
+
+
+class _Rewriter:
+    """The text of a module for the host. `sites`: what each place is at which threads wait; numbers from 1 on."""
+
+    def __init__(self, ir: str):
+        self.sites: list[str] = [""]
+        self.fresh = 0
+        self.lines: list[str] = []
+        self.pointers: dict[str, int] = {}      # kernel → how many of its arguments are addresses
+        self.scratch: dict[str, int] = {}       # kernel → bytes of memory of its own of a thread
+        self.declared: dict[str, int] = {}      # shared memory → bytes
+        self.symbol = ""
+        self.renamed: dict[str, str] = {}       # block → the last block that it was cut into
+        self.block = ""
+        functions = re.split(r"(?m)^(?=define )", ir)
+        head = [line for line in functions[0].splitlines() if not line.startswith("declare") or "llvm.nvvm" not in line]
+        self.text = "\n".join([_DECLARATIONS, *map(self._global, head), *map(self._function, functions[1:])])
+
+    def _global(self, line: str) -> str:
+        declared = re.match(r"@(\S+) = internal addrspace\(3\) global \[(\d+) x i8\]", line)
+        if declared:
+            self.declared[declared[1]] = int(declared[2])
+        line = re.sub(r"external addrspace\(3\) global \[0 x i8\]", f"global [{1 << 18} x i8] undef", line)
+        return line.replace("internal addrspace(3) global", "global")
+
+    def _name(self) -> str:
+        self.fresh += 1
+        return f"%emu{self.fresh}"
+
+    def _function(self, text: str) -> str:
+        self.lines, self.renamed, self.block = [], {}, "entry"
+        header, *body = text.rstrip().splitlines()
+        symbol, parameters = re.match(r"define ptx_kernel void @(\w+)\((.*)\) nounwind", header).groups()     # type: ignore[union-attr]
+        self.symbol, self.pointers[symbol] = symbol, parameters.count("ptr addrspace(1)")
+        parameters = re.sub(r"ptr addrspace\(1\)(?: noalias align 16)?", "ptr", parameters)
+        self.lines.append(f"define ptr @{symbol}(ptr %ctx, {parameters}) presplitcoroutine {{")
+        for line in body:
+            self._line(line)
+        lines = [self._renamed_phi(line) for line in self.lines]
+        return "\n".join(lines)
+
+    def _renamed_phi(self, line: str) -> str:
+        if " = phi " not in line:
+            return line
+        return re.sub(r", %([\w.]+)\]", lambda m: f", %{self.renamed.get(m[1], m[1])}]", line)
+
+    def _line(self, line: str) -> None:
+        label = re.fullmatch(r"([\w.]+):", line)
+        if line == "entry:":
+            self.lines.append(_PROLOGUE)
+        elif line == "  ret void":
+            self.lines.append(_EPILOGUE)
+        elif line == "}":
+            pass
+        elif label:
+            self.block = label[1]
+            self.lines.append(line)
+        elif (call := _CALL.match(line)) is not None:
+            self._call(*call.groups())
+        elif (memory := _SCRATCH.match(line)) is not None:
+            self.scratch[self.symbol] = int(memory[1]) + int(memory[2])
+            self.lines.append(f"  %scratch{memory[1]} = getelementptr i8, ptr %ctx, i64 {4 * WORDS + int(memory[1])}")
+        elif (rounded := _BFLOAT.match(line)) is not None:
+            self._bfloat(*rounded.groups())
+        else:
+            line = re.sub(r"addrspacecast \(ptr addrspace\(3\) (@[\w.]+) to ptr\)", r"\1", line)
+            line = _SPACE.sub(r"= getelementptr i8, ptr \1, i64 0", line)
+            self.lines.append(re.sub(r" addrspace\(\d\)", "", line))
+
+    def _word(self, number: int) -> str:
+        name = self._name()
+        self.lines.append(f"  {name} = getelementptr i32, ptr %ctx, i64 {number}")
+        return name
+
+    def _call(self, result: str | None, type_: str, name: str, operands: str) -> None:
+        if name.startswith("llvm.nvvm.read.ptx.sreg."):
+            self.lines.append(f"  {result} = load i32, ptr {self._word(REGISTERS[name[24:]])}")
+            return
+        at = OPERANDS
+        values = [v.rsplit(" ", 1) for v in re.split(r", (?![^<{]*[>}])", operands)] if operands else []
+        for kind, value in values:
+            kind = kind.strip()
+            self.lines.append(f"  store {kind.split(' addrspace')[0]} {value}, ptr {self._word(at)}, align 4")
+            at += _WIDTH[kind] // 4
+        self.sites.append(name)
+        self.lines += [f"  store i32 {len(self.sites) - 1}, ptr {self._word(8)}"]
+        n, resumed = self._name(), f"resumed{self.fresh}"
+        self.lines += [f"  {n} = call i8 @llvm.coro.suspend(token none, i1 false)", f"  switch i8 {n}, label %coro.out [",
+                       f"    i8 0, label %{resumed}", "    i8 1, label %coro.end]", f"{resumed}:"]
+        self.renamed[self.block] = resumed
+        if result:
+            self.lines.append(f"  {result} = load {type_}, ptr {self._word(OPERANDS)}, align 4")
+
+    def _bfloat(self, result: str, wide: str, lanes: str | None, operand: str, short: str) -> None:
+        """float → bfloat in integers: the host may lack the instruction, or flush what is subnormal."""
+        def of(scalar: str) -> str:
+            return scalar if lanes is None else f"<{lanes} x {scalar}>"
+
+        def all_of(value: str) -> str:
+            return value if lanes is None else f"splat (i32 {value})"
+        raw, odd, low, up, sum_, quiet, nan, chosen, high, bits = (self._name() for _ in range(10))
+        word = of("i32")
+        self.lines += [
+            f"  {raw} = bitcast {wide} {operand} to {word}", f"  {odd} = lshr {word} {raw}, {all_of('16')}",
+            f"  {low} = and {word} {odd}, {all_of('1')}", f"  {up} = add {word} {raw}, {all_of('32767')}",
+            f"  {sum_} = add {word} {up}, {low}",
+            f"  {quiet} = or {word} {raw}, {all_of('4194304')}", f"  {nan} = fcmp uno {wide} {operand}, {operand}",
+            f"  {chosen} = select {of('i1')} {nan}, {word} {quiet}, {word} {sum_}", f"  {high} = lshr {word} {chosen}, {all_of('16')}",
+            f"  {bits} = trunc {word} {high} to {of('i16')}", f"  {result} = bitcast {of('i16')} {bits} to {short}"]
+
+
+class Emulated:
+    """A module in the host's memory, ready to be run."""
+
+    def __init__(self, ir: str, seed: int = 0):
+        self.rng = random.Random(seed)
+        rewritten = _Rewriter(ir)
+        self.sites, self.pointers, self.scratch, self.declared = rewritten.sites, rewritten.pointers, rewritten.scratch, rewritten.declared
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        triple = llvm.get_process_triple()
+        machine = llvm.Target.from_triple(triple).create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1, codemodel="jitdefault")
+        module = llvm.parse_assembly(rewritten.text)
+        module.triple, module.data_layout = triple, str(machine.target_data)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=1)
+        builder = llvm.create_pass_builder(machine, options)
+        builder.getModulePassManager().run(module, builder)
+        self.engine = llvm.create_mcjit_compiler(module, machine)
+        self.engine.finalize_object()
+
+    def launch(self, symbol: str, grid: tuple[int, int], block: int, shared: int, numbers: Sequence[int]) -> None:
+        """Run a grid of blocks, in any order. `shared`: bytes that the kernel does not declare; `numbers`: its arguments."""
+        pointers = self.pointers[symbol]
+        start = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_void_p] * pointers,
+                                 *[ctypes.c_int64] * (len(numbers) - pointers))(self.engine.get_function_address(symbol))
+        memory = self._shared(symbol, self.declared.get(f"{symbol}.shared", shared))
+        order = list(range(grid[0] * grid[1]))
+        self.rng.shuffle(order)
+        for number in order:
+            if memory is not None:
+                memory.view(np.uint32)[:] = NAN
+            self._run_block(start, numbers, block, self.scratch.get(symbol, 0), (number % grid[0], number // grid[0], grid[0]))
+
+    def _shared(self, symbol: str, nbytes: int) -> Array | None:
+        if not nbytes:
+            return None
+        name = next(n for n in (f"{symbol}.shared", DYNAMIC) if self.engine.get_global_value_address(n))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * (-(-nbytes // 4) * 4)).from_address(self.engine.get_global_value_address(name)))
+
+    def _run_block(self, start: Callable[..., Any], numbers: Sequence[int], block: int, scratch: int, place: tuple[int, int, int]) -> None:
+        words = WORDS + -(-scratch // 64) * 16
+        raw = np.full(block * words + 16, NAN, np.uint32)
+        contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
+        contexts[:, 0] = np.arange(block)
+        contexts[:, 1:4] = place
+        base = contexts.ctypes.data
+        handles = [0] * block
+        for thread in self._order(range(block)):
+            handles[thread] = start(base + thread * words * 4, *numbers)
+        waiting = self._waiting(range(block), handles)
+        while waiting:
+            ready = self._meet(waiting, contexts, handles)
+            for thread in self._order(ready):
+                _resume(handles[thread], 0)
+            waiting = self._waiting(waiting, handles)
+        for handle in handles:
+            _resume(handle, 1)
+
+    def _order(self, threads: Sequence[int]) -> list[int]:
+        shuffled = list(threads)
+        self.rng.shuffle(shuffled)
+        return shuffled
+
+    @staticmethod
+    def _waiting(threads: Sequence[int], handles: Sequence[int]) -> list[int]:
+        """The threads that have not ended."""
+        return [t for t in threads if ctypes.c_void_p.from_address(handles[t]).value]
+
+    def _meet(self, waiting: list[int], contexts: Array, handles: Sequence[int]) -> list[int]:
+        """The threads that go on: those of a warp that have all arrived at what it does together, else all, at a barrier."""
+        alive = set(waiting)
+        ready: list[int] = []
+        for first in range(0, len(handles), WARP):
+            warp = [t for t in range(first, min(first + WARP, len(handles))) if t in alive]
+            sites = {int(contexts[t, 8]) for t in warp}
+            names = {self.sites[s] for s in sites}
+            if not warp or (names == {BARRIER} and len(sites) == 1):
+                continue
+            if len(sites) > 1 or len(warp) < min(WARP, len(handles) - first):
+                raise DeviceFault(f"the threads of a warp wait at {', '.join(sorted(names))}, {len(sites)} places; {len(warp)} of them do")
+            collective(names.pop(), contexts[warp[0]:warp[-1] + 1, OPERANDS:WORDS])
+            ready += warp
+        if ready:
+            return ready
+        if len({int(contexts[t, 8]) for t in waiting}) > 1 or len(waiting) < len(handles):
+            raise DeviceFault(f"{len(waiting)} of {len(handles)} threads of a block wait at a barrier, at "
+                              f"{len({int(contexts[t, 8]) for t in waiting})} places")
+        return waiting
+
+
+def _resume(handle: int, destroy: int) -> None:
+    """Run a coroutine on, or end it."""
+    address = ctypes.c_void_p.from_address(handle + 8 * destroy).value
+    assert address
+    _RESUME(address)(handle)
+
+
+_RESUME = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+# -- what a warp does together -----------------------------------------------------------------------------
+def collective(name: str, words: Array) -> None:
+    """Replace the operands of the threads of a warp, 32-bit words, by the results."""
+    if name != "llvm.nvvm.shfl.sync.bfly.i32":
+        raise DeviceFault(f"{name} is not emulated")
+    source = np.arange(len(words)) ^ words[:, 2].astype(np.int64)
+    words[:, 0] = np.where(source < len(words), words[np.minimum(source, len(words) - 1), 1], words[:, 1])
+
+
+def run_program(program: Program, target: Target, args: Sequence[Array], variables: Mapping[str, int] | None = None, seed: int = 0) -> None:
+    """Run the phases of a program in order over flat arrays by slot, outputs written in place."""
+    source, temps, values = render(program, target), poisoned_temporaries(program), dict(variables or {})
+    addresses = [a.ctypes.data for a in (*args, *temps)]
+    module = Emulated(without_assumptions(source) if any(a % 16 for a in addresses) else source, seed)
+    numbers = [*addresses, *(values[name] for name in program.spec.variables)]
+    for phase in program.spec.phases:
+        end = phase.extent_at(values)
+        if end:
+            module.launch(phase.symbol, grid_of(phase, end), block_of(phase), dynamic_bytes(phase), [*numbers, 0, end])

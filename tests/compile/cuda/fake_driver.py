@@ -1,0 +1,168 @@
+"""NVIDIA's driver without a GPU: memory of the device is the host's, kernels run in the emulator, and every call is remembered.
+
+`FAKE` in place of `BACKEND` makes CUDA a device of this machine."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from svod.compile.cuda.backend import Cuda
+from svod.compile.cuda.code import Nvptx
+from svod.compile.cuda.driver import Driver, OutOfMemory
+from svod.compile.cuda.ptxas import KernelReport
+from svod.errors import DeviceError
+from tests.compile.cuda.emulator import Emulated
+
+SIZES = {"major": 9, "minor": 0, "units": 4, "unit_threads": 128, "unit_groups": 8, "unit_shared": 64 << 10, "group_shared": 60 << 10,
+         "l2": 1 << 20, "group_threads": 64, "unit_registers": 65536, "clock": 0, "memory_clock": 0, "memory_bus": 0}
+
+
+class FakeDriver(Driver):
+    """A GPU with small groups. `room`: bytes of its memory; `failing`: a kernel that does what it must not."""
+
+    def __init__(self, room: int = 1 << 28) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.room, self.failing = room, ""
+        self.memory: dict[int, np.ndarray[Any, Any]] = {}
+        self.modules: list[Emulated] = []
+        self.functions: list[tuple[Emulated, str]] = []
+        self.capturing: list[tuple[Any, ...]] | None = None
+        self.graphs: dict[int, list[tuple[Any, ...]]] = {}
+
+    def names(self) -> list[str]:
+        """The calls so far, by name."""
+        return [c[0] for c in self.calls]
+
+    def count(self) -> int:
+        return 2
+
+    def device(self, ordinal: int) -> int:
+        return ordinal
+
+    def name(self, device: int) -> str:
+        return f"fake GPU {device}"
+
+    def attribute(self, device: int, what: str) -> int:
+        return SIZES[what]
+
+    def retain_context(self, device: int) -> int:
+        return 100 + device
+
+    def use_context(self, context: int) -> None:
+        """There is one memory."""
+
+    def allocate(self, nbytes: int) -> int:
+        self.calls.append(("allocate", nbytes))
+        if sum(m.nbytes for m in self.memory.values()) + nbytes > self.room:
+            raise OutOfMemory("out of memory (code 2)")
+        raw = np.full(nbytes + 256, 0xA5, np.uint8)
+        address = -(-raw.ctypes.data // 256) * 256
+        self.memory[address] = raw
+        return address
+
+    def free(self, address: int) -> None:
+        self.calls.append(("free", address))
+        del self.memory[address]
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        self.calls.append(("allocate_pinned", nbytes))
+        raw = np.zeros(nbytes, np.uint8)
+        self.memory[raw.ctypes.data] = raw
+        return raw.ctypes.data
+
+    def _move(self, to: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(to, source, nbytes)
+
+    def copy_in(self, device: int, host: int, nbytes: int, stream: int) -> None:
+        self.calls.append(("copy_in", nbytes))
+        self._move(device, host, nbytes)
+
+    def copy_out(self, host: int, device: int, nbytes: int, stream: int) -> None:
+        self.calls.append(("copy_out", nbytes))
+        self._move(host, device, nbytes)
+
+    def create_stream(self) -> int:
+        return 7
+
+    def wait(self, stream: int) -> None:
+        self.calls.append(("wait",))
+
+    def create_event(self) -> int:
+        return 9
+
+    def record(self, event: int, stream: int) -> None:
+        self.calls.append(("record",))
+
+    def wait_event(self, event: int) -> None:
+        self.calls.append(("wait_event",))
+
+    def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        self.calls.append(("fill", nbytes))
+
+    def seconds_between(self, first: int, second: int) -> float:
+        return 0.25
+
+    def load_module(self, image: bytes) -> int:
+        self.calls.append(("load_module", image))
+        self.modules.append(Emulated(image.decode(), seed=len(self.modules)))
+        return len(self.modules) - 1
+
+    def unload_module(self, module: int) -> None:
+        self.calls.append(("unload_module",))
+
+    def function(self, module: int, symbol: str) -> int:
+        self.functions.append((self.modules[module], symbol))
+        return len(self.functions) - 1
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        self.calls.append(("allow_shared", nbytes))
+
+    def launch(self, function: int, grid: Sequence[int], block: int, shared: int, stream: int, arguments: Sequence[int]) -> None:
+        launch = ("launch", function, (grid[0], grid[1]), block, shared, tuple(arguments))
+        if self.capturing is not None:
+            self.capturing.append(launch)
+            return
+        self.calls.append(launch)
+        self._run(launch)
+
+    def _run(self, launch: tuple[Any, ...]) -> None:
+        module, symbol = self.functions[launch[1]]
+        if symbol == self.failing:
+            raise DeviceError("CUDA: cuStreamSynchronize: an illegal memory access was encountered (code 700)")
+        module.launch(symbol, *launch[2:])
+
+    def begin_capture(self, stream: int) -> None:
+        self.calls.append(("begin_capture",))
+        self.capturing = []
+
+    def end_capture(self, stream: int) -> int:
+        self.calls.append(("end_capture",))
+        assert self.capturing is not None
+        self.graphs[len(self.graphs) + 1] = self.capturing
+        self.capturing = None
+        return len(self.graphs)
+
+    def launch_graph(self, graph: int, stream: int) -> None:
+        self.calls.append(("launch_graph",))
+        for launch in self.graphs[graph]:
+            self._run(launch)
+
+    def free_graph(self, graph: int) -> None:
+        self.calls.append(("free_graph",))
+
+
+class Interpreted(Nvptx):
+    """LLVM IR as it is, for the emulator."""
+
+    key = "LLVM IR for NVIDIA's GPUs, emulated"     # type: ignore[assignment]
+
+    def image_of(self, source: str, arch: str) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+        return "ir", source.encode(), ()
+
+
+def fake_backend(driver: FakeDriver) -> Cuda:
+    """CUDA with this driver."""
+    return Cuda(0, lambda: driver, Interpreted())

@@ -1,0 +1,117 @@
+"""Random chains with loops bound to the threads of a group, over the corpus: the LLVM IR for NVIDIA's GPUs gives the right numbers, run on
+the CPU, and ptxas accepts it."""
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from svod.compile.cuda import ptxas
+from svod.compile.cuda.ptx import emit_ptx
+from svod.compile.cuda.render import block_of, render, without_assumptions
+from svod.compile.cuda.targets import ARCHITECTURES
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.core.graph import graph
+from svod.core.ir.uop import Ops
+from svod.core.ir.variable import without_binds
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.schedule.schedule import create_schedule
+from svod.core.spec.evaluate import evaluate
+from svod.errors import KernelOptError
+from tests.agreement import draw
+from tests.compile.cuda.emulator import run_program
+from tests.compile.cuda.target import card_target
+from tests.draws import count
+from tests.toy_backend.test_corpus import KERNELS, VARIABLE, case_of, group_state
+
+TARGET = card_target("sm_90", group_threads=64)
+MOST_THREADS = 20_000       # that a program launches
+GENERIC = re.compile(r"\b(?:ld|st)(?:\.v\d)?\.[bfus]\d+")
+
+
+@pytest.fixture(scope="module")
+def ran() -> Iterator[Counter[str]]:
+    """Chains by what became of them. Fails at the end of the module where few ran."""
+    seen: Counter[str] = Counter()
+    yield seen
+    if seen["drawn"] >= 100:
+        assert seen["ran"] >= 0.6 * seen["drawn"] and seen["groups"] >= 0.4 * seen["ran"], dict(seen)
+
+
+def threads_of(program: Program) -> int:
+    return sum(p.extent * block_of(p) // (128 if p.block == 1 else 1) for p in program.spec.phases)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_random_chains_on_the_cpu(name: str, ran: Counter[str]) -> None:
+    case = case_of(name)
+    for seed in range(count(1)):
+        rng = random.Random(f"cuda {name} {seed}")
+        state = group_state(rng, Scheduler(case.kernel, TARGET), rng.randint(0, 8))
+        ran["drawn"] += 1
+        try:
+            program = lower(state)
+        except KernelOptError:
+            continue
+        if threads_of(program) > MOST_THREADS:
+            continue
+        args = case.fresh()
+        try:
+            run_program(program, TARGET, args, seed=seed)
+            case.check(args, "LLVM IR for NVIDIA's GPUs")
+        except Exception as e:
+            raise AssertionError(f"{name}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
+        ran.update(ran=1, groups=any(p.block > 1 for p in program.spec.phases))
+
+
+@pytest.mark.parametrize("name", VARIABLE)
+def test_extents_that_depend_on_variables(name: str) -> None:
+    sink, _, _ = without_binds(graph.sink(VARIABLE[name]().uop))
+    call, = create_schedule(sink).calls
+    kernel, ran = Kernel(call.ast), 0
+    for seed in range(count(4)):
+        rng = random.Random(f"cuda variable {name} {seed}")
+        state = group_state(rng, Scheduler(kernel, TARGET), rng.randint(0, 6))
+        try:
+            program = lower(state)
+        except KernelOptError:
+            continue
+        if threads_of(program) > MOST_THREADS:
+            continue
+        values = {u.arg[0]: rng.randint(*u.arg[1:3]) for u in kernel.ast.walk(Ops.DEFINE_VAR)}
+        numbers = np.random.default_rng(seed)
+        args = [draw(p.dtype, p.arg.size, numbers, p.arg.vmin, p.arg.vmax) for p in kernel.params]
+        want, = evaluate(kernel.ast, args, values)
+        run_program(program, TARGET, args, values, seed)
+        chain = f"{values}: {[o.to_json() for o in state.applied_opts]}"
+        np.testing.assert_allclose(args[kernel.outs[0]], want, rtol=1e-4, atol=1e-5, err_msg=chain)
+        ran += 1
+    assert ran >= 2
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS)[::6])
+def test_ptxas_accepts_random_chains(name: str) -> None:
+    """Of every sixth kernel, for an architecture drawn at random; without assumptions about arguments as well."""
+    if ptxas.ptxas_version() is None:
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    rng = random.Random(f"ptxas {name}")
+    arch = rng.choice(sorted(ARCHITECTURES))
+    target = card_target(arch)
+    while True:
+        try:
+            program = lower(group_state(rng, Scheduler(case_of(name).kernel, target), rng.randint(0, 6)))
+            break
+        except KernelOptError:
+            continue
+    source = render(program, target)
+    for ir in (source, without_assumptions(source)):
+        text = emit_ptx(ir, arch)
+        assert not GENERIC.search(text), "LLVM knows where each pointer points to"
+        _, reports = ptxas.assemble(text, arch)
+        assert [r.symbol for r in reports] == sorted(p.symbol for p in program.spec.phases)

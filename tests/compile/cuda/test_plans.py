@@ -1,0 +1,269 @@
+"""Plans on CUDA: compiled without a device; and run, with a driver that runs kernels on the CPU and remembers what it was asked."""
+from __future__ import annotations
+
+import ctypes
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import svod
+from svod import Tensor, Variable
+from svod.compile.backend import BACKENDS, backend_named, device_named
+from svod.compile.cuda import driver as driver_module
+from svod.compile.cuda import ptxas
+from svod.compile.cuda.code import CudaCode
+from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
+from svod.compile.cuda.targets import ARCHITECTURES, architecture_of
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.config import PrepareConfig
+from svod.core.graph.buffer import Array
+from svod.errors import CompileError, DeviceError, UnsupportedError
+from tests.compile.cuda.fake_driver import FakeDriver, fake_backend
+
+RNG = np.random.default_rng(0)
+X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (18, 13), (13, 7)))
+CONFIG = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
+ONLY = replace(CONFIG, device="CUDA:sm_90")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    driver = FakeDriver()
+    module = types.ModuleType("svod_fake_cuda")
+    module.BACKEND = fake_backend(driver)       # type: ignore[attr-defined]
+    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+    monkeypatch.setitem(BACKENDS, "CUDA", module.__name__)
+    monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
+    yield driver
+
+
+def softmax(x: Array) -> Array:
+    e: Array = np.exp(x - x.max(-1, keepdims=True))
+    rows: Array = e / e.sum(-1, keepdims=True)
+    return rows
+
+
+def network() -> Tensor:
+    return ((Tensor(X) @ Tensor(W)).relu() @ Tensor(V)).softmax(-1)
+
+
+EXPECTED = softmax(np.maximum(X @ W, 0) @ V)
+
+
+# -- without a device --------------------------------------------------------------------------------------
+def test_a_plan_is_compiled_where_there_is_no_device() -> None:
+    plan = network().prepare(ONLY)
+    assert isinstance(plan._queue, NoDeviceQueue)
+    code = plan.kernels[0].loaded
+    assert isinstance(code, CudaCode) and code.arch == "sm_90"
+    if ptxas.ptxas_version() is not None:
+        assert code.kind == "cubin" and code.image[:4] == b"\x7fELF" and all(r.registers > 0 for r in code.reports)
+    with pytest.raises(DeviceError, match=r"compiled for CUDA:sm_90.*SVOD_DEVICE=CUDA"):
+        plan.execute()
+
+
+def test_what_is_compiled_for_is_another_target_than_a_device() -> None:
+    keys = {backend_named(f"CUDA:{arch}").target().key for arch in ARCHITECTURES}
+    assert len(keys) == len(ARCHITECTURES) and all("device=CUDA:sm_" in key for key in keys)
+
+
+def test_a_kernel_shows_its_ptx() -> None:
+    kernel = svod.kernel(Tensor(X) + 1, config=replace(CONFIG, device="CUDA:sm_80"))
+    assert ".target sm_80" in kernel.asm() and ".entry svod_p0" in kernel.asm()
+    assert "ptx_kernel" in kernel.llvm()
+
+
+@pytest.mark.parametrize("name", ["CUDA:sm_10", "CUDA:x", "CUDA:sm_90:x"])
+def test_a_device_that_there_is_not(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"CUDA:sm_90"):
+        device_named(name)
+
+
+def test_without_a_driver_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver.*install it.*SVOD_DEVICE=CUDA:sm_90"):
+        driver_module.open_driver.__wrapped__()
+
+
+def test_what_the_driver_says_is_in_the_error() -> None:
+    class Library:
+        def cuInit(self, flags: object) -> int:
+            return 100
+
+        def cuGetErrorString(self, code: object, out: object) -> int:
+            out._obj.value = b"no CUDA-capable device is detected"      # type: ignore[attr-defined]
+            return 0
+    with pytest.raises(DeviceError, match=r"cuInit: no CUDA-capable device is detected \(code 100\)"):
+        driver_module.Driver(Library())
+
+
+def test_architectures_of_devices() -> None:
+    assert architecture_of(9, 0).name == "sm_90a" and architecture_of(8, 7).name == "sm_86" and architecture_of(12, 0).name == "sm_100"
+    with pytest.raises(DeviceError, match=r"7\.0.*needs 7\.5"):
+        architecture_of(7, 0)
+
+
+def test_without_ptxas_the_driver_gets_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ptxas, "ptxas_version", lambda: None)
+    monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
+    code = (Tensor(X) * 3).prepare(ONLY).kernels[0].loaded
+    assert isinstance(code, CudaCode) and code.kind == "ptx" and code.image.endswith(b"\0") and b".entry svod_p0" in code.image
+
+
+def test_the_report_of_ptxas_is_read() -> None:
+    said = ("ptxas info    : 0 bytes gmem\nptxas info    : Compiling entry function 'svod_p0' for 'sm_90'\n"
+            "ptxas info    : Function properties for svod_p0\n    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads\n"
+            "ptxas info    : Used 103 registers, used 1 barriers, 16384 bytes smem, 16 bytes cmem[0]\n")
+    report, = ptxas.read_report(said)
+    assert report == ptxas.KernelReport("svod_p0", 103, 16384, 16, 8, 12)
+    assert ptxas.KernelReport.from_data(report.to_data()) == report
+
+
+def test_code_is_read_back_and_refused_where_it_is_damaged() -> None:
+    code = CudaCode("sm_90", "cubin", b"image", (ptxas.KernelReport("k", 1, 2, 3, 4, 5),), "the source")
+    assert CudaCode.unpack(code.pack()) == code
+    for damaged in (b"", b"other" + code.pack(), code.pack()[:-3]):
+        with pytest.raises(CompileError, match="not the code"):
+            CudaCode.unpack(damaged)
+
+
+# -- with a driver that runs kernels on the CPU ----------------------------------------------------------------
+def test_a_network_of_several_kernels_becomes_a_graph(fake: FakeDriver) -> None:
+    plan = network().prepare(CONFIG)
+    assert isinstance(plan._queue, CudaQueue) and len(plan.kernels) > 1
+    for run in range(3):
+        before = len(fake.calls)
+        plan.execute()
+        np.testing.assert_allclose(plan.outputs[0].reshape(11, 7), EXPECTED, rtol=1e-4, atol=1e-6)
+        names = [n for n in fake.names()[before:] if n not in ("copy_in", "copy_out", "load_module", "allocate", "wait")]
+        launches = sum(len(k.spec.phases) for k in plan.kernels)
+        assert names == [["launch"] * launches, ["begin_capture", "end_capture", "launch_graph"], ["launch_graph"]][run]
+
+
+def test_a_graph_is_made_anew_where_arguments_change(fake: FakeDriver) -> None:
+    n = Variable("n", 1, 11)
+    plan = (Tensor(X)[:n] @ Tensor(W)).relu().sum(1).prepare(CONFIG)
+    for rows in (11, 11, 3, 3, 5):
+        plan.execute(n=rows)
+        np.testing.assert_allclose(plan.outputs[0][:rows], np.maximum(X[:rows] @ W, 0).sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_the_device_times_runs_with_its_second_cache_filled_before(fake: FakeDriver) -> None:
+    plan = (Tensor(X) * 2).prepare(CONFIG)
+    plan.execute()
+    before = len(fake.calls)
+    assert plan._queue.run_timed(plan.segments[0].launches, 2) == 0.25
+    names = [n for n in fake.names()[before:] if n not in ("allocate", "copy_in")]
+    assert names == ["fill", "record", "launch", "launch", "record", "wait_event", "wait"]
+    assert ("fill", 2 << 20) in fake.calls
+
+
+def test_a_run_of_many_repetitions(fake: FakeDriver) -> None:
+    plan = network().prepare(CONFIG)
+    plan.execute()
+    plan.repeat(5)
+    assert fake.names().count("launch_graph") == 5
+
+
+def test_what_a_plan_changes_is_copied_back(fake: FakeDriver) -> None:
+    """The kernel reads and writes one buffer, through arguments that do not begin where wide accesses may."""
+    x = Tensor(X.copy()).realize()
+    x[2:4] = Tensor(X[:2]) * 3
+    plan = x.prepare(CONFIG)
+    plan.execute()
+    expected = X.copy()
+    expected[2:4] = X[:2] * 3
+    np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), expected)
+
+
+def test_arguments_that_are_not_aligned_get_code_without_assumptions(fake: FakeDriver) -> None:
+    x = Tensor(np.arange(64, dtype=np.float32)).realize()
+    plan = (x * 2).prepare(CONFIG)
+    plan.execute()
+    queue = plan._queue
+    assert isinstance(queue, CudaQueue)
+    kernel = plan.kernels[0]
+    memory = plan._mirror.copies[kernel.buffers[1 - kernel.spec.outs[0]]]      # type: ignore[union-attr]
+    loads = fake.names().count("load_module")
+    queue.bind(kernel.buffers[1 - kernel.spec.outs[0]], memory.address + 4)
+    plan.repeat(1)
+    assert fake.names().count("load_module") == loads + 1
+    plan._mirror.store(plan._written)       # type: ignore[union-attr]
+    np.testing.assert_array_equal(plan.outputs[0][:60], 2 * np.arange(1, 61))
+
+
+def test_a_function_of_python_has_copies_of_what_lies_on_the_device(fake: FakeDriver) -> None:
+    half = svod.custom_function(lambda m: m / 2, Tensor(X) @ Tensor(W), shape=(11, 13), dtype="float32")
+    plan = (half + 1).prepare(CONFIG)
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W / 2 + 1, rtol=1e-4, atol=1e-5)
+
+
+def test_large_copies_go_through_pinned_memory(fake: FakeDriver) -> None:
+    data = np.arange(3 << 20, dtype=np.float32)
+    device = backend_named("CUDA")
+    memory = device.allocate(data.nbytes)
+    device.copy_in(memory.address, data.ctypes.data, data.nbytes)
+    back = np.zeros_like(data)
+    device.copy_out(back.ctypes.data, memory.address, data.nbytes)
+    np.testing.assert_array_equal(back, data)
+    assert fake.names().count("allocate_pinned") == 2 and fake.names().count("copy_in") == 3
+
+
+def test_memory_is_used_again_and_given_back_where_it_runs_out(fake: FakeDriver) -> None:
+    fake.room = 1 << 16
+    device = backend_named("CUDA")
+    first = device.allocate(30_000)
+    address = first.address
+    del first
+    again = device.allocate(30_000)
+    assert again.address == address and fake.names().count("allocate") == 1
+    del again
+    whole = device.allocate(50_000)
+    assert "free" in fake.names()
+    with pytest.raises(DeviceError, match=r"fake GPU 0 has no .* bytes of memory left; this process holds"):
+        device.allocate(50_000)
+    assert whole.address
+
+
+def test_an_error_in_a_kernel_names_it(fake: FakeDriver) -> None:
+    plan = (Tensor(X) * 2).prepare(CONFIG)
+    plan.execute()
+    fake.failing = "svod_p0"
+    with pytest.raises(DeviceError, match=r"illegal memory access.*in a run of .* on fake GPU 0.*cannot use the GPU any more"):
+        plan.execute()
+
+
+def test_the_second_device_shares_the_code_of_the_first(fake: FakeDriver) -> None:
+    first, second = backend_named("CUDA").target(), backend_named("CUDA:1").target()
+    assert first.key == second.key and second.device == "CUDA:1"
+    plan = (Tensor(X) * 2).prepare(replace(CONFIG, device="CUDA:1"))
+    plan.execute()
+    np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), X * 2)
+    with pytest.raises(DeviceError, match=r"CUDA:5: this machine has 2 GPUs"):
+        backend_named("CUDA:5").target()
+
+
+def test_weights_are_arranged_once(fake: FakeDriver) -> None:
+    w = Tensor(W)
+    key = (Tensor(X) @ w).prepare(CONFIG, constants=[w]).kernels[0].key
+    plan = (Tensor(X) @ w).prepare(replace(CONFIG, opts={key: (("STAGE", "s1", "root"), ("LOCAL", "o1", 4))}), constants=[w])
+    assert [p.once for p in plan.kernels[0].spec.phases] == [True, False]
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_code_is_found_again(fake: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, object_cache=str(tmp_path))
+    (Tensor(X) * 2).prepare(config)
+    monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
+    monkeypatch.setattr("svod.compile.cuda.code.render", lambda *a: pytest.fail("compiled again"))
+    plan: ExecutionPlan = (Tensor(X) * 2).prepare(config)
+    plan.execute()
+    np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), X * 2)

@@ -1,0 +1,39 @@
+"""Indices in 32 bits, and in 64 where 32 are too few. That programs compute the same is tested where they run: tests/compile/cuda."""
+from __future__ import annotations
+
+from svod.compile.lower.narrow import narrow_indices
+from svod.compile.lower.program import Instruction, PhaseSpec
+from svod.core.ir.dtype import dtypes
+
+INDEX = dtypes.index
+
+
+def kinds(code: list[tuple[str, tuple[int, ...], object]], extent: int) -> dict[str, str]:
+    """The types of instructions by their operation, narrowed in a phase of so many groups."""
+    instructions = tuple([Instruction(op, INDEX, 1, src, arg) for op, src, arg in code])
+    return {i.op: i.dtype.name for i in narrow_indices(PhaseSpec("p", extent, 1, 0, block=32), instructions)}
+
+
+def test_a_product_that_fits_has_32_bits_and_one_that_does_not_has_64() -> None:
+    code: list[tuple[str, tuple[int, ...], object]] = [("BEGIN", (), None), ("CONST", (), 1 << 20), ("MUL", (0, 1), None)]
+    assert kinds(code, 2047)["MUL"] == "int32"
+    assert kinds(code, 2049)["MUL"] == "index"
+
+
+def test_what_is_not_negative_is_divided_without_sign() -> None:
+    found = kinds([("BEGIN", (), None), ("CONST", (), 7), ("IDIV", (0, 1), None)], 1000)
+    assert found["IDIV"] == "uint32"
+    signed = kinds([("BEGIN", (), None), ("CONST", (), 7), ("SUB", (0, 1), None), ("MOD", (2, 1), None)], 1000)
+    assert signed["MOD"] == "int32"
+
+
+def test_a_variable_may_be_anything() -> None:
+    found = kinds([("VAR", (), "n"), ("CONST", (), 2), ("MUL", (0, 1), None)], 10)
+    assert found["VAR"] == found["MUL"] == "index"
+
+
+def test_the_last_step_of_a_loop_must_fit_too() -> None:
+    most = (1 << 31) - 1
+    for stop, name in ((most - 1, "int32"), (most, "index")):
+        code: list[tuple[str, tuple[int, ...], object]] = [("CONST", (), 0), ("CONST", (), stop), ("LOOP", (0, 1), 2)]
+        assert kinds(code, 1)["LOOP"] == name, stop
