@@ -4,7 +4,7 @@
     BEGIN                                     %begin + ctaid.x: the group
     END_                                      the group after it
     LOCAL_ID                                  tid.x
-    SHARED float32 [64]                       64 bytes into @svod_p0.shared, or into @svod.dynamic where a kernel may not declare so much
+    SHARED float32 [64]                       64 bytes into @svod_p0.shared, or into @svod_dynamic where a kernel may not declare so much
     SCRATCH float32 [0]                       memory of the thread
     BARRIER                                   barrier.cta.sync
     SHFL_XOR float32 [16]                     shfl.sync.bfly
@@ -34,7 +34,7 @@ from svod.core.machine.target import Target
 
 PACKED = 128        # iterations of a phase without groups that run as one block
 POINTER = "ptr addrspace(1) noalias align 16"
-DYNAMIC = "svod.dynamic"
+DYNAMIC = "svod_dynamic"       # a name that PTX has too: LLVM does not change that of an external symbol
 SREG = "llvm.nvvm.read.ptx.sreg."
 
 

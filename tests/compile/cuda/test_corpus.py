@@ -6,14 +6,15 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
-from svod.compile.cuda.render import block_of, render, without_assumptions
-from svod.compile.cuda.targets import ARCHITECTURES
+from svod.compile.cuda.render import block_of, dynamic_bytes, render, without_assumptions
+from svod.compile.cuda.targets import ARCHITECTURES, STATIC_SHARED
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.core.graph import graph
@@ -29,6 +30,7 @@ from tests.compile.cuda.emulator import run_program
 from tests.compile.cuda.target import card_target
 from tests.draws import count
 from tests.toy_backend.test_corpus import KERNELS, VARIABLE, case_of, group_state
+from tests.toy_backend.test_faults import sum_of_groups
 
 TARGET = card_target("sm_90", group_threads=64)
 MOST_THREADS = 20_000       # that a program launches
@@ -115,3 +117,20 @@ def test_ptxas_accepts_random_chains(name: str) -> None:
         assert not GENERIC.search(text), "LLVM knows where each pointer points to"
         _, reports = ptxas.assemble(text, arch)
         assert [r.symbol for r in reports] == sorted(p.symbol for p in program.spec.phases)
+
+
+def test_more_shared_memory_than_a_kernel_may_declare() -> None:
+    program = sum_of_groups()
+    phase = replace(program.spec.phases[0], shared_bytes=STATIC_SHARED + 64)
+    large = Program(replace(program.spec, phases=(phase,)), program.code)
+    assert dynamic_bytes(phase) == phase.shared_bytes
+    values = np.arange(program.spec.params[0][1], dtype=np.float32)
+    small_out, large_out = (np.zeros(program.spec.params[1][1], np.float32) for _ in range(2))
+    run_program(program, TARGET, [values, small_out])
+    run_program(large, TARGET, [values, large_out])
+    np.testing.assert_array_equal(large_out, small_out)
+    assert small_out.any()
+    if ptxas.ptxas_version() is None:
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    report, = ptxas.assemble(emit_ptx(render(large, TARGET), "sm_90"), "sm_90")[1]
+    assert report.shared == 0, "what a launch asks for is not declared"
