@@ -104,7 +104,7 @@ def test_a_search_in_which_everything_fails_is_the_clean_search(tmp_path: Path, 
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)         # Ray lets workers import from there, and another svod has to stay another one
     events = {CANDIDATES // 4: nodes["killed"].kill, CANDIDATES // 2: freeze}
-    with caplog.at_level(logging.WARNING), make_executor("ray", f"{HEAD}:{PORT}", WORKERS, "TEST", False, 60.0) as executor:
+    with caplog.at_level(logging.WARNING), make_executor("ray", f"{HEAD}:{PORT}", WORKERS, "CPU:interpreter", False, 60.0) as executor:
         found, trace, rows = search(executor, tmp_path / "faulty", faults=True, events=events)
         assert workers_of(nodes.values())
     assert wait_until(lambda: not workers_of(nodes.values()), 10.0), "no process of a worker is left"

@@ -129,7 +129,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 import ray
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
          _node_ip_address="127.0.0.1")
-with make_executor("ray:1", config=CONFIG, device="TEST") as e:
+with make_executor("ray:1", config=CONFIG, device="CPU:interpreter") as e:
     assert e.description == "1 worker on the Ray already running in this process", e.description
     assert facts(e)["core"] == 0 and facts(e, "bench")["nice"] == NICE
 assert ray.is_initialized() and ray.get(ray.put(3)) == 3
@@ -214,7 +214,7 @@ def cluster() -> Iterator[Any]:
 
 
 def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with make_executor("ray", cluster.address, config=CONFIG, device="TEST", shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device="CPU:interpreter", shared_cores=False, start_deadline=START) as executor:
         assert executor.workers("compile") == 3 and executor.workers("bench") == 1 and cluster.address in executor.description
         timer = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=LONG)[0].value
         assert timer["nice"] == NICE
@@ -237,7 +237,7 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
     """Its workers wait for a place that never comes, and hold no items meanwhile."""
     node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
     cluster.wait_for_nodes()
-    with make_executor("ray", cluster.address, config=CONFIG, device="TEST", shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device="CPU:interpreter", shared_cores=False, start_deadline=START) as executor:
         assert wait_until(lambda: len(executor._up) == executor.workers("compile") + 1, LONG)  # type: ignore[attr-defined]
         batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
         done = [next(batch) for _ in range(6)]
@@ -253,7 +253,7 @@ def test_each_target_is_timed_where_it_is(cluster: Any, monkeypatch: pytest.Monk
     """A machine that joins with another target is used; one that leaves and is not replaced is waited for, then said."""
     own = host_target()
     other = replace(own, threads=own.threads + 1)
-    with make_executor("ray", cluster.address, config=CONFIG, device="TEST", shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device="CPU:interpreter", shared_cores=False, start_deadline=START) as executor:
         assert [t.key for t in executor.targets()] == [own.key]
         with pytest.raises(TuneError, match=f"can bench for .*t{other.threads}: those that are left time .*t{own.threads}"):
             executor.submit(f"{JOBS}:echo", [1], kind="bench", deadline=LONG, target=other)

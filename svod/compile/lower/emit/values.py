@@ -100,10 +100,14 @@ class Values:
             if not b.known(gate):
                 return alt
             gate = -1
-        guard = self.axes.guard(stage, node.deps)
-        if guard >= 0:
-            gate = guard if gate < 0 else b.alu("AND", dtypes.bool, max(b.num_lanes[gate], b.num_lanes[guard]), gate, guard)
-        return self.load(stage, node.dtype, pointer, node.linear, gate, alt, 0, slot in self.kernel.written)
+        in_place = slot in self.kernel.written
+        guards = [self.axes.guard(stage, node.deps)]
+        if in_place and (stage.results or not stage.r.reductions):     # of the threads that hold one position, one reads and stores
+            guards.append(stage.stores)
+        for guard in guards:
+            if guard >= 0:
+                gate = guard if gate < 0 else b.alu("AND", dtypes.bool, max(b.num_lanes[gate], b.num_lanes[guard]), gate, guard)
+        return self.load(stage, node.dtype, pointer, node.linear, gate, alt, 0, in_place)
 
     def eval_read(self, stage: OpenStage, node: Node) -> int:
         s: int = node.arg
