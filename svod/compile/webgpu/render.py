@@ -165,8 +165,8 @@ class _Body:
             w.line(f"if ({condition}) {{" if condition else "{")
             w.value.append([start])
         else:
-            w.line(f"for (var i{i}: i32 = {start}; i{i} < {stop}; i{i} += {step}i) {{")
-            w.value.append([f"i{i}"])
+            w.line(f"for (var at{i}: i32 = {start}; at{i} < {stop}; at{i} += {step}i) {{")
+            w.value.append([f"at{i}"])
         w.depth += 1
 
     def _once(self, src: tuple[int, ...]) -> str | None:
