@@ -39,6 +39,8 @@ UPWARD = {
     ("svod/compile/plan/execution_plan.py", "svod.bench.analyze"): "plan.analyze() is a method; the analysis reads plans and ceilings",
     ("svod/compile/cpu/backend.py", "svod.bench.ceiling_loops"): "a backend names what measures its ceilings; that "
                                                                  "runs plans, and is imported when it is asked for",
+    ("svod/compile/webgpu/backend.py", "svod.bench.device_ceilings"): "the same",
+    ("svod/compile/cuda/backend.py", "svod.bench.device_ceilings"): "the same",
 }
 HEAVY = ("ray", "rich", "click", "sqlite_utils", "sqlite3", "llvmlite", "multiprocessing", "platformdirs", "pycuda", "optuna",
          "sklearn")

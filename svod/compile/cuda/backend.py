@@ -78,6 +78,8 @@ class _Nowhere:
 class Cuda(_Nvidia):
     """A GPU that is there. The driver is loaded when the device is first asked for."""
 
+    ceilings = "svod.bench.device_ceilings"
+
     def __init__(self, ordinal: int = 0, open_driver: Callable[[], Driver] = open_driver, pair: Nvptx | None = None) -> None:
         super().__init__(pair or Nvptx())
         self.ordinal, self._open = ordinal, open_driver

@@ -49,6 +49,7 @@ class WebGpu(Backend):
     compilers = (Wgsl(),)
     reads_host_memory = False
     load_seconds = 30.0
+    ceilings = "svod.bench.device_ceilings"
 
     def target(self, threads: int | None = None) -> Target:
         return adapter_target()

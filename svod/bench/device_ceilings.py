@@ -1,0 +1,144 @@
+"""Measures the peak rates of a device with groups of threads. The loops are kernels that the device's heuristic schedules, run by its queue:
+
+    fma      every element: STEPS multiply-adds, each of which waits for the one before; enough threads hide that
+    read     sums of ROWS rows, which every group can compute a part of by itself
+    write    one value to every element
+    copy     every element times a value that is read
+
+A working set is read and written again by every launch, so the curve is that of warm operands, as on the CPU. Times are the device's own where
+it has a clock. A device is measured as a whole: what the CPU has for one core and for all stands here twice.
+"""
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from svod.bench.ceiling_loops import CurvePoint, Figures, falling
+from svod.bench.timer import Contestant, calibrate, time_calls
+from svod.compile.backend import Backend, backend_named
+from svod.compile.lower.lower import lower
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.graph import graph
+from svod.core.graph.buffer import Array, aligned_empty
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.target import Target
+from svod.core.schedule.schedule import create_schedule
+from svod.errors import UnsupportedError
+
+STEPS = 128                         # multiply-adds of an element
+ROWS = 16
+FMA_ELEMENTS = 1 << 16              # at least; units × their threads × 4 where that is more
+SMALLEST = 256 << 10                # bytes of the smallest working set of the curve
+LARGEST, QUICK = 128 << 20, 32 << 20    # bytes of the largest, unless four times the second cache is more
+SKETCHES = 4                        # beside the heuristic; the fastest counts
+SAMPLES, QUICK_SAMPLES = 8, 3
+SAMPLE_SECONDS = 5e-3
+
+
+def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
+    """Measure the device that `target` describes. `threads`, of the host, make no difference."""
+    samples = QUICK_SAMPLES if quick else SAMPLES
+    flops: dict[str, tuple[float, float]] = {}
+    for dtype in (dtypes.float32,) if quick else (dtypes.float32, dtypes.float16, dtypes.float64):
+        with contextlib.suppress(UnsupportedError):     # a type that the device has not
+            flops[dtype.name] = _twice(fma_rate(target, dtype, samples))
+    largest = QUICK if quick else max(LARGEST, 4 * target.l2)
+    curve = {size: CurvePoint(size, *(memory_rate(target, kind, size, samples) for kind in ("read", "copy")))
+             for size in ([largest] if quick else _doubling(SMALLEST, largest))}
+    memory = {"read": curve[largest].read, "write": memory_rate(target, "write", largest, samples), "copy": curve[largest].copy}
+    return Figures(flops, {"memory": {kind: _twice(rate) for kind, rate in memory.items()}}, _twice(launch_seconds(target, samples)),
+                   () if quick else falling(curve[size] for size in sorted(curve)))
+
+
+def fma_rate(target: Target, dtype: DType, samples: int) -> float:
+    """Flops per second of multiply-adds."""
+    size = max(FMA_ELEMENTS, 4 * target.units * target.unit_threads)
+    return 2.0 * STEPS * size / _seconds(target, fma_ast(dtype, size), samples)
+
+
+def fma_ast(dtype: DType, size: int) -> UOp:
+    """The kernel x → x·m + c, applied STEPS times to each of `size` elements. A schedule would cut a chain this long."""
+    x, m, c = (graph.buffer(dtype, n) for n in (size, 1, 1))
+    ast = _ast_of(graph.alu(Ops.ADD, graph.alu(Ops.MUL, x, graph.expand(m, (size,))), graph.expand(c, (size,))))
+    step = next(iter(ast.walk(Ops.STORE))).src[1]
+    element = next(u for u in step.walk(Ops.LOAD) if u.src[0].src[0].arg.size == size)
+    value = step
+    for _ in range(STEPS - 1):
+        value = step.substitute({element: value})
+    return ast.substitute({step: value})
+
+
+def memory_rate(target: Target, kind: str, size: int, samples: int) -> float:
+    """Bytes per second of `kind` (read, write or copy) over a working set of `size` bytes. What is read and what is written count."""
+    return size / _seconds(target, memory_ast(kind, size // dtypes.float32.itemsize), samples)
+
+
+def memory_ast(kind: str, elements: int) -> UOp:
+    """The kernel that reads and writes `elements` of float32 in all, to whole rows."""
+    if kind == "read":
+        count = elements // (ROWS + 1)
+        return _ast_of(graph.reduce_axis(graph.reshape(graph.buffer(dtypes.float32, ROWS * count), (ROWS, count)), "ADD", (0,)))
+    count = elements // (2 if kind == "copy" else 1)
+    one = graph.expand(graph.buffer(dtypes.float32, 1), (count,))
+    return _ast_of(graph.alu(Ops.MUL, graph.buffer(dtypes.float32, count), one) if kind == "copy" else graph.contiguous(one))
+
+
+def launch_seconds(target: Target, samples: int) -> float:
+    """Seconds of a launch of one element."""
+    one = graph.buffer(dtypes.float32, 1)
+    return _seconds(target, _ast_of(graph.alu(Ops.ADD, one, one)), samples)
+
+
+def _ast_of(value: UOp) -> UOp:
+    """The kernel that computes `value`."""
+    call, = create_schedule(graph.sink(value)).calls
+    return call.ast
+
+
+def _seconds(target: Target, ast: UOp, samples: int) -> float:
+    """Seconds of one run of a kernel: the lower quartile of samples of the fastest state."""
+    backend = backend_named(target.device)
+    kernel = Kernel(ast)
+    arrays = [_numbers(p.dtype, p.arg.size) for p in kernel.params]
+    base, best = Scheduler(kernel, target), math.inf
+    for state in (backend.heuristic(base), *backend.sketches(base)[:SKETCHES]):
+        run = Contestant(_runner(backend, state, arrays))
+        repeats, first = calibrate(run, None, time.perf_counter, SAMPLE_SECONDS)
+        if first / repeats < 2.0 * best:
+            times = sorted(time_calls(run, repeats) / repeats for _ in range(samples))
+            best = min(best, times[samples // 4])
+    return best
+
+
+def _numbers(dtype: DType, size: int) -> Array:
+    """Numbers whose sums and products stay finite."""
+    array = aligned_empty(size, dtype)
+    array[:] = np.resize(np.linspace(0.25, 0.75, 16), size)
+    return array
+
+
+def _runner(backend: Backend, state: Scheduler, arrays: Sequence[Array]) -> Callable[[int], float | None]:
+    """Runs a kernel so many times, and tells the seconds by the device's clock."""
+    program, pair = lower(state), backend.compilers[0]
+    plan = ExecutionPlan.of_kernel(program.spec, pair.load(pair.binary_of(program, state.target), program.spec), arrays,
+                                   device=state.target.device)
+    plan.load_inputs()
+    return plan.repeat_timed
+
+
+def _doubling(least: int, most: int) -> list[int]:
+    sizes = [most]
+    while sizes[-1] // 2 >= least:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+def _twice(rate: float) -> tuple[float, float]:
+    return rate, rate
