@@ -1,12 +1,12 @@
-"""Measures the peak rates of a device with groups of threads. The loops are kernels that the device's heuristic schedules, run by its queue:
+"""Measures the peak rates of a device with groups of threads, by kernels that the device's heuristic schedules and its queue runs:
 
     fma      every element: STEPS multiply-adds, each of which waits for the one before; enough threads hide that
     read     sums of ROWS rows, which every group can compute a part of by itself
     write    one value to every element
     copy     every element times a value that is read
 
-A working set is read and written again by every launch, so the curve is that of warm operands, as on the CPU. Times are the device's own where
-it has a clock. A device is measured as a whole: what the CPU has for one core and for all stands here twice.
+A working set is read and written again by every launch, so the curve is that of warm operands, as on the CPU. Times are the device's own
+where it has a clock. A device is measured as a whole: what the CPU has for one core and for all stands here twice.
 """
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from tests.tune.workers.test_child import CONFIG, JOBS, ROOT, is_gone, wait_unti
 
 pytestmark = pytest.mark.ray
 LONG = 60.0
+DEVICE = "CPU:interpreter"   # the CPU under a name of its own: the lock of the machine is not that of a search
 START = 200.0       # seconds in which Ray is up on any machine
 NICE = os.getpriority(os.PRIO_PROCESS, 0)       # of whoever runs the tests: those who time are no nicer
 
@@ -214,7 +215,7 @@ def cluster() -> Iterator[Any]:
 
 
 def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with make_executor("ray", cluster.address, config=CONFIG, device="CPU:interpreter", shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=START) as executor:
         assert executor.workers("compile") == 3 and executor.workers("bench") == 1 and cluster.address in executor.description
         timer = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=LONG)[0].value
         assert timer["nice"] == NICE
@@ -237,7 +238,7 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
     """Its workers wait for a place that never comes, and hold no items meanwhile."""
     node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
     cluster.wait_for_nodes()
-    with make_executor("ray", cluster.address, config=CONFIG, device="CPU:interpreter", shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=START) as executor:
         assert wait_until(lambda: len(executor._up) == executor.workers("compile") + 1, LONG)  # type: ignore[attr-defined]
         batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
         done = [next(batch) for _ in range(6)]
@@ -253,7 +254,7 @@ def test_each_target_is_timed_where_it_is(cluster: Any, monkeypatch: pytest.Monk
     """A machine that joins with another target is used; one that leaves and is not replaced is waited for, then said."""
     own = host_target()
     other = replace(own, threads=own.threads + 1)
-    with make_executor("ray", cluster.address, config=CONFIG, device="CPU:interpreter", shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=START) as executor:
         assert [t.key for t in executor.targets()] == [own.key]
         with pytest.raises(TuneError, match=f"can bench for .*t{other.threads}: those that are left time .*t{own.threads}"):
             executor.submit(f"{JOBS}:echo", [1], kind="bench", deadline=LONG, target=other)
