@@ -13,7 +13,8 @@ The intervals of the inputs are chosen so that the reference stays finite and do
 
 Where evaluating every element would cost more than `FULL_COST`, the reference is *sampled*: 1,024 points are evaluated (corners, borders
 of tiles, random points), and the whole output is compared with that of a *baseline*. The baseline is the heuristic's kernel, else the
-untouched one, and has itself passed at the same points.
+untouched one, and has itself passed at the same points. Where the two differ, the reference is evaluated there as well, and decides: the
+error of an element may be allowed to be larger than that of any sampled point, and the baseline may be the one that is wrong.
 
 Outputs are poisoned before each run (NaN; 0xA5 bytes for integers). Every buffer stands between guard bytes of the same pattern. Inputs,
 and the gaps between the parts of an output that a kernel writes, must be unchanged afterwards. All sets use the same buffers and the same
@@ -51,6 +52,7 @@ PROBE_POINTS = 64
 DRAWN = 1_000_003                # elements drawn for one array
 KEPT_BYTES = 256 << 20           # inputs of all sets are kept up to this size
 BLOCK = 1 << 15                  # elements compared at a time
+TINY = 1e-300                    # stands for a tolerance of 0 in a quotient
 
 Run = Callable[[Sequence[Array]], None]
 
@@ -91,6 +93,13 @@ class Repeated:
     def at(self, positions: Array) -> Array:
         """The elements where a mask of `size` is true."""
         return np.asarray(self.part[np.flatnonzero(positions) % self.part.size])
+
+
+class Beyond(NamedTuple):
+    """The elements that are further from what they should be than allowed: how many, and the positions of POINTS at most, worst first."""
+
+    total: int
+    worst: Array
 
 
 class Mismatch(NamedTuple):
@@ -260,17 +269,38 @@ class Reference:
         return [Expected(slot, outputs[slot], tolerances.get(slot), None) for slot in slots]
 
     def _sampled(self, args: list[Array], bounds: Sequence[UOp | None]) -> list[Expected]:
-        expected = []
-        ast = self.kernel.ast
-        for i, (store, bound) in enumerate(zip(ast.src, bounds, strict=True)):
-            points = self._points[i]
-            tolerance = None
-            if bound is not None:
-                tolerance = evaluate_points(UOp(Ops.SINK, dtypes.void, (bound,)), _with_room(args, bound), points)
-            want = evaluate_points(ast, args, points, store=i)
-            flat = store_addresses(ast, points, store=i, args=args)
-            expected.append(Expected(store.src[0].src[0].arg.slot, want, tolerance, flat))
-        return expected
+        return [self._expected_at(i, self._points[i], args, bounds[i]) for i in range(len(self.kernel.ast.src))]
+
+    def _expected_at(self, store: int, points: list[Array], args: list[Array], bound: UOp | None) -> Expected:
+        ast, tolerance = self.kernel.ast, None
+        if bound is not None:
+            tolerance = evaluate_points(UOp(Ops.SINK, dtypes.void, (bound,)), _with_room(args, bound), points)
+        want = evaluate_points(ast, args, points, store=store)
+        flat = store_addresses(ast, points, store=store, args=args)
+        return Expected(ast.src[store].src[0].src[0].arg.slot, want, tolerance, flat)
+
+    def expected_at(self, number: int, slot: int, flat: Array) -> list[Expected]:
+        """What these positions of an output must hold after set `number`: an entry for each STORE that writes some of them, and one for
+        those that no STORE writes."""
+        args, bounds = whole(self.given(number)), self._bounds[self.sets[number].name]
+        stores = [i for i, store in enumerate(self.kernel.ast.src) if store.src[0].src[0].arg.slot == slot]
+        found = [self._expected_at(i, self._coordinates_of(i, flat, args), args, bounds[i]) for i in stores]
+        rest = np.setdiff1d(flat, np.concatenate([e.flat for e in found if e.flat is not None]))
+        return [*found, Expected(slot, args[slot][rest], None, rest)]
+
+    def _coordinates_of(self, store: int, flat: Array, args: list[Array]) -> list[Array]:
+        """The coordinates at which a STORE writes these positions of its output, by range."""
+        ast, extents = self.kernel.ast, store_extents(self.kernel.ast, store=store)
+        if not extents:
+            return []
+        is_wanted = np.zeros(args[ast.src[store].src[0].src[0].arg.slot].size, np.bool_)
+        is_wanted[flat] = True
+        chosen = []
+        for start in range(0, math.prod(extents), BLOCK):
+            numbers = np.arange(start, min(start + BLOCK, math.prod(extents)))
+            addresses = store_addresses(ast, np.unravel_index(numbers, extents), store=store, args=args)
+            chosen.append(numbers[is_wanted[addresses]])
+        return list(np.unravel_index(np.concatenate(chosen), extents))
 
 
 def _with_room(args: list[Array], bound: UOp) -> list[Array]:
@@ -309,29 +339,18 @@ def _same_bytes(a: Array, b: Array) -> bool:
 
 
 def _is_near(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> bool:
-    """A quick test in a tenth of the time of `compare`: True if values are equal bit for bit, or floats certainly within `tolerance`. False
-    decides nothing. It works block by block, in float32 or the values' own precision; the rounding of a difference is far below the part
-    of the tolerance that is not used."""
-    exact = True
+    """A quick test in a tenth of the time of `_excess`: True if floats are certainly within `tolerance`. False decides nothing. It works in
+    float32 or the values' own precision; the rounding of a difference is far below the part of the tolerance that is not used."""
+    if tolerance is None or not dtype.is_float:
+        return False
     with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, got.size, BLOCK):
-            a, b = got[start:start + BLOCK], want[start:start + BLOCK]
-            exact = exact and a.dtype == b.dtype and _same_bytes(np.ascontiguousarray(a), np.ascontiguousarray(b))
-            if exact:
-                continue
-            if tolerance is None or not dtype.is_float:
-                return False
-            limit = tolerance[start:start + BLOCK] if isinstance(tolerance, np.ndarray) and tolerance.ndim else tolerance
-            apart = np.subtract(to_float(a, dtype), to_float(b, dtype))
-            if not np.all(np.abs(apart, out=apart) <= np.multiply(limit, 1.0 - 1e-6)):
-                return False
-    return True
+        apart = np.subtract(to_float(got, dtype), to_float(want, dtype))
+        return bool(np.all(np.abs(apart, out=apart) <= np.multiply(tolerance, 1.0 - 1e-6)))
 
 
-def compare(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Mismatch | None:
-    """The worst element of `got` that is further from `want` than `tolerance` (None: 0); both in memory form, one length."""
-    if _is_near(got, want, tolerance, dtype):
-        return None
+def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Array:
+    """How many tolerances each element is away from `want`; 0 where it is within one. What is the same is within any tolerance, also where
+    that is not a number, as that of a NaN is."""
     if dtype.is_float:
         a, b = to_float(got, dtype).astype(np.float64), to_float(want, dtype).astype(np.float64)
         with np.errstate(invalid="ignore"):
@@ -345,12 +364,39 @@ def compare(got: Array, want: Array, tolerance: Array | float | None, dtype: DTy
     else:
         apart = np.where(got == want, 0.0, np.maximum(np.abs(got.astype(np.float64) - want.astype(np.float64)), 1.0))
     limit = 0.0 if tolerance is None else tolerance
-    bad = ~(apart <= limit)
-    if not bad.any():
-        return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        worst = int(np.argmax(np.where(bad, apart / np.maximum(limit, 1e-300), -1.0)))
-    return Mismatch(int(bad.sum()), worst, got[worst], want[worst], float(np.broadcast_to(limit, apart.shape)[worst]))
+        excess = np.nan_to_num(apart / np.maximum(limit, TINY), nan=np.inf, posinf=np.inf)
+        return np.where((apart == 0.0) | (apart <= limit), 0.0, excess)
+
+
+def beyond(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Beyond:
+    """The elements of `got` that are further from `want` than `tolerance` (None: 0); both in memory form, one length."""
+    total, exact = 0, True
+    positions, excesses = [np.zeros(0, np.int64)], [np.zeros(0)]
+    for start in range(0, got.size, BLOCK):
+        a, b = got[start:start + BLOCK], want[start:start + BLOCK]
+        exact = exact and a.dtype == b.dtype and _same_bytes(np.ascontiguousarray(a), np.ascontiguousarray(b))
+        limit = tolerance[start:start + BLOCK] if isinstance(tolerance, np.ndarray) and tolerance.ndim else tolerance
+        if exact or _is_near(a, b, limit, dtype):
+            continue
+        excess = _excess(a, b, limit, dtype)
+        bad = np.flatnonzero(excess)
+        total += bad.size
+        bad = bad[np.argsort(-excess[bad], kind="stable")[:POINTS]]
+        positions.append(start + bad)
+        excesses.append(excess[bad])
+    worst = np.argsort(-np.concatenate(excesses), kind="stable")[:POINTS]
+    return Beyond(total, np.concatenate(positions)[worst])
+
+
+def compare(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Mismatch | None:
+    """The worst element of `got` that is further from `want` than `tolerance` (None: 0); both in memory form, one length."""
+    found = beyond(got, want, tolerance, dtype)
+    if not found.total:
+        return None
+    worst = int(found.worst[0])
+    limit = 0.0 if tolerance is None else tolerance
+    return Mismatch(found.total, worst, got[worst], want[worst], float(np.broadcast_to(limit, got.shape)[worst]))
 
 
 class GuardedBuffers:
@@ -440,25 +486,40 @@ def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Ba
         damage = buffers.damage(given)
         if damage:
             return Verification(False, how, f"{damage} ({inputs.name})")
-        worst = 0.0
-        for e in reference.expected(number):
-            dtype = kernel.params[e.slot].dtype
-            got = buffers.arrays[e.slot]
-            mismatch = compare(got if e.flat is None else got[e.flat], e.want, e.tolerance, dtype)
-            if mismatch is not None:
-                flat = mismatch.flat if e.flat is None else int(e.flat[mismatch.flat])
-                return Verification(False, how, describe(mismatch, e.slot, flat, inputs))
-            if e.tolerance is not None and e.tolerance.size:
-                worst = max(worst, float(np.max(e.tolerance)))
-        if sampled and baseline is not None:
-            # each output is within its bound of the true value, so the two differ by at most the largest sum of two bounds
-            for slot, theirs in baseline.outputs[number].items():
-                mismatch = compare(buffers.arrays[slot], theirs, 2 * worst if worst else None, kernel.params[slot].dtype)
-                if mismatch is not None:
-                    return Verification(False, how, describe(mismatch, slot, mismatch.flat, inputs) + " (against the baseline)")
+        reason = _wrong(buffers, reference.expected(number), inputs)
+        if not reason and sampled and baseline is not None:
+            reason = _wrong(buffers, _suspects(reference, number, buffers, baseline), inputs)
+        if reason:
+            return Verification(False, how, reason)
         if keep is not None:
             keep.outputs.append({slot: buffers.arrays[slot].copy() for slot in sorted(set(kernel.outs))})
     return Verification(True, how)
+
+
+def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputSet) -> str:
+    """What is wrong with the outputs: "" or a sentence."""
+    for e in expected:
+        got, dtype = buffers.arrays[e.slot], buffers.kernel.params[e.slot].dtype
+        mismatch = compare(got if e.flat is None else got[e.flat], e.want, e.tolerance, dtype)
+        if mismatch is not None:
+            return describe(mismatch, e.slot, mismatch.flat if e.flat is None else int(e.flat[mismatch.flat]), inputs)
+    return ""
+
+
+def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseline: Baseline) -> list[Expected]:
+    """What the elements must hold that differ most from the baseline's. Both are within their bound of the true value, so two right ones
+    differ by more than the largest sum of two bounds only where a bound is larger than at all of the sampled points."""
+    tolerances: dict[int, float] = {}
+    for e in reference.expected(number):
+        if e.tolerance is not None:
+            largest = np.max(e.tolerance, initial=0.0, where=np.isfinite(e.tolerance))
+            tolerances[e.slot] = max(float(largest), tolerances.get(e.slot, 0.0))
+    suspects: list[Expected] = []
+    for slot, theirs in baseline.outputs[number].items():
+        found = beyond(buffers.arrays[slot], theirs, 2 * tolerances.get(slot, 0.0) or None, reference.kernel.params[slot].dtype)
+        if found.total:
+            suspects += reference.expected_at(number, slot, found.worst)
+    return suspects
 
 
 def describe(m: Mismatch, slot: int, flat: int, inputs: InputSet) -> str:

@@ -21,13 +21,14 @@ from svod.tune.measure.verify import (
     InputSet,
     Reference,
     Repeated,
+    beyond,
     compare,
     draw,
     make_inputs,
     verify,
     whole,
 )
-from tests.tune.search_kernels import axis, elementwise, gather, gemm, kernel, load, param, reduce, row_reduce, softmax, store
+from tests.tune.search_kernels import axis, elementwise, gather, gemm, kernel, load, param, read, reduce, row_reduce, softmax, stage, store
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 
@@ -261,7 +262,77 @@ def test_large_kernels_are_sampled_and_compared_with_a_baseline() -> None:
     unseen = next(i for i in range(61 * 67) if i not in flat)
     result = verify(reference, after(k, lambda a: a[0].__setitem__(unseen, a[0][unseen] + 1)), buffers, baseline)
     assert not result.right
-    assert "against the baseline" in result.reason
+    assert f"the worst is element {unseen}" in result.reason
+    assert verify(reference, after(k, lambda a: a[0].__setitem__(unseen, a[0][unseen] + 1)), buffers).right     # no baseline, not seen
+
+
+@pytest.mark.usefixtures("sampled")
+def test_a_wrong_baseline_condemns_nothing_that_is_right() -> None:
+    k = gemm(61, 67, 40)
+    reference, buffers = Reference(k), GuardedBuffers(k)
+    unseen = next(i for i in range(61 * 67) if i not in set(reference.expected(0)[0].flat.tolist()))     # type: ignore[union-attr]
+    baseline = Baseline([])
+    assert verify(reference, after(k, lambda a: a[0].__setitem__(unseen, 77.0)), buffers, keep=baseline).right
+    result = verify(reference, right(k), buffers, baseline)
+    assert result.right, result.reason
+
+
+@pytest.mark.usefixtures("sampled")
+def test_elements_of_a_larger_bound_than_the_sampled_ones_are_held_to_their_own() -> None:
+    """1 / Σ x·y near zero: another order of summation changes a few elements by far more than all the others."""
+    rows, depth = 19_997, 50
+    y, a, b = param(0, rows), param(1, rows * depth), param(2, rows * depth)
+    i, j, r, c = axis(0, rows), axis(1, rows), axis(2, depth), axis(3, depth)
+    whole_ = stage(load(a, j * depth + r) * load(b, j * depth + r), j, r)
+    k = kernel(store(y, i, reduce(read(whole_, i, c), "ADD", c).alu(Ops.RECIPROCAL), i))
+
+    def summed_backwards(arrays: Arrays) -> None:
+        products = arrays[1].reshape(rows, depth) * arrays[2].reshape(rows, depth)
+        total = np.zeros(rows, np.float32)
+        for n in reversed(range(depth)):
+            total += products[:, n]
+        with np.errstate(divide="ignore"):
+            arrays[0][:] = 1 / total
+    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
+    assert verify(reference, right(k), buffers, keep=baseline).right
+    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    summed_backwards(buffers.arrays)
+    largest = float(np.max(reference.expected(reals)[0].tolerance))     # type: ignore[arg-type]
+    assert beyond(buffers.arrays[0], baseline.outputs[reals][0], 2 * largest, dtypes.float32).total, "no element tells"
+    result = verify(reference, summed_backwards, buffers, baseline)
+    assert result.right, result.reason
+
+
+@pytest.mark.usefixtures("sampled")
+def test_each_output_is_held_to_a_tolerance_of_its_own() -> None:
+    """A large output beside a small one: what is within the error of the first is not within that of the other."""
+    n, depth = 3000, 30
+    x = param(2, n * depth)
+
+    def output(slot: int, factor: float) -> UOp:
+        i, j, r, c = (axis(4 * slot + at, extent) for at, extent in enumerate((n, n, depth, depth)))
+        total = reduce(read(stage(load(x, j * depth + r), j, r), i, c), "ADD", c)
+        return store(param(slot, n), i, total * factor, i)
+    k = kernel(output(0, 10_000.5), output(1, 1e-4))
+    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
+    assert verify(reference, right(k), buffers, keep=baseline).right
+    flats = [set(e.flat.tolist()) for e in reference.expected(0) if e.flat is not None]
+    unseen = next(at for at in range(n) if at not in flats[1])
+    result = verify(reference, after(k, lambda a: a[1].__setitem__(unseen, a[1][unseen] * 1.01)), buffers, baseline)
+    assert result.right is False and f"output 1 are wrong with integers; the worst is element {unseen}" in result.reason
+
+
+@pytest.mark.usefixtures("sampled")
+def test_a_store_to_scattered_places_leaves_the_places_between() -> None:
+    """Where the reference is sampled, a place that no STORE writes is held to what it held before."""
+    y, x = param(0, 9000), param(1, 3000)
+    i = axis(0, 3000)
+    k = kernel(store(y, (i * 7) % 3000 * 3, load(x, i), i))
+    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
+    assert verify(reference, right(k), buffers, keep=baseline).right
+    assert verify(reference, right(k), buffers, baseline).right
+    result = verify(reference, after(k, lambda a: a[0].__setitem__(4, 1.0)), buffers, baseline)
+    assert result.right is False, result.how
 
 
 @pytest.mark.usefixtures("sampled")
@@ -336,7 +407,6 @@ def test_a_step_counts_with_its_full_height() -> None:
     """floor(Σx) may be off by one where the sum is next to an integer, and nowhere else."""
     y, x = param(0, 2), param(1, 20)
     i, j = axis(0, 2), axis(1, 10)
-    from tests.tune.search_kernels import read, stage
     a, b = axis(2, 2), axis(3, 10)
     whole = stage(load(x, a * 10 + b), a, b)
     k = kernel(store(y, i, reduce(read(whole, i, j), "ADD", j).alu(Ops.FLOOR), i))
@@ -345,6 +415,23 @@ def test_a_step_counts_with_its_full_height() -> None:
     bound = bound_of(k, [np.zeros(2, np.float32), values])
     assert bound[0] == pytest.approx(2.0)
     assert bound[1] < 1e-30
+
+
+@pytest.mark.parametrize("op", [Ops.LOG, Ops.SQRT])
+def test_what_is_not_a_number_has_no_error(op: Ops) -> None:
+    """The bound of a NaN is one too, and the NaNs of two right programs may differ in their bits."""
+    y, a, b = param(0, 300), param(1, 300), param(2, 300)
+    i = axis(0, 300)
+    k = kernel(store(y, i, (load(a, i) - load(b, i)).alu(op), i))
+
+    def with_other_bits(arrays: Arrays) -> None:
+        right(k)(arrays)
+        bits = arrays[0].view(np.uint32)
+        bits[np.isnan(arrays[0])] ^= 0x80000001
+    ok, _, reason = check(k, with_other_bits)
+    assert ok, reason
+    ok, _, reason = check(k, after(k, lambda arrays: arrays[0].__setitem__(np.isnan(arrays[0]), 1.0)))
+    assert not ok and "instead of nan" in reason
 
 
 def test_compare_tells_nan_infinity_and_zero_apart() -> None:
