@@ -171,6 +171,16 @@ def test_a_search_measures_on_the_device(tmp_path: Path) -> None:
     assert {status for _, status in rows} <= {"ok", "slow", "limit"}, "nothing that is proposed is wrong or fails"
 
 
+def test_a_search_verifies_kernels_with_constants(tmp_path: Path) -> None:
+    """Each set of inputs reaches the device, that of the constants too."""
+    db, w = tmp_path / "tune.db", Tensor(W[:6, :5].copy()).realize()
+    beam = BeamConfig(width=1, executor="inline", budget=60.0, kernel_budget=60.0, patience=1)
+    (Tensor(X[:3, :6]) @ w).prepare(replace(CONFIG, beam=beam, db=str(db)), constants=[w])
+    with sqlite3.connect(db) as found:
+        statuses = {status for status, in found.execute("SELECT status FROM measurements")}
+    assert "ok" in statuses and statuses <= {"ok", "slow", "limit"}
+
+
 def test_workers_time_on_the_device_they_were_made_for() -> None:
     with InlineExecutor(device=TOY.device) as executor:
         assert executor.targets() == [TOY]

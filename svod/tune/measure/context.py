@@ -147,17 +147,19 @@ class Runner:
     def __init__(self, context: KernelContext, built: Built) -> None:
         self.context, self.spec = context, built.spec
         self.code = context.device.pair.load(built.object, built.spec)
+        self.constants = [p.arg.slot for p in context.kernel.params if p.arg.constant]
         self.plan = self._make_plan()
 
     def _make_plan(self) -> ExecutionPlan:
-        constants = [p.arg.slot for p in self.context.kernel.params if p.arg.constant]
         return ExecutionPlan.of_kernel(self.spec, self.code, self.context.buffers.arrays, threads=self.context.target.threads,
-                                       constants=constants, device=self.context.target.device)
+                                       constants=self.constants, device=self.context.target.device)
 
     def run_whole(self, size: Size) -> None:
-        """Run the kernel once at a size. A plan keeps what its constants gave it, so one with phases that run once is made anew."""
+        """Run the kernel once at a size. A plan reads its constants when it is made: those of phases that run once, and on a device with
+        memory of its own all of them. Such a plan is made anew."""
         self._set_whole(size)
-        plan = self._make_plan() if any(p.once for p in self.spec.phases) else self.plan
+        copied = bool(self.constants) and not self.context.device.backend.reads_host_memory
+        plan = self._make_plan() if copied or any(p.once for p in self.spec.phases) else self.plan
         plan.execute(**values_of(self.context.kernel, size))
 
     def contestant(self, size: Size = (), part: float = 1.0) -> Contestant:
