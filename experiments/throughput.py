@@ -37,8 +37,8 @@ from svod.tune.measure.measurer import Built, Failure
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import RoundFinished
+from svod.tune.search.strategies.strategy import FIRST_WIDTH
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.workers.executor import Batch
 from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.start import make_executor
 
@@ -80,6 +80,8 @@ class Candidates(ModelBudget):
 class SlowCompiler(ToldMeasurer):
     """Times come from the table, and machine code from a compiler that sleeps."""
 
+    compile_job = "compile_slowly"
+
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         self.note("build", candidates)
         return WorkerMeasurer.build(self, candidates, passes=passes, deadline=10.0)
@@ -87,9 +89,8 @@ class SlowCompiler(ToldMeasurer):
     def expect(self, candidate: Candidate, deadline: float) -> None:
         WorkerMeasurer.expect(self, candidate, 10.0)
 
-    def _compile(self, candidates: Sequence[Candidate], passes: bool, deadline: float) -> Batch:
-        items = [(COMPILE_SECONDS, OBJECT_BYTES, c.linear) for c in candidates]
-        return self._submit("compile_slowly", items, "compile", 10.0, [self.lowered_by.get(c.digest, "") for c in candidates])
+    def _compile_item(self, candidate: Candidate, passes: bool) -> Any:
+        return COMPILE_SECONDS, OBJECT_BYTES, candidate.linear
 
     def machine(self) -> dict[str, Any]:
         return {}
@@ -115,7 +116,8 @@ def rate(workers: int, args: argparse.Namespace) -> tuple[float, float, float]:
     """Candidates per second, and the processor seconds of one: of this process, and of the workers."""
     kernel, target, trace = gemm(*args.shape), host_target(), Trace()
     before = processor_seconds()
-    config = BeamConfig(width=args.width, patience=1000, strategy=args.strategy)
+    size = args.round or (40 if args.real else 320)
+    config = BeamConfig(width=FIRST_WIDTH, round_size=-(-size // FIRST_WIDTH), patience=1000, strategy=args.strategy)
 
     def measurer(k: Any) -> WorkerMeasurer:
         if not args.real:
@@ -162,9 +164,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--candidates", type=int, default=600)
     parser.add_argument("--shape", type=int, nargs=3, default=[96, 128, 80], metavar=("M", "N", "K"))
-    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--round", type=int, help="candidates of a round: 320, where they are timed 40, as many as a beam of 4 has")
     parser.add_argument("--workers", type=int, nargs="+")
-    parser.add_argument("--strategy", default="random", help="random's rounds are full; a beam proposes fewer than 16 workers need")
+    parser.add_argument("--strategy", default="random", help="random's rounds are full")
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--suite")

@@ -33,6 +33,10 @@ class CompileError(SvodError):
     """A kernel that could not be lowered or compiled."""
 
 
+class ProgramTooLong(CompileError):
+    """A program that has more instructions than it may have."""
+
+
 class LaunchError(SvodError):
     """A program that could not be launched with the given buffers and variables."""
 

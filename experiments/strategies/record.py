@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -153,13 +153,15 @@ def measure(states: list[Scheduler], measurer: WorkerMeasurer, linear: set[str],
             facts[c].update(status=str(answer.status), reason=answer.reason[:200], seconds=())
         return isinstance(answer, Failure)
     known, new = set(linear), []
-    for c, lowered in zip(candidates, measurer.lower(candidates), strict=True):
+    answers = dict(measurer.lower(candidates, CONFIG.uops_max))
+    for c in candidates:
+        lowered = answers[c]
         if fails(c, lowered):
             continue
         c.linear = lowered.digest
         facts[c].update(linear=lowered.digest, size=lowered.size)
-        if lowered.size >= CONFIG.uops_max or lowered.digest in known:
-            facts[c]["status"] = "duplicate" if lowered.digest in known else "limit"
+        if lowered.digest in known:
+            facts[c]["status"] = "duplicate"
             continue
         known.add(lowered.digest)
         new.append(c)
@@ -209,7 +211,8 @@ class RecordingMeasurer(RecordedMeasurer):
         super().__init__(space, rng)
         self.measurer = measurer
 
-    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+    def lower(self, candidates: Iterable[Candidate], limit: int) -> Iterator[tuple[Candidate, Lowered | Failure]]:
+        candidates = list(candidates)
         new = [c.state for c in candidates if not self.space.is_recorded(c.digest)]
         if new:
             known = {r.linear for r in self.space.rows.values() if r.linear}
@@ -219,7 +222,7 @@ class RecordingMeasurer(RecordedMeasurer):
                 self.space.rows[state.digest], self.space.state_at[state.digest] = r, state
                 if r.seconds:
                     self.space.measured[r.linear] = r
-        return super().lower(candidates)
+        return super().lower(candidates, limit)
 
 
 def record_strategies(name: str, count: int, executor: Executor) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -139,9 +139,15 @@ class RecordedMeasurer:
     def machine(self) -> dict[str, Any]:
         return {"machine": "a table"}
 
-    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
-        rows = [self.space.rows[c.digest] for c in candidates]
-        return [Lowered(r.linear, r.size, None) if r.linear else Failure(Status(r.status), r.reason) for r in rows]
+    def lower(self, candidates: Iterable[Candidate], limit: int) -> Iterator[tuple[Candidate, Lowered | Failure]]:
+        for c in candidates:
+            r = self.space.rows[c.digest]
+            if not r.linear:
+                yield c, Failure(Status(r.status), r.reason)
+            elif limit and r.size >= limit:
+                yield c, Failure(Status.LIMIT, f"{r.size} instructions; BEAM_UOPS_MAX is {limit}")
+            else:
+                yield c, Lowered(r.linear, r.size, None)
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
         """There is nothing to prepare."""

@@ -238,7 +238,8 @@ class HandKernel:
         """What measures the kernel, and a candidate for each chain, compiled with passes."""
         measurer = WorkerMeasurer(self.state.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
         candidates = [Candidate(k.state, k.opts, Origin.ACTION) for k in kernels]
-        lowered = list(measurer.lower(candidates))
+        answers = dict(measurer.lower(candidates, 0))
+        lowered = [answers[c] for c in candidates]
         built = measurer.build(candidates, passes=True, deadline=BUILD_SECONDS)
         for c, low, code in zip(candidates, lowered, built, strict=True):
             if isinstance(low, Failure) or isinstance(code, Failure):

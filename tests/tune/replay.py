@@ -6,7 +6,7 @@ the same trace. Everything that is asked for is recorded, and asking twice for w
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,12 @@ HEURISTIC = apply_opt(BASE, Opt("UPCAST", "o1", 16))
 def made_up_seconds(c: Candidate) -> float:
     """Between 0.2 and 2 ms, from the state's digest."""
     return 1e-3 * random.Random(c.digest).uniform(0.2, 2.0)
+
+
+def within_limit(answer: Lowered | Failure, limit: int) -> Lowered | Failure:
+    """What is said of a program where `limit` instructions are too many; 0: no limit."""
+    too_long = limit and isinstance(answer, Lowered) and answer.size >= limit
+    return Failure(Status.LIMIT, f"BEAM_UOPS_MAX is {limit}") if too_long else answer
 
 
 @dataclass
@@ -51,9 +57,10 @@ class ReplayedMeasurer:
     def machine(self) -> dict[str, Any]:
         return {"machine": "a table"}
 
-    def lower(self, candidates: Sequence[Candidate]) -> list[Lowered | Failure]:
+    def lower(self, candidates: Iterable[Candidate], limit: int) -> list[tuple[Candidate, Lowered | Failure]]:
+        candidates = list(candidates)
         self.note("lower", candidates)
-        return [self.lowering(c) or Lowered(c.digest.hex(), 100, 1e6) for c in candidates]
+        return [(c, within_limit(self.lowering(c) or Lowered(c.digest.hex(), 100, 1e6), limit)) for c in candidates]
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
         """There is nothing to prepare."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class FaultyMeasurer(WorkerMeasurer):
     """Times in earnest; the planted candidates fail."""
 
     module = "tests.tune.told_jobs"
+    compile_job = "compile_or_fail"
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig,
                  trace: TraceFile) -> None:
@@ -78,26 +79,32 @@ class FaultyMeasurer(WorkerMeasurer):
     def note(self, what: str, candidates: Sequence[Candidate]) -> None:
         self.trace(what, [c.digest.hex() for c in candidates])
 
-    def _outcomes(self, batch: Batch) -> Iterator[Outcome]:
-        for outcome in super()._outcomes(batch):
-            if outcome.attempts > 1:
-                self.trace.again(outcome.attempts - 1)
-            yield outcome
+    def _next(self, batch: Batch) -> tuple[int, Outcome]:
+        index, outcome = super()._next(batch)
+        if outcome.attempts > 1:
+            self.trace.again(outcome.attempts - 1)
+        return index, outcome
 
-    def lower(self, candidates: Sequence[Candidate]) -> Iterator[Lowered | Failure]:
-        self.note("lower", candidates)
-        return super().lower(candidates)
+    def lower(self, candidates: Iterable[Candidate], limit: int) -> Iterator[tuple[Candidate, Lowered | Failure]]:
+        asked: list[Candidate] = []
+
+        def noted() -> Iterator[Candidate]:
+            for c in candidates:
+                asked.append(c)
+                yield c
+        yield from super().lower(noted(), limit)
+        self.note("lower", asked)
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         self.note("build", candidates)
         return super().build(candidates, passes=passes, deadline=COMPILE_SECONDS)
 
-    def _compile(self, candidates: Sequence[Candidate], passes: bool, deadline: float) -> Batch:
-        faults = [planted(c) for c in candidates]
-        items = [(fault if where == "compile" and not passes else "", [o.to_json() for o in c.chain], passes)
-                 for c, (where, fault) in zip(candidates, faults, strict=True)]
-        homes = [self.lowered_by.get(c.digest, "") for c in candidates]
-        return self._submit("compile_or_fail", items, "compile", COMPILE_SECONDS, homes)
+    def expect(self, candidate: Candidate, deadline: float) -> None:
+        super().expect(candidate, COMPILE_SECONDS)
+
+    def _compile_item(self, candidate: Candidate, passes: bool) -> Any:
+        where, fault = planted(candidate)
+        return (fault if where == "compile" and not passes else "", *super()._compile_item(candidate, passes))
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         """Those whose first run fails are screened alone; the others as they are."""

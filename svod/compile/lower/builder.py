@@ -6,21 +6,25 @@ not move above the stores they read from.
 """
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from math import gcd
 from typing import Any
 
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
+from svod.errors import ProgramTooLong
 
 _INDEX = dtypes.index
 _BOOL = dtypes.bool
 
 
 class Builder:
-    """Builds the LINEAR of one phase. Values are ints, valid until the loop they were made in is closed."""
+    """Builds the LINEAR of one phase. Values are ints, valid until the loop they were made in is closed. What would make more than `most`
+    instructions raises ProgramTooLong: a program that nobody wants is given up while it is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = sys.maxsize) -> None:
+        self.most = most
         self.op: list[str] = []
         self.dtype: list[DType] = []
         self.num_lanes: list[int] = []
@@ -41,6 +45,8 @@ class Builder:
 
     def _new(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, level: int) -> int:
         n = len(self.op)
+        if n >= self.most:
+            raise ProgramTooLong("it has more instructions than it may have")
         self.op.append(op)
         self.dtype.append(dtype)
         self.num_lanes.append(lanes)

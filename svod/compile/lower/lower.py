@@ -21,6 +21,8 @@ mask, half tiles of accumulators. A last tile of rows is moved back where there 
 """
 from __future__ import annotations
 
+import sys
+
 from svod.compile.lower.emit.facts import SLACK, ProgramFacts
 from svod.compile.lower.emit.launch import Emitted
 from svod.compile.lower.emit.phase import Phase
@@ -30,9 +32,10 @@ from svod.core.kernel.placement import fit
 from svod.core.kernel.scheduler import Scheduler
 
 
-def lower(state: Scheduler) -> Program:
-    """The Program of a state. Raises KernelOptError when the opts do not go together."""
-    facts = ProgramFacts(state)
+def lower(state: Scheduler, most: int = sys.maxsize) -> Program:
+    """The Program of a state. Raises KernelOptError when the opts do not go together, and ProgramTooLong as soon as it is certain that the
+    program has more than `most` instructions."""
+    facts = ProgramFacts(state, most)
     phases: list[PhaseSpec] = []
     code: list[tuple[Instruction, ...]] = []
     # what reads only constants comes first: it runs once, at prepare

@@ -58,12 +58,12 @@ class KernelContext:
         self._timing_inputs_written = False
 
     # -- compiling --------------------------------------------------------------------------------------------------------
-    def program(self, chain: Sequence[Any]) -> Program:
-        """The program of a chain, lowered now or kept."""
+    def program(self, chain: Sequence[Any], most: int = sys.maxsize) -> Program:
+        """The program of a chain, lowered now or kept. Raises ProgramTooLong where it has more than `most` instructions."""
         key = repr(chain)
         program = self.programs.get(key)
         if program is None:
-            program = lower(apply_opts(self.base, (Opt.from_json(o) for o in chain)))
+            program = lower(apply_opts(self.base, (Opt.from_json(o) for o in chain)), most)
             self.programs[key] = program
             if len(self.programs) > PROGRAMS:
                 self.programs.popitem(last=False)

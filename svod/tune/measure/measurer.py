@@ -2,7 +2,7 @@
 
 The search (`svod.tune.search`) decides. A `Measurer` does: it lowers, builds, times and verifies, in worker processes
 (`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record.
-A candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates.
+A candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates, apart from those of `lower`.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svod.tune.measure.candidate import Candidate, Status
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer: ERROR, CRASH, TIMEOUT or LOST, and the reason in words."""
+    """Why there is no answer: ERROR, CRASH, TIMEOUT, LOST or LIMIT, and the reason in words."""
 
     status: Status
     reason: str
@@ -107,8 +107,9 @@ class Measurer(Protocol):
         """Facts about the machine that times, as it is now: name, target, load, steal, cores. Raises TuneError where that machine cannot
         time the target of the search."""
 
-    def lower(self, candidates: Sequence[Candidate]) -> Iterable[Lowered | Failure]:
-        """Lower each candidate. The answers come in the order of the candidates, perhaps while later ones are still being lowered."""
+    def lower(self, candidates: Iterable[Candidate], limit: int) -> Iterable[tuple[Candidate, Lowered | Failure]]:
+        """Lower each candidate, and give each with its answer as soon as that is known, in any order: the first may be lowered before the
+        last is proposed. One that has `limit` instructions or more is given up, status LIMIT; 0: no limit."""
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
         """`build` will be asked for this candidate, without passes: its compilation may begin. What is not built when the next race begins

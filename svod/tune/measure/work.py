@@ -4,7 +4,7 @@ A job is called as `function(item, context)`. The context is made from the setup
 process, a few kernels at a time, so that jobs of different names and kernels may alternate. Items and results are plain data
 (`svod.tune.workers.jobs`): chains as JSON, machine code as bytes. No arrays travel: inputs are drawn from a seed.
 
-    compile child    lower_candidate(chain) → Lowered            compile_candidate((chain, passes)) → Built
+    compile child    lower_candidate((chain, limit)) → Lowered   compile_candidate((chain, passes)) → Built
     bench child      screen_candidate, sample_candidate, race_candidates, verify_candidate, confirm_candidates, machine_facts
 
 A kernel with variables has one code for all its sizes (`svod.tune.measure.sizes`). Each size is timed in races of its own, so that no
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,8 +27,10 @@ from svod.compile.backend import device_named
 from svod.compile.cpu.host import affinity, host_facts
 from svod.compile.lower.program import Program
 from svod.core.machine.target import HOST
+from svod.errors import ProgramTooLong
+from svod.tune.measure.candidate import Status
 from svod.tune.measure.context import KernelContext, kernel_context
-from svod.tune.measure.measurer import Built, Confirmed, Lowered, RaceResult, Screened, Verification
+from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
 from svod.tune.measure.sizes import Size, describe_size, geometric_mean
 from svod.tune.measure.slices import least_part
 from svod.tune.measure.verify import Baseline, verify
@@ -42,9 +45,13 @@ race_candidates_setup = verify_candidate_setup = confirm_candidates_setup = kern
 
 
 # -- compile children ---------------------------------------------------------------------------------------------------------
-def lower_candidate(chain: Sequence[Any], context: KernelContext) -> Lowered:
-    """Lower one chain; its program is kept for `compile_candidate`."""
-    program = context.program(chain)
+def lower_candidate(item: tuple[Sequence[Any], int], context: KernelContext) -> Lowered | Failure:
+    """Lower one chain; its program is kept for `compile_candidate`. One that reaches the limit of instructions (0: none) is given up."""
+    chain, limit = item
+    try:
+        program = context.program(chain, limit - 1 if limit else sys.maxsize)
+    except ProgramTooLong:
+        return Failure(Status.LIMIT, f"{limit} instructions or more; BEAM_UOPS_MAX is {limit}")
     return Lowered(program.digest, program.size, executed_operations(program))
 
 

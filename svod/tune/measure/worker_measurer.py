@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from svod.bench.race import ANCHOR_SAMPLES, VOID_REPEATS
@@ -38,6 +38,7 @@ RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating 
 LEAST_ROUNDS = 6              # of a confirmation: with fewer there is no interval of 95 %
 REPEAT_SECONDS = 1.5          # most seconds spent on repeating void rounds: the end of a budget counts on races of about equal length
 RACE_SLACK = 1.1              # a race has few rounds, so it drops only what is this much beyond the worst ratio that is allowed
+GIVEN_UP = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
 _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEOUT, "lost": Status.LOST}
 
 
@@ -58,6 +59,7 @@ class WorkerMeasurer:
     are given up as lost, whatever the workers do."""
 
     module = WORK_MODULE        # of the jobs
+    compile_job = "compile_candidate"
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
                  sizes: Sequence[Size] = (), shrink: bool = True, device: str = "", end: float = math.inf) -> None:
@@ -70,7 +72,9 @@ class WorkerMeasurer:
         self.setup = Setup(ast_to_data(kernel.ast), target, self.sizes, device)
         self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
         self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
-        self.expected: dict[str, Batch] = {}    # LINEAR digest → its compilation, which began before `build` asked for it
+        self.begun: Batch | None = None         # compilations that began before `build` asked for them
+        self.expected: dict[str, int] = {}      # LINEAR digest → its compilation's index there
+        self.compiled: dict[int, Outcome] = {}  # those that have ended and were not asked for yet, by index
         self.baseline: Built | None = None
         self.races = 0
         self.restless = False       # the machine did not come to rest in the latest race that could be repeated
@@ -97,16 +101,29 @@ class WorkerMeasurer:
     def _outcomes(self, batch: Batch) -> Iterator[Outcome]:
         """The outcomes in the order of the items, each when it is there."""
         found: dict[int, Outcome] = {}
-        given_up = Outcome("lost", kind="budget", message="the budget was over before a worker answered")
         try:
             for i in range(len(batch)):
-                while i not in found and (left := self.end - time.monotonic()) > 0:
-                    answer = batch.poll(None if left == math.inf else left)
-                    found.update([answer] if answer is not None else [])
-                yield found.get(i, given_up)
+                yield self._outcome(batch, i, found)
         finally:        # also where nobody asks for the rest
             if not batch.finished:
                 batch.cancel()
+
+    def _outcome(self, batch: Batch, index: int, found: dict[int, Outcome]) -> Outcome:
+        """The outcome of an item. What comes before it is kept in `found`."""
+        while index not in found:
+            known, outcome = self._next(batch)
+            found[known] = outcome
+        return found[index]
+
+    def _next(self, batch: Batch) -> tuple[int, Outcome]:
+        """The next item of a batch that is answered, or given up."""
+        while (left := self.end - time.monotonic()) > 0:
+            if (answer := batch.poll(None if left == math.inf else left)) is not None:
+                return answer
+        index = min(batch.unanswered)
+        batch.unanswered.discard(index)
+        batch.cancel()
+        return index, GIVEN_UP
 
     def _check_machine(self, outcomes: Sequence[Outcome]) -> None:
         for o in outcomes:
@@ -119,31 +136,52 @@ class WorkerMeasurer:
         [outcome] = self._run("machine_facts", [self.target.device], "bench", FACTS_SECONDS)
         return outcome.value if outcome.ok else {}
 
-    def lower(self, candidates: Sequence[Candidate]) -> Iterator[Lowered | Failure]:
-        batch = self._submit("lower_candidate", [_chain(c) for c in candidates], "compile", LOWER_SECONDS)
-        for c, o in zip(candidates, self._outcomes(batch), strict=True):
-            self.lowered_by[c.digest] = o.worker
-            yield o.value if o.ok else failure_of(o)
+    def lower(self, candidates: Iterable[Candidate], limit: int) -> Iterator[tuple[Candidate, Lowered | Failure]]:
+        asked: list[Candidate] = []
+        batch = self._submit("lower_candidate", [], "compile", LOWER_SECONDS)
+
+        def answered(index: int, o: Outcome) -> tuple[Candidate, Lowered | Failure]:
+            self.lowered_by[asked[index].digest] = o.worker
+            return asked[index], o.value if o.ok else failure_of(o)
+        try:
+            for c in candidates:
+                asked.append(c)
+                self.executor.add(batch, [(_chain(c), limit)])
+                while (known := batch.poll()) is not None:
+                    yield answered(*known)
+            while not batch.finished:
+                yield answered(*self._next(batch))
+        finally:
+            batch.cancel()
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
-        self.expected[candidate.linear] = self._compile([candidate], False, deadline)
+        if self.begun is None:
+            self.begun = self._submit(self.compile_job, [], "compile", deadline)
+        self.begun.deadline = deadline
+        [self.expected[candidate.linear]] = self.executor.add(self.begun, [self._compile_item(candidate, False)], self._homes([candidate]))
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         begun = {} if passes else {i: self.expected.pop(c.linear) for i, c in enumerate(candidates) if c.linear in self.expected}
         rest = [i for i in range(len(candidates)) if i not in begun]
         outcomes: dict[int, Outcome] = {}
         if rest:
-            batch = self._compile([candidates[i] for i in rest], passes, deadline)
+            batch = self._submit(self.compile_job, [self._compile_item(candidates[i], passes) for i in rest], "compile", deadline,
+                                 self._homes([candidates[i] for i in rest]))
             outcomes = dict(zip(rest, self._outcomes(batch), strict=True))
-        for i, batch in begun.items():
-            batch.deadline = deadline
-            [outcomes[i]] = self._outcomes(batch)
+        if self.begun is not None:
+            self.begun.deadline = deadline
+            for i, index in begun.items():
+                outcomes[i] = self._outcome(self.begun, index, self.compiled)
+                del self.compiled[index]        # machine code, which its candidate keeps
         return [o.value if o.ok else failure_of(o) for _, o in sorted(outcomes.items(), key=lambda entry: entry[0])]
 
-    def _compile(self, candidates: Sequence[Candidate], passes: bool, deadline: float) -> Batch:
-        """Begin to compile candidates, each by the worker that has lowered it, which has the program."""
-        homes = [self.lowered_by.get(c.digest, "") for c in candidates]
-        return self._submit("compile_candidate", [(_chain(c), passes) for c in candidates], "compile", deadline, homes)
+    def _compile_item(self, candidate: Candidate, passes: bool) -> Any:
+        """The item of `compile_job` for a candidate."""
+        return _chain(candidate), passes
+
+    def _homes(self, candidates: Sequence[Candidate]) -> list[str]:
+        """The workers that have lowered candidates, and have their programs."""
+        return [self.lowered_by.get(c.digest, "") for c in candidates]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
         limits = self._limits(incumbent)
@@ -189,9 +227,11 @@ class WorkerMeasurer:
         return rounds, min(RESTLESS_REPEATS if self.restless else VOID_REPEATS, int(REPEAT_SECONDS / batch))
 
     def race(self, candidates: Sequence[Candidate]) -> RaceResult:
-        for batch in self.expected.values():
-            batch.cancel()
+        if self.begun is not None:
+            self.begun.cancel()
+            self.begun = None
         self.expected.clear()
+        self.compiled.clear()
         self.races += 1
         parts = [self.parts.get(c.linear, 1.0) for c in candidates]
         taken = [c.seconds * part for c, part in zip(candidates, parts, strict=True)]

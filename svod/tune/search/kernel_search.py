@@ -20,12 +20,13 @@ A KeyboardInterrupt leaves `step` at once. Earlier rounds are kept, and `result(
 """
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -228,7 +229,7 @@ class KernelSearch:
         self.listener(KernelStarted(self.key, self.name, len(self.seeds), self.bound))
         if self.config.sketches:
             self.strategy.seed([self.baseline])
-        self._build_and_screen(self._prepare([self.baseline], exempt=True))
+        self._build_and_screen(self._prepare([self.baseline], exempt=True)[1])
         if self.baseline.status is Status.SCREENED:
             self.baseline.score = self.baseline.seconds
             self.baseline.status = Status.RACED
@@ -251,12 +252,11 @@ class KernelSearch:
         seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.first]) if len(self.history) == 1 else []
         # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
         seeds_alone = not self.grows or (len(seeds) >= SEED_ROUND and not self.strict)
-        batch = list(seeds) if seeds_alone else [*seeds, *self._propose()]
+        batch, candidates = self._prepare(seeds if seeds_alone else itertools.chain(seeds, self._propose()), exempt=False)
         if not batch:
             self.stop("nothing left to try")
             return
         self.counts.proposed += len(batch)
-        candidates = self._prepare(batch, exempt=False)
         left = self._build_in_chunks(candidates, deadline)
         self.strategy.requeue(left)
         built = self.clock()
@@ -277,15 +277,18 @@ class KernelSearch:
             return []
         return [Candidate(self.base, self.base.applied_opts, Origin.UNTOUCHED)]
 
-    def _propose(self) -> list[Candidate]:
+    def _propose(self) -> Iterator[Candidate]:
         """The strategy's proposals; one without any widens. None where that does not help."""
-        while True:
+        found = False
+        while not found:
             if self.wider:
                 self.wider = False
                 self.strategy.keep(self.pool, self._verify)
-            proposals = self.strategy.propose()
-            if proposals or not self._widen():
-                return proposals
+            for c in self.strategy.propose():
+                found = True
+                yield c
+            if not found and not self._widen():
+                return
 
     def _widen(self) -> bool:
         """Go on from everything measured so far with more of it, instead of ending; False where the strategy does not widen."""
@@ -327,38 +330,21 @@ class KernelSearch:
             self.stop(f"{self.flat} round{'s' * (self.flat > 1)} without a gain")
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------
-    def _prepare(self, batch: Sequence[Candidate], *, exempt: bool) -> list[Candidate]:
-        """Apply the limits, lower, filter. Returns the candidates worth building. `exempt`: no limits, for the heuristic."""
-        within = []
-        for c in batch:
-            try:
-                registers = self.cost(c.state).accumulators
-            except KernelOptError as e:
-                c.fail(Status.ERROR, str(e))
-                continue
-            if registers > self.config.upcast_max and not exempt:
-                c.fail(Status.LIMIT, f"{registers} vector registers of accumulators; BEAM_UPCAST_MAX is {self.config.upcast_max}")
-            elif (threads := most_threads(c.state)) > self.config.local_max and not exempt:
-                c.fail(Status.LIMIT, f"groups of {threads} threads; BEAM_LOCAL_MAX is {self.config.local_max}")
-            else:
-                within.append(c)
-        lowered: list[Candidate] = []
+    def _prepare(self, proposals: Iterable[Candidate], *, exempt: bool) -> tuple[list[Candidate], list[Candidate]]:
+        """Apply the limits, lower, filter. Candidates are lowered while more of them are proposed. Returns all, and those worth building.
+        `exempt`: no limits, for the heuristic."""
+        batch: list[Candidate] = []
         expected: set[str] = set()
-        for c, answer in zip(within, self.measurer.lower(within), strict=True):
+        for c, answer in self.measurer.lower(self._within_limits(proposals, batch, exempt), 0 if exempt else self.config.uops_max):
             if isinstance(answer, Failure):
                 c.fail(answer.status, answer.reason)
                 continue
             c.linear, c.size, c.work, c.status = answer.digest, answer.size, answer.work, Status.LOWERED
-            if self.config.uops_max and c.size >= self.config.uops_max and not exempt:
-                c.fail(Status.LIMIT, f"{c.size} instructions; BEAM_UOPS_MAX is {self.config.uops_max}")
-                continue
-            lowered.append(c)
             if c.linear not in expected and self._is_fresh(c, exempt):
                 expected.add(c.linear)
                 self.measurer.expect(c, self.compile_deadline)
-        kept = self._drop_bloated(lowered)
         fresh = []
-        for c in kept:
+        for c in self._drop_bloated([c for c in batch if c.status is Status.LOWERED]):
             if self._is_fresh(c, exempt):
                 self.digests.add(c.linear)
                 fresh.append(c)
@@ -369,7 +355,23 @@ class KernelSearch:
             self.counts.duplicate += c.status is Status.DUPLICATE
             if c.status in DROPPED:
                 self._tell_dropped(c)
-        return fresh
+        return batch, fresh
+
+    def _within_limits(self, proposals: Iterable[Candidate], batch: list[Candidate], exempt: bool) -> Iterator[Candidate]:
+        """The proposals that keep the limits on what a state takes; all are added to `batch`."""
+        for c in proposals:
+            batch.append(c)
+            try:
+                registers = self.cost(c.state).accumulators
+            except KernelOptError as e:
+                c.fail(Status.ERROR, str(e))
+                continue
+            if registers > self.config.upcast_max and not exempt:
+                c.fail(Status.LIMIT, f"{registers} vector registers of accumulators; BEAM_UPCAST_MAX is {self.config.upcast_max}")
+            elif (threads := most_threads(c.state)) > self.config.local_max and not exempt:
+                c.fail(Status.LIMIT, f"groups of {threads} threads; BEAM_LOCAL_MAX is {self.config.local_max}")
+            else:
+                yield c
 
     def _is_fresh(self, c: Candidate, exempt: bool) -> bool:
         """Whether a LINEAR is still to be measured. The heuristic's and those of stored seeds need a score of this run."""

@@ -86,24 +86,35 @@ def usable_cores() -> int:
 
 
 class Batch(Iterator[tuple[int, Outcome]]):
-    """The items of one `submit`: iterating gives (index, outcome) as they complete. `deadline`: seconds, for items not started yet."""
+    """The items of one `submit`, and of every `add`: iterating gives (index, outcome) as they complete. `deadline`: seconds, for items
+    that have not started yet."""
 
     def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int],
                  homes: Sequence[str] = (), target: Target | None = None) -> None:
         self.kind: Kind = kind
-        self.homes = homes
         self.target = target
         self.worker = ""            # of bench items: the worker that has taken the first of them
         self.deadline = deadline
         self.job = job
-        self.payloads = [encode(item) for item in items]
+        self.payloads: list[bytes] = []
+        self.homes: list[str] = []
+        self.unanswered: set[int] = set()       # items whose outcome nobody has got yet
         self._template = make_request(job, None, deadline, setup, tuple(cpus))
-        self._outcomes: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
-        self._left = len(self.payloads)
+        self._outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
         self.cancelled = False
+        self.extend(items, homes)
 
     def __len__(self) -> int:
         return len(self.payloads)
+
+    def extend(self, items: Iterable[Any], homes: Sequence[str] = ()) -> range:
+        """Add items; for executors. Returns their indices."""
+        payloads = [encode(item) for item in items]
+        new = range(len(self.payloads), len(self.payloads) + len(payloads))
+        self.payloads += payloads
+        self.homes += homes or [""] * len(payloads)
+        self.unanswered.update(new)
+        return new
 
     def request(self, index: int) -> Request:
         return dataclasses.replace(self._template, item=self.payloads[index], deadline=self.deadline)
@@ -124,18 +135,18 @@ class Batch(Iterator[tuple[int, Outcome]]):
 
     def poll(self, timeout: float | None = 0.0) -> tuple[int, Outcome] | None:
         """The next (index, outcome); None when none completes within `timeout` seconds, or all were returned before (`finished`)."""
-        if not self._left:
+        if self.finished:
             return None
         try:
-            outcome = self._outcomes.get(timeout=timeout) if timeout != 0.0 else self._outcomes.get_nowait()
+            index, outcome = self._outcomes.get(timeout=timeout) if timeout != 0.0 else self._outcomes.get_nowait()
         except queue.Empty:
             return None
-        self._left -= 1
-        return outcome
+        self.unanswered.discard(index)
+        return index, outcome
 
     @property
     def finished(self) -> bool:
-        return not self._left
+        return not self.unanswered
 
 
 class Executor(ABC):
@@ -153,6 +164,11 @@ class Executor(ABC):
         worker (`Outcome.worker`), which keeps data of it: another one takes a compile item when that is busy, a bench item only when that
         is gone. `target`: what bench items are programs for; None: any machine runs them. Raises FormatError for items that are not plain
         data, TuneError after `close` and where no worker is left for them."""
+
+    @abstractmethod
+    def add(self, batch: Batch, items: Iterable[Any], homes: Sequence[str] = ()) -> range:
+        """Queue more items of a batch, as `submit` did those that it has. Returns their indices. For the thread that asks for its outcomes.
+        """
 
     @abstractmethod
     def workers(self, kind: Kind) -> int:
@@ -199,7 +215,7 @@ class _InlineBatch(Batch):
         if index == len(self.payloads):
             return None
         self._index += 1
-        self._left -= 1
+        self.unanswered.discard(index)
         if self.cancelled or self.executor.closed:
             return index, Outcome("lost", kind="cancelled" if self.cancelled else "closed")
         return index, self.executor.run_request(self.request(index), self.kind)
@@ -225,6 +241,9 @@ class InlineExecutor(Executor):
         batch = _InlineBatch(job, items, kind, deadline, setup, cpus)
         batch.executor = self
         return batch
+
+    def add(self, batch: Batch, items: Iterable[Any], homes: Sequence[str] = ()) -> range:
+        return batch.extend(items)
 
     def run_request(self, request: Request, kind: Kind) -> Outcome:
         started = time.perf_counter()
@@ -301,7 +320,7 @@ class _Task:
 
     @property
     def home(self) -> str:
-        return self.batch.homes[self.index] if self.batch.homes else ""
+        return self.batch.homes[self.index]
 
 
 def fits(carrier: Carrier, batch: Batch) -> bool:
@@ -357,14 +376,23 @@ class DispatchingExecutor(Executor):
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
                cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
         batch = Batch(job, items, kind, deadline, setup, cpus, homes, target)
+        self._queue(batch, range(len(batch)))
+        return batch
+
+    def add(self, batch: Batch, items: Iterable[Any], homes: Sequence[str] = ()) -> range:
+        new = batch.extend(items, homes)
+        self._queue(batch, new)
+        return new
+
+    def _queue(self, batch: Batch, indices: Iterable[int]) -> None:
         with self._changed:
             if self.closing:
                 raise TuneError("the executor is closed")
             if (why := self._why_hopeless(batch)) is not None:
-                raise TuneError(f"no worker is left that can {kind}{f' for {target.key}' if target and kind == 'bench' else ''}: {why}")
-            self._queues[kind].extend(_Task(batch, i) for i in range(len(batch)))
+                aim = f" for {batch.target.key}" if batch.target and batch.kind == "bench" else ""
+                raise TuneError(f"no worker is left that can {batch.kind}{aim}: {why}")
+            self._queues[batch.kind].extend(_Task(batch, i) for i in indices)
             self._changed.notify_all()
-        return batch
 
     def workers(self, kind: Kind) -> int:
         return sum(c.kind == kind and c.name not in self._aside for _, c in self._threads)

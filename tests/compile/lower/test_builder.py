@@ -1,6 +1,7 @@
 """The builder of LINEAR: one value per expression and scope, at the level of its last dependency; folding; memory order."""
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from svod.compile.lower.builder import Builder
 from svod.core.ir.dtype import DType, dtypes
+from svod.errors import ProgramTooLong
 
 INDEX, F32, BOOL = dtypes.index, dtypes.float32, dtypes.bool
 
@@ -53,6 +55,17 @@ def test_carried_values_and_results() -> None:
     assert b.type_of(acc) == b.type_of(total) == (F32, 4)
     assert names(b)[-5:] == ["LOOP", "CARRY", "ADD", "ENDLOOP", "RESULT"]
     assert b.level == 0
+
+
+@pytest.mark.parametrize(("most", "enough"), [(2, False), (3, True)])
+def test_a_builder_gives_up_at_the_instruction_that_is_too_much(most: int, enough: bool) -> None:
+    b = Builder(most)
+    p = b.pure("ARG", F32, 1, (), 0)
+    at = b.index(4)
+    assert b.index(4) == at
+    with contextlib.nullcontext() if enough else pytest.raises(ProgramTooLong):
+        b.load("LOAD", F32, 1, (p, at), 0)
+    assert len(b.op) == most
 
 
 # -- constants and folding ------------------------------------------------------------------------------

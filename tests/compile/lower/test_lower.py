@@ -22,7 +22,9 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import lay_out, layouts
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.errors import ProgramTooLong
 from tests.agreement import Case, has_native, run_interpreted, run_native
+from tests.chains import random_state
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.hand_kernels import HAND, Ast, constants_only, gemm, in_place, lines, padded_window, row_sums, rows_plus, softmax, variance
 
@@ -242,6 +244,21 @@ def test_copies_of_rows_take_several_vectors_at_once(columns: int, step: int) ->
     assert copy_step(columns, 4) == step
     case = Case(Kernel(softmax(4, columns)))
     run_interpreted(case, lowered(case.kernel, [["STAGE", "s2", "o0"]], 16), 2)
+
+
+def test_a_program_is_given_up_where_it_has_more_instructions_than_it_may() -> None:
+    """Of one phase or several, with squares that are transposed and with prefetches, which come after the rest is built."""
+    phases: set[int] = set()
+    for name in HAND:
+        rng = random.Random(name)
+        state = random_state(rng, Scheduler(case_of(name).kernel, rng.choice(list(WIDTHS.values()))), 5)
+        program = lower(state)
+        phases.add(len(program.code))
+        assert lower(state, program.size) == program
+        for most in (program.size - 1, program.size // 2):
+            with pytest.raises(ProgramTooLong):
+                lower(state, most)
+    assert phases >= {1, 2}
 
 
 def test_equal_loads_are_one() -> None:

@@ -1,17 +1,20 @@
 """What the worker measurer makes of outcomes that are no answers: crashes, deadlines, lost workers, another machine."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from svod.config import BeamConfig, BenchConfig
+from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.tune.measure.candidate import Candidate, Origin, Status
-from svod.tune.measure.measurer import Built, Confirmed, Failure, MachineChanged, Verification
+from svod.tune.measure.context import KernelContext, Setup
+from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, MachineChanged, Verification
+from svod.tune.measure.work import lower_candidate
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.workers.executor import Activity, Batch, Executor, InlineExecutor
 from svod.tune.workers.jobs import Outcome, decode, machine_name
@@ -30,11 +33,16 @@ class Told(Executor):
 
     def submit(self, job: str, items: Any, *, kind: Any, deadline: float, setup: Any = None, cpus: Sequence[int] = (),
                homes: Sequence[str] = (), target: Target | None = None) -> Batch:
-        batch = Batch(job, items, kind, deadline, setup, cpus)
-        for i, payload in enumerate(batch.payloads):
-            self.asked.append((job.partition(":")[2], decode(payload), deadline))
-            batch.deliver(i, self.answer(*self.asked[-1]))
+        batch = Batch(job, [], kind, deadline, setup, cpus)
+        self.add(batch, items)
         return batch
+
+    def add(self, batch: Batch, items: Any, homes: Sequence[str] = ()) -> range:
+        new = batch.extend(items, homes)
+        for i in new:
+            self.asked.append((batch.job.partition(":")[2], decode(batch.payloads[i]), batch.deadline))
+            batch.deliver(i, self.answer(*self.asked[-1]))
+        return new
 
     def workers(self, kind: Any) -> int:
         return 1
@@ -131,6 +139,39 @@ def test_a_worker_tells_what_it_is() -> None:
     assert facts["target"].count("/") == TARGET.key.count("/")
 
 
+def test_candidates_are_lowered_while_more_are_proposed_and_answered_in_any_order() -> None:
+    proposed: list[Candidate] = []
+
+    def propose() -> Iterator[Candidate]:
+        for n in (2, 4, 8, 16):
+            state = apply_opt(Scheduler(KERNEL, TARGET), Opt("UPCAST", "o1", n))
+            proposed.append(Candidate(state, state.applied_opts, Origin.WALK))
+            yield proposed[-1]
+
+    class Backwards(Told):
+        """Answers after every second item, the second first."""
+        def add(self, batch: Batch, items: Any, homes: Sequence[str] = ()) -> range:
+            new = batch.extend(items, homes)
+            if len(batch) % 2 == 0 and new:
+                for i in (new[-1], new[-1] - 1):
+                    batch.deliver(i, Outcome("ok", decode(batch.payloads[i]), worker=f"worker {i}"))
+            return new
+    m = WorkerMeasurer(KERNEL, TARGET, Backwards(lambda job, item, deadline: Outcome("lost")), BeamConfig())
+    found = [(c, answer, len(proposed)) for c, answer in m.lower(propose(), 77)]
+    assert [proposed.index(c) for c, _, _ in found] == [1, 0, 3, 2] and [known for _, _, known in found] == [2, 2, 4, 4]
+    assert all(answer == ([o.to_json() for o in c.chain], 77) for c, answer, _ in found)
+    assert [m.lowered_by[c.digest] for c in proposed] == [f"worker {i}" for i in range(4)]
+
+
+def test_a_program_is_given_up_where_it_reaches_the_limit() -> None:
+    def answer(limit: int) -> Lowered | Failure:
+        return lower_candidate(([], limit), KernelContext(Setup(ast_to_data(KERNEL.ast), TARGET)))
+    whole = answer(0)
+    assert isinstance(whole, Lowered) and answer(whole.size + 1) == whole
+    failure = answer(whole.size)
+    assert isinstance(failure, Failure) and failure.status is Status.LIMIT and f"BEAM_UOPS_MAX is {whole.size}" in failure.reason
+
+
 def test_a_compilation_that_was_expected_is_not_done_again() -> None:
     """Each candidate gets its own code, whether its compilation began before or not; what a race finds unused is given up."""
     def answer(job: str, item: Any, deadline: float) -> Outcome:
@@ -149,6 +190,7 @@ def test_a_compilation_that_was_expected_is_not_done_again() -> None:
     assert all(isinstance(b, Built) and b.passes for b in m.build([three], passes=True, deadline=1.0)), "with passes is another compilation"
     unnamed = [Candidate(s, s.applied_opts, Origin.ACTION) for s in states]
     assert len({b.object for b in m.build(unnamed, passes=True, deadline=1.0) if isinstance(b, Built)}) == 3
-    [begun] = m.expected.values()
+    begun = m.begun
+    assert begun is not None and len(m.expected) == 1
     m.race([candidate("heuristic")])
-    assert begun.cancelled and not m.expected
+    assert begun.cancelled and m.begun is None and not m.expected and not m.compiled

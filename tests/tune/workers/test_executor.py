@@ -44,6 +44,18 @@ class TestEveryExecutor:
         assert all(o.ok and o.worker and o.attempts == 1 for o in found.values())
         assert batch.finished and list(batch) == [] and batch.poll() is None
 
+    @pytest.mark.parametrize("kind", ["compile", "bench"])
+    def test_a_batch_gets_more_items(self, executor: Executor, kind: executor_module.Kind) -> None:
+        batch = executor.submit(f"{JOBS}:echo", [], kind=kind, deadline=LONG)
+        assert batch.finished and batch.poll() is None
+        assert executor.add(batch, "ab") == range(2)
+        first = next(batch)
+        assert executor.add(batch, [], []) == range(2, 2) and executor.add(batch, ["c"]) == range(2, 3) and len(batch) == 3
+        assert {i: o.value for i, o in [first, *batch]} == {0: "a", 1: "b", 2: "c"} and batch.finished
+        batch.cancel()
+        executor.add(batch, ["d"])
+        assert [(i, o.kind) for i, o in batch] == [(3, "cancelled")]
+
     def test_no_items(self, executor: Executor) -> None:
         assert executor.run(f"{JOBS}:echo", [], kind="compile", deadline=LONG) == []
 

@@ -17,7 +17,7 @@ class PhaseContext:
         self.facts = facts
         self.state = facts.state
         self.kernel = facts.kernel
-        self.b = Builder()
+        self.b = Builder(facts.left)
         self.scratch = 0                                # bytes taken so far
         self.areas: dict[int, tuple[int, int]] = {}     # stage → (offset, bytes) of its scratch
         self.staged: dict[int, Staged] = {}             # the values of stages that can be read

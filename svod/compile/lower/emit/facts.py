@@ -1,6 +1,7 @@
 """Facts about a state that all phases of a program share: where stages live and how they lie in memory, and which positions are checked."""
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from svod.core.ir.dtype import DType
@@ -12,6 +13,7 @@ from svod.core.kernel.placement import fit, is_computed_once, is_derived
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.kernel.shared.banks import with_row_pad
 from svod.core.machine.levels import MemorySpace
+from svod.errors import ProgramTooLong
 
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
 
@@ -24,11 +26,12 @@ class Temporary(NamedTuple):
 
 
 class ProgramFacts:
-    """Facts of a state, and the temporaries that its phases pass on."""
+    """Facts of a state, and what its phases share: the temporaries that they pass on, and the `most` instructions that they may have."""
 
-    def __init__(self, state: Scheduler):
+    def __init__(self, state: Scheduler, most: int = sys.maxsize):
         check_groups(state)
         self.state = state
+        self.left = most                        # instructions that the phases that are not emitted yet may have
         self.on_grid = state.target.has_groups      # a launch is a grid of groups of threads
         self.kernel = state.kernel
         self.nest = loop_nest(state)
@@ -106,6 +109,12 @@ class ProgramFacts:
         layout = self.nest.stages[s].layout
         assert layout is not None
         return layout if extents == layout.extents else with_row_pad(self.layout(s, extents), layout.row_pad)
+
+    def note_emitted(self, instructions: int) -> None:
+        """Count the instructions of a phase. Raises ProgramTooLong where there are too many."""
+        self.left -= instructions
+        if self.left < 0:
+            raise ProgramTooLong("it has more instructions than it may have")
 
     # -- stages and their memory --------------------------------------------------------------------------
     def once(self, s: int) -> bool:

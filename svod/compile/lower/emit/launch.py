@@ -70,6 +70,7 @@ class LaunchEmitter:
         self._iterations(stage, loops, counts, begin, end, sink)
         code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.has_mask_registers))
         code = add_prefetches(code, dict(self.state.prefetch))
+        self.facts.note_emitted(len(code))
         variable = () if all(c.is_constant for c in counts) else counts
         group = self.ctx.group
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.ctx.scratch, once, variable, group.group.threads,

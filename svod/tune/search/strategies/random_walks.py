@@ -5,7 +5,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from svod.config import BeamConfig
@@ -28,13 +28,16 @@ class RandomWalks(Proposer):
         self.starts += [c.state for c in candidates]
         return super().seed(candidates)
 
-    def propose(self) -> list[Candidate]:
+    def propose(self) -> Iterator[Candidate]:
         self.round += 1
-        for _ in range(VAIN_WALKS * self.room):
-            if self.queued >= self.room:
-                break
-            self.walk()
-        return self.begin_round(list(self.queue.values())[:self.room])
+        room, walks = self.room, VAIN_WALKS * self.room
+        while room and (self.queue or walks):
+            if not self.queue:
+                walks -= 1
+                self.walk()
+            for c in self.begin_round(list(self.queue.values())[:room]):
+                room -= 1
+                yield c
 
     def walk(self) -> None:
         """Queue the end of one walk if it is new."""

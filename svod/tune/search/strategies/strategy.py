@@ -52,8 +52,9 @@ class Strategy(Protocol):
     def seed(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Take these first states; return those to measure now."""
 
-    def propose(self) -> list[Candidate]:
-        """Candidates for the next round, no state twice; none when there is nothing left to try."""
+    def propose(self) -> Iterable[Candidate]:
+        """Candidates for the next round, no state twice; none when there is nothing left to try. All are taken, one after the other: the
+        first may be lowered before the last is found."""
 
     def requeue(self, candidates: Sequence[Candidate]) -> None:
         """Take back candidates that a round had no time for, to propose them again."""
@@ -102,7 +103,7 @@ class Proposer(ABC):
 
     # -- propose ----------------------------------------------------------------------------------------------------------
     @abstractmethod
-    def propose(self) -> list[Candidate]: ...
+    def propose(self) -> Iterable[Candidate]: ...
 
     def begin_round(self, chosen: Iterable[Candidate]) -> list[Candidate]:
         """These candidates, out of the queue and marked with the round that measures them."""

@@ -81,13 +81,26 @@ def test_no_state_is_proposed_twice_and_a_round_has_its_size(strategy: str) -> N
     propose = search.strategy.propose
 
     def noted() -> list[Candidate]:
-        chosen = propose()
+        chosen = list(propose())
         assert 0 < len(chosen) <= 8 * FIRST_WIDTH
         proposed.extend(c.digest for c in chosen)
         return chosen
     search.strategy.propose = noted  # type: ignore[method-assign]
     run(search, 12)
     assert len(proposed) == len(set(proposed)) > 100
+
+
+def test_the_first_walk_is_lowered_before_the_last_is_found() -> None:
+    class Noting(ReplayedMeasurer):
+        def lower(self, candidates: Any, limit: int) -> Any:
+            queued.clear()
+            for c in candidates:
+                queued.append(len(search.strategy.seen))        # type: ignore[attr-defined]
+                yield from super().lower([c], limit)
+    queued: list[int] = []
+    search = search_for("random", Noting(seconds=seconds))
+    run(search, 4)
+    assert len(queued) == 8 * FIRST_WIDTH and queued[-1] - queued[0] == len(queued) - 1
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
