@@ -37,7 +37,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
@@ -49,6 +49,7 @@ from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
 from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, resolve_job
 from svod.tune.workers.machine_lock import MachineLock
+from svod.tune.workers.waiting import Waiting
 
 log = logging.getLogger("svod.tune")
 Kind = Literal["compile", "bench"]
@@ -346,7 +347,7 @@ class DispatchingExecutor(Executor):
         self._shared_cores = shared_cores
         self.yields = shared_cores is not False         # compilers pause on a machine of few cores while another process times there
         self._changed = threading.Condition()
-        self._queues: dict[Kind, deque[_Task]] = {"compile": deque(), "bench": deque()}
+        self._queues: dict[Kind, Waiting[_Task]] = {"compile": Waiting(), "bench": Waiting()}
         self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # by machine
         self._up: set[str] = set()              # names of the carriers that have a worker
         self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
@@ -439,13 +440,11 @@ class DispatchingExecutor(Executor):
                     continue
                 waiting = self._queues[kind]
                 for _ in range(max(1, min(carrier.chunk, len(waiting) // (2 * self.workers(kind))))):
-                    homes = [(t.home, i) for i, t in enumerate(waiting) if self._may_take(carrier, t)]
-                    # its own items first, then those without a home, then what the others would take last
-                    at = next((i for wanted in (carrier.name, "") for home, i in homes if home == wanted), homes[-1][1])
-                    task = waiting[at]
+                    task = waiting.take(carrier.name, lambda t: self._may_take(carrier, t))
+                    if task is None:
+                        break
                     if kind == "bench":
                         task.batch.worker = carrier.name
-                    del waiting[at]
                     if task.batch.cancelled:
                         self._settle(task, Outcome("lost", kind="cancelled"))
                     else:
@@ -498,8 +497,9 @@ class DispatchingExecutor(Executor):
                     for task in again:
                         self._settle(task, CLOSED)
                 else:
-                    self._queues[carrier.kind].extendleft(reversed(again))
-                    self._drop_hopeless(carrier.kind)
+                    self._queues[carrier.kind].extend_left(again)
+                    if again:
+                        self._drop_hopeless(carrier.kind)
                 last = not any(self._may_take(carrier, t) for t in self._queues[carrier.kind])
             if last:
                 try:
@@ -544,9 +544,10 @@ class DispatchingExecutor(Executor):
                 with self._changed:
                     if self._doing[carrier.name][0] != "idle":
                         self._note(carrier, "idle")
-                    self._up.add(carrier.name)
-                    self._drop_hopeless(carrier.kind)       # its machine may have another target than was hoped for
-                    self._changed.notify_all()
+                    if carrier.name not in self._up:
+                        self._up.add(carrier.name)
+                        self._drop_hopeless(carrier.kind)       # its machine may have another target than was hoped for
+                        self._changed.notify_all()
                 return True
         return False
 
@@ -606,18 +607,17 @@ class DispatchingExecutor(Executor):
     def _drop_hopeless(self, kind: Kind) -> None:
         """End the waiting items of a kind for which no worker is left. Called with the lock held."""
         waiting = self._queues[kind]
-        reasons = {t.batch: self._why_hopeless(t.batch) for t in waiting}
+        reasons = {batch: self._why_hopeless(batch) for batch in {t.batch for t in waiting}}
         for task in waiting:
             if (why := reasons[task.batch]) is not None:
                 self._settle(task, Outcome("lost", kind="no worker", message=why, attempts=task.attempts))
-        self._queues[kind] = deque(t for t in waiting if reasons[t.batch] is None)
+        self._queues[kind] = Waiting(t for t in waiting if reasons[t.batch] is None)
 
     def close(self) -> None:
         with self._changed:
             self.closing = True
             pending = [t for q in self._queues.values() for t in q]
-            for q in self._queues.values():
-                q.clear()
+            self._queues = {"compile": Waiting(), "bench": Waiting()}
             self._changed.notify_all()
             for task in pending:
                 self._settle(task, CLOSED)
