@@ -49,7 +49,8 @@ from tests.tune.told_measurer import ToldMeasurer  # noqa: E402
 
 COMPILE_SECONDS = 0.05
 OBJECT_BYTES = 100_000
-WORKERS = WorkerConfig(job_modules=("tests.tune.told_jobs",), paths=(str(ROOT),))
+JOBS = "tests.tune.told_jobs"
+WORKERS = WorkerConfig(preload=(*WorkerConfig.preload, JOBS), job_modules=(JOBS,), paths=(str(ROOT),))
 BENCH = BenchConfig(seconds=1.0)
 
 
@@ -130,7 +131,7 @@ def rate(workers: int, args: argparse.Namespace) -> tuple[float, float, float]:
         executor.wait_until_ready()
         # children start with their first item
         for _ in range(2):
-            executor.run("tests.tune.told_jobs:told", [("", 1)] * 4 * workers, kind="compile", deadline=60.0)
+            executor.run(f"{JOBS}:told", [("", 1)] * 4 * workers, kind="compile", deadline=60.0)
         session = TuneSession([KernelTask(kernel, name="gemm")], target, executor=executor, db=db, config=config, bench=BENCH,
                               budget=Candidates(args.candidates, trace), measurer_of=measurer)
         started = time.perf_counter()

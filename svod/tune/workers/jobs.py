@@ -83,7 +83,7 @@ class WorkerConfig:
     `memory_bytes` limits a child's writable memory (0: half of the memory of the machine or container).
     `start` is "fork" (10 ms a child) or "spawn" (0.3 s a child, for systems without fork)."""
 
-    preload: tuple[str, ...] = ("numpy", "llvmlite.binding", WORK_MODULE)
+    preload: tuple[str, ...] = ("numpy", "llvmlite.binding", "svod.compile.cpu.backend", WORK_MODULE)
     job_modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()             # added to the children's sys.path, behind svod's own
     memory_bytes: int = 0
