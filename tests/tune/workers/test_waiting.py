@@ -24,7 +24,7 @@ def test_a_worker_takes_its_own_then_what_nobody_has_then_what_others_take_last(
 
 def test_what_does_not_fit_stays_where_it_is() -> None:
     waiting = Waiting([Item(0, "a"), Item(1, "a"), Item(2), Item(3, "b")])
-    assert [item.number for n in (1, 3, 2) if (item := waiting.take("a", lambda i: i.number == n)) is not None] == [1, 3, 2]
+    assert [item.number for n in (1, 3, 2) if (item := waiting.take("a", lambda i, n=n: i.number == n)) is not None] == [1, 3, 2]
     assert waiting.take("a", lambda item: item.number == 9) is None and [i.number for i in waiting] == [0]
 
 
