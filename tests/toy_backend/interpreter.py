@@ -6,6 +6,8 @@
     barriers        that not all threads of a group reach
     uninitialised   reads of shared memory that no thread of the group has written
 
+Its matrix instructions have the layout that is written here, whatever the data of the instructions say.
+
 Orders are drawn from a seed. What is reported does not depend on them: accesses are logged and compared at every barrier.
 """
 from __future__ import annotations
@@ -16,9 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from svod.compile.lower.interpreter import Elements, PhaseInterpreter, poisoned_temporaries
+from svod.compile.lower.interpreter import Elements, PhaseInterpreter, Together, poisoned_temporaries
 from svod.compile.lower.linear import format_instruction
 from svod.compile.lower.program import Program
+from svod.core.spec.values import matrix_product
 from svod.errors import CompileError
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +81,20 @@ class GridInterpreter(PhaseInterpreter):
         else:
             self.of_phase.setdefault(memory.name, []).append(Access(i, where, self.group, write))
         self.since_barrier.setdefault(memory.name, []).append(Access(i, where, self.thread, write))
+
+    def matrix_product(self, i: int) -> Together:
+        def product(given: list[list[Any]]) -> Any:
+            acc, a, b = (np.empty((4, 4), given[0][n].dtype) for n in range(3))
+            for t, (held, row, column) in enumerate(given):
+                y, x = t // 2, t % 2
+                for e in range(4):
+                    acc[y + 2 * (e // 2), 2 * x + e % 2] = held[e]
+                    a[y + 2 * (e // 2), 2 * x + e % 2] = row[e]
+                    b[2 * x + e % 2, y + 2 * (e // 2)] = column[e]
+            y, x = self.thread % 4 // 2, self.thread % 2
+            out = matrix_product(acc, a, b)
+            return np.array([out[y + 2 * (e // 2), 2 * x + e % 2] for e in range(4)])
+        return product
 
     def in_flight(self, i: int, memory: Elements, where: Array) -> None:
         """From here on nobody else may touch what the copy fills."""

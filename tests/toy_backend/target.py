@@ -1,7 +1,23 @@
-"""The toy device as a target: groups of threads, shared memory, short vectors, one core."""
+"""The toy device as a target: groups of threads, shared memory, short vectors, one core; and its matrix instructions."""
 from __future__ import annotations
 
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.machine.isa import DOTS, Digit, Dot, Fragment
 from svod.core.machine.target import Target
 
-TOY = Target(arch="toy", cpu="toy", features=(), vector_bytes=16, vector_registers=64, l1=1 << 14, l2=1 << 18, l3=1 << 22, threads=1,
+TOY = Target(arch="toy", cpu="toy", features=("matrix",), vector_bytes=16, vector_registers=64, l1=1 << 14, l2=1 << 18, l3=1 << 22, threads=1,
              has_non_temporal=False, group_threads=64, shared_bytes=1 << 14, subgroup=4, has_async_copies=True, device="TOY")
+
+
+def _instruction(name: str, accumulator: DType, operand: DType) -> Dot:
+    """Four by four by four: thread t has rows t//2 and t//2 + 2 of the results and of the rows, in columns 2·(t%2) and the next."""
+    line = Fragment((Digit(2, 1, 0), Digit(2, 0, 2)), (Digit(2, 2, 0), Digit(2, 0, 1)))
+    columns = Fragment((Digit(2, 0, 1), Digit(2, 2, 0)), (Digit(2, 0, 2), Digit(2, 1, 0)))
+    return Dot(name, TOY.arch, ("matrix",), accumulator, (operand, operand), (operand,), 1, "", rows=4, columns=4, depth=4,
+               base_cost=2.0, fragments=(line, line, columns))
+
+
+MATRIX = {d.name: d for d in (_instruction("toy_bf16", dtypes.float32, dtypes.bfloat16),
+                              _instruction("toy_f16", dtypes.float32, dtypes.float16),
+                              _instruction("toy_s8", dtypes.int32, dtypes.int8))}
+DOTS.update(MATRIX)

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from svod.compile.lower.linear import BOOL, INDEX, LOADS_OPS, POINTERS, STORE_OPS, format_instruction
+from svod.compile.lower.linear import BOOL, INDEX, LOADS_OPS, POINTERS, STORE_OPS, TOGETHER, format_instruction
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
+from svod.core.machine.isa import DOTS
 from svod.core.spec.values import (
     FUNCTIONS,
     Array,
@@ -30,6 +31,7 @@ from svod.core.spec.values import (
     dot,
     held_dtype,
     hold,
+    matrix_product,
     round_to,
     scaleb,
     tile_dot,
@@ -131,6 +133,7 @@ class Elements:
 
 
 Step = Callable[[], None]
+Together = Callable[[list[list[Any]]], Any]     # the operands of each thread of a subgroup → the result of the one that runs
 
 
 class Barrier(NamedTuple):
@@ -277,7 +280,7 @@ class PhaseInterpreter:
                 nest[-1].append(self.loop(src[0], body, src[1:]))
             elif op == "BARRIER":
                 nest[-1].append(self.barrier(i, tuple(open_loops)))
-            elif op == "SHFL_XOR":
+            elif op in TOGETHER:
                 nest[-1].append(self.exchange(i, tuple(open_loops)))
             elif (step := self.step(i)) is not None:
                 nest[-1].append(step)
@@ -288,13 +291,55 @@ class PhaseInterpreter:
         return Pause(wait)
 
     def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
-        source, mask = self.code[i].src[0], self.code[i].arg
+        """What the threads of a subgroup do together: each gives its operands, and takes its result of those of all."""
+        op, _, _, src, _ = self.code[i]
+        result = _TOGETHER[op](self, i)
 
         def wait() -> Iterator[Barrier]:
-            self.sent[self.thread] = self.regs[source]
+            self.sent[self.thread] = [self.regs[s] for s in src]
             yield Barrier(i, tuple([self.regs[head] for head in loops]), False)
-            self.regs[i] = self.received[self.thread ^ mask]
+            first = self.thread - self.thread % self.phase.subgroup
+            self.regs[i] = result([self.received[t] for t in range(first, first + self.phase.subgroup)])
         return Pause(wait)
+
+    def shuffle(self, i: int) -> Together:
+        """The value of the thread whose number differs in the bits of the mask."""
+        mask = self.code[i].arg
+        return lambda given: given[self.thread % len(given) ^ mask][0]
+
+    def load_matrix(self, i: int) -> Together:
+        """The elements of a tile in memory that this thread holds."""
+        _, dtype, _, src, (offset, name, number, rows, columns) = self.code[i]
+        fragments = DOTS[name].fragments
+        assert fragments is not None
+        fragment, memory = fragments[1 + number], self.regs[src[0]]
+        spread = np.array([row * rows + column * columns for row, column in fragment.places]) + offset
+        origins = [row * rows + column * columns for row, column in fragment.origins]
+
+        def load(given: list[Any]) -> Any:
+            _, at = given[0]
+            if any(other != at for _, other in given):
+                raise self.failed(i, "the threads of a subgroup give different addresses of one tile")
+            where = at + origins[self.thread % len(origins)] + spread
+            return hold(memory.array[self.checked(i, memory, where, None, False)], dtype)
+        return load
+
+    def matrix_product(self, i: int) -> Together:
+        """The elements of the sum that this thread holds."""
+        dot = DOTS[self.code[i].arg]
+        assert dot.fragments is not None
+        shapes = (dot.rows, dot.columns), (dot.rows, dot.depth), (dot.depth, dot.columns)
+        places = [np.array([[(r0 + r) * columns + c0 + c for r, c in f.places] for r0, c0 in f.origins])
+                  for f, (_, columns) in zip(dot.fragments, shapes, strict=True)]
+
+        def product(given: list[Any]) -> Any:
+            tiles = []
+            for number, ((rows, columns), where) in enumerate(zip(shapes, places, strict=True)):
+                tile = np.empty(rows * columns, given[0][number].dtype)
+                tile[where] = [of_thread[number] for of_thread in given]
+                tiles.append(tile.reshape(rows, columns))
+            return matrix_product(*tiles).ravel()[places[0][self.thread % len(given)]]
+        return product
 
     def loop(self, head: int, body: Body, following: tuple[int, ...]) -> Step | Pause:
         regs, carried = self.regs, self.carried
@@ -538,3 +583,8 @@ class PhaseInterpreter:
                 where, stored = where[mask], stored[mask]
             array[where] = stored
         return spread
+
+
+_TOGETHER: dict[str, Callable[[PhaseInterpreter, int], Together]] = {
+    "SHFL_XOR": lambda run, i: run.shuffle(i), "LOADMATRIX": lambda run, i: run.load_matrix(i), "MMA": lambda run, i: run.matrix_product(i),
+}

@@ -28,6 +28,8 @@ LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
 NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT"}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
+HELD_OPS = frozenset({"LOADMATRIX", "MMA"})      # on tiles that the threads of a subgroup hold together
+TOGETHER = HELD_OPS | {"SHFL_XOR"}               # of the threads of a subgroup
 
 
 # -- printing ---------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class _PhaseCheck:
         first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # what the loop starts with
         if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
             self.tiles.add(self.at)
-        if op in ("LOCAL_ID", "SHFL_XOR") or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
+        if op in ("LOCAL_ID", *TOGETHER) or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
             self.varying.add(self.at)
 
     def constant(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -141,6 +143,10 @@ class _PhaseCheck:
 
     def barrier(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require((dtype, lanes, src, arg) == (dtypes.void, 1, (), None), "has no type, no operands and no arg")
+        self.runs_together()
+
+    def runs_together(self) -> None:
+        """All threads of the group come here equally often."""
         for loop in self.open:
             self.require(not any(s in self.varying for s in self.code[loop].src[:2]),
                          f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
@@ -164,9 +170,34 @@ class _PhaseCheck:
         size = self.phase.subgroup
         ok = isinstance(arg, int) and 0 < arg < size and arg & (arg - 1) == 0
         self.require(ok, f"needs a power of two below the {size} threads of a subgroup")
-        for loop in self.open:
-            self.require(not any(s in self.varying for s in self.code[loop].src[:2]),
-                         f"stands in the loop %{loop}, which the threads of a group may run a different number of times")
+        self.runs_together()
+
+    def held(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        """A tile that the threads of a subgroup hold together: each has the elements of its fragment."""
+        name = arg if op == "MMA" else arg[1] if isinstance(arg, tuple) and len(arg) == 5 else None
+        dot = DOTS.get(name) if isinstance(name, str) else None
+        if dot is None or dot.fragments is None:
+            self.require(False, f"{name!r} is no instruction of a subgroup")
+            return
+        self.require(dot.threads == self.phase.subgroup and self.phase.block % dot.threads == 0,
+                     f"{dot.name} takes whole subgroups of {dot.threads}, groups are of {self.phase.block} threads, subgroups of "
+                     f"{self.phase.subgroup}")
+        self.runs_together()
+        if op == "MMA":
+            self.require(len(src) == 3, "takes an accumulator and two operands")
+            for s, kind, fragment in zip(src, (dot.accumulator, *dot.operands), dot.fragments, strict=True):
+                self.operand(s, kind, fragment.num_elements, "operand")
+            self.require((dtype, lanes) == self.kind(src[0]), "has the type of its accumulator")
+            return
+        offset, _, number, *strides = arg
+        self.require(number in (0, 1) and all(isinstance(n, int) for n in (offset, *strides)), "the arg is an offset, an instruction, "
+                     "0 or 1 for the operand, and the elements from row to row and from column to column")
+        self.require(len(src) == 2, "takes a pointer and an index")
+        self.require(self.code[src[0]].op in POINTERS - {"SCRATCH"} and self.code[src[0]].dtype == dtype,
+                     f"operand %{src[0]} is no pointer to {dtype.name} that a subgroup shares")
+        self.operand(src[1], INDEX, 1, "index")
+        self.require((dtype, lanes) == (dot.operands[number], dot.fragments[1 + number].num_elements),
+                     f"a thread holds {dot.fragments[1 + number].num_elements} {dot.operands[number].name}")
 
     def transcendental(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(False, "transcendental operations are expanded by lowering (svod.compile.lower.math)")
@@ -318,7 +349,7 @@ _CHECKS: dict[str, Check] = {
         (("LOOP", "CARRY", "ENDLOOP", "RESULT"), _PhaseCheck.loop), (("DOT",), _PhaseCheck.dot), (TILE_OPS, _PhaseCheck.tile),
         (("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"), _PhaseCheck.lanes_and_types), (("CONST", "VCONST"), _PhaseCheck.constant),
         (POINTERS, _PhaseCheck.pointer), (("BARRIER",), _PhaseCheck.barrier),
-        (("SHFL_XOR",), _PhaseCheck.exchange), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async),
+        (("SHFL_XOR",), _PhaseCheck.exchange), (HELD_OPS, _PhaseCheck.held), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async),
         (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
         ({o.value for o in TRANSCENDENTAL}, _PhaseCheck.transcendental))
     for op in ops

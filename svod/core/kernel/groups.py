@@ -8,6 +8,7 @@ LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. A stage is compu
     alone           a private stage that is not shared by GROUP loops: every thread computes what it reads
 
     y[i] = Σ x[i, k],  LOCAL(o0, 8) GROUP(r0, 4)      32 threads; thread t has row t // 4 of the 8 and every fourth k from t % 4
+    c = a·b,  TC(r0, (mma_f16,o0,o1)) LOCAL(o0, 4)    128 threads; those of subgroup t // 32 hold its tiles together
     softmax of a row,  LOCAL(o1, 32) GROUP(s1.r0, 32) GROUP(s3.r0, 32)     32 threads share the maximum, the sum and the row
 """
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from svod.core.kernel.intrinsics import held_threads
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.placement import Placement, first_reduce, is_derived, place_stages, vector_row
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
@@ -26,8 +28,8 @@ AREA = 64       # bytes: areas of shared memory begin at multiples of this
 
 
 class ThreadGroup(NamedTuple):
-    """The threads of a group of one phase: `local` positions, each computed by `reducers` threads that share its reductions. `together`:
-    the most threads that one stage takes; the group may have more of them than positions need."""
+    """The threads of a group of one phase: `local` positions, each computed by `reducers` threads that share its reductions or hold its
+    tiles. `together`: the most threads that one stage takes; the group may have more of them than positions need."""
 
     local: int
     reducers: int
@@ -39,8 +41,8 @@ class ThreadGroup(NamedTuple):
 
 
 class StageThreads(NamedTuple):
-    """How a stage is computed by a group: position = t // inner, of `local` ones; reducer = t % inner, of `reducers` that take part.
-    Threads beyond the last position or reducer do what others do, and store nothing."""
+    """How a stage is computed by a group: position = t // inner, of `local` ones; reducer = t % inner, of `reducers` that take part. Of a
+    stage with tiles that a subgroup holds, t % inner is the thread in its subgroup, and a position is a tile, or several. Threads beyond the last position or reducer do what others do, and store nothing."""
 
     local: int
     reducers: int
@@ -90,8 +92,8 @@ def space_of(state: Scheduler, placement: Placement, stage: int, positions: int,
 
 
 def has_block_rows(state: Scheduler) -> bool:
-    """Whether any loop is bound to the threads of a group."""
-    return any(r.role in BLOCK_ROLES for r in state.rows)
+    """Whether any loop is bound to the threads of a group, or a tile."""
+    return any(r.role in BLOCK_ROLES for r in state.rows) or any(held_threads(state, s.index) > 1 for s in state.kernel.stages)
 
 
 def covered_extent(state: Scheduler, axis: int) -> int:
@@ -203,7 +205,8 @@ def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int
     inner: dict[int, int] = {}
     for s in stages:
         owner = where[s].owner
-        inner[owner if owner >= 0 else ~s] = max(inner.get(owner if owner >= 0 else ~s, 1), reducers_of(state, s))
+        sharing = max(reducers_of(state, s), held_threads(state, s))
+        inner[owner if owner >= 0 else ~s] = max(inner.get(owner if owner >= 0 else ~s, 1), sharing)
     return {s: StageThreads(local_threads(state, p.owner) if p.owner >= 0 else 1, reducers_of(state, s),
                             inner[p.owner if p.owner >= 0 else ~s]) for s, p in where.items()}
 
@@ -239,6 +242,19 @@ def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads:
     return sum(-(-threads * positions * d.itemsize // AREA) * AREA for red in r.reductions for d in red.dtypes)
 
 
+def _check_held(state: Scheduler, placement: Placement, s: int, threads: int) -> None:
+    """Raises KernelOptError where a subgroup cannot hold the tiles of a stage in a group of so many threads."""
+    held, name = held_threads(state, s), state.kernel.stages[s].name
+    if held == 1:
+        return
+    if placement.paths[s] != ():
+        raise KernelOptError(f"a subgroup holds the tiles of stage {name}, which is computed inside another stage; STAGE it at the root")
+    if reducers_of(state, s) > 1:
+        raise KernelOptError(f"a subgroup holds the tiles of stage {name}; the threads of a group cannot share their sums (GROUP)")
+    if threads % held:
+        raise KernelOptError(f"a group of {threads} threads has no whole subgroups of {held}, which hold the tiles of stage {name}")
+
+
 def check_groups(state: Scheduler) -> None:
     """Raises KernelOptError where the loops bound to threads contradict each other, or a group exceeds the target's limits."""
     if not has_block_rows(state):
@@ -251,6 +267,8 @@ def check_groups(state: Scheduler) -> None:
             if where.by_reducers and (reducers_of(state, s) > 1 or local_threads(state, s) > 1):
                 raise KernelOptError(f"stage {state.kernel.stages[s].name} is read inside a reduction that threads share, each at other "
                                      "positions, so its own loops cannot be the threads of the group")
+        for s in stages:
+            _check_held(state, placement, s, threads)
         if threads > target.group_threads:
             raise KernelOptError(f"a group would have {threads} threads; the target allows {target.group_threads}")
         needed = sum(exchanged_bytes(state, placement, s.index, threads) for s in state.kernel.stages

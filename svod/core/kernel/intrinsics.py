@@ -5,11 +5,15 @@
 
 A group is one 32-bit word of 4 bytes or 2 halves. Operands are staged in their narrow type with the group innermost, padded with zeros to
 whole instructions; the copy does masks and conversions. A vector instruction reads one operand as a vector of words, the other as a word in
-all lanes. A tile instruction reads one operand in rows along the sum, the other in rows of groups side by side."""
+all lanes. A tile instruction reads one operand in rows along the sum, the other in rows of groups side by side.
+
+Where the threads of a subgroup hold tiles together a group is one number. Operands then lie in either order and are padded with zeros to
+whole tiles along both dims; LOCAL counts subgroups, and a stage with such tiles is a phase of its own."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
@@ -110,7 +114,7 @@ def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand]
 def check_tiles(state: Scheduler, stage: int) -> None:
     """Raises KernelOptError where the tiles of a stage, a row of operands and one more exceed the tile registers."""
     chosen = state.dots[stage]
-    if chosen is None or not DOTS[chosen.name].is_tile:
+    if chosen is None or not DOTS[chosen.name].is_tile or DOTS[chosen.name].fragments:
         return
     results, wide = 1, 1
     s = state.kernel.stages[stage]
@@ -153,6 +157,16 @@ class Packed(NamedTuple):
     flipped: bool
     row_dim: int = -1          # the dim along which tiles have rows, which may reach beyond the end by all but one, or -1
     rows: int = 1
+    row_padded: int = 0        # positions of `row_dim`, whole tiles, where a subgroup holds them; else 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a subgroup holds tiles of it."""
+        return self.row_padded > 0
+
+    def padded_to(self, dim: int) -> int:
+        """Positions of a dim with its padding; 0 for one that is not padded."""
+        return self.padded if dim == self.dim else self.row_padded if dim == self.row_dim else 0
 
 
 class TensorizePlan(NamedTuple):
@@ -191,10 +205,26 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
             first, second = second, first
     padded = state.axis_extent(axis)
     one, two = (Packed(o.dim, dot.group, padded, dtype, o is flipped) for o, dtype in ((first, first_dtype), (second, second_dtype)))
-    if dot.is_tile:
+    if dot.fragments:
+        one, two = (_whole_tiles(state, r, o, p, a) for o, p, a in ((first, one, rows), (second, two, columns)))
+    elif dot.is_tile:
         row_dim = next(i for i, lin in enumerate(r.nodes[first.node].dims) if lin.coef(rows))
         one = one._replace(row_dim=row_dim, rows=dot.rows)
     return TensorizePlan(dot, (first, second), (one, two), rows, columns)
+
+
+def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed, a: int) -> Packed:
+    """An operand with as many positions as the tiles along local axis `a` cover."""
+    dim = next(i for i, lin in enumerate(r.nodes[o.node].dims) if lin.coef(a))
+    axes, own = state.kernel.axes, r.axes[a]
+    beyond = prod(state.rows[row].extent for row in state.axis_rows[own]) - axes[own].extent
+    return packed._replace(row_dim=dim, row_padded=axes[state.kernel.stages[o.stage].outs[dim]].extent + max(0, beyond))
+
+
+def held_threads(state: Scheduler, stage: int) -> int:
+    """The threads of a subgroup that hold the tiles of a stage; 1 where none do."""
+    chosen = state.dots[stage]
+    return DOTS[chosen.name].threads if chosen is not None else 1
 
 
 class DotRate(NamedTuple):

@@ -131,13 +131,20 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
     packed = layouts.packed.get(s)
     if dims and max(rank) < VECTOR and (packed is not None or plan.paths[s] == ()):
         # read as a value in all lanes: rows along the sum are few streams through memory, as it mostly lies there
-        along = packed.dim if packed is not None else _summed_dim(state, plan, s)
+        along = _summed_dim(state, plan, s) if packed is None else _innermost(here, packed)
         if along >= 0:
             rank[along] = VECTOR
             layouts.rows.add(s)
     if (packed is not None and tiled.dim == packed.dim) or tiled.tile <= 1 or state.kernel.stages[s].has_reduce:
         tiled = UNTILED
     return tuple(sorted(range(dims), key=lambda i: (rank[i], i))), tiled
+
+
+def _innermost(r: ResolvedStage | None, packed: Packed) -> int:
+    """The innermost dim of an operand: the one along the sum, or, of tiles that a subgroup holds, the one that memory has innermost."""
+    loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None] if r is not None else []
+    by_row = packed.is_held and loads and all(lin.coef(packed.row_dim) == 1 for lin in loads)
+    return packed.row_dim if by_row else packed.dim
 
 
 def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: Node, copied: bool) -> list[int]:

@@ -30,7 +30,7 @@ from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Scheduler
-from svod.core.kernel.shared.banks import SharedRead, padded_rows
+from svod.core.kernel.shared.banks import SharedRead, matrix_read, padded_rows
 from svod.core.kernel.shared.copy import GroupCopy, group_copy
 from svod.core.machine.levels import MemorySpace
 
@@ -96,10 +96,16 @@ def loop_nest(state: Scheduler) -> LoopNest:
 def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:
     """The loops of a copy stage over `extents` positions that lie in memory as `layout` says. `exact`: no position is computed twice."""
     packed = layouts.packed.get(r.stage.index)
-    if packed is not None:
+    if packed is not None and not packed.is_held:
         return packing_loops(r, extents, layout, packed, max(1, state.target.vector_bytes // WORD.itemsize))
     tile = layout.tile if layout.tiled >= 0 else 0
-    return copy_loops(r, extents, layout.order, vector_width(state, r), tile, exact)
+    return copy_loops(r, extents, layout.order, copied_width(state, layouts, r), tile, exact)
+
+
+def copied_width(state: Scheduler, layouts: Layouts, r: ResolvedStage) -> int:
+    """Lanes of the vectors in which a stage is copied: of the narrow type, where a subgroup holds tiles of it."""
+    packed = layouts.packed.get(r.stage.index)
+    return vector_width(state, r) if packed is None else state.target.lanes(packed.dtype)
 
 
 def stored_bytes(state: Scheduler, layouts: Layouts, s: int) -> int:
@@ -191,11 +197,14 @@ class _LoopNestMaker:
         copy = None
         if is_derived(r.stage):
             full = tuple([state.kernel.axes[a].extent for a in r.stage.outs])
-            copy = group_copy(r, layout.extents, starts, full, layout.order, max(1, state.target.vector_bytes // r.lanes_bytes))
+            copy = group_copy(r, layout.extents, starts, full, layout.order, copied_width(state, self.layouts, r))
         reads = []
         for q, node in self.placement.reads_of(s):
             reader = self.stages.get(q.stage.index)
             if reader is None or any(lin.atoms for lin in node.dims):
+                continue
+            if s in self.layouts.packed:
+                reads.append(matrix_read(layout, itemsize))
                 continue
             own = [{**reader.starts[a][0]} if a < len(reader.starts) else {} for a in range(len(q.axes))]
             for a, pieces in enumerate(reader.axes):
@@ -223,6 +232,8 @@ class _LoopNestMaker:
             stored = region[packed.dim]
             stored = packed.padded if stored >= extents[packed.dim] else -(-stored // packed.group) * packed.group
             region = (*region[:packed.dim], stored, *region[packed.dim + 1:])
+            if packed.is_held and self.placement.paths[r.stage.index] == ():
+                region = (*region[:packed.row_dim], packed.row_padded, *region[packed.row_dim + 1:])
         return lay_out(self.state, self.layouts, r.stage.index, region, whole)
 
     def _copy(self, r: ResolvedStage, layout: Layout, exact: bool) \

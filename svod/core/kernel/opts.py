@@ -134,6 +134,9 @@ def _check_registers(state: Scheduler, stage: int, what: str) -> None:
         for row in state.axis_rows[axis]:
             if state.rows[row].role == UPCAST:
                 total *= state.rows[row].extent
+    chosen = state.dots[stage]
+    fragments = DOTS[chosen.name].fragments if chosen is not None else None
+    total *= fragments[0].num_elements if fragments else 1
     lanes = max(1, state.target.vector_bytes // 4)
     vectors = -(-total // lanes) if total >= lanes else total
     if vectors > 2 * state.target.vector_registers:
@@ -457,6 +460,8 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     dot, names = _named_intrinsic(arg, what)
     if not _is_reduce(state, row):
         raise KernelOptError(f"{what}: nothing is summed up along {axis}; name a reduce axis")
+    if dot.fragments and any(o.op == "NOLOCALS" for o in state.applied_opts):
+        raise KernelOptError(f"{what}: NOLOCALS keeps the groups of this state at one thread; a subgroup holds the tiles")
     if state.dots[stage]:
         raise KernelOptError(f"{what}: the stage has an instruction already")
     split = [(row, dot.positions), *_tile_rows(state, stage, dot, names, what)]
@@ -484,7 +489,7 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         new = _split(new, other, n, DOT)
     _check_registers(new, stage, what)
     place_stages(new)
-    return new
+    return _checked_groups(new, what)
 
 
 def _named_intrinsic(arg: Any, what: str) -> tuple[Dot, list[str]]:
@@ -507,7 +512,7 @@ def _tile_rows(state: Scheduler, stage: int, dot: Dot, names: list[str], what: s
             raise KernelOptError(f"{what}: {name} is no output axis of the stage")
         if state.kernel.axes[state.rows[row].axis].extent < 2:
             raise KernelOptError(f"{what}: {name} has one position")
-        out.append((row, min(amount, state.rows[row].extent)))
+        out.append((row, amount if dot.fragments else min(amount, state.rows[row].extent)))
     return out
 
 
@@ -623,7 +628,7 @@ def nolocals(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     if not state.target.has_groups:
         raise KernelOptError(f"NOLOCALS({axis}): the target {state.target.arch} has no groups of threads")
     if has_block_rows(state):
-        raise KernelOptError(f"NOLOCALS({axis}): loops are bound to the threads of a group already")
+        raise KernelOptError(f"NOLOCALS({axis}): loops or tiles are bound to the threads of a group already")
     if any(o.op == "NOLOCALS" for o in state.applied_opts):
         raise KernelOptError(f"NOLOCALS({axis}): it was applied already")
     return state.copy()

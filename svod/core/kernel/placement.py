@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage, Stage
 from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Loop, Scheduler, StagePlace
+from svod.core.machine.isa import DOTS
 from svod.errors import KernelOptError
 
 Path = tuple[tuple[int, int], ...]
@@ -282,6 +283,8 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
     """The vector row of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
     s = r.stage.index
     chosen = state.dots[s]
+    if chosen is not None and DOTS[chosen.name].fragments:
+        return -1       # the elements of a tile are those of threads
     if chosen is not None and chosen.columns >= 0:
         return state.axis_rows[chosen.columns][-1]      # the columns of a tile
     if state.vector_rows[s] >= 0:

@@ -2,11 +2,16 @@
 
     acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
     acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
+
+A processor holds a tile in a register. On a GPU the threads of a subgroup hold it together, each a `Fragment` of it.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
@@ -50,6 +55,57 @@ def llvm_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({f for name in features for f in table.get(name, (name,))}))
 
 
+class Digit(NamedTuple):
+    """A digit of the number of a thread, or of an element that it holds: how many values it has, and what one more of it moves in the
+    tile."""
+
+    count: int
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Which elements of a tile each thread of a subgroup holds, by the digits of both numbers, the first ones outermost.
+
+        threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t holds rows t//4 and t//4 + 8, in columns 2·(t%4) and the next
+    """
+
+    threads: tuple[Digit, ...]
+    elements: tuple[Digit, ...]
+
+    @property
+    def num_threads(self) -> int:
+        return prod(d.count for d in self.threads)
+
+    @property
+    def num_elements(self) -> int:
+        """Elements that one thread holds."""
+        return prod(d.count for d in self.elements)
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(row, column) of each element of thread 0. Those of another thread are as far from them as its first one."""
+        return _places(self.elements)
+
+    @cached_property
+    def origins(self) -> tuple[tuple[int, int], ...]:
+        """(row, column) of the first element of each thread."""
+        return _places(self.threads)
+
+    @property
+    def run(self) -> Digit:
+        """The innermost digit of elements: they lie beside each other."""
+        return self.elements[-1]
+
+
+def _places(digits: tuple[Digit, ...]) -> tuple[tuple[int, int], ...]:
+    places = [(0, 0)]
+    for d in digits:
+        places = [(row + k * d.rows, column + k * d.columns) for row, column in places for k in range(d.count)]
+    return tuple(places)
+
+
 @dataclass(frozen=True)
 class Dot:
     """A dot or matrix instruction.
@@ -72,10 +128,16 @@ class Dot:
     columns: int = 1
     depth: int = 1                     # groups that one instruction sums up
     base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
+    fragments: tuple[Fragment, Fragment, Fragment] | None = None      # of results, rows and columns, where a subgroup holds the tiles
 
     @property
     def is_tile(self) -> bool:
         return self.rows > 1
+
+    @property
+    def threads(self) -> int:
+        """Threads that hold a tile together."""
+        return self.fragments[0].num_threads if self.fragments else 1
 
     @property
     def positions(self) -> int:
@@ -87,7 +149,21 @@ class Dot:
         return self.base_cost if self.is_tile or target.dot_cost is None else target.dot_cost(self.name)
 
     def runs_on(self, target: Target) -> bool:
-        return target.uses_intrinsics and target.arch == self.arch and set(self.features) <= set(target.features)
+        has = target.uses_intrinsics and target.arch == self.arch and set(self.features) <= set(target.features)
+        return has and (self.fragments is None or self.threads == target.subgroup <= target.group_threads)
+
+
+def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str) -> Dot:
+    """An mma.sync of 16 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. All of them take
+    as long as 8 multiply-adds of each thread of a warp."""
+    word = 4 // operand.itemsize       # operands in a register, which lie along the sum
+    registers = depth // (4 * word)    # along the sum
+    line, part = Digit(8, 1, 0), Digit(4, 0, word)
+    rows = Fragment((line, part), (Digit(registers, 0, 4 * word), Digit(2, 8, 0), Digit(word, 0, 1)))
+    columns = Fragment((Digit(8, 0, 1), Digit(4, word, 0)), (Digit(registers, 4 * word, 0), Digit(word, 1, 0)))
+    results = Fragment((line, Digit(4, 0, 2)), (Digit(2, 8, 0), Digit(2, 0, 1)))
+    return Dot(name, "nvptx64", (feature,), accumulator, (operand, operand), (operand,), 1, llvm, rows=16, columns=8, depth=depth,
+               base_cost=8.0, fragments=(results, rows, columns))
 
 
 _I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
@@ -103,5 +179,9 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
       for suffix, a, b in (("", _I8, _I8), ("uu", _U8, _U8), ("su", _I8, _U8), ("us", _U8, _I8))),
     Dot("amxbf16", "x86_64", ("amx", "avx512f"), dtypes.float32, (dtypes.bfloat16, dtypes.bfloat16), (dtypes.bfloat16,), 2,
         "llvm.x86.tdpbf16ps", rows=16, columns=16, depth=16, base_cost=32.0),
+    _mma("mma_bf16", "mma.bf16", dtypes.float32, dtypes.bfloat16, 16, "llvm.nvvm.mma.m16n8k16.row.col.bf16"),
+    _mma("mma_f16", "mma.f16", dtypes.float32, dtypes.float16, 16, "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"),
+    _mma("mma_f16k8", "mma.f16k8", dtypes.float32, dtypes.float16, 8, "llvm.nvvm.mma.m16n8k8.row.col.f32.f32"),
+    _mma("mma_s8", "mma.s8", dtypes.int32, _I8, 32, "llvm.nvvm.mma.m16n8k32.row.col.s8"),
 )}
 TILES = 8           # registers that hold tiles

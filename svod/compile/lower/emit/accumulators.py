@@ -16,6 +16,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops
 from svod.core.kernel.intrinsics import TensorizePlan
 from svod.core.kernel.kernel import ReduceNode
+from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
 from svod.errors import KernelOptError
 
@@ -156,7 +157,7 @@ class Accumulators:
         lane = stage.vector_axis
         plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
-            self.tile_epilogue(stage, plan, accs, sink)
+            (self.held_epilogue if plan.dot.fragments else self.tile_epilogue)(stage, plan, accs, sink)
             return
         for t, (offsets, oc) in enumerate(tile):
             at = t * len(partial) * components
@@ -204,6 +205,40 @@ class Accumulators:
                 stage.results = {(0, 0): total}
                 stage.memo.clear()
                 sink(stage)
+
+    def held_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
+        """The elements that this thread holds of each tile: those beside each other in a row as a vector, where partial results are
+        added."""
+        b, count = self.b, len(stage.partial)
+        assert plan.dot.fragments is not None
+        results, dtype = plan.dot.fragments[0], plan.dot.accumulator
+        width = results.run.count if (results.run.rows, results.run.columns) == (0, 1) else 1
+        base, apart = list(stage.base), list(stage.apart)
+        for a, first, most in zip((plan.rows, plan.columns), self.ctx.group.origin(results), map(max, *results.origins), strict=True):
+            stage.base[a] = add_lins(stage.base[a], first, 1)
+            stage.apart[a] += most
+        stage.linear.clear()
+        positions = stage.out_positions()
+        stage.vector_axis, stage.vector_stride = (plan.columns, 1) if width > 1 else (-1, 1)
+        extent = self.ctx.kernel.axes[stage.r.axes[plan.columns]].extent
+        stage.whole_vectors = extent % width == 0
+        for t, (offsets, _) in enumerate(positions):
+            parts = [[acc] for acc in accs[t * count:(t + 1) * count]]
+            total, = self.combine_all(stage.r.reductions[0], parts, False)
+            for k in range(0, results.num_elements, width):
+                row, column = results.places[k]
+                at = {**offsets, plan.rows: offsets.get(plan.rows, 0) + row, plan.columns: offsets.get(plan.columns, 0) + column}
+                if not stage.set_position(at, Chunk(0, width, width)):
+                    continue
+                lanes = tuple(range(k, k + width))
+                value = b.pure("EXTRACT", dtype, 1, (total,), k) if width == 1 else b.pure("SHUFFLE", dtype, width, (total,), lanes)
+                stage.results = {(0, 0): value}
+                stage.memo.clear()
+                sink(stage)
+        stage.base[:], stage.apart[:] = base, apart
+        stage.vector_axis, stage.whole_vectors = -1, False
+        stage.linear.clear()
+        stage.memo.clear()
 
     def combine_all(self, red: ReduceNode, parts: list[list[int]], reduce_lane: bool) -> list[int]:
         """Combine partial results in a tree, then across the lanes of vectors on a reduce axis."""

@@ -78,12 +78,13 @@ class ProgramFacts:
             self.unsafe[axis] = kernel.axes[axis].extent
 
     def _check_packed(self, r: ResolvedStage) -> None:
-        """Check the summed axis of a packed operand where its last group is not full."""
+        """Check the axes of a packed operand that are padded: its last group or tile is not full."""
         packed = self.packed.get(r.stage.index)
         if packed is not None:
-            axis = r.stage.outs[packed.dim]
-            if packed.padded != self.kernel.axes[axis].extent:
-                self.unsafe[axis] = self.kernel.axes[axis].extent
+            for dim, axis in enumerate(r.stage.outs):
+                extent = self.kernel.axes[axis].extent
+                if packed.padded_to(dim) > extent:
+                    self.unsafe[axis] = extent
 
     def _check_reads(self, r: ResolvedStage) -> None:
         """Check stages that are read at checked positions."""
@@ -148,12 +149,12 @@ class ProgramFacts:
     def positions(self, s: int, dim: int) -> int:
         """The readable positions of a dim of a staged value: whole groups for a dot instruction."""
         packed = self.packed.get(s)
-        return packed.padded if packed is not None and packed.dim == dim else self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
+        return (packed.padded_to(dim) if packed is not None else 0) or self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
 
     def guarded(self, s: int, dim: int) -> bool:
         """Whether readers may ask for positions of a dim beyond the staged ones."""
         packed = self.packed.get(s)
-        return (packed is None or packed.dim != dim) and self.kernel.stages[s].outs[dim] in self.unsafe
+        return (packed is None or not packed.padded_to(dim)) and self.kernel.stages[s].outs[dim] in self.unsafe
 
     def layout(self, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
         """How a region of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between regions."""

@@ -2,6 +2,7 @@
 
     c[n] += a[k]·b[k, n]:     DOT c, (word of a in all lanes), (vector of words of p) [2]
     tiles:                    TILEDOT c, (rows of a), (rows of groups of b); afterwards TILESTORE to scratch, and rows from there
+    tiles of a subgroup:      MMA c, (LOADMATRIX of a), (LOADMATRIX of b), of which each thread has its elements
 
 Operands are packed in whole groups, so nothing is cut short here (`packing`)."""
 from __future__ import annotations
@@ -104,12 +105,16 @@ class Intrinsics:
         return rows, columns
 
     def tile_zero(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:
-        """A new tile accumulator. Tiles change in place, so none is merged with another, or hoisted out of its loop."""
+        """A new tile accumulator. Tiles in registers change in place, so none is merged with another, or hoisted out of its loop."""
+        if plan.dot.fragments:
+            return self.b.const(plan.dot.accumulator, plan.dot.fragments[0].num_elements, 0)
         rows, columns = self.tile_shape(stage, plan)
         return self.b.load("TILEZERO", plan.dot.accumulator, rows * columns, (), (rows, columns, number), ordered=True)
 
     def tile_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
         """`acc` plus the product of the tiles at the current position."""
+        if plan.dot.fragments:
+            return self.held_dot(stage, plan, acc)
         rows, columns = self.tile_shape(stage, plan)
         g, depth = plan.dot.group, plan.dot.depth
         chosen = self.state.dots[stage.index]
@@ -130,6 +135,26 @@ class Intrinsics:
             values.append(self.b.load("TILELOAD", p.dtype, lines * length, (staged.pointer, start), (const, lines, step),
                                       max(staged.floor, self.b.level), False, staged.version))
         return self.b.pure("TILEDOT", plan.dot.accumulator, rows * columns, (acc, *values), (rows, columns, g))
+
+    def held_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
+        """`acc` plus the product of the tiles at the current position, which the threads of a subgroup hold together."""
+        b, dot, group = self.b, plan.dot, self.ctx.group
+        chosen = self.state.dots[stage.index]
+        assert chosen is not None and dot.fragments is not None
+        along, values = stage.r.axes.index(chosen.axis), [acc]
+        group.exchanges = True
+        for number, (o, p, down, across) in enumerate(zip(plan.operands, plan.packed, (plan.rows, along), (along, plan.columns),
+                                                          strict=True)):
+            staged, linear, (start, const, _, _) = self.operand_at(stage, o)
+            if b.op[staged.pointer] == "SCRATCH":
+                raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} lies in the memory of one thread; a subgroup holds its tiles")
+            if b.op[staged.pointer] == "SHARED":
+                group.shared.before_reading((b.arg[staged.pointer],))
+            # in the loop that it is read in: registers are few, and those of what is outside are taken all the time
+            values.append(b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, start),
+                                 (const, dot.name, number, linear.coef(down), linear.coef(across)), max(staged.floor, b.level), False,
+                                 staged.version))
+        return b.load("MMA", dot.accumulator, b.num_lanes[acc], tuple(values), dot.name, b.level)
 
     def operand_at(self, stage: OpenStage, o: Operand) -> OperandAddress:
         dims = stage.r.nodes[o.node].dims

@@ -2,7 +2,7 @@
 
     p[k/2, n, 2] ← b[k, n]:   x = LOAD b[k, n…];  y = LOAD b[k+1, n…];  STORE p ← SHUFFLE x, y       x0 y0 x1 y1 …
 
-The copies fill the rest of the last group with zeros, so readers see whole groups only."""
+The copies fill the rest of the last group with zeros, so readers see whole groups only; where a subgroup holds tiles, whole tiles."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.addresses import Addresses
@@ -28,6 +28,10 @@ class Packing:
         """Store the groups at the current position into the area whose pointer is (op, arg)."""
         b = self.b
         p = self.facts.packed[stage.index]
+        if p.is_held:
+            value = self.packed_value(stage, p, stage.chunk.width if stage.vector_axis >= 0 else 1)
+            self.values.store_layout(stage, value, b.pure(op, p.dtype, 1, (), arg), layout, base, padded=True)
+            return
         g, w, active = p.group, stage.chunk.width, stage.chunk.active
         lin: Lin = ({}, 0)
         const = lane = 0
@@ -72,7 +76,8 @@ class Packing:
         narrow = stage.r.nodes[stage.r.value].src[0]
         source = stage.r.nodes[narrow].dtype
         value = b.splat(self.values.evaluate(stage, narrow), width)
-        inside = self.axes.guard(stage, (p.dim,)) if not self.masked_zero(stage, narrow) else -1
+        padded = (p.dim, p.row_dim) if p.is_held else (p.dim,)
+        inside = self.axes.guard(stage, padded) if not self.masked_zero(stage, narrow) else -1
         if inside >= 0:
             value = b.alu("WHERE", source, width, inside, value, b.const(source, width, 0))
         if not p.flipped:

@@ -85,7 +85,8 @@ class ReduceLoops:
             return
         end = inner[-1] + 1
         plan = self.intrinsics.plan_of(stage)
-        shape = self.intrinsics.tile_shape(stage, plan) if plan is not None and plan.dot.is_tile else None
+        in_registers = plan is not None and plan.dot.is_tile and not plan.dot.fragments
+        shape = self.intrinsics.tile_shape(stage, plan) if plan is not None and in_registers else None
         scratch = ScratchAccumulators(self.ctx, self.axes, first, [loop for loop in loops[k:end] if loop.axis < stage.num_outs], shape)
         self._over_outputs(stage, scratch, 0, lambda: scratch.write(first))
         self._reduce(stage, k, end, [], scratch, emit_point)

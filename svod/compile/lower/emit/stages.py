@@ -41,7 +41,7 @@ class Stages:
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
         self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
         self.group_copies = GroupCopies(ctx, self.axes)
-        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.regions, self.group_copies)
+        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.regions, self.group_copies, self.packing)
         self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.copies_ahead)
 
     def walk(self, stage: OpenStage, k: int, sink: Sink) -> None:

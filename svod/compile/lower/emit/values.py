@@ -123,8 +123,9 @@ class Values:
         gate = alt = -1
         if staged.guarded:
             gate, alt = self.axes.guard(stage, node.deps), self.b.const(node.dtype, 1, 0)
-        return self.load(stage, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base, slack=True,
-                          version=staged.version)
+        # behind what is read in shared memory lies what nobody has written, or what others write meanwhile
+        return self.load(stage, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base,
+                         slack=self.b.op[staged.pointer] != "SHARED", version=staged.version)
 
     def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: LinearIndex, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:
@@ -182,6 +183,8 @@ class Values:
         """Start to copy the current position of a stage into shared memory, where its value is what an argument holds; else False. Where a
         guard fails, zeros are stored."""
         node, b = stage.r.nodes[stage.r.value], self.b
+        if stage.index in self.ctx.facts.packed:
+            node = stage.r.nodes[node.src[0]]       # before it is made wide
         width = stage.chunk.width if stage.vector_axis >= 0 else 1
         if node.kind != "load" or node.linear is None or node.linear.atoms or width * node.dtype.itemsize not in ASYNC_BYTES:
             return False
@@ -216,17 +219,18 @@ class Values:
             start = b.add(start, b.mul(v, c))
         self.store(stage, value, pointer, at._replace(start=start), stream)
 
-    def store_layout(self, stage: OpenStage, value: int, pointer: int, layout: Layout, base: list[Lin]) -> None:
+    def store_layout(self, stage: OpenStage, value: int, pointer: int, layout: Layout, base: list[Lin], padded: bool = False) -> None:
         """Store into a staged area."""
-        self.store(stage, value, pointer, Address(*self.addresses.in_layout(stage, pointer, layout, base), -1), False)
+        self.store(stage, value, pointer, Address(*self.addresses.in_layout(stage, pointer, layout, base), -1), False, padded)
 
-    def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool) -> None:
+    def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool, padded: bool = False) -> None:
+        """Store at an address. `padded`: there is room for positions beyond the extents, which are stored too."""
         b = self.b
         start, const, lane, vector = address
         w = stage.chunk.width if stage.vector_axis >= 0 else 1
         outs = range(stage.num_outs)
         guard = -1
-        if b.op[pointer] not in ("SCRATCH", "SHARED"):      # arguments and temporaries have no room for positions beyond an extent
+        if b.op[pointer] not in ("SCRATCH", "SHARED") and not padded:      # arguments and temporaries have no room for positions beyond an extent
             guard = self.axes.guard(stage, outs)
         if stage.stores >= 0:
             guard = stage.stores if guard < 0 else b.alu("AND", dtypes.bool, b.num_lanes[guard], guard, stage.stores)

@@ -80,7 +80,7 @@ def padded_rows(layout: Layout, copy: GroupCopy | None, reads: Iterable[SharedRe
     """The layout with the padding of rows for which copy and reads meet in the fewest banks."""
     if len(layout.order) < 2 or layout.extents[layout.order[-2]] == 1:
         return layout
-    reads = list(reads)
+    reads, digits = list(reads), {**digits, LINES: (1, MATRIX[0])}
     unit = max([1, *(r.width for r in reads), copy.width if copy is not None and copy.vector == layout.order[-1] else 1])
     best, fewest = layout, -1.0
     for pad in (0, unit, 2 * unit):
@@ -90,6 +90,16 @@ def padded_rows(layout: Layout, copy: GroupCopy | None, reads: Iterable[SharedRe
         if fewest < 0 or total < fewest:
             best, fewest = candidate, total
     return best
+
+
+LINES = -5              # the loop row of the lines of a matrix that threads read at once
+MATRIX = 8, 16          # its lines, and bytes of each
+
+
+def matrix_read(layout: Layout, itemsize: int) -> SharedRead:
+    """A read of a tile that a subgroup holds: threads read lines of the innermost dim at once, one beside the other along the next dim."""
+    line = layout.order[-2] if len(layout.order) > 1 else -1
+    return SharedRead(tuple([{LINES: 1} if d == line else {} for d in range(len(layout.extents))]), max(1, MATRIX[1] // itemsize))
 
 
 READ_WEIGHT = 4.0       # a value in shared memory is read more often than written

@@ -6,7 +6,8 @@
     over several subgroups              shuffles in each;  its first lane: p[t // 32] = acc;  BARRIER;  acc = Σ p
 
 All threads run the same loops: those that no opt has bound to threads. Threads for which there is no position or part do what others do.
-The first of the threads that share a reduction stores the phase's results."""
+The first of the threads that share a reduction stores the phase's results; of those that hold a tile together each stores its own
+elements."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -16,14 +17,17 @@ from svod.compile.lower.emit.threads.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, thread_digits
+from svod.core.kernel.intrinsics import held_threads
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.isa import Fragment
 
 INDEX, BOOL = dtypes.index, dtypes.bool
 AluOf = Callable[[int], Callable[..., int]]      # elementwise operations on so many lanes
 ONE_THREAD = StageThreads(1, 1, 1)
+NOWHERE: Lin = ({}, 0)
 
 
 class GroupThreads:
@@ -66,10 +70,19 @@ class GroupThreads:
         b, own, condition = self.b, self.threads_of(s), -1
         if own.threads < self.group.threads:
             condition = b.alu("CMPLT", BOOL, 1, self.thread, b.index(own.threads))
-        if own.inner > 1:
+        if own.inner > 1 and held_threads(self.state, s) == 1:
             first = b.alu("CMPEQ", BOOL, 1, self._part(self.thread, 1, own.inner, self.group.threads), b.index(0))
             condition = first if condition < 0 else b.alu("AND", BOOL, 1, condition, first)
         return condition
+
+    def origin(self, fragment: Fragment) -> tuple[Lin, Lin]:
+        """(row, column) of the first element of a tile that this thread holds."""
+        inner, row, column = 1, NOWHERE, NOWHERE
+        for d in reversed(fragment.threads):
+            at = self._part(self.thread, inner, d.count, self.group.threads)
+            row, column = add_lins(row, ({at: 1}, 0), d.rows), add_lins(column, ({at: 1}, 0), d.columns)
+            inner *= d.count
+        return row, column
 
     def starts(self, r: ResolvedStage) -> dict[int, int]:
         """Per thread-bound row of a stage the position that this thread computes."""

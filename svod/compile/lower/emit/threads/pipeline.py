@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.context import PhaseContext
+from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.regions import Regions
 from svod.compile.lower.emit.state import OpenStage, Staged, StageLoop
 from svod.compile.lower.emit.threads.copies import GroupCopies
@@ -38,9 +39,9 @@ class Buffers(NamedTuple):
 class CopiesAhead:
     """Emits a loop whose copies run ahead."""
 
-    def __init__(self, ctx: PhaseContext, addresses: Addresses, values: Values, regions: Regions, copies: GroupCopies):
+    def __init__(self, ctx: PhaseContext, addresses: Addresses, values: Values, regions: Regions, copies: GroupCopies, packing: Packing):
         self.ctx, self.b, self.facts = ctx, ctx.b, ctx.facts
-        self.addresses, self.values, self.regions, self.copies = addresses, values, regions, copies
+        self.addresses, self.values, self.regions, self.copies, self.packing = addresses, values, regions, copies, packing
         self.running: tuple[int, ...] = ()      # the copies of the loop that is open
         self.is_async = ctx.state.target.has_async_copies
         self.deferred: list[int] = []           # stores that follow what is computed meanwhile
@@ -122,7 +123,8 @@ class CopiesAhead:
         width = stage.chunk.width if stage.vector_axis >= 0 else 1
         if self.is_async and (lane == 1 or width == 1) and self.values.copy_async(stage, pointer, start, const):
             return
-        value = self.values.result(stage)
+        packed = self.facts.packed.get(stage.index)
+        value = self.values.result(stage) if packed is None else self.packing.packed_value(stage, packed, width)
         before = len(b.code[b.level])
         self.values.store(stage, value, pointer, Address(start, const, lane, -1), False)
         if b.level == level:
