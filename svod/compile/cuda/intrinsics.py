@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from svod.compile.cuda.targets import ARCHITECTURES
+from svod.core.machine.isa import DOTS
 from svod.errors import CompileError
 
 _FLOATS = ("f32", "f64")
@@ -20,6 +21,8 @@ SPECIAL: dict[str, str] = {
     **{f"llvm.nvvm.read.ptx.sreg.{register}.{axis}": "" for register in ("tid", "ctaid", "nctaid") for axis in "xy"},
     "llvm.nvvm.barrier.cta.sync.aligned.all": "",
     "llvm.nvvm.shfl.sync.bfly.i32": "",
+    **{f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}{kind}.b16.p3": "ldmatrix" for n in (1, 2, 4) for kind in ("", ".trans")},
+    **{dot.llvm: dot.features[0] for dot in DOTS.values() if dot.fragments and dot.llvm},
 }
 """NVIDIA's: name → what the architecture must have, by the names of `Architecture.features`; "": all have it."""
 

@@ -8,6 +8,7 @@
     SCRATCH float32 [0]                       memory of the thread
     BARRIER                                   barrier.cta.sync
     SHFL_XOR float32 [16]                     shfl.sync.bfly
+    LOADMATRIX, MMA                           ldmatrix, mma.sync (matrix.py)
 
 A phase whose groups are one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
 infers what they point to. An access is as wide as the alignment of its address allows, up to 16 bytes, and one that is masked off stands
@@ -20,6 +21,7 @@ import re
 from typing import Any
 
 from svod.compile.cuda.alignment import WIDEST, Multiples
+from svod.compile.cuda.matrix import HANDLERS as MATRIX_HANDLERS
 from svod.compile.cuda.targets import GRID, STATIC_SHARED
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
@@ -168,7 +170,7 @@ def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 
 HANDLERS: dict[str, Handler] = {
-    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS,
+    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS, **MATRIX_HANDLERS,
     "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _temp, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
     "BARRIER": _barrier, "SHFL_XOR": _exchange, "PREFETCH": _prefetch,
 }
@@ -212,7 +214,8 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
     w.lines += ["  br label %leave", "leave:"]
     parameters = [f"{POINTER} %a{k}" for k in range(pointers)] + [f"i64 %n{k}" for k in range(len(variables))] + ["i64 %begin", "i64 %end"]
     body = "\n".join(line for line in w.lines if line)
-    attributes = f'nounwind "no-builtins" "nvvm.maxntid"="{block_of(phase)}"'
+    # at least one block on a unit: ptxas, left alone, spills a few registers where one more would fit
+    attributes = f'nounwind "no-builtins" "nvvm.maxntid"="{block_of(phase)}" "nvvm.minctasm"="1"'
     return f"define ptx_kernel void @{phase.symbol}({', '.join(parameters)}) {attributes} {{\n{body}\n  ret void\n}}\n"
 
 

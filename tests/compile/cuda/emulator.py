@@ -2,7 +2,7 @@
 
     ptr addrspace(3), addrspacecast            ptr, the same pointer
     call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
-    barrier, shfl.sync                         operands into the context, suspend; when all have arrived, the results are in the context
+    barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
 
 LLVM's coroutine passes cut a kernel where it suspends. The threads of a block run one after another, in an order drawn from a seed, each
 up to where it waits. What a warp computes together NumPy computes when all its threads have arrived. Threads that wait at different places
@@ -284,10 +284,62 @@ _RESUME = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # -- what a warp does together -----------------------------------------------------------------------------
 def collective(name: str, words: Array) -> None:
     """Replace the operands of the threads of a warp, 32-bit words, by the results."""
-    if name != "llvm.nvvm.shfl.sync.bfly.i32":
+    if name == "llvm.nvvm.shfl.sync.bfly.i32":
+        source = np.arange(len(words)) ^ words[:, 2].astype(np.int64)
+        words[:, 0] = np.where(source < len(words), words[np.minimum(source, len(words) - 1), 1], words[:, 1])
+    elif (lines := _LDMATRIX.fullmatch(name)) is not None:
+        load_matrices(int(lines[1]), bool(lines[2]), words)
+    elif (product := _MMA.fullmatch(name)) is not None:
+        multiply_matrices(int(product[1]), _KINDS[product[2]], words)
+    else:
         raise DeviceFault(f"{name} is not emulated")
-    source = np.arange(len(words)) ^ words[:, 2].astype(np.int64)
-    words[:, 0] = np.where(source < len(words), words[np.minimum(source, len(words) - 1), 1], words[:, 1])
+
+
+_LDMATRIX = re.compile(r"llvm\.nvvm\.ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?\.b16\.p3")
+_MMA = re.compile(r"llvm\.nvvm\.mma\.m16n8k(\d+)\.row\.col\.([\w.]+)")
+_KINDS: dict[str, tuple[str, Callable[[Array], Array]]] = {
+    "bf16": ("float32", lambda words: (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)),
+    "f32.f32": ("float32", lambda words: words.view(np.float16).astype(np.float64)),
+    "s8": ("int32", lambda words: words.view(np.int8).astype(np.int64)),
+}
+"""How a fragment's words are read as numbers, and the type of the results."""
+
+
+def load_matrices(count: int, turned: bool, words: Array) -> None:
+    """ldmatrix: eight threads give the lines of each matrix; thread t gets of row t // 4 the numbers 2·(t % 4) and the next, of the matrix
+    or, turned, of its transpose."""
+    addresses = np.ascontiguousarray(words[:, :2]).view(np.uint64)[:, 0]
+    if any(int(a) % 16 for a in addresses[:8 * count]):
+        raise DeviceFault("a line of ldmatrix does not begin at a multiple of 16 bytes")
+    for j in range(count):
+        lines = np.array([np.ctypeslib.as_array((ctypes.c_uint16 * 8).from_address(int(a))) for a in addresses[8 * j:8 * j + 8]])
+        matrix = np.ascontiguousarray(lines.T if turned else lines)
+        words[:, j] = matrix.view(np.uint32).ravel()
+
+
+def multiply_matrices(depth: int, kind: tuple[str, Callable[[Array], Array]], words: Array) -> None:
+    """mma.m16n8k*, by the figures of "Matrix Fragments" in NVIDIA's PTX ISA, which this says again apart from svod's data."""
+    of_rows = {8: 2, 16: 4, 32: 4}[depth]
+    of_columns = of_rows // 2
+    dtype, numbers = kind
+    a, b, c = np.zeros((16, depth), object), np.zeros((depth, 8), object), np.zeros((16, 8), np.float64 if dtype == "float32" else np.int64)
+    for t in range(WARP):
+        group, member = t // 4, t % 4
+        for r in range(of_rows):
+            held = numbers(np.ascontiguousarray(words[t, r:r + 1]))
+            for e, x in enumerate(held):
+                a[group + 8 * (r % 2), member * len(held) + e + 4 * len(held) * (r // 2)] = x
+        for r in range(of_columns):
+            held = numbers(np.ascontiguousarray(words[t, of_rows + r:of_rows + r + 1]))
+            for e, x in enumerate(held):
+                b[member * len(held) + e + 4 * len(held) * r, group] = x
+        own = np.ascontiguousarray(words[t, of_rows + of_columns:of_rows + of_columns + 4]).view(dtype)
+        for e in range(4):
+            c[group + 8 * (e // 2), 2 * member + e % 2] = own[e]
+    total = (c + a.astype(c.dtype) @ b.astype(c.dtype)).astype(dtype)
+    for t in range(WARP):
+        for e in range(4):
+            words[t, e] = total[t // 4 + 8 * (e // 2), 2 * (t % 4) + e % 2].view(np.uint32)
 
 
 def run_program(program: Program, target: Target, args: Sequence[Array], variables: Mapping[str, int] | None = None, seed: int = 0) -> None:

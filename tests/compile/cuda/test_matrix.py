@@ -1,0 +1,114 @@
+"""Tensor cores: mma.sync and ldmatrix as svod writes them give the right numbers on the CPU, by another statement of their layouts than
+svod's data; and ptxas accepts them."""
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from svod.compile.cuda import ptxas
+from svod.compile.cuda.ptx import emit_ptx
+from svod.compile.cuda.render import render, without_assumptions
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.isa import DOTS
+from svod.errors import KernelOptError
+from tests.agreement import Case
+from tests.compile.cuda.emulator import run_program
+from tests.compile.cuda.target import card_target
+from tests.compile.cuda.test_corpus import MOST_THREADS, threads_of
+from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
+from tests.draws import count
+from tests.toy_backend.test_corpus import group_state
+
+BF16, F16, I8 = dtypes.bfloat16, dtypes.float16, dtypes.int8
+INSTRUCTIONS = [("mma_bf16", "sm_80", BF16), ("mma_f16", "sm_90", F16), ("mma_f16k8", "sm_75", F16), ("mma_s8", "sm_80", I8)]
+EXTENTS = (2, 3, 7, 8, 16, 17, 29, 32, 40)
+STAGED = [Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
+TILES = [Opt("UPCAST", "o0", 2), Opt("UPCAST", "o1", 2), Opt("LOCAL", "o0", 2), Opt("LOCAL", "o1", 2)]
+
+
+def tensorized(kernel: Kernel, name: str, arch: str, *chain: Opt) -> Scheduler:
+    target = card_target(arch, group_threads=128)
+    return apply_opts(Scheduler(kernel, target), [Opt("TC", "r0", (name, "o0", "o1")), *chain])
+
+
+def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
+    program = lower(state)
+    validate(program)
+    args = case.fresh()
+    run_program(program, state.target, args, seed=seed)
+    case.check(args, "LLVM IR for NVIDIA's GPUs")
+    return program
+
+
+@pytest.mark.parametrize(("name", "arch", "dtype"), INSTRUCTIONS, ids=lambda v: v if isinstance(v, str) else v.name)
+def test_random_shapes_and_chains(name: str, arch: str, dtype: DType) -> None:
+    ran = 0
+    for seed in range(count(4)):
+        rng = random.Random(f"cuda matrix {name} {seed}")
+        m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((1, *EXTENTS))
+        kernel = windows(k, m, n, 3, dtype, dtype) if seed == 1 and k > 1 else \
+            gemm(m, n, k, dtype, dtype, transposed=rng.random() < 0.5, out=dtype if dtype.is_float and rng.random() < 0.5 else None)
+        case = with_full_range(Case(kernel, seed), seed)
+        state = Scheduler(kernel, card_target(arch, group_threads=128))
+        for opt in [Opt("TC", "r0", (name, "o0", "o1")), *(STAGED if rng.random() < 0.7 else ())]:
+            try:
+                state = apply_opt(state, opt)
+            except KernelOptError:
+                continue
+        state = group_state(rng, state, len(state.applied_opts) + rng.randint(0, 4))
+        try:
+            if threads_of(lower(state)) > MOST_THREADS:
+                continue
+            ran += any(i.op == "MMA" for code in check(case, state, seed).code for i in code)
+        except KernelOptError:
+            continue
+        except Exception as e:
+            raise AssertionError(f"{kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
+    assert ran >= 2
+
+
+@pytest.mark.parametrize(("transposed", "want"), [(False, (2, 2)), (True, (4, 0))])
+def test_operands_in_shared_memory_are_read_by_ldmatrix(transposed: bool, want: tuple[int, int]) -> None:
+    """Both as they lie in memory, without padding to groups: rows of the columns' operand are read turned, its columns as they are."""
+    kernel = gemm(64, 32, 64, BF16, BF16, transposed=transposed)
+    state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 2), *STAGED)
+    ptx = emit_ptx(render(check(Case(kernel, 1), state), state.target), "sm_80")
+    lines, turned = len(re.findall(r"ldmatrix\.sync\.aligned\.m8n8\.x\d\.shared", ptx)), len(re.findall(r"ldmatrix\S*\.trans", ptx))
+    assert (lines, turned) == want and ptx.count("mma.sync") == 4 and "cvta" not in ptx
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where operands come by loads of each thread, which alone follow the data."""
+    kernel, right = gemm(16, 8, 16, BF16, BF16), DOTS["mma_bf16"]
+    assert right.fragments is not None
+    check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80"))
+    own = right.fragments[number]
+    turned = replace(own, elements=(own.elements[1], own.elements[0], *own.elements[2:])) if number < 2 else \
+        replace(own, threads=own.threads[::-1])
+    monkeypatch.setitem(DOTS, "mma_bf16", replace(right, fragments=(*right.fragments[:number], turned, *right.fragments[number + 1:])))
+    with pytest.raises(AssertionError):
+        check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80"))
+
+
+@pytest.mark.parametrize(("name", "arch", "dtype"), [("mma_f16k8", "sm_75", F16), *[
+    (name, arch, dtype) for name, dtype in (("mma_bf16", BF16), ("mma_f16", F16)) for arch in ("sm_80", "sm_90", "sm_90a")]])
+def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
+    """A tile of 128 by 128 results for four warps, copied ahead: nothing is spilled."""
+    if ptxas.ptxas_version() is None:
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    chain = [Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 8), Opt("LOCAL", "o0", 2), Opt("LOCAL", "o1", 2), Opt("TILE", "r0", 2), *STAGED]
+    state = tensorized(gemm(1024, 1024, 1024, dtype, dtype, out=dtype), name, arch, *chain)
+    source = render(lower(state), state.target)
+    for ir in (source, without_assumptions(source)):
+        report, = ptxas.assemble(emit_ptx(ir, arch), arch)[1]
+        assert 128 < report.registers <= 255 and not report.spill_stores and not report.spill_loads
