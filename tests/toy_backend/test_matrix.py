@@ -34,7 +34,7 @@ STAGED = [Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0
 
 @pytest.fixture(scope="module")
 def ran() -> Iterator[Counter[str]]:
-    """Chains by what became of them. Fails at the end of the module where few ran with the instruction, or few of those in shared memory."""
+    """Chains by what became of them. Fails at the end of the module where few ran with the instruction, or few in shared memory."""
     seen: Counter[str] = Counter()
     yield seen
     if seen["drawn"] >= 30:

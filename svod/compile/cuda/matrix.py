@@ -41,7 +41,7 @@ def _moved(w: Writer, number: str, steps: list[tuple[int, int]]) -> str:
 
 
 def _steps(digits: tuple[Digit, ...], rows: int, columns: int) -> list[tuple[int, int]]:
-    return [(d.count, d.rows * rows + d.columns * columns) for d in digits]
+    return [(d.extent, d.rows * rows + d.columns * columns) for d in digits]
 
 
 def _further(w: Writer, elem: str, base: str, elements: str) -> str:
@@ -64,7 +64,7 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
             _load_lines(w, i, dtype, lanes, fragment, base, lane, along, (rows, columns), ".trans")
             return
     own = _further(w, SCALAR[dtype.name], base, _moved(w, lane, _steps(fragment.threads, rows, columns)))
-    step, run = _steps((fragment.run,), rows, columns)[0][1], fragment.run.count
+    step, run = _steps((fragment.run,), rows, columns)[0][1], fragment.run.extent
     together = run if step == 1 else 1
     moves = [n for _, n in (*_steps(fragment.threads, rows, columns), *_steps(fragment.elements[:-1], rows, columns))]
     align = gcd(start, WORD, *[n * size for n in moves]) if together > 1 else size

@@ -42,7 +42,8 @@ class ThreadGroup(NamedTuple):
 
 class StageThreads(NamedTuple):
     """How a stage is computed by a group: position = t // inner, of `local` ones; reducer = t % inner, of `reducers` that take part. Of a
-    stage with tiles that a subgroup holds, t % inner is the thread in its subgroup, and a position is a tile, or several. Threads beyond the last position or reducer do what others do, and store nothing."""
+    stage with tiles that a subgroup holds, t % inner is the thread in its subgroup, and a position is a tile, or several. Threads beyond
+    the last position or reducer do what others do, and store nothing."""
 
     local: int
     reducers: int

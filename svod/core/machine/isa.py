@@ -59,7 +59,7 @@ class Digit(NamedTuple):
     """A digit of the number of a thread, or of an element that it holds: how many values it has, and what one more of it moves in the
     tile."""
 
-    count: int
+    extent: int
     rows: int
     columns: int
 
@@ -68,7 +68,7 @@ class Digit(NamedTuple):
 class Fragment:
     """Which elements of a tile each thread of a subgroup holds, by the digits of both numbers, the first ones outermost.
 
-        threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t holds rows t//4 and t//4 + 8, in columns 2·(t%4) and the next
+        threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t has rows t//4 and t//4 + 8 of columns 2·(t%4) and the next
     """
 
     threads: tuple[Digit, ...]
@@ -76,12 +76,12 @@ class Fragment:
 
     @property
     def num_threads(self) -> int:
-        return prod(d.count for d in self.threads)
+        return prod(d.extent for d in self.threads)
 
     @property
     def num_elements(self) -> int:
         """Elements that one thread holds."""
-        return prod(d.count for d in self.elements)
+        return prod(d.extent for d in self.elements)
 
     @cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
@@ -102,7 +102,7 @@ class Fragment:
 def _places(digits: tuple[Digit, ...]) -> tuple[tuple[int, int], ...]:
     places = [(0, 0)]
     for d in digits:
-        places = [(row + k * d.rows, column + k * d.columns) for row, column in places for k in range(d.count)]
+        places = [(row + k * d.rows, column + k * d.columns) for row, column in places for k in range(d.extent)]
     return tuple(places)
 
 
@@ -154,8 +154,8 @@ class Dot:
 
 
 def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str) -> Dot:
-    """An mma.sync of 16 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. All of them take
-    as long as 8 multiply-adds of each thread of a warp."""
+    """An mma.sync of 16 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. They all
+    take as long as 8 multiply-adds of each thread of a warp."""
     word = 4 // operand.itemsize       # operands in a register, which lie along the sum
     registers = depth // (4 * word)    # along the sum
     line, part = Digit(8, 1, 0), Digit(4, 0, word)

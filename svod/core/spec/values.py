@@ -164,9 +164,9 @@ def tile_dot(acc: Array, x: Array, y: Array, rows: int, columns: int, group: int
 
 
 def matrix_product(acc: Array, a: Array, b: Array) -> Array:
-    """acc + a·b of matrices in held form, as matrix instructions of a GPU compute it. Integers wrap. Products of 16-bit floats are exact; how
-    their sums are rounded NVIDIA does not say: here once, to nearest."""
-    if not acc.dtype.kind == "f":
+    """acc + a·b of matrices in held form, as matrix instructions of a GPU compute it. Integers wrap. Products of 16-bit floats are exact;
+    how their sums are rounded NVIDIA does not say: here once, to nearest."""
+    if acc.dtype.kind != "f":
         return np.asarray((acc + a.astype(np.int64) @ b.astype(np.int64)).astype(acc.dtype))
     return np.asarray((acc.astype(np.float64) + a.astype(np.float64) @ b.astype(np.float64)).astype(acc.dtype))
 

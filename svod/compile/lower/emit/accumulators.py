@@ -212,7 +212,7 @@ class Accumulators:
         b, count = self.b, len(stage.partial)
         assert plan.dot.fragments is not None
         results, dtype = plan.dot.fragments[0], plan.dot.accumulator
-        width = results.run.count if (results.run.rows, results.run.columns) == (0, 1) else 1
+        width = results.run.extent if (results.run.rows, results.run.columns) == (0, 1) else 1
         base, apart = list(stage.base), list(stage.apart)
         for a, first, most in zip((plan.rows, plan.columns), self.ctx.group.origin(results), map(max, *results.origins), strict=True):
             stage.base[a] = add_lins(stage.base[a], first, 1)

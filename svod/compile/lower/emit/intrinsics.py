@@ -147,7 +147,8 @@ class Intrinsics:
                                                           strict=True)):
             staged, linear, (start, const, _, _) = self.operand_at(stage, o)
             if b.op[staged.pointer] == "SCRATCH":
-                raise KernelOptError(f"stage {self.kernel.stages[o.stage].name} lies in the memory of one thread; a subgroup holds its tiles")
+                name = self.kernel.stages[o.stage].name
+                raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
             if b.op[staged.pointer] == "SHARED":
                 group.shared.before_reading((b.arg[staged.pointer],))
             # in the loop that it is read in: registers are few, and those of what is outside are taken all the time

@@ -230,7 +230,8 @@ class Values:
         w = stage.chunk.width if stage.vector_axis >= 0 else 1
         outs = range(stage.num_outs)
         guard = -1
-        if b.op[pointer] not in ("SCRATCH", "SHARED") and not padded:      # arguments and temporaries have no room for positions beyond an extent
+        if b.op[pointer] not in ("SCRATCH", "SHARED") and not padded:
+            # arguments and temporaries have no room for positions beyond an extent
             guard = self.axes.guard(stage, outs)
         if stage.stores >= 0:
             guard = stage.stores if guard < 0 else b.alu("AND", dtypes.bool, b.num_lanes[guard], guard, stage.stores)

@@ -79,9 +79,9 @@ class GroupThreads:
         """(row, column) of the first element of a tile that this thread holds."""
         inner, row, column = 1, NOWHERE, NOWHERE
         for d in reversed(fragment.threads):
-            at = self._part(self.thread, inner, d.count, self.group.threads)
+            at = self._part(self.thread, inner, d.extent, self.group.threads)
             row, column = add_lins(row, ({at: 1}, 0), d.rows), add_lins(column, ({at: 1}, 0), d.columns)
-            inner *= d.count
+            inner *= d.extent
         return row, column
 
     def starts(self, r: ResolvedStage) -> dict[int, int]:
