@@ -10,7 +10,7 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     max, min, |a|, -a       the operands' largest E: these do not round
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(n, 6·√n + 8)·u
     cast                    rel = rel + u of the narrower type
-    a < b, floor(a), …      a step that E(a) may cross counts with its full height
+    a < b, floor(a), …      a step that E(a) may cross counts with its full height, but for a WHERE whose other branch is NaN
     ±∞                      rel does not count: a value that a constant made infinite (a mask) does not round
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds: the deterministic bound is (n-1)·u·Σ|x|, the
@@ -286,7 +286,9 @@ class _Analysis:
         if ec is None:
             return ErrorBound(0.0, inner)
         apart = (_wide(a) - _wide(b)).alu(Ops.ABS) if a.dtype.kind != "b" else _const(1.0)
-        crossed = (zero < ec).alu(Ops.WHERE, _add(apart, ea, eb) or zero, zero)
+        height = _add(apart, ea, eb) or zero
+        # a branch that is not a number is what a WHERE keeps away: a right program does not take it
+        crossed = ((zero < ec) & (height <= _const(math.inf))).alu(Ops.WHERE, height, zero)
         return ErrorBound(0.0, _add(inner, crossed))
 
     def _integer(self, u: UOp) -> ErrorBound:

@@ -434,6 +434,22 @@ def test_what_is_not_a_number_has_no_error(op: Ops) -> None:
     assert not ok and "instead of nan" in reason
 
 
+def test_a_branch_that_is_not_a_number_is_no_error_of_the_other() -> None:
+    """log(1 + v) as Kahan has it: where u = 1 + v is 1, the other branch is 0 · v / 0."""
+    y, x = param(0, 200), param(1, 200)
+    i = axis(0, 200)
+    v = (load(x, i) * 30.0).alu(Ops.EXP)
+    u = v + 1.0
+    k = kernel(store(y, i, u.alu(Ops.CMPEQ, UOp.const(u.dtype, 1.0)).alu(Ops.WHERE, v, u.alu(Ops.LOG) * v.alu(Ops.FDIV, u - 1.0)), i))
+    reals = next(n for n, s in enumerate(Reference(k).sets) if s.kind == "reals")
+    expected = Reference(k).expected(reals)[0]
+    assert expected.tolerance is not None and (expected.want < 1e-8).any()
+    tiny = expected.want < 1e-8
+    assert (expected.tolerance[tiny] < 1e-5 * expected.want[tiny] + 1e-30).all()
+    ok, _, reason = check(k, after(k, lambda arrays: np.multiply(arrays[0], np.float32(1 + 2e-7), out=arrays[0])))
+    assert ok, reason
+
+
 def test_compare_tells_nan_infinity_and_zero_apart() -> None:
     want = np.array([np.nan, np.inf, 1.0], np.float32)
     assert compare(want.copy(), want, None, dtypes.float32) is None
