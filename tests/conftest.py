@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from svod.compile.backend import device_named
 from svod.config import CONFIGS
 from svod.tune.db import layers
 from tests import draws
@@ -16,6 +17,7 @@ from tests import draws
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--random-plans", type=int, default=12, metavar="N", help="random graphs that run through the whole pipeline (12)")
+    parser.addoption("--device", metavar="NAME", help="the device of tests that name none, such as WEBGPU (CPU); made for tests/tensor")
     parser.addoption("--draws", type=float, default=1.0, metavar="X", help="random tests draw X times as many examples (1)")
 
 
@@ -34,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def environment(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[None]:
     """For the session and the processes that tests start: they can be interrupted, also where a shell put this into the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,6 +45,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in variables:
             patch.delenv(name, raising=False)
+        if device := request.config.getoption("--device"):
+            device_named(device).backend.target()       # an error here says what is missing
+            patch.setenv("SVOD_DEVICE", device)
         patch.setenv("SVOD_TUNE_DB", ":none:")
         patch.setattr(layers, "shipped_files", lambda: ())      # a search has no seeds that depend on the machine's kind
         patch.setenv("SVOD_OBJECT_CACHE", str(tmp_path_factory.mktemp("objects")))

@@ -27,6 +27,7 @@ from svod.compile.webgpu.text import (
     word,
 )
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.spec.values import cast, constant
 
 F32, F64, BOOL = dtypes.float32, dtypes.float64, dtypes.bool
 Core = Callable[[Writer, DType, int, list[str], int], str]
@@ -192,10 +193,12 @@ def _shift(left: bool) -> Core:
     return core
 
 
-def _comparison(operator: str, of_bools: str) -> Core:
+def _comparison(operator: str, of_bools: str, of_wide: str) -> Core:
     def core(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
         if dtype.kind == "b":
             return of_bools.format(*x)
+        if dtype == dtypes.int64 and any(w.code[s].op == "CONST" for s in w.code[i].src):
+            return of_wide.format(*x)       # Mesa 22.3 takes i64(a) < 5 for false, whatever a is
         return f"({x[0]} {operator} {x[1]})"
     return core
 
@@ -233,7 +236,8 @@ CORES: dict[str, Core] = {
     "SQRT": _call("sqrt"), "FLOOR": _call("floor"), "CEIL": _call("ceil"), "TRUNC": _call("trunc"), "ROUND": _call("round"),
     "MAX": _extremum(True), "MIN": _extremum(False), "IDIV": _division(False), "MOD": _division(True),
     "SHL": _shift(True), "SHR": _shift(False),
-    "CMPLT": _comparison("<", "(!{0} & {1})"), "CMPLE": _comparison("<=", "(!{0} | {1})"), "CMPEQ": _equal, "CMPNE": _unequal,
+    "CMPLT": _comparison("<", "(!{0} & {1})", "(max({0}, {1}) != {0})"),
+    "CMPLE": _comparison("<=", "(!{0} | {1})", "(min({0}, {1}) == {0})"), "CMPEQ": _equal, "CMPNE": _unequal,
     "MULACC": _mulacc,
 }
 COMPARED = frozenset({"CMPLT", "CMPLE", "CMPEQ", "CMPNE"})
@@ -310,7 +314,11 @@ def _to_odd(w: Writer, width: int) -> str:
 
 
 def _cast(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    of = w.code[src[0]].dtype
+    _, of, _, _, value = w.code[src[0]]
+    if w.code[src[0]].op == "CONST":        # WGSL refuses conversions of constants that do not fit
+        value = cast(constant(of, value), of, dtype).item()
+        w.value.append([w.constant(dtype, width, value) for width in widths(lanes)])
+        return
     w.value.append([w.let(convert(w, of, dtype, width, text)) for text, width in zip(w.value[src[0]], widths(lanes), strict=True)])
 
 

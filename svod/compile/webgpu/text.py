@@ -124,7 +124,8 @@ class Writer:
         kind = REGISTERS[dtype.name]
         number = int(value)
         if dtype.name == "index" and not -1 << 31 <= number < 1 << 31:
-            raise CompileError(f"the index {number} does not fit the 32 bits that {self.target.device} computes indices with")
+            raise UnsupportedError(f"the index {number}: {self.target.device} computes indices in 32 bits; use smaller numbers in ranges, "
+                                   "or the CPU (unset SVOD_DEVICE)")
         if kind == "i32":
             return "i32(-2147483648)" if number == -1 << 31 else f"{number}i" if number >= 0 else f"({number}i)"
         if kind == "i64":
