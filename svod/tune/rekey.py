@@ -6,15 +6,16 @@ The old records stay, as evidence always does. A chain whose LINEAR differs sinc
 """
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.schedule.canonical import AST_REVISION, canonicalize, key_of_canonical
 from svod.core.schedule.family import family_key
 from svod.errors import SvodError
-from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
-from svod.tune.db.records import Record
+from svod.tune.db import OWN, TEAM, KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
+from svod.tune.db.records import Record, changed
 
 
 class Rekeyed(NamedTuple):
@@ -26,9 +27,8 @@ class Rekeyed(NamedTuple):
     failed: list[tuple[str, str]]
 
 
-def vars_of(record: Record) -> dict[str, Any]:
-    """The fields of a record."""
-    return {f.name: getattr(record, f.name) for f in fields(record)}
+def _with_key(key: str, record: Record) -> Record:
+    return replace(record, kernel=key)  # type: ignore[call-arg]  # all kinds that are given have a kernel
 
 
 def rekey(db: TuningDB) -> Rekeyed:
@@ -46,9 +46,11 @@ def rekey(db: TuningDB) -> Rekeyed:
         if (key, structure) == (k.kernel, k.structure):
             continue
         known = {r.kernel for r in db.family(structure, shipped=False)}
-        records: list[Record] = [replace(k, kernel=key, ast=ast_to_data(ast), ast_version=AST_REVISION, structure=structure)]
-        for kind in (Measurement, Verdict, Search, OriginRecord) if key != k.kernel else ():
-            records += [kind(**{**vars_of(r), "kernel": key}) for r, _ in db.select(kind, k.kernel)]
-        count = db.record(records, layer=layer, must=True)
-        added, kernels = added + count, kernels + (key not in known)
+        described = replace(k, kernel=key, ast=ast_to_data(ast), ast_version=AST_REVISION, structure=structure)
+        kinds: tuple[type[Record], ...] = (Measurement, Verdict, Search, OriginRecord) if key != k.kernel else ()
+        old = [pair for kind in kinds for pair in db.select(kind, k.kernel)]
+        records = [(described, layer), *zip(changed((r for r, _ in old), partial(_with_key, key)), (at for _, at in old), strict=True)]
+        # a record stays in its layer: what others measured does not become what was measured here
+        added += sum(db.record([r for r, at in records if at == one], layer=one, must=True) for one in (OWN, TEAM))
+        kernels += key not in known
     return Rekeyed(kernels, added, failed)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
 from sys import float_info
@@ -405,6 +405,15 @@ def anonymised(record: Record) -> Record | None:
     if isinstance(record, Verdict):
         return replace(record, by="", search="", extra={})
     return replace(record, extra={}) if isinstance(record, KernelRecord) else None
+
+
+def changed(records: Iterable[Record], change: Callable[[Record], Record | None]) -> list[Record]:
+    """What `change` makes of these records, without those that it makes None of. Another content has another digest, by which a `restored`
+    verdict names what it takes back: these names change as well."""
+    pairs = [(r, new) for r in records if (new := change(r)) is not None]
+    digests = {old.id: new.id for old, new in pairs}
+    return [replace(new, lifts=tuple(sorted(digests.get(i, i) for i in new.lifts))) if isinstance(new, Verdict) and new.lifts else new
+            for _, new in pairs]
 
 
 RECORDS: tuple[type[Record], ...] = (TargetFacts, KernelRecord, OriginRecord, Search, Measurement, Verdict)

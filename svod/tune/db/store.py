@@ -51,6 +51,7 @@ from svod.tune.db.records import (
     TargetFacts,
     Verdict,
     anonymised,
+    changed,
 )
 from svod.tune.db.schema import INSERT, OWN, ROW_COLUMNS, SHIPPED, TEAM, ForeignDatabase, NewerSchema, insert_values, write_transaction
 from svod.tune.db.transfer import Skipped
@@ -539,7 +540,7 @@ class TuningDB:
         asked = None if kernels is None else set(kernels)
         measurements = [m for m, _ in self.select(Measurement) if asked is None or m.kernel in asked]
         chosen = self._records_of_winners(measurements, asked) if winners_only else self._records_of(measurements, asked)
-        return transfer.write_records(path, filter(None, map(anonymised, chosen)) if anonymous else chosen)
+        return transfer.write_records(path, changed(chosen, anonymised) if anonymous else chosen)
 
     def _records_of(self, measurements: Sequence[Measurement], asked: set[str] | None) -> list[Record]:
         """These measurements and all other records of the kernels `asked` for (None: of all)."""

@@ -119,6 +119,16 @@ def test_an_anonymous_export_decides_the_same_and_names_nobody(tmp_path: Path) -
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"]
 
 
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_what_was_restored_is_not_barred_where_it_is_imported(tmp_path: Path, anonymous: bool) -> None:
+    with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(tmp_path / "o.db") as other:
+        db.record([confirmed(0.5, "aa"), verdict("verified", "aa")])
+        assert db.retract(K, None, None, "a busy machine") == 1 and db.restore(K, None, None, "it was another") == 1
+        db.export(tmp_path / "w.jsonl", winners_only=True, anonymous=anonymous)
+        other.import_file(tmp_path / "w.jsonl")
+        assert db.winner(K, TARGET) is not None and other.winner(K, TARGET) is not None
+
+
 def test_exporting_over_a_file_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl"
     write_records(path, winning())
