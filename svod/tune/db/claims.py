@@ -45,9 +45,10 @@ COLUMNS = ", ".join(Holder._fields)
 
 
 def boot_id() -> str:
-    """The id of this machine's current boot, as process ids start again with each one; "" where it has none."""
+    """What the ids of processes here are counted by: this machine's current boot and, as containers of one machine may have one host name,
+    the namespace; "" where that is not known."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -110,6 +111,16 @@ def test_another_host_or_boot_counts_until_it_is_silent(path: Path) -> None:
     now = time.time()
     there = claims.Holder(K, TARGET, "elsewhere", "boot", 1 << 22, now, now, "t")
     assert not claims.is_void(there, now + claims.SILENCE - 1) and claims.is_void(there, now + claims.SILENCE + 1)
+
+
+def test_a_process_of_another_container_counts_until_it_is_silent() -> None:
+    """Of two containers with one host name neither sees the processes of the other."""
+    now, (boot, slash, namespace) = time.time(), claims.boot_id().partition("/")
+    there = claims.Holder(K, TARGET, socket.gethostname(), f"{boot}{slash}{namespace[:-1]}", 1 << 22, now, now, "t")
+    assert not claims.is_void(there, now)
+    if boot:
+        assert namespace == str(os.stat("/proc/self/ns/pid").st_ino)
+        assert claims.is_void(there._replace(boot_id=claims.boot_id()), now), "it would be seen here"
 
 
 def test_of_many_processes_exactly_one_gets_the_claim(path: Path) -> None:
