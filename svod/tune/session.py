@@ -37,7 +37,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
-from svod.errors import KernelOptError
+from svod.errors import KernelOptError, TuneError
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT, FAILED, INTERRUPTED, RecordedStatus, Step
 from svod.tune.db.store import whoami
@@ -289,14 +289,16 @@ class TuneSession:
         self._store(search, finding, search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
-        """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C leaves the rest unconfirmed."""
+        """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C, or the loss of the workers, leaves the rest
+        unconfirmed."""
         quick = True
         self.listener(SessionEnding("", sum(s.improved for s in searches)))
         for s in searches:
             s.stop(INTERRUPTED)
             try:
                 finding = s.finish(MIN_CONFIRM_SECONDS) if quick and s.improved else s.result()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, TuneError) as e:
+                log.info("%s: what it found is not confirmed: %s", s.name, e or "Ctrl-C")
                 quick, finding = False, s.result()
             self._store(s, finding, INTERRUPTED)
 

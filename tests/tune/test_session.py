@@ -12,6 +12,7 @@ from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.errors import TuneError
 from svod.tune.db import Measurement, Search, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT
 from svod.tune.measure.candidate import Candidate, Origin, Status
@@ -157,6 +158,23 @@ def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executo
     assert set(result.findings) == {GEMM.key, SUM.key}
     assert result.findings[GEMM.key].verified
     assert db.claim(GEMM.key, TARGET.key) is not None, "claims are given back"
+
+
+def test_an_interrupt_and_the_loss_of_all_workers_keep_what_was_found(db: TuningDB, executor: Executor) -> None:
+    class Lost(ReplayedMeasurer):
+        """Ctrl-C comes in its third race, and no worker is left for the confirmation."""
+
+        def race(self, candidates: Sequence[Candidate]) -> RaceResult:
+            if sum(step == "race" for step, _ in self.trace) == 2:
+                raise KeyboardInterrupt
+            return super().race(candidates)
+
+        def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
+            raise TuneError("no worker is left that can bench")
+    lost = Lost()
+    result = replayed_session(db, executor, GEMM, SUM, measurers={GEMM.key: lost}).run()
+    assert result.interrupted and set(result.findings) == {GEMM.key, SUM.key}
+    assert result.findings[GEMM.key].verified and not result.findings[GEMM.key].confirmed
 
 
 def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search(tmp_path: Any, executor: Executor,
