@@ -106,6 +106,13 @@ def _lane_mask(w: Writer, mask: int, lanes: int) -> str:
     return w.value[mask] if w.code[mask].lanes == lanes else w.broadcast("i1", lanes, w.value[mask])
 
 
+def _scalar_of(w: Writer, mask: int) -> str | None:
+    """The scalar that is the mask of all lanes, or None for a mask of lanes that differ."""
+    if w.code[mask].op == "SPLAT":
+        return w.value[w.code[mask].src[0]]
+    return w.value[mask] if w.code[mask].lanes == 1 else None
+
+
 def _reverse(w: Writer, vec: str, lanes: int, operand: str) -> str:
     order = ", ".join(f"i32 {k}" for k in range(lanes - 1, -1, -1))
     return w.temp(f"shufflevector {vec} {operand}, {vec} poison, <{lanes} x i32> <{order}>")
@@ -138,22 +145,21 @@ def _neighbours(w: Writer, dtype: DType, address: str, lanes: int, stride: int) 
 def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask: int, alt: int, reverse: bool) -> None:
     """`lanes` contiguous elements; `reverse`: lane 0 is the last of them (the mask and `alt` count lanes)."""
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
-    scalar_mask = w.code[mask].lanes == 1
-    if scalar_mask and (lanes == 1 or not masks_in_hardware(w.target, size * 8)):
-        # a constant alternative waits in the slot: nothing to select after the load, which may then be part of its user
+    of_all = _scalar_of(w, mask)
+    if of_all is not None:
+        # an access under a mask of zeros is slow where its page is not mapped, and the address of what is not there may be anything; a constant alternative waits in the slot: nothing to select after the load, which may then be part of its user
         constant = w.code[alt].op == "CONST" and dtype.kind != "b"
         content = w.value[alt] if constant else "poison"
-        loaded = w.temp(f"load {mem}, ptr {_pick(w, w.value[mask], address, mem, content)}, align {size}")
+        loaded = w.temp(f"load {mem}, ptr {_pick(w, of_all, address, mem, content)}, align {size}")
         _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)
         if not constant:
             reg = register_type(dtype.name, lanes)
-            w.value[i] = w.temp(f"select i1 {w.value[mask]}, {reg} {w.value[i]}, {reg} {w.value[alt]}")
+            w.value[i] = w.temp(f"select i1 {of_all}, {reg} {w.value[i]}, {reg} {w.value[alt]}")
         return
     bits = f"<{lanes} x i1>"
     lane_mask, other = _lane_mask(w, mask, lanes), _to_memory(w, dtype, lanes, w.value[alt])
     if reverse:
-        lane_mask = lane_mask if scalar_mask else _reverse(w, bits, lanes, lane_mask)
-        other = _reverse(w, mem, lanes, other)
+        lane_mask, other = _reverse(w, bits, lanes, lane_mask), _reverse(w, mem, lanes, other)
     name = w.masked("load", _element(dtype), lanes)
     loaded = w.temp(f"call {mem} {name}(ptr {address}, i32 {size}, {bits} {lane_mask}, {mem} {other})")
     _from_memory(w, i, dtype, lanes, _reverse(w, mem, lanes, loaded) if reverse else loaded)

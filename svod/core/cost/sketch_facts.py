@@ -54,13 +54,7 @@ def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> Contiguous
         unit = frozenset(a for a, c in n.linear.coefs if c == 1)
         return ContiguousAxes(unit, unit)
     if n.kind == "read":
-        inner = resolved(state, n.arg)
-        strides: dict[int, set[int]] = {}
-        for m in inner.nodes:
-            if m.kind == "load":
-                assert m.linear is not None
-                for dim in range(len(inner.stage.outs)):
-                    strides.setdefault(dim, set()).add(m.linear.coef(dim))
+        strides = _strides(resolved(state, n.arg))
         direct, staged = set(), set()
         for dim, lin in enumerate(n.dims):
             for a, c in lin.coefs:
@@ -71,6 +65,20 @@ def contiguous_axes(state: Scheduler, r: ResolvedStage, node: int) -> Contiguous
         return ContiguousAxes(frozenset(direct), frozenset(staged))
     parts = [contiguous_axes(state, r, s) for s in n.src]
     return ContiguousAxes(frozenset().union(*[p.direct for p in parts]), frozenset().union(*[p.staged for p in parts]))
+
+
+def _strides(r: ResolvedStage) -> dict[int, set[int]]:
+    """Per axis of a stage: the elements between neighbours, of the loads that the axis moves."""
+    strides: dict[int, set[int]] = {}
+    for n in r.nodes:
+        if n.kind == "load":
+            assert n.linear is not None
+            gathered = {a for x, _ in n.linear.atoms for a in r.nodes[x].deps}
+            for a, c in n.linear.coefs:
+                strides.setdefault(a, set()).add(0 if a in gathered else c)
+            for a in gathered:
+                strides.setdefault(a, set()).add(0)
+    return strides
 
 
 def factors_of(state: Scheduler, r: ResolvedStage) -> tuple[Factor, Factor] | None:
