@@ -24,7 +24,9 @@ _WINDOW = 400.0           # instructions that a core looks ahead: sums that end 
 _LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
 _LANE_LOAD = 1.5          # loads' worth of one lane that is loaded by itself
 _LANE_MASKED = 6.0        # the same under a mask
+_MASK = 4.0               # operations that make the mask of a load whose lanes differ from one iteration to the next
 _SPREAD = 4.0             # operations that bring a mask to the lanes of one of several wide loads
+_WIDE_MASKED = 2.0        # operations' worth of a wide load under a mask that is shuffled after it
 _LANE_READ = 8.0          # the same from a staged area, whose rows are mostly a power of two apart and share cache sets
 _LANE_TURNED = 0.5        # the same where squares are transposed in registers
 _SQUARE = 4               # positions side by side from which stores of lanes are transposed in registers
@@ -133,7 +135,7 @@ class _StageCounter:
         count = self._runs(n.deps) * _shared(n, self.expanded, self.stage, self.width)
         known = n.gate >= 0 and _is_known(self.r, n.gate, self.stage)
         if n.gate >= 0 and not known:
-            self.alu += count        # a mask each
+            self.alu += _MASK * count
         if self.vector in n.deps:
             vectors, shuffles = self._lane_loads(n, known)
             self.alu += shuffles * count
@@ -149,6 +151,8 @@ class _StageCounter:
         step = abs(step * self.stage.vector_loop.stride)
         if step <= 1 or (step <= _SHORT_STEP and (n.gate < 0 or self.state.target.has_masked_memory)):
             shuffles = (step - 1.0) * (1.0 if n.gate < 0 or known else 1.0 + 2.0 * _SPREAD)
+            if n.gate >= 0 and step > 1:
+                shuffles += step * _WIDE_MASKED
             return (step if is_aligned else 2.0 * step), shuffles       # a wide vector that is not aligned takes two lines
         if n.linear is None:
             return _LANE_READ * lanes, 0.0

@@ -93,18 +93,18 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
             for tiled in tile_sketches(start, r) if isinstance(arg, tuple) else contraction_sketches(start, r, operands):
                 yield _finish(tiled, inner)
         return
-    lane = _best_vector_axis(state, r)
-    for rows in ((1, 4) if inner else (1,)):
-        for vectors in (4, 2, 1):
-            done = _vectors(state, r, lane, vectors)
-            if rows > 1:
-                done = _row_tile(done, r, rows)
-            near = _stage_windows(done, r)
-            if near is not done:
-                yield _finish(near, inner)
-            yield _finish(done, inner)
-    special = _reductions(state, r, lane) if r.reductions else _squares(state, r)
-    yield from (_finish(s, inner) for s in special)
+    for lane in _vector_axes(state, r):
+        for rows in ((1, 4) if inner else (1,)):
+            for vectors in (4, 2, 1):
+                done = _vectors(state, r, lane, vectors)
+                if rows > 1:
+                    done = _row_tile(done, r, rows)
+                near = _stage_windows(done, r)
+                if near is not done:
+                    yield _finish(near, inner)
+                yield _finish(done, inner)
+        special = _reductions(state, r, lane) if r.reductions else _squares(state, r)
+        yield from (_finish(s, inner) for s in special)
     yield _finish(state, inner)
 
 
@@ -273,7 +273,17 @@ def _keep_costly(state: Scheduler) -> Scheduler:
     return state
 
 
-def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
+def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
+    """The axes that vectors of a stage can lie along: the best one, -1 for none, and where that is a reduce axis that fills no vector
+    (the columns of a window), the best output axis as well."""
+    best = _best_vector_axis(state, r)
+    if best < len(r.stage.outs) or extent_of(state, r, best) >= vector_width(state, r):
+        return [best]
+    output = _best_vector_axis(state, r, outputs_only=True)
+    return [best, output] if output >= 0 else [best]
+
+
+def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool = False) -> int:
     """The local axis whose accesses are worth most along a vector, before any loop is tiled: `vector_row` chooses among tiles."""
     below: set[int] = set()
     todo = [v for red in r.reductions for v in red.values]
@@ -284,7 +294,7 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage) -> int:
             todo += node_sources(r.nodes[v])
     best, best_score = -1, 0.0
     width = vector_width(state, r)
-    for a in range(len(r.axes)):
+    for a in range(len(r.stage.outs) if outputs_only else len(r.axes)):
         e = extent_of(state, r, a)
         if e == 1:
             continue
