@@ -4,7 +4,7 @@ How an access that is masked off is kept from touching memory:
 
     mask               contiguous                                 strided, indexed
     per lane           llvm.masked.load/store                     as below, by lane
-    scalar, vector     the same with the mask in all lanes, where that is one instruction; else as below
+    scalar, vector     loads as below; a store with the mask in all lanes, where that is one instruction, else as below
     scalar             the address becomes that of a private stack slot: no branch, so blocks stay large
     any, on a GPU      a branch around it, which becomes a predicate; by lane, and for a vector also in one piece where all lanes hold
 
@@ -147,7 +147,8 @@ def _masked_load(w: Writer, i: int, dtype: DType, lanes: int, address: str, mask
     mem, size = memory_type(dtype.name, lanes), dtype.itemsize
     of_all = _scalar_of(w, mask)
     if of_all is not None:
-        # an access under a mask of zeros is slow where its page is not mapped, and the address of what is not there may be anything; a constant alternative waits in the slot: nothing to select after the load, which may then be part of its user
+        # a masked access whose page is not mapped takes hundreds of cycles, and an address that is masked off may be anything: the mask
+        # chooses an address. A constant alternative waits in the slot: nothing to select after the load, which may be part of its user
         constant = w.code[alt].op == "CONST" and dtype.kind != "b"
         content = w.value[alt] if constant else "poison"
         loaded = w.temp(f"load {mem}, ptr {_pick(w, of_all, address, mem, content)}, align {size}")

@@ -245,10 +245,9 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
 
 
 def _past_caches(state: Scheduler) -> Scheduler:
-    """STREAM where it changes how the output is stored and the prediction gains. An output that the second cache holds stays there."""
-    output = state.kernel.stages[state.kernel.output]
-    size = math.prod(state.kernel.axes[a].extent for a in output.outs) * output.dtype.itemsize
-    if size <= state.target.l2 or not has_non_temporal_stores(state):
+    """STREAM where it changes how the output is stored and the prediction gains. What the caches hold stays there: the kernel that reads
+    it comes next."""
+    if not _is_past_caches(state) or not has_non_temporal_stores(state):
         return state
     past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
     return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state

@@ -170,6 +170,26 @@ def test_masked_stores(dtype: DType, target: Target) -> None:
 
 
 @TARGETS
+@pytest.mark.parametrize("dtype", STORABLE, ids=str)
+@pytest.mark.parametrize("lanes", [3, 16])
+def test_one_mask_for_all_lanes_chooses_the_address(lanes: int, dtype: DType, target: Target) -> None:
+    """No masked access, which is slow where its page is not mapped: a load from memory that ends there, or of the alternative."""
+    for on, reverse in itertools.product((False, True), (False, True)):
+        code = Code()
+        o, a, zero = code.arg(0, dtype), code.arg(1, dtype), code.put("BEGIN", INDEX, 1)
+        m = code.put("SPLAT", BOOL, lanes, (code.alu("CMPLT", code.put("VAR", INDEX, 1, (), "k"), code.index(5)),))
+        src = (a, zero, m, code.const(dtype, 1, lanes))
+        value = code.put("LOADS", dtype, lanes, src, (lanes - 1, -1)) if reverse else code.put("LOAD", dtype, lanes, src, 0)
+        code.store(o, zero, value)
+        x = at_end_of_page(values(dtype, lanes if on else 0))
+        out = np.zeros(lanes, x.dtype)
+        assert "llvm.masked" not in render(program(code, [out, x], ("k",)), target)
+        run(code, [out, x], variables={"k": 0 if on else 9}, target=target)
+        one = 0x3F80 if dtype == dtypes.bfloat16 else 1
+        np.testing.assert_array_equal(out, (x[::-1] if reverse else x) if on else np.full(lanes, one, x.dtype))
+
+
+@TARGETS
 @pytest.mark.parametrize("lanes", [1, 16])
 @pytest.mark.parametrize("on", [False, True])
 def test_scalar_masks(lanes: int, on: bool, target: Target) -> None:

@@ -98,6 +98,24 @@ def test_rows_of_windows_that_a_few_vectors_hold_are_computed_whole(seed: int) -
             (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
 
 
+@pytest.mark.parametrize("window", [3, 5])
+def test_short_rows_of_windows_have_vectors_along_the_outputs(window: int) -> None:
+    """Every second position of rows of 7: the columns of a window are contiguous in memory, but they fill a vector less than a row does."""
+    kernel = Kernel(kernel_of(data(1, 64, 14, 14).conv2d(data(64, 1, window, window), stride=2, padding=window // 2, groups=64)))
+    best = heuristic(Scheduler(kernel, TARGET))
+    assert ("UPCAST", "o2", 7) in [(o.op, o.axis, o.arg) for o in best.applied_opts]
+
+
+@pytest.mark.parametrize(("rows", "row"), [(1, 37), (5, 64), (3, 1009)])
+def test_rows_less_a_mean_that_another_kernel_made_get_vectors(rows: int, row: int) -> None:
+    """What is squared is a row of the input less one element of another: contiguous along the row all the same."""
+    x = data(rows, row) - data(rows, 1)
+    case = Case(Kernel(kernel_of(data(rows, row) * (x * x).sum(1, keepdim=True))))
+    state = heuristic(Scheduler(case.kernel, replace(NATIVE[-1] if NATIVE else TARGET, threads=2)))
+    assert any(o.op == "UPCAST" and o.axis.endswith(".r0") for o in state.applied_opts)
+    (run_native(case, lower(state), NATIVE[-1], 2) if NATIVE else run_interpreted(case, lower(state), 2))
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_windows_are_copied_by_each_core(seed: int) -> None:
     """A part of the rows each, in one phase; inside a part short tiles follow each other along memory, long ones across. Against NumPy,
