@@ -35,6 +35,7 @@ _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", 
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
 _EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
 _STREAM_GAIN = 1.03            # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
+_SHARED = 32 << 20             # bytes of a last cache that may be free for one program: larger ones have many cores
 _SHORT_STRIDE = 0.15           # worth of an access every few elements along a vector axis, which wide loads and shuffles make
 TIE = 1.015                    # predictions this near each other say nothing
 _ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
@@ -247,7 +248,7 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
 def _past_caches(state: Scheduler) -> Scheduler:
     """STREAM where it changes how the output is stored and the prediction gains. What the caches hold stays there: the kernel that reads
     it comes next."""
-    if not _is_past_caches(state) or not has_non_temporal_stores(state):
+    if _bytes_of_arguments(state) <= max(state.target.l2, min(state.target.l3, _SHARED)) or not has_non_temporal_stores(state):
         return state
     past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
     return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state
@@ -388,8 +389,12 @@ def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
 
 def _is_past_caches(state: Scheduler) -> bool:
     """Whether no cache holds the kernel's buffers."""
+    return _bytes_of_arguments(state) > max(state.target.l2, state.target.l3)
+
+
+def _bytes_of_arguments(state: Scheduler) -> int:
     size: int = sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params)
-    return size > max(state.target.l2, state.target.l3)
+    return size
 
 
 def _is_large(state: Scheduler) -> bool:
