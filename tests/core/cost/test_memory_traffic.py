@@ -87,7 +87,7 @@ def test_results_larger_than_the_caches_are_streamed() -> None:
         return any(o.op == "STREAM" for o in heuristic(Scheduler(Kernel(lines(n)), target)).applied_opts)  # type: ignore[arg-type]
     assert streams(1 << 24, DESKTOP) and streams(1 << 24, SERVER)
     assert not streams(1 << 20, DESKTOP), "4 MB that the last-level cache keeps"
-    assert not streams(1 << 20, replace(DESKTOP, l2=1 << 18)), "the next kernel finds them there, though the second cache does not hold them"
+    assert not streams(1 << 20, replace(DESKTOP, l2=1 << 18)), "the next kernel finds them there, if not in the second cache"
     assert not streams(1 << 14, SERVER) and not streams(1 << 14, DESKTOP)
 
 
