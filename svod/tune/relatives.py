@@ -37,12 +37,14 @@ def seeds_of_relatives(base: Scheduler, db: TuningDB, alike: Callable[[str, Targ
     with a key is one whose chains for this kernel count as well (`is_similar`, `is_compatible`); None: no other target's do. `shipped`:
     whether kernels that only ship with svod are relatives."""
     cost = backend_named(base.target.device).cost
-    heuristic = backend_named(base.target.device).heuristic(base).digest
     states: dict[bytes, Scheduler] = {}
     for winner in _winners_of_relatives(base, db, alike, shipped):
         for state in derived(base, winner.chain, threads_of(winner.target)):
-            if state.digest not in (heuristic, base.digest):
-                states.setdefault(state.digest, state)
+            states.setdefault(state.digest, state)
+    if not states:
+        return []
+    for known in (base, backend_named(base.target.device).heuristic(base)):
+        states.pop(known.digest, None)
     predicted: list[tuple[float, bytes]] = []
     for digest, state in states.items():
         try:

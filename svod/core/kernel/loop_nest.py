@@ -130,6 +130,7 @@ class _LoopNestMaker:
         roots = self.placement.roots if has_block_rows(state) else ()
         self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores
         self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
+        self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made, by what stands still (`_of_reader`)
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
 
     def make(self) -> LoopNest:
@@ -267,7 +268,7 @@ class _LoopNestMaker:
             if q not in opened:
                 if a >= len(r.stage.outs):
                     return RequiredDim(NO_START, spanned(self.state, self.placement, q, r.axes[a]))
-                return self._required(q, path, of_group or reader.space is MemorySpace.SHARED)[a]
+                return self._of_reader(q, path, of_group or reader.space is MemorySpace.SHARED)[a]
             moving = {p.row: p.stride for p in reader.axes[a]
                       if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}
             extent = span([p for p in reader.axes[a] if p.row not in moving])
@@ -284,6 +285,13 @@ class _LoopNestMaker:
                 region = RequiredDim(NO_START, full)
             out.append(region)
         return out
+
+    def _of_reader(self, s: int, path: Path, of_group: bool) -> list[RequiredDim]:
+        """`_required` of a stage that was made already. What it reads ask for it again and again, and it does not change."""
+        key = s, path, of_group
+        if key not in self.required:
+            self.required[key] = self._required(s, path, of_group)
+        return self.required[key]
 
     def _find_padded(self, r: ResolvedStage) -> None:
         """Note the padded axes of a stage, and those of the stages that it reads at their positions."""
