@@ -130,7 +130,7 @@ class _LoopNestMaker:
         roots = self.placement.roots if has_block_rows(state) else ()
         self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores
         self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
-        self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made, by what stands still (`_of_reader`)
+        self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
 
     def make(self) -> LoopNest:
