@@ -12,6 +12,7 @@ import pytest
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
+from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.intrinsics import applicable
@@ -90,6 +91,17 @@ def test_random_shapes_and_chains(dtype: DType, name: str, staged: bool, ran: Co
         except Exception as e:
             raise AssertionError(f"{case.kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
         ran.update(matrix=uses(program, "MMA"), shared=uses(program, "MMA") and any(p.shared_bytes for p in program.spec.phases))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(17, 13, 11), (16, 8, 33)])
+def test_sketches_with_the_instruction(m: int, n: int, k: int) -> None:
+    """The heuristic is one of them."""
+    case = Case(gemm(m, n, k, BF16, BF16, out=BF16), 1)
+    found = [s for s in group_sketches(Scheduler(case.kernel, TOY)) if any(s.dots)]
+    best = group_heuristic(Scheduler(case.kernel, TOY))
+    assert any(best.dots) and any(s.pipeline for s in found)
+    for state in (best, *random.Random(m).sample(found, min(len(found), 3 * count(1)))):
+        check(case, lower(state))
 
 
 def test_operands_are_copied_ahead_as_they_lie_in_memory() -> None:

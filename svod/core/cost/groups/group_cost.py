@@ -29,10 +29,12 @@ from svod.core.cost.groups.device import (
     resident_groups,
 )
 from svod.core.cost.groups.stage_shape import StageShape, steps_of
+from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import AREA, exchanged_bytes, group_of, phase_of, reducers_of
 from svod.core.kernel.kernel import LinearIndex, Node
-from svod.core.kernel.loop_nest import LoopNest, loop_nest, stored_bytes
+from svod.core.kernel.layout import Layout
+from svod.core.kernel.loop_nest import LoopNest, copied_width, loop_nest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -71,6 +73,7 @@ class _Phase:
     groups: float
     threads: int
     registers: int = 0
+    ahead: int = 0                  # registers of what is copied ahead by way of them
     shared: int = 0
     staged: int = 0                 # the part of `shared` that holds staged values
     instructions: float = 0.0       # of one group, by single threads
@@ -122,6 +125,7 @@ class _GroupCost:
         shapes = {s: StageShape(state, self.nest, s, root, group) for s in inside}
         phase = _Phase(float(prod(run.times for run in shapes[root].grid)), group.threads)
         wanted = [(shapes[s], self._stage(phase, shapes[s])) for s in inside]
+        phase.registers += phase.ahead
         if phase.staged > state.target.shared_bytes:
             raise KernelOptError(f"staged values take {phase.staged} bytes of shared memory; the target has {state.target.shared_bytes}")
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
@@ -173,6 +177,8 @@ class _GroupCost:
             phase.staged += -(-size // AREA) * AREA
             phase.shared += -(-size // AREA) * AREA
             phase.latency += times * (_EXCHANGED if shape.stage.buffers == 1 else 1) * _BARRIER
+            if shape.stage.buffers > 1 and not self.state.target.has_async_copies:
+                phase.ahead += -(-size // (shape.stage.buffers * WORD * phase.threads))
         self.accumulators = max(self.accumulators, int(accumulators))
         self.flops += 2.0 * counter.multiply_adds * times * threads * phase.groups
         if counter.multiply_adds > self.most_multiply_adds:
@@ -250,7 +256,7 @@ class _Counter:
         self.state, self.nest, self.shape = state, nest, shape
         self.stage, self.r = shape.stage, shape.stage.r
         self.outs = len(self.r.stage.outs)
-        self.width = vector_width(state, self.r)
+        self.width = copied_width(state, nest.layouts, self.r)
         self.own = [(a, run.times) for a, run in zip(shape.axes_of_serial, shape.serial, strict=True) if a >= 0]
         self.runs_of_loop = [1.0]
         for _, count in self.own:
@@ -264,6 +270,7 @@ class _Counter:
                     self.positions[a] *= p.extent
                     self.upcast *= p.extent if p.role == UPCAST else 1
         self.lanes = self.stage.num_lanes
+        self.tiles = held_tiles(nest.layouts.dots.get(self.r.stage.index))
         if shape.is_shared_copy and shape.expanded:
             self.lanes = self.positions[self.stage.vector] = shape.expanded[0].times
         self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
@@ -273,30 +280,36 @@ class _Counter:
 
     def count(self) -> None:
         skip = masks_of(self.r)
+        if self.r.stage.index in self.nest.layouts.packed:
+            skip.add(self.r.value)      # stored before it is made wide
         for red in self.r.reductions:
             product = self.r.nodes[red.values[0]]
             if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
                 skip.add(red.values[0])
             tile = self.body * prod(self.positions)
-            self.multiply_adds += tile
-            self.instructions += tile * (1.0 if len(red.values) == 1 else 8.0)
+            self.multiply_adds += tile * (self.tiles.products if self.tiles is not None else 1.0)
+            each = 1.0 if len(red.values) == 1 else 8.0
+            self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else each)
         for i, n in enumerate(self.r.nodes):
             if i in skip or n.dtype == dtypes.index:
                 continue
             if n.kind == "load" and n.linear is not None:
                 self._load(n, n.linear)
             elif n.kind == "read":
-                self._read(n)
+                self._read(n, self.tiles.number(i) if self.tiles is not None else -1)
             elif n.kind in ("alu", "cast"):
                 self.instructions += operation_weight(n) * self._runs(n.deps)
         self._store()
         if self.r.reductions:
             self.accumulators = float(self.upcast) * sum(len(red.values) for red in self.r.reductions)
-        beside = sum(sorted(self.positions)[-2:]) if self.r.reductions else prod(self.positions)
+        beside = float(sum(sorted(self.positions)[-2:]) if self.r.reductions else prod(self.positions))
+        if self.tiles is not None:
+            self.accumulators *= self.tiles.results.num_elements
+            beside = self.tiles.registers(self.positions)
         self.registers = (self.accumulators * max(1.0, self.r.lanes_bytes / 4) + beside)
         self.instructions += _ITERATION * sum(self.runs_of_loop[1:])
         serial = prod(c for a, c in self.own if a >= self.outs)
-        self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * STEP)
+        self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * (STEP if self.tiles is None else LATENCY))
         self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)
 
     def _depth(self, deps: tuple[int, ...]) -> int:
@@ -305,6 +318,11 @@ class _Counter:
 
     def _runs(self, deps: tuple[int, ...]) -> float:
         """How often a value that depends on these axes is computed, by one thread."""
+        held = self.tiles is not None and (self.tiles.plan.rows in deps or self.tiles.plan.columns in deps)
+        return self._tile_runs(deps) * (self.tiles.results.num_elements if self.tiles is not None and held else 1.0)
+
+    def _tile_runs(self, deps: tuple[int, ...]) -> float:
+        """`_runs` of a whole tile, where a subgroup holds it."""
         return self.runs_of_loop[self._depth(deps)] * prod(self.positions[a] for a in deps)
 
     def _is_vector(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
@@ -340,8 +358,8 @@ class _Counter:
         self.accesses.append(_Access(tuple((a, c * size) for a, c in linear.coefs), size * elements, count, self.shape.outside + depth,
                                      limit, size, irregular))
 
-    def _read(self, n: Node) -> None:
-        """A read of a staged value, from where it lies."""
+    def _read(self, n: Node, operand: int) -> None:
+        """A read of a staged value, from where it lies. `operand`: of which tiles are read, or -1."""
         source = self.nest.stages[n.arg]
         if source.space is MemorySpace.REGISTER:
             return
@@ -352,6 +370,9 @@ class _Counter:
             for a, c in lin.coefs:
                 coefs[a] = coefs.get(a, 0) + c * stride
         flat = tuple(sorted(coefs.items()))
+        if self.tiles is not None and operand >= 0:
+            self._read_tile(n, operand, layout, tuple((a, c * size) for a, c in flat), source.space)
+            return
         count, elements = self._instructions_of(n.deps, flat, 0)
         self.instructions += count * (1.0 if source.space is MemorySpace.SHARED else 1.0 + _ADDRESS)
         self.loads += count
@@ -368,6 +389,22 @@ class _Counter:
         else:
             self.waits = max(self.waits, NEAR)
             self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + depth, layout.size * size, size))
+
+    def _read_tile(self, n: Node, number: int, layout: Layout, inbytes: tuple[tuple[int, int], ...], space: MemorySpace) -> None:
+        """A read of tiles of an operand."""
+        assert self.tiles is not None
+        tiles, count = self.tiles, self._tile_runs(n.deps)
+        self.loads += count
+        if space is MemorySpace.SHARED:
+            self.instructions += count
+            self.turns += count * -(-self.shape.num_threads // tiles.dot.threads) * tiles.turns(number, layout)
+            self.waits = max(self.waits, SHARED)
+            return
+        self.instructions += count * tiles.words(number) * (1.0 + _ADDRESS)
+        self.waits = max(self.waits, NEAR)
+        size = tiles.dot.operands[number].itemsize
+        self.accesses.append(_Access(inbytes, tiles.tile_bytes(number), count, self.shape.outside + self._depth(n.deps),
+                                     layout.size * size, size))
 
     def _store(self) -> None:
         """The store of the stage's value."""
@@ -392,6 +429,9 @@ class _Counter:
             coefs, const, irregular, limit = tuple(enumerate(layout.strides)), 0, False, layout.size * size
         deps = tuple(range(self.outs))
         count, elements = runs, 1
+        if self.tiles is not None:      # lines of results, each in sectors of its own
+            count *= self.tiles.results.num_elements / self.tiles.results.run.extent
+            elements = SECTOR // size * self.tiles.results.threads[0].extent
         for width in (self.width, self.width // 2, self.width // 4):
             if width > 1 and 0 <= stage.vector < self.outs and self.lanes % width == 0 and self._is_vector(coefs, const, width):
                 count, elements = runs / width, width

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from svod.core.cost.groups.contractions import contraction_options
 from svod.core.cost.groups.device import LAUNCH, device_of
 from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.matrices import matrix_options
 from svod.core.cost.groups.spread import along_memory, distinct, elementwise_options, reduction_options, thread_counts
 from svod.core.cost.sketch_facts import extent_of, factors_of, name_of, resolved, try_opt
 from svod.core.kernel.groups import check_groups
@@ -106,5 +107,6 @@ def _options(state: Scheduler, s: int, sizes: Sequence[int]) -> Iterator[Schedul
         return
     operands = factors_of(state, r)
     if operands is not None:
+        yield from matrix_options(state, r)
         yield from contraction_options(state, r, operands, sizes)
     yield from reduction_options(state, r)

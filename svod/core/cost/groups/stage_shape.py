@@ -16,7 +16,7 @@ from svod.core.cost.groups.accesses import Steps
 from svod.core.kernel.groups import ThreadGroup, grid_rows
 from svod.core.kernel.loop_nest import LoopNest
 from svod.core.kernel.placement import is_derived
-from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
+from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import MemorySpace
 
 Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
@@ -91,7 +91,7 @@ class StageShape:
 
     def _side_by_side(self) -> list[Run]:
         return [Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops
-                if p.role not in (LOOP, DOT, LOCAL, GROUP)]
+                if p.role not in (LOOP, LOCAL, GROUP)]
 
     def _copied_vector(self) -> list[Run]:
         """The elements that a thread copies at once."""

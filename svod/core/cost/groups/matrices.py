@@ -1,0 +1,91 @@
+"""Options of contractions by matrix instructions whose tiles a subgroup holds: tiles of each, subgroups side by side, what is staged.
+
+    TC(r0, (mma_bf16,o0,o1)) UPCAST(o0, 4) UPCAST(o1, 4) LOCAL(o0, 2) LOCAL(o1, 2)        128 × 64 results a group of four subgroups
+    … TILE(r0, 2) STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0)                           32 positions of the sum in shared memory at a time
+    … PIPELINE(r0, 3)                                                                     the next ones are copied meanwhile
+    … SPLITK(r0, 4)                                                                       operands at the root: few tiles of results
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from svod.core.cost.groups.device import device_of
+from svod.core.cost.groups.spread import groups_of
+from svod.core.cost.sketch_facts import try_opt
+from svod.core.kernel.intrinsics import applicable
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.placement import place_stages
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.isa import DOTS
+
+_TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       # of a subgroup: rows × columns
+_SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   # of a group, likewise
+_BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
+_BUFFERS = 2, 3         # of an operand that is copied ahead: by way of registers, and by asynchronous copies too
+_PARTS = (2, 4, 8, 16)
+_FILL = 2               # groups per unit with which no sum is cut
+
+
+def matrix_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
+    """Each instruction that computes the contraction of a phase, in tiles that its results fill."""
+    if place_stages(state).paths[r.stage.index] != ():
+        return
+    for axis, arg in applicable(state.kernel, state.target, r.stage.index):
+        if DOTS[arg[0] if isinstance(arg, tuple) else arg].fragments is None or not _stores_lines(state, r, arg):
+            continue
+        start = try_opt(state, "TC", axis, arg)
+        if start is not state:
+            yield from _blocks(start, r, axis, arg)
+
+
+def _stores_lines(state: Scheduler, r: ResolvedStage, arg: Any) -> bool:
+    """Whether the columns of tiles lie beside each other in the output, if any axis of as many positions does."""
+    axes, (name, _, columns) = state.kernel.axes, arg
+    at = next(a for a, axis in enumerate(r.axes) if axes[axis].name == columns)
+    return r.store is None or r.store.coef(at) == 1 or not any(
+        r.store.coef(a) == 1 and axes[r.axes[a]].extent >= DOTS[name].columns for a in range(len(r.stage.outs)))
+
+
+def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator[Scheduler]:
+    _, rows, columns = arg
+    down, across = (start.rows[start.row_id(name)].extent for name in (rows, columns))     # tiles of results
+    for m, n in _TILES:
+        for a, b in _SUBGROUPS:
+            if (m * a > down and m * a > 1) or (n * b > across and n * b > 1):
+                continue
+            block = start
+            for op, name, amount in (("UPCAST", rows, m), ("UPCAST", columns, n), ("LOCAL", rows, a), ("LOCAL", columns, b)):
+                block = try_opt(block, op, name, amount) if amount > 1 else block
+            yield from _staged(block, r, axis)
+            yield from _cut(block, r, axis)
+
+
+def _staged(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler]:
+    """Both operands in shared memory, a block of the sum at a time."""
+    for block in _BLOCKS:
+        whole = state.rows[state.row_id(axis)].extent
+        done = try_opt(state, "TILE", axis, block) if whole > block else state
+        inner = done.rows[-1].name if done is not state else axis
+        outer = axis if whole > block else next((state.rows[x].name for x in reversed(state.order[r.stage.index])), axis)
+        for s in r.reads:
+            done = try_opt(done, "STAGE", state.kernel.stages[s].name, outer)
+        if not any(isinstance(place, int) for place in done.place):
+            continue
+        done = try_opt(done, "UNROLL", inner, 0)
+        yield done
+        for buffers in _BUFFERS if state.target.has_async_copies else _BUFFERS[:1]:
+            ahead = try_opt(done, "PIPELINE", axis, buffers)
+            if ahead is not done:
+                yield ahead
+
+
+def _cut(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler]:
+    """The sum cut into parts where the tiles are too few for the units. Operands stay at the root."""
+    few = _FILL * device_of(state.target).units // max(1, groups_of(state, r.stage.index))
+    if few < 2 or not r.stage.is_output:
+        return
+    for parts in _PARTS:
+        done = try_opt(state, "SPLITK", axis, parts) if parts <= few else state
+        if done is not state:
+            yield done

@@ -1,0 +1,63 @@
+"""What the tiles that a subgroup holds cost: products, reads of operands, the elements of results that each thread has.
+
+    4 × 4 tiles of mma_bf16, operands in shared memory       per 16 of the sum: 16 products, 4 + 4 reads of lines of 16 bytes
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.core.cost.groups.accesses import bank_turns
+from svod.core.kernel.intrinsics import TensorizePlan
+from svod.core.kernel.layout import Layout
+from svod.core.kernel.shared.banks import MATRIX
+from svod.core.machine.isa import Dot, Fragment
+
+WORD = 4        # bytes of a register
+LATENCY = 20.0  # cycles until a product is there for the next one
+
+
+class HeldTiles(NamedTuple):
+    """The tiles of a stage that a subgroup holds."""
+
+    plan: TensorizePlan
+    results: Fragment
+    operands: tuple[Fragment, Fragment]
+
+    @property
+    def dot(self) -> Dot:
+        return self.plan.dot
+
+    @property
+    def products(self) -> float:
+        """Multiply-adds of one instruction, by threads."""
+        return self.dot.rows * self.dot.columns * self.dot.positions / self.dot.threads
+
+    def number(self, node: int) -> int:
+        """Which operand a node is, or -1."""
+        return next((k for k, o in enumerate(self.plan.operands) if o.node == node), -1)
+
+    def words(self, number: int) -> float:
+        """Registers of a thread for a tile of an operand; read in as many loads."""
+        return self.operands[number].num_elements * self.dot.operands[number].itemsize / WORD
+
+    def registers(self, positions: list[int]) -> float:
+        """Registers for the operands of tiles side by side, by local axis."""
+        return positions[self.plan.rows] * self.words(0) + positions[self.plan.columns] * self.words(1)
+
+    def tile_bytes(self, number: int) -> int:
+        return self.operands[number].num_elements * self.dot.threads * self.dot.operands[number].itemsize
+
+    def turns(self, number: int, layout: Layout) -> float:
+        """Turns of shared memory for a tile: a matrix of lines at a time."""
+        lines, nbytes = MATRIX
+        size = self.dot.operands[number].itemsize
+        step = layout.strides[layout.order[-2]] * size if len(layout.order) > 1 else nbytes
+        return self.words(number) * bank_turns(((step, lines),), lines, nbytes)
+
+
+def held_tiles(plan: TensorizePlan | None) -> HeldTiles | None:
+    """The tiles of a stage, where a subgroup holds them."""
+    if plan is None or plan.dot.fragments is None:
+        return None
+    results, rows, columns = plan.dot.fragments
+    return HeldTiles(plan, results, (rows, columns))

@@ -1,0 +1,57 @@
+"""Matrix instructions whose tiles a subgroup holds, as the cost model sees them."""
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_sketch import group_heuristic
+from svod.core.cost.groups.tiles import held_tiles
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.loop_nest import loop_nest
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.levels import MemorySpace
+from tests.compile.cuda.target import card_target
+from tests.compile.lower.test_intrinsics import gemm
+
+BF16, F16, F32, I8 = dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.int8
+EXTENT = 1024
+
+
+def best(arch: str, dtype: DType, tensor_cores: bool = True) -> Scheduler:
+    target = card_target(arch).allowing(tensor_cores, True)
+    return group_heuristic(Scheduler(gemm(EXTENT, EXTENT, EXTENT, dtype, dtype), target))
+
+
+@pytest.mark.parametrize(("arch", "dtype", "name"), [("sm_75", F16, "mma_f16k8"), ("sm_80", BF16, "mma_bf16"), ("sm_90", I8, "mma_s8")])
+def test_what_the_instruction_gains(arch: str, dtype: DType, name: str) -> None:
+    """Predicted between what tensor cores take alone and a few times that; well below what multiply-adds take."""
+    state = best(arch, dtype)
+    chosen = state.dots[state.kernel.output]
+    assert chosen is not None and chosen.name == name
+    nest = loop_nest(state)
+    tiles = held_tiles(nest.layouts.dots[state.kernel.output])
+    assert tiles is not None
+    ideal = EXTENT ** 3 / (tiles.products * 128 / tiles.dot.base_cost * state.target.units)
+    assert ideal < group_cost(state).cycles < 6 * ideal
+    assert group_cost(state).cycles < group_cost(best(arch, dtype, tensor_cores=False)).cycles / 3
+    assert group_cost(state).flops == 2.0 * EXTENT ** 3
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_75", BF16), ("sm_80", F32)])
+def test_types_without_an_instruction(arch: str, dtype: DType) -> None:
+    assert not any(best(arch, dtype).dots)
+
+
+def test_lines_of_operands_lie_in_different_banks() -> None:
+    """Rows of 32 or 64 bfloat16 would meet in a few banks: they are padded by a line."""
+    state = best("sm_80", BF16)
+    nest = loop_nest(state)
+    tiles = held_tiles(nest.layouts.dots[state.kernel.output])
+    assert tiles is not None
+    for number, operand in enumerate(tiles.plan.operands):
+        stage = nest.stages[operand.stage]
+        assert stage.space is MemorySpace.SHARED and stage.layout is not None and stage.layout.row_pad
+        assert tiles.turns(number, stage.layout) == tiles.words(number)
+        assert prod(stage.region) >= tiles.dot.rows * tiles.dot.depth
