@@ -22,6 +22,8 @@ SPECIAL: dict[str, str] = {
     "llvm.nvvm.barrier.cta.sync.aligned.all": "",
     "llvm.nvvm.shfl.sync.bfly.i32": "",
     **{f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}{kind}.b16.p3": "ldmatrix" for n in (1, 2, 4) for kind in ("", ".trans")},
+    **{f"llvm.nvvm.cp.async.{what}": "cp.async" for what in ("commit.group", "wait.group", *(
+        f"{kind}.shared.global.{n}" for kind, n in (("ca", 4), ("ca", 8), ("cg", 16))))},
     **{dot.llvm: dot.features[0] for dot in DOTS.values() if dot.fragments and dot.llvm},
 }
 """NVIDIA's: name → what the architecture must have, by the names of `Architecture.features`; "": all have it."""

@@ -9,6 +9,7 @@
     BARRIER                                   barrier.cta.sync
     SHFL_XOR float32 [16]                     shfl.sync.bfly
     LOADMATRIX, MMA                           ldmatrix, mma.sync (matrix.py)
+    COPY_ASYNC, COMMIT, WAIT                  cp.async (copies.py)
 
 A phase whose groups are one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
 infers what they point to. An access is as wide as the alignment of its address allows, up to 16 bytes, and one that is masked off stands
@@ -21,6 +22,8 @@ import re
 from typing import Any
 
 from svod.compile.cuda.alignment import WIDEST, Multiples
+from svod.compile.cuda.copies import HANDLERS as COPY_HANDLERS
+from svod.compile.cuda.copies import by_bytes
 from svod.compile.cuda.matrix import HANDLERS as MATRIX_HANDLERS
 from svod.compile.cuda.targets import GRID, STATIC_SHARED
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
@@ -170,7 +173,7 @@ def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 
 HANDLERS: dict[str, Handler] = {
-    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS, **MATRIX_HANDLERS,
+    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS, **MATRIX_HANDLERS, **COPY_HANDLERS,
     "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _temp, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
     "BARRIER": _barrier, "SHFL_XOR": _exchange, "PREFETCH": _prefetch,
 }
@@ -235,5 +238,5 @@ _BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "float": 4, "double": 8}
 
 def without_assumptions(source: str) -> str:
     """The module for arguments that begin anywhere and may overlap: no access is wider than an element."""
-    source = source.replace(POINTER, "ptr addrspace(1)")
+    source = by_bytes(source.replace(POINTER, "ptr addrspace(1)"))
     return _ACCESS.sub(lambda m: f"{m[1]}, align {_BYTES[m[2] or m[3]]}", source)

@@ -2,6 +2,7 @@
 
     ptr addrspace(3), addrspacecast            ptr, the same pointer
     call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
+    cp.async                                   noted, and done when the thread waits for it; a thread that ends without is an error
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
 
 LLVM's coroutine passes cut a kernel where it suspends. The threads of a block run one after another, in an order drawn from a seed, each
@@ -63,11 +64,43 @@ declare void @llvm.coro.end(ptr, i1, token)
 declare ptr @llvm.coro.free(token, ptr)
 declare ptr @aligned_alloc(i64, i64)
 declare void @free(ptr)
+declare void @emulated_copy(ptr, ptr, ptr, i32)
+declare void @emulated_wait(ptr, i32)
 """
 
 
 class DeviceFault(CompileError):
     """A kernel does what no GPU may be asked to do."""
+
+
+Copies = list[list[tuple[int, int, int]]]       # (to, from, bytes), those committed together; the last are open
+_copies: dict[int, Copies] = {}                 # by the address of a thread's context
+_faults: list[str] = []
+
+
+def _started(thread: int, to: int, source: int, nbytes: int) -> None:
+    if to % nbytes or source % nbytes:
+        _faults.append(f"cp.async of {nbytes} bytes at an address that is no multiple of them")
+    _copies.setdefault(thread, [[]])[-1].append((to, source, nbytes))
+
+
+def _waited(thread: int, number: int) -> None:
+    """commit_group where the number is negative, else wait_group."""
+    own = _copies.setdefault(thread, [[]])
+    if number < 0:
+        own.append([])
+        return
+    done = max(0, len(own) - 1 - number)
+    for group in own[:done]:
+        for to, source, nbytes in group:
+            ctypes.memmove(to, source, nbytes)
+    del own[:done]
+
+
+_STARTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(_started)
+_WAITED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(_waited)
+for _name, _function in (("emulated_copy", _STARTED), ("emulated_wait", _WAITED)):
+    llvm.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
 
 
 class _Rewriter:
@@ -148,6 +181,9 @@ class _Rewriter:
             self.lines.append(f"  {result} = load i32, ptr {self._word(REGISTERS[name[24:]])}")
             return
         at = OPERANDS
+        if name.startswith("llvm.nvvm.cp.async."):
+            self._copy(name, operands)
+            return
         values = [v.rsplit(" ", 1) for v in re.split(r", (?![^<{]*[>}])", operands)] if operands else []
         for kind, value in values:
             kind = kind.strip()
@@ -161,6 +197,16 @@ class _Rewriter:
         self.renamed[self.block] = resumed
         if result:
             self.lines.append(f"  {result} = load {type_}, ptr {self._word(OPERANDS)}, align 4")
+
+    def _copy(self, name: str, operands: str) -> None:
+        """A call of the host's `_started`, `_committed` or `_waited`."""
+        operands = re.sub(r" addrspace\(\d\)", "", operands)
+        size = re.search(r"\.global\.(\d+)$", name)
+        if size:
+            self.lines.append(f"  call void @emulated_copy(ptr %ctx, {operands}, i32 {size[1]})")
+        else:
+            number = operands or "i32 -1"
+            self.lines.append(f"  call void @emulated_wait(ptr %ctx, {number})")
 
     def _bfloat(self, result: str, wide: str, lanes: str | None, operand: str, short: str) -> None:
         """float → bfloat in integers: the host may lack the instruction, or flush what is subnormal."""
@@ -238,6 +284,10 @@ class Emulated:
             waiting = self._waiting(waiting, handles)
         for handle in handles:
             _resume(handle, 1)
+        under_way = any(group for own in _copies.values() for group in own)
+        _copies.clear()
+        if _faults or under_way:
+            raise DeviceFault(_faults.pop() if _faults else "a thread ends while its copies are under way")
 
     def _order(self, threads: Sequence[int]) -> list[int]:
         shuffled = list(threads)

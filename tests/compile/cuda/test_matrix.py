@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from svod.compile.cuda import ptxas
@@ -13,7 +14,7 @@ from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render, without_assumptions
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
-from svod.compile.lower.program import Program
+from svod.compile.lower.program import Instruction, Program
 from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
@@ -22,7 +23,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.errors import KernelOptError
 from tests.agreement import Case
-from tests.compile.cuda.emulator import run_program
+from tests.compile.cuda.emulator import DeviceFault, run_program
 from tests.compile.cuda.target import card_target
 from tests.compile.cuda.test_corpus import MOST_THREADS, threads_of
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
@@ -114,3 +115,48 @@ def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
     for ir in (source, without_assumptions(source)):
         report, = ptxas.assemble(emit_ptx(ir, arch), arch)[1]
         assert 128 < report.registers <= 255 and not report.spill_stores and not report.spill_loads
+
+
+# -- copies ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("m", "n", "sizes"), [(32, 32, {16}), (32, 36, {8, 16}), (32, 34, {4, 16}), (32, 33, {16}), (29, 32, {16})])
+def test_copies_are_as_wide_as_their_alignment_allows(m: int, n: int, sizes: set[int]) -> None:
+    """Rows of 36 bfloat16 begin at multiples of 8 bytes, of 33 at none that cp.async takes: those pass through registers. Of rows beyond
+    the end zeros are stored."""
+    kernel = gemm(m, n, 64, BF16, BF16)
+    state = tensorized(kernel, "mma_bf16", "sm_80", Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2), *STAGED)
+    ir = render(check(Case(kernel, 1), state), state.target)
+    assert {int(size) for size in re.findall(r"call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)\(", ir)} == sizes
+    assert "<8 x i16> zeroinitializer, ptr" in ir or m == 32
+
+
+def test_three_buffers() -> None:
+    kernel = gemm(32, 16, 200, F16, F16)
+    state = tensorized(kernel, "mma_f16", "sm_80", Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2), *STAGED[:2], Opt("PIPELINE", "r0", 3))
+    ptx = emit_ptx(render(check(Case(kernel, 1), state), state.target), "sm_80")
+    assert re.search(r"cp\.async\.wait_group\s+1;", ptx) and "cp.async.commit_group" in ptx and "cp.async.cg.shared.global" in ptx
+
+
+def test_a_program_that_does_not_wait_is_found() -> None:
+    """Copies are done no sooner than they are waited for: what is read before is not there."""
+    kernel = gemm(32, 16, 64, F16, F16)
+    state = tensorized(kernel, "mma_f16", "sm_80", Opt("TILE", "r0", 2), *STAGED)
+    program, case = lower(state), Case(kernel, 1)
+    for keep, error in ((lambda i: i.arg != 0 or i.op != "WAIT", DeviceFault), (lambda i: i.op != "COMMIT", DeviceFault)):
+        code = tuple(i if keep(i) else Instruction("CONST", dtypes.index, 1, (), 0) for i in program.code[0])
+        with pytest.raises(error, match="under way"):
+            run_program(Program(program.spec, (code,)), state.target, case.fresh())
+
+
+def test_without_assumptions_no_copy_needs_alignment() -> None:
+    """Arguments that begin anywhere: each is a view that begins two bytes behind a multiple of 16."""
+    kernel = gemm(32, 16, 64, F16, F16)
+    state, case = tensorized(kernel, "mma_f16", "sm_80", Opt("TILE", "r0", 2), *STAGED), Case(kernel, 1)
+    args = []
+    for array in case.fresh():
+        raw = np.zeros(array.nbytes + 64, np.uint8)
+        start = -raw.ctypes.data % 16 + array.itemsize
+        args.append(raw[start:start + array.nbytes].view(array.dtype))
+        args[-1][:] = array
+    run_program(lower(state), state.target, args)
+    case.check(args, "arguments that are not aligned")
+    assert "cp.async.cg" not in without_assumptions(render(lower(state), state.target)).replace("declare void @llvm.nvvm.cp.async.cg", "")
