@@ -213,3 +213,13 @@ def test_an_onnx_model_on_a_device() -> None:
     np.testing.assert_allclose(np.asarray(got), softmax(given), rtol=1e-4, atol=1e-6)
     plan, = model.plans
     assert plan.device == TOY.device
+
+
+def test_a_pytorch_model_on_a_device() -> None:
+    torch = pytest.importorskip("torch", reason="the package torch is not installed")
+    compiler = pytest.importorskip("svod.torch")
+    model, given = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Softmax(-1)).eval(), torch.from_numpy(X[:3, :5].copy())
+    compiled = compiler.compile(model, given, options={"device": TOY.device})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-6)
+    assert {plan.device for plan in compiled.plans} == {TOY.device}
