@@ -343,6 +343,23 @@ def test_what_a_graph_computes_from_a_variables_size_is_symbolic() -> None:
     assert len(one_plan.plans) == 1 and len(each.plans) == 4
 
 
+@pytest.mark.parametrize(("batch", "width"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)])
+def test_gather_nd_of_a_variables_size(batch: int, width: int) -> None:
+    """Tuples of positions in axes whose sizes differ from run to run, some of them from the end. Against NumPy."""
+    places = [2, "n"][:batch] + [3]
+    proto = model([helper.make_node("GatherND", ["x", "i"], ["y"], batch_dims=batch)],
+                  [info("x", [2, "n", 5]), helper.make_tensor_value_info("i", TensorProto.INT64, [*places, width])], [info("y", None)])
+    m = svod.onnx.load(proto, dims={"n": Variable("n", 1, 12)})
+    for n in (12, 1, 7):
+        x = RNG.standard_normal((2, n, 5)).astype(np.float32)
+        sizes = x.shape[batch:batch + width]
+        shape = (*x.shape[:batch], 3)
+        index = np.stack([RNG.integers(-size, size, shape) for size in sizes], -1)
+        rows = np.indices(shape)[:batch]
+        np.testing.assert_array_equal(m(x, index), x[(*rows, *np.moveaxis(index, -1, 0))])
+    assert len(m.plans) == 1
+
+
 def test_an_operator_that_needs_a_number_says_which_size_has_none() -> None:
     m = svod.onnx.load(model([helper.make_node("EyeLike", ["x"], ["y"])], [info("x", ["n", 3])], [info("y", None)]),
                        dims={"n": Variable("n", 1, 9)})

@@ -20,6 +20,7 @@ OPSET = 17
 def main(name: str, seed: str, folder: str) -> None:
     """Export a module. Whatever PyTorch raises ends the process."""
     torch.manual_seed(int(seed))
+    torch.backends.mha.set_fastpath_enabled(False)      # one operation for a whole attention, which TorchScript's exporter does not know
     module, args, kwargs = make(name, REAL)
     if isinstance(module, Decoding):
         sys.exit("a loop of calls is no single graph")

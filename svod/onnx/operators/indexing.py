@@ -1,8 +1,12 @@
 """Elements chosen and put by integers: gathers, scatters, positions of extrema, order."""
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
+from svod.core.ir.variable import Dim
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Array, Node, operator
 from svod.tensor import Tensor, where
@@ -28,21 +32,25 @@ def gather_elements(node: Node, x: Tensor, index: Tensor) -> Tensor:
 @operator("GatherND", 11)
 def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
     batch = node.get("batch_dims", 0)
-    lead, depth = x.shape[:batch], index.shape[-1]
-    flat = flat_positions(index, x.shape[batch:batch + depth])              # (batch…, positions…)
-    rest = x.shape[batch + depth:]
-    count, inner = int(np.prod(lead, dtype=np.int64)), int(np.prod(x.shape[batch:batch + depth], dtype=np.int64))
-    rows = x.reshape(count * inner, *rest)
-    if batch:
-        flat = flat.reshape(count, -1).add(Tensor(np.arange(count, dtype=np.int64).reshape(-1, 1) * inner))
-    return rows.take(flat.reshape(-1), 0).reshape(*index.shape[:-1], *rest)
+    chosen = batch + index.shape[-1]
+    # an axis whose extent depends on a variable is merged only as the outermost one
+    order = sorted(range(chosen), key=lambda a: not isinstance(x.shape[a], Dim))
+    sizes, rest = [x.shape[a] for a in order], x.shape[chosen:]
+    rows = x.permute(*order, *range(chosen, x.ndim)).reshape(math.prod(sizes), *rest)
+    return rows.take(flat_positions(index, sizes, batch, order), 0)
 
 
-def flat_positions(index: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Tuples of positions along the last axis as positions in the flattened axes."""
-    flat = Tensor.zeros(*index.shape[:-1], dtype="int64")
-    for i, n in enumerate(sizes):
-        flat = flat.mul(n).add(wrapped(index[..., i].cast("int64"), n))
+def flat_positions(index: Tensor, sizes: Sequence[int], batch: int = 0, order: Sequence[int] | None = None) -> Tensor:
+    """Tuples of positions along the last axis of `index` as positions in flattened axes of extents `sizes`; these are the axes `order`, else
+    0, 1, … The first `batch` axes are also those of `index`: a tuple names no position along them."""
+    places = index.shape[:-1]
+    flat = Tensor.zeros(*places, dtype="int64")
+    for a, n in zip(range(len(sizes)) if order is None else order, sizes, strict=True):
+        if a < batch:
+            at = Tensor.arange(n).reshape(*(n if place == a else 1 for place in range(len(places))))
+        else:
+            at = wrapped(index[..., a - batch].cast("int64"), n)
+        flat = flat.mul(n).add(at)
     return flat
 
 
