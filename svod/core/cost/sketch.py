@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from svod.core.cost.cost_model import cost_of
+from svod.core.cost.memory_traffic import KEPT
 from svod.core.cost.sketch_contractions import contraction_sketches, inner_contraction
 from svod.core.cost.sketch_facts import (
     contiguous_axes,
@@ -248,7 +249,7 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
 def _past_caches(state: Scheduler) -> Scheduler:
     """STREAM where it changes how the output is stored and the prediction gains. What the caches hold stays there: the kernel that reads
     it comes next."""
-    if _bytes_of_arguments(state) <= max(state.target.l2, min(state.target.l3, _SHARED)) or not has_non_temporal_stores(state):
+    if _bytes_of_arguments(state) <= max(state.target.l2, KEPT * min(state.target.l3, _SHARED)) or not has_non_temporal_stores(state):
         return state
     past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
     return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state
