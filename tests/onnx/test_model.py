@@ -346,7 +346,7 @@ def test_what_a_graph_computes_from_a_variables_size_is_symbolic() -> None:
 @pytest.mark.parametrize(("batch", "width"), [(0, 1), (0, 2), (1, 1), (1, 2), (2, 1)])
 def test_gather_nd_of_a_variables_size(batch: int, width: int) -> None:
     """Tuples of positions in axes whose sizes differ from run to run, some of them from the end. Against NumPy."""
-    places = [2, "n"][:batch] + [3]
+    places: list[Any] = [*[2, "n"][:batch], 3]
     proto = model([helper.make_node("GatherND", ["x", "i"], ["y"], batch_dims=batch)],
                   [info("x", [2, "n", 5]), helper.make_tensor_value_info("i", TensorProto.INT64, [*places, width])], [info("y", None)])
     m = svod.onnx.load(proto, dims={"n": Variable("n", 1, 12)})
