@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from svod.errors import ConfigError, DatabaseError
 from svod.tune.db import layers
 
 SQLITE_HEADER = b"SQLite format 3\0"
+FORMAT = re.compile(rb'"format"\s*:\s*"([^"]*)"')     # in the first line of a file of svod's
+HEADER_BYTES = 4096
 
 
 class Finite(click.FloatRange):
@@ -24,9 +27,11 @@ class Finite(click.FloatRange):
         return number
 
 
-def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None, stdout: bool = False) -> None:
+def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | os.PathLike[str] | None, stdout: bool = False,
+                 format: str | None = None) -> None:
     """Raise ConfigError where the file that `option` names cannot be written, as far as that shows without writing, or where it would
-    replace a database or a file in `read`, which the command reads. None passes, and so does "-" with `stdout`."""
+    replace a database or a file in `read`, which the command reads. `format`: only files of this format of svod's, and empty ones, are
+    replaced; None: any. None as a path passes, and so does "-" with `stdout`."""
     if path is None or (stdout and os.fspath(path) == "-"):
         return
     if os.fspath(path) == "-":
@@ -42,15 +47,21 @@ def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | 
         raise ConfigError(f"{option} {path}: the directory {file.resolve().parent} cannot be written")
     if any(r is not None and file.exists() and os.path.exists(r) and file.samefile(r) for r in read):
         raise ConfigError(f"{option} {path}: the command reads this file; name another one to write")
-    if _is_database(file):
+    start = _beginning(file)
+    if start.startswith(SQLITE_HEADER):
         raise ConfigError(f"{option} {path}: this is an SQLite database, which would be lost; name another file")
+    found = FORMAT.search(start)
+    if format is not None and start and (found is None or found[1] != format.encode()):
+        raise ConfigError(f"{option} {path}: this file was not written by {option}, and would be lost; name another one, or remove it "
+                          "first")
 
 
-def _is_database(file: Path) -> bool:
+def _beginning(file: Path) -> bytes:
+    """The first bytes of a regular file; none of one that cannot be read."""
     if not file.is_file() or not os.access(file, os.R_OK):
-        return False
+        return b""
     with open(file, "rb") as opened:
-        return opened.read(len(SQLITE_HEADER)) == SQLITE_HEADER
+        return opened.read(HEADER_BYTES)
 
 
 def check_is_there(plan: layers.DatabasePaths) -> None:

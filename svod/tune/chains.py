@@ -21,7 +21,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import ConfigError, KernelOptError
 from svod.tune.db import OWN, TuningDB, Winner
 from svod.tune.db.records import TRANSFER
-from svod.tune.lock import chains_of_lock
+from svod.tune.lock import locked_lines
 
 log = logging.getLogger("svod.tune")
 
@@ -138,9 +138,10 @@ def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
 
 def _from_lock(kernel: Kernel, compiler: Compiler, path: str, db: TuningDB | None) -> Chain | None:
     """The chain that a lock file has for this kernel and target, or None. One that cannot be used is said once."""
-    chain = chains_of_lock(path).get((kernel.key, compiler.target.key))
-    if chain is None:
+    locked = locked_lines(path).get((kernel.key, compiler.target.key))
+    if locked is None:
         return None
+    chain = locked.chain
     try:
         problem = _suspicion(kernel, chain, compiler)
         if problem is None and db is not None and _is_barred(kernel, chain, compiler, db):

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,18 +51,27 @@ class Locked:
         return {"kernel": self.kernel, "target": self.target, "chain": chain_text(self.chain), **{k: v for k, v in said.items() if v}}
 
 
-def write_lock(path: Path, lines: Iterable[Locked]) -> int:
-    """Write a lock file, in a stable order, so that a diff shows what changed. Returns the number of lines. Raises OSError."""
+def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None) -> int:
+    """Write a lock file, in a stable order, so that a diff shows what changed. `searched`: by target, the keys of the kernels that were to
+    have lines; a line of the file that is there for another target, or for a kernel that is among them but not in `lines`, stays. None: no
+    line stays. Returns the number of lines. Raises OSError."""
+    lines = list(lines)
+    if searched is not None and path.is_file():
+        new = {(x.kernel, x.target) for x in lines}
+        lines += [x for x in locked_lines(path).values() if (x.kernel, x.target) not in new
+                  and (x.target not in searched or x.kernel in searched[x.target])]
     ordered = sorted(lines, key=lambda x: (x.name, x.origin, x.kernel, x.target))
     text = [{"format": FORMAT, "version": VERSION}, *(x.to_json() for x in ordered)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
 
 
-def chains_of_lock(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Chain]:
-    """The chains of a lock file by (kernel, target). Raises nothing: what cannot be used is said once."""
+def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locked]:
+    """The lines of a lock file by (kernel, target). Raises nothing: what cannot be used is said once."""
     try:
         status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no file")       # a pipe may never end
         return _read(os.fspath(path), status.st_mtime_ns, status.st_size)
     except (OSError, ValueError) as e:      # ValueError: a null character in the path
         config.log_once(log, logging.WARNING, f"the lock file {path} cannot be read and is not used: {e}")
@@ -69,34 +79,49 @@ def chains_of_lock(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Cha
 
 
 @lru_cache(maxsize=8)
-def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Chain]:
-    """What `chains_of_lock` gives, for a file that was `changed` then. Raises OSError."""
+def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Locked]:
+    """What `locked_lines` gives, for a file that was `changed` then. Raises OSError."""
     if size > MOST_BYTES:
         config.log_once(log, logging.WARNING, f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_BYTES >> 20} are read")
         return {}
-    chains: dict[tuple[str, str], Chain] = {}
+    header, *rest = Path(path).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    try:
+        _check_header(header)
+    except ValueError as e:
+        config.log_once(log, logging.WARNING, f"the lock file {path} is not used: {e}")
+        return {}
+    lines: dict[tuple[str, str], Locked] = {}
     problems: list[str] = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines(), 1):
+    for number, text in enumerate(rest, 2):
         try:
-            data = json.loads(line)
-            if number == 1:
-                _check_header(data)
-            elif line.strip():
-                key = _text(data, "kernel"), _text(data, "target")
-                chains[key] = parse_chain(_text(data, "chain"))
+            if text.strip():
+                line = _parsed(json.loads(text))
+                lines[line.kernel, line.target] = line
         except (ValueError, RecursionError, SvodError) as e:
             problems.append(f"line {number}: {e!s:.200}")
-            if number == 1:
-                break
     if problems:
         more = f", and {len(problems) - 1} lines more" if len(problems) > 1 else ""
         config.log_once(log, logging.WARNING, f"the lock file {path}: {problems[0]}{more}; what can be read of it is used")
-    return chains
+    return lines
 
 
-def _check_header(data: Any) -> None:
+def _parsed(data: Any) -> Locked:
+    """A line. Raises ValueError, SvodError."""
+    chain, gain = _text(data, "chain"), data.get("gain")
+    name, origin = (x if isinstance(x := data.get(field), str) else "" for field in ("name", "from"))
+    return Locked(_text(data, "kernel"), _text(data, "target"), parse_chain(chain), name, origin,
+                  gain if isinstance(gain, (int, float)) and not isinstance(gain, bool) else None)
+
+
+def _check_header(line: str) -> None:
+    """Raise ValueError where the first line is not that of a lock file that this svod reads."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        data = None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f'this is no lock file of svod, which begins with {{"format": "{FORMAT}", …}}')
+        raise ValueError(f'{"this is no lock file of svod, which" if line else "it is empty; a lock file"} begins with '
+                         f'{{"format": "{FORMAT}", …}}')
     version = data.get("version")
     if not isinstance(version, int) or not 1 <= version <= VERSION:
         raise ValueError(f"it has version {version!r:.20}, this svod reads up to {VERSION}; update svod")
@@ -104,6 +129,8 @@ def _check_header(data: Any) -> None:
 
 def _text(data: Any, name: str) -> str:
     value = data.get(name) if isinstance(data, dict) else None
-    if not isinstance(value, str) or len(value) > MOST_CHAIN:
+    if not isinstance(value, str):
         raise ValueError(f"{name} should be text, found {value!r:.40}")
+    if len(value) > MOST_CHAIN:
+        raise ValueError(f"its {name} has {len(value)} characters; {MOST_CHAIN} are read")
     return value

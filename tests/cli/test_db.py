@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from svod.cli.db import verify
 from svod.cli.db.commands import cli
 from svod.cli.db.listing import chain_words
 from svod.compile.cpu.host import host_target
@@ -25,7 +27,8 @@ from svod.core.kernel.show import print_nest
 from svod.core.schedule.canonical import AST_REVISION
 from svod.errors import ConfigError, DatabaseError
 from svod.system.quantities import seconds
-from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, layers
+from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers
+from svod.tune.db.transfer import write_records
 from tests.plans import canonical
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 from tests.tune.search_kernels import elementwise
@@ -187,13 +190,14 @@ def test_a_kernel_is_found_by_where_it_comes_from(path: Path) -> None:
 @pytest.mark.parametrize("command", [["list"], ["stats"], ["export", "-o", "kept.jsonl"]])
 def test_a_database_with_damaged_pages_is_refused(path: Path, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
-    Path("kept.jsonl").write_text("kept")
+    kept = '{"format": "svod-tune-db", "version": 2}\n'
+    Path("kept.jsonl").write_text(kept)
     pages = bytearray(path.read_bytes())
     pages[4096:] = bytes(b ^ 0x5A for b in pages[4096:])
     path.write_bytes(pages)
     done = run(path, *command)
     assert isinstance(done.exception, DatabaseError) and f"{path} is damaged" in str(done.exception)
-    assert Path("kept.jsonl").read_text() == "kept"
+    assert Path("kept.jsonl").read_text() == kept
 
 
 def test_why(path: Path) -> None:
@@ -293,6 +297,34 @@ def test_an_export_does_not_replace_a_database(path: Path) -> None:
     with pytest.raises(ConfigError, match="SQLite database, which would be lost"):
         CliRunner().invoke(cli, ["--db", str(path), "export", "-o", str(path)], catch_exceptions=False)
     assert path.read_bytes() == before
+
+
+def test_an_export_replaces_exports_alone(path: Path, tmp_path: Path) -> None:
+    script, mine = tmp_path / "model.py", tmp_path / "mine.jsonl"
+    script.write_text("import svod")
+    with pytest.raises(ConfigError, match="was not written by -o, and would be lost"):
+        CliRunner().invoke(cli, ["--db", str(path), "export", "-o", str(script)], catch_exceptions=False)
+    assert script.read_text() == "import svod"
+    assert run(path, "export", "-o", str(mine)).exit_code == 0 and run(path, "export", "-o", str(mine), "--winners").exit_code == 0
+
+
+def test_a_check_that_cannot_be_recorded_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TuningDB.open(path, read_only=True) as db:
+        [won] = db.ranking(GEMM, TARGET)
+    monkeypatch.setattr(verify, "verify", lambda *a, **k: [verify.Checked("gemm", won, won)])
+    assert "used" in run(path, "verify").output
+
+    def full(*a: object, **k: object) -> object:
+        raise sqlite3.OperationalError("database or disk is full")
+    monkeypatch.setattr(files, "open_for_writing", full)
+    with pytest.raises(DatabaseError, match="what was measured is not recorded: "):
+        CliRunner().invoke(cli, ["--db", str(path), "verify"], catch_exceptions=False)
+
+
+def test_a_file_that_is_read_alone_is_named(tmp_path: Path) -> None:
+    write_records(tmp_path / "none.jsonl", [])
+    done = CliRunner().invoke(cli, ["--db", str(tmp_path / "none.jsonl"), "list"])
+    assert f"no kernels in {tmp_path / 'none.jsonl'}; tune something" in done.output
 
 
 @pytest.mark.parametrize("command", ["list", "stats", "gc", "retract x"])

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -45,6 +46,7 @@ from svod.tune import capture
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
 from svod.tune.db.winners import derive_winner
+from svod.tune.lock import Locked, locked_lines, write_lock
 from svod.tune.plan_check import Gain, check_values
 from svod.tune.search import events
 from svod.tune.search.events import (
@@ -144,6 +146,8 @@ def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (["--address", "head"], "use auto or host:port"),
     (["--json", "m.py"], "--json m.py: the command reads this file"), (["--capture-to", "./m.py"], "the command reads this file"),
     (["--json", "other.db"], "an SQLite database, which would be lost"),
+    (["--json", "notes.txt"], "--json notes.txt: this file was not written by --json, and would be lost"),
+    (["-o", "report.json"], "was not written by --lock"), (["--capture-to", "notes.txt"], "was not written by --capture-to"),
 ])
 def test_what_cannot_be_written_is_refused_before_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str],
                                                                   said: str) -> None:
@@ -152,6 +156,8 @@ def test_what_cannot_be_written_is_refused_before_the_script_runs(tmp_path: Path
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE notes(x)")
         other.commit()
+    (tmp_path / "notes.txt").write_text("what I found")
+    (tmp_path / "report.json").write_text('{\n "format": "svod-tune-report"}')
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
     with pytest.raises(SvodError, match=re.escape(said)):
         CliRunner().invoke(cli, ["m.py", *arguments], catch_exceptions=False)
@@ -535,6 +541,9 @@ def test_progress_on_a_terminal_fits_80_columns(monkeypatch: pytest.MonkeyPatch)
     assert max(map(len, page.getvalue().splitlines())) <= 80 and "2.50×" in page.getvalue() and "budget spent" in page.getvalue()
     assert len(page.getvalue().splitlines()) <= 12, "no more lines than the terminal has"
     assert "2 workers" in page.getvalue() and "a chain leads in 1 of 1 kernel so far" in " ".join(page.getvalue().split())
+    slim, progress.console.width = io.StringIO(), 40
+    Console(file=slim, width=40, height=12).print(progress.render())
+    assert "a_kernel_wit" in slim.getvalue() and "2.50×" in slim.getvalue() and max(map(len, slim.getvalue().splitlines())) <= 40
     progress(SessionEnding("", 3))
     wide = io.StringIO()
     Console(file=wide, width=120, height=12).print(progress.render())
@@ -654,6 +663,10 @@ def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fak
     second = run("--from", file, "--db", db)
     assert second.exit_code == 0 and "nothing to search with beam 8, 3 known" in second.output and NoExecutor.started == 1
     assert re.search(r"^gemm \w{8} +block\.linear .* 2\.00×", second.output, re.M) and "keep" not in second.output
+    kept = [str(tmp_path / "l.jsonl"), str(tmp_path / "d.jsonl")]
+    for _ in range(2):
+        third = run("--from", file, "--db", db, "--json", str(report), "-o", kept[0], "--capture-to", kept[1], "--log-json", str(report))
+        assert third.exit_code == 0, "each option replaces what it wrote"
     third = run("--from", file, "--db", db, "--fresh")
     assert "3 kernels to search" in third.output and NoExecutor.started == 2
 
@@ -720,6 +733,22 @@ def test_dry_run_names_no_next_search_where_there_is_nothing_to_search(tmp_path:
     assert re.search(r"nothing to search with beam 8; to search anew, without what is known: .* --fresh$", done.output.splitlines()[-1])
 
 
+def test_a_lock_keeps_the_lines_of_what_was_left_out(tmp_path: Path, fake: type[FakeSession]) -> None:
+    file, db, lock = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "l.jsonl"
+    run("--from", file, "--db", db, "-o", str(lock))
+    before = locked_lines(lock)
+    elsewhere = Locked("k" * 32, "another/target", ())
+    write_lock(lock, [*before.values(), elsewhere])
+    done = run("--from", file, "--db", db, "-o", str(lock), "--only", "gemm")
+    assert done.exit_code == 0 and len(before) == 3
+    assert set(locked_lines(lock).values()) == {*before.values(), elsewhere}
+
+
+def test_kernels_without_a_search_are_not_resumed(tmp_path: Path, fake: type[FakeSession]) -> None:
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--resume", "--dry-run")
+    assert "its search has not begun; it does without --resume" in " ".join(done.output.split()), done.output
+
+
 def test_kernels_that_another_process_searches_are_left_to_it(tmp_path: Path, fake: type[FakeSession],
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(self: FakeSession) -> SessionResult:
@@ -740,6 +769,10 @@ def test_a_report_that_cannot_be_written_is_status_4(tmp_path: Path, fake: type[
     for more in (), ("--dry-run",):
         done = run(*arguments, *more)
         assert done.exit_code == 4 and "r.json cannot be written: No space left on device" in done.output
+    for db in (":none:", str(tmp_path / "t.db")):
+        for option in ("-o", "--capture-to"):
+            done = run("--from", captured(tmp_path), "--db", db, option, "/dev/full", "--fresh")
+            assert done.exit_code == 4 and "/dev/full" in done.output and "are lost" not in done.output and "in a file" not in done.output
 
 
 def test_what_a_kernel_promises_is_the_mean_over_its_calls() -> None:
@@ -768,6 +801,42 @@ def test_an_interrupted_search_is_reported(tmp_path: Path, fake: type[FakeSessio
     monkeypatch.setattr(fake, "run", interrupt)
     done = run("--from", captured(tmp_path), "--db", str(tmp_path / "u.db"))
     assert done.exit_code == 130 and "nothing was added" in done.output
+    monkeypatch.setattr(tune_run, "run_script", lambda *a, **k: script_module.ScriptEnd("interrupted", -2, 1.0))
+    done = run(script(tmp_path, ""), "--db", str(tmp_path / "u.db"))
+    assert done.exit_code == 130 and "had prepared no kernel by then" in done.output
+
+
+@pytest.mark.parametrize(("end", "status", "said"), [
+    (signal.SIGTERM, 143, "ended by SIGTERM; "), (signal.SIGHUP, 129, "ended by SIGHUP; "), (None, 1, "the cluster is gone; ")])
+@pytest.mark.parametrize("trouble", [False, True])
+def test_what_was_found_before_an_early_end_is_kept_and_said(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch,
+                                                             end: signal.Signals | None, status: int, said: str, trouble: bool) -> None:
+    complete = fake.run
+
+    def search(self: FakeSession) -> SessionResult:
+        complete(self)
+        if end is None:
+            raise TuneError("the cluster is gone")
+        os.kill(os.getpid(), end)
+        time.sleep(60)
+        return self.result
+    monkeypatch.setattr(fake, "run", search)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.db").write_text("no database" * trouble)
+    monkeypatch.setenv("SVOD_TUNE_DB", str(tmp_path / "t.db"))
+    done = run("--from", captured(tmp_path))
+    kept = "what was found is kept in " if trouble else "6 measurements kept in "
+    assert done.exit_code == status and f"svod-tune: {said}{kept}" in done.output, done.output
+    assert len(list(tmp_path.glob("svod-tuned-*.jsonl"))) == trouble
+
+
+def test_an_address_where_nobody_answers_ends_the_command_before_the_script(tmp_path: Path, fake: type[FakeSession]) -> None:
+    path = script(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    done = run(path, "--db", ":none:", "--address", address)
+    assert done.exit_code == 1 and f"cannot tune on the Ray cluster at '{address}': nobody answers there" in done.output
+    assert not (tmp_path / "ran").exists() and NoExecutor.started == 0
 
 
 @pytest.mark.parametrize("trouble", ["foreign", "directory", "full"])

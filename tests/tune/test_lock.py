@@ -17,7 +17,7 @@ from svod.compile.plan.compiler import compiler_for
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt
 from svod.tune.db import TuningDB, Verdict
-from svod.tune.lock import Locked, chains_of_lock, write_lock
+from svod.tune.lock import Locked, locked_lines, write_lock
 
 A, B = (np.random.default_rng(n).standard_normal((48, 48)).astype(np.float32) for n in (1, 2))
 HEADER = '{"format": "svod-lock", "version": 1}\n'
@@ -68,12 +68,36 @@ def test_what_cannot_be_used_is_said_and_the_heuristic_runs(text: str, tmp_path:
     path.write_text(text.replace("KERNEL", json.dumps(k.key)).replace("TARGET", json.dumps(k.state.target.key)))
     with caplog.at_level(logging.WARNING, "svod"):
         assert prepared(path).opts_source == "heuristic"
-    assert str(path) in caplog.text or not text
+    assert str(path) in caplog.text and ("should be text" in caplog.text) == ('"chain": 5' in text)
+
+
+def test_what_is_no_lock_file_is_said_to_be_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, text, said in (("empty", "", "it is empty"), ("script", "import numpy\n", "no lock file of svod"),
+                             ("newer", '{"format": "svod-lock", "version": 9}\n', "update svod")):
+        (tmp_path / name).write_text(text)
+        assert locked_lines(tmp_path / name) == {}
+        assert f"the lock file {tmp_path / name} is not used: " in caplog.text and said in caplog.text
+    (tmp_path / "long").write_text(HEADER + json.dumps({"kernel": "k", "target": "t", "chain": "TILE(o0, 2) " * 10_000}))
+    assert locked_lines(tmp_path / "long") == {} and "its chain has 120000 characters; 20000 are read" in caplog.text
+
+
+def test_lines_of_what_was_not_searched_stay(tmp_path: Path) -> None:
+    """A file is kept for several targets, and tuned kernel by kernel."""
+    path, chain = tmp_path / "l.jsonl", (Opt("TILE", "o0", 4),)
+    old = [Locked(k, t, chain, k, "fc", 1.5) for k in "abc" for t in ("here", "there")]
+    write_lock(path, old)
+    new = Locked("a", "here", (), "a")
+    assert write_lock(path, [new], {"here": {"a", "b"}}) == 5, "c is no kernel of the model any more"
+    assert set(locked_lines(path).values()) == {new, *(x for x in old if (x.kernel, x.target) not in (("a", "here"), ("c", "here")))}
+    path.write_bytes(path.read_bytes() + b'{"kernel": "\xff", "target": "there", "chain": "", "gain": "x"}\n')
+    assert write_lock(path, [new], {"here": {"a", "b"}}) == 6
+    assert write_lock(path, [new]) == 1
 
 
 def test_a_lock_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert prepared(tmp_path / "nowhere.jsonl").opts_source == "heuristic" and "cannot be read and is not used" in caplog.text
-    assert chains_of_lock(str(tmp_path)) == {}
+    for other in (tmp_path, Path("/dev/zero")):
+        assert locked_lines(str(other)) == {} and f"{other} cannot be read and is not used: it is no file" in caplog.text
 
 
 def test_a_chain_that_is_predicted_to_be_far_slower_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +130,7 @@ def test_a_chain_that_was_found_wrong_is_not_used(tmp_path: Path, caplog: pytest
 def test_any_bytes_are_read_without_an_error(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("lock") / "l.jsonl"
     path.write_bytes(b"".join(parts))
-    assert all(isinstance(o, Opt) for chain in chains_of_lock(path).values() for o in chain)
+    assert all(isinstance(o, Opt) for line in locked_lines(path).values() for o in line.chain)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["UPCAST", "TILE"]), st.sampled_from(["o0", "r0"]), st.integers(0, 64)), max_size=5))
@@ -114,4 +138,4 @@ def test_chains_come_back(tmp_path_factory: pytest.TempPathFactory, opts: list[t
     chain = tuple(Opt(*o) for o in opts)
     path = tmp_path_factory.mktemp("lock") / "l.jsonl"
     write_lock(path, [Locked("k", "t", chain)])
-    assert chains_of_lock(path) == {("k", "t"): chain} and chain_text(chain) in path.read_text()
+    assert locked_lines(path) == {("k", "t"): Locked("k", "t", chain)} and chain_text(chain) in path.read_text()

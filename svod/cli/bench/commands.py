@@ -114,7 +114,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
         json_path: Path | None, resume: bool) -> None:
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import parse_peers
-    from svod.bench.results import Settings
+    from svod.bench.results import FORMAT, Settings
     from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT
     from svod.bench.suites.suites import parse_suites, select_cases
     from svod.compile.plan.dump import passes_of
@@ -136,7 +136,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
         print_table(("kernel", "what", "group", "dtype", "operands"), [(c.name, c.title, c.group, c.dtype, c.shapes) for c in cases],
                     fold=frozenset({"operands"}))
         return
-    check_output("--json", json_path)
+    check_output("--json", json_path, format=FORMAT)
     if budget is not None and mode != "beam":
         raise click.UsageError("--budget is the time of a search; add --beam N")
     cases = _installed(cases)

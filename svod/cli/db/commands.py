@@ -46,6 +46,7 @@ from svod.tune.db import (
 )
 from svod.tune.db.files import open_for_reading
 from svod.tune.db.records import parse_json
+from svod.tune.db.transfer import FORMAT
 from svod.tune.db.why import describe_searches, explain
 
 EXIT_SKIPPED = 1        # of import and merge: not all records could be used
@@ -197,7 +198,8 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
         _print_json([r._asdict() for r in rows])
     elif not every:
         path = db.path or db.plan.write
-        state = ("the database is :none:" if path is None else
+        state = (f"no kernels in {db.plan.read[0]}" if path is None and db.plan.read else
+                 "the database is :none:" if path is None else
                  f"no kernels in {path}" if path.exists() else f"there is no database at {path} yet")
         named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
         _say(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
@@ -394,7 +396,7 @@ def stats(context: click.Context, as_json: bool) -> None:
 @click.pass_context
 def export(context: click.Context, output: Path, winners: bool, anonymous: bool, kernels: tuple[str, ...]) -> None:
     """Write records to a JSON Lines file that `import` reads on any machine."""
-    check_output("-o", output)
+    check_output("-o", output, format=FORMAT)
     db = _open(context)
     check_is_there(db.plan)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
@@ -474,7 +476,10 @@ def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget
     if not rows:
         _say("the database has no chain for this machine" if every else "nothing is left to check: every chain in use was measured here")
         return
-    if print_checked(rows):
+    refused = print_checked(rows)
+    if db.plan.write is not None and db.path is None and not db.store_again():
+        raise DatabaseError(f"what was measured is not recorded: {db.problem or 'the database cannot be written'}")
+    if refused:
         sys.exit(EXIT_SKIPPED)
 
 

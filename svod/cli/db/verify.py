@@ -42,7 +42,8 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
     for target, tasks in _tasks_by_target(db, kernels, every).items():
         compiler = compiler_for(target, config.PrepareConfig.from_env(beam=None, capture=None))
         before = {t.key: db.ranking(t.key, target.key)[0] for t in tasks}
-        with waiting(f"checking {count(len(tasks), 'kernel')}"), make_executor("local", device=target.device, say=say) as executor:
+        what = f"checking {count(len(tasks), 'kernel')}"
+        with waiting(what, "svod-db"), make_executor("local", device=target.device, say=say) as executor:
             bench = config.BenchConfig.from_env(seconds=CONFIRM_SECONDS)
             TuneSession(tasks, target, executor=executor, db=db, config=config.BeamConfig.from_env(width=4), bench=bench,
                         budget=ModelBudget(budget)).run()

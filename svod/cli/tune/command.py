@@ -11,8 +11,9 @@ import click
 
 from svod import config
 from svod.cli.outputs import Finite, check_database, check_output
-from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, TORCH, TuneOptions
+from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, LOCK_FORMAT, REPORT_FORMAT, TORCH, TuneOptions
 from svod.cli.tune.waiting import say
+from svod.tune.db.transfer import CAPTURE_FORMAT
 
 SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -- {option}"
 
@@ -42,7 +43,7 @@ class _Seconds(Finite):
 @click.command(cls=_TuneCommand, context_settings={"help_option_names": ["-h", "--help"]},
                epilog="Exit status: 0 tuned, or nothing was left to do; 1 the search could not be carried out; 2 bad input; 3 the script "
                       "failed, and what it had prepared was tuned; 4 tuned, but the database could not take the results, or "
-                      "--json or the lock file could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what "
+                      "a file that was asked for could not be written; 5 there is no kernel to tune; 6 the capture is damaged, and what "
                       "can be read of it was tuned; 130 ended early by Ctrl-C; 143 ended by SIGTERM, 129 by SIGHUP. The first Ctrl-C ends "
                       "the script, the next one the tuning.")
 @click.argument("script", required=False, type=click.Path())
@@ -136,14 +137,14 @@ def check(options: TuneOptions) -> None:
         raise click.UsageError(f"{options.script} {problem}; give the path of a Python script")
     elif not os.access(options.script, os.R_OK):
         raise click.UsageError(f"{options.script} cannot be read")
-    check_output("--json", options.json_path, options.script, options.source, stdout=True)
+    check_output("--json", options.json_path, options.script, options.source, stdout=True, format=REPORT_FORMAT)
     if options.compile_only and options.dry_run:
         raise click.UsageError("--compile-only compiles, and --dry-run only looks; give one")
     if options.resume and options.fresh:
         raise click.UsageError("--resume goes on from what the database has, and --fresh reads none of it; give one")
-    check_output("--lock", options.lock_path, options.script, options.source)
+    check_output("--lock", options.lock_path, options.script, options.source, format=LOCK_FORMAT)
     check_output("--log-json", options.log_json, options.script, options.source, stdout=True)
-    check_output("--capture-to", options.capture_to, options.script, options.source)
+    check_output("--capture-to", options.capture_to, options.script, options.source, format=CAPTURE_FORMAT)
     check_database(None if options.dry_run else options.db)
     strategy = options.strategy or config.BeamConfig.env_value("strategy")
     if options.optuna_storage is not None and strategy != "optuna":

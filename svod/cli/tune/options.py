@@ -13,6 +13,7 @@ DEFAULT_BUDGET = 600.0
 #: Options that a command to paste has where this one has them, beside the beam's width and the budget.
 CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
                      "optuna_storage", "dim", "shape", "inputs", "random_weights", "torch"})
+REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # what --json and --lock write, and may replace
 TORCH = ("compile", "modules", "off")       # what --torch takes
 _IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|transformers)\b", re.M)
 

@@ -39,6 +39,7 @@ SAMPLE = 5.0            # seconds between samples of the fleet in the log
 MINUTE = 60.0
 REFRESH_PER_SECOND = 4
 WIDTH_NAME = 28
+NARROW = 60             # columns of a terminal below which a kernel has its name and its gain alone
 FEWEST_WORKER_ROWS = 3
 
 # what is said of candidates that were dropped; another status is said as it is
@@ -337,11 +338,14 @@ class LiveProgress(Progress):
 
         table = Table(box=None, pad_edge=False, expand=True, header_style="bold")
         table.add_column("kernel", no_wrap=True, overflow="ellipsis", ratio=3)
-        for name in ("share", "heuristic", "leading", "so far"):
+        narrow = self.console.width < NARROW
+        for name in ("leading", "so far") if narrow else ("share", "heuristic", "leading", "so far"):
             table.add_column(name, justify="right", no_wrap=True, min_width=7)
-        table.add_column("", no_wrap=True, overflow="ellipsis", ratio=2)
+        if not narrow:
+            table.add_column("", no_wrap=True, overflow="ellipsis", ratio=2)
         for s in list(self.states.values())[:room]:
-            table.add_row(Text(s.label), f"{100 * s.share:.0f} %", in_words(s.heuristic), in_words(s.best), s.gain, Text(s.status))
+            row = (Text(s.label), f"{100 * s.share:.0f} %", in_words(s.heuristic), in_words(s.best), s.gain, Text(s.status))
+            table.add_row(*(row[0], *row[3:5]) if narrow else row)
         return table
 
     def _worker_table(self, rows: Sequence[tuple[str, str, str, str]]) -> Any:

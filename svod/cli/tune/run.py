@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +33,7 @@ from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.event_log import EventLog
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
-from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
 from svod.cli.tune.progress import make_progress
 from svod.cli.tune.report import (
     KernelReport,
@@ -75,7 +76,7 @@ from svod.tune.search.kernel_search import Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
 from svod.tune.unfinished import left_to_search
 from svod.tune.workers.executor import Executor
-from svod.tune.workers.start import ExecutorStart
+from svod.tune.workers.start import ExecutorStart, check_reachable
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
@@ -106,12 +107,17 @@ def tune(options: TuneOptions) -> int:
     try:
         return run.run()
     except TuneError as e:
-        say(f"svod-tune: {e}")
+        say(f"svod-tune: {e}" + (f"; {run.kept()}" if run.result is not None else ""))
         return EXIT_FAILED
     except KeyboardInterrupt:
         run.captured = True
         say(f"svod-tune: ended by Ctrl-C; {run.kept()}")
         return EXIT_INTERRUPTED
+    except _Terminated as e:
+        kept = run.kept()
+        with suppress(OSError):     # the terminal may be gone
+            say(f"svod-tune: ended by {e.name}; {kept}")
+        raise
     finally:
         run.close()
         for number in ends:
@@ -134,9 +140,17 @@ class _CtrlC:
         raise KeyboardInterrupt
 
 
+class _Terminated(SystemExit):
+    """A signal asks the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.name = signal.Signals(number).name
+
+
 def _terminate(number: int, frame: FrameType | None) -> None:
     """Handles SIGTERM, and SIGHUP from a closed terminal: the command ends its script and its workers and closes the database."""
-    raise SystemExit(128 + number)
+    raise _Terminated(number)
 
 
 @dataclass
@@ -166,7 +180,7 @@ class _TuneRun:
 
     def __init__(self, options: TuneOptions) -> None:
         self.options = options
-        self.lock_failed = False
+        self.unwritten = False                      # a file that was asked for could not be written
         self.started = time.monotonic()
         given = {name: value for name in ("db", "device") if (value := getattr(options, name)) is not None}
         self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
@@ -224,6 +238,8 @@ class _TuneRun:
     # -- the phases ---------------------------------------------------------------------------------------------------------
     def run(self) -> int:
         self._say_database()
+        if self.options.address is not None and (self.options.target or not self.options.dry_run):
+            check_reachable(self.options.address)       # at once: the script may take long
         captured = self.capture()
         self.captured = True
         if self.script is not None:
@@ -234,7 +250,7 @@ class _TuneRun:
         self._say_problems(captured)
         if not captured.plans:
             say(f"svod-tune: {self.options.subject} {self._nothing_captured()}")
-            return EXIT_NO_KERNEL
+            return EXIT_INTERRUPTED if self.script is not None and self.script.why == "interrupted" else EXIT_NO_KERNEL
         if self.options.capture_to is not None:
             self._keep_capture(captured, self.options.capture_to)
         if self.script is not None and self.script.failure:
@@ -268,7 +284,7 @@ class _TuneRun:
         self._save()
         self._write_lock()
         status = self._status()
-        self._report(status)
+        self._report()
         self._compare(status)
         return self._write_json(status)
 
@@ -309,7 +325,7 @@ class _TuneRun:
         if options.dry_run and not options.target:
             return [own]
         with waiting(f"asking the cluster at {options.address} what it times"):
-            present = self._start_executor().result().targets()
+            present = self._up_executor().targets()
         allowed = config.OptimizerConfig.from_env()
         return choose_targets(options.target, [t.allowing(allowed.tc, not allowed.nolocals) for t in present], own)
 
@@ -393,9 +409,14 @@ class _TuneRun:
     def _ready_executor(self) -> Executor:
         """The workers, up. Raises TuneError where none starts."""
         with waiting(f"starting the workers ({self._workers()})"):
-            executor = self._start_executor().result()
+            executor = self._up_executor()
             executor.wait_until_ready()
-        signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which ends the process at once
+        return executor
+
+    def _up_executor(self) -> Executor:
+        """The workers, some of which may still be starting. Raises TuneError."""
+        executor = self._start_executor().result()
+        signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which prints a stack
         return executor
 
     def _search(self, part: _Part, shares: int) -> None:
@@ -504,9 +525,13 @@ class _TuneRun:
     def _status(self) -> int:
         if self.result is not None and self.result.interrupted:
             return EXIT_INTERRUPTED
-        if self.lock_failed or (self.result is not None and self.config.db != config.NONE and self.db.path is None):
+        if self.unwritten or self._is_not_stored():
             return EXIT_NOT_STORED
         return EXIT_FAILED if self.failed else self.incomplete
+
+    def _is_not_stored(self) -> bool:
+        """Whether the database could not take what was found."""
+        return self.result is not None and self.config.db != config.NONE and self.db.path is None
 
     def _save(self) -> None:
         """Write results that the database could not take to a file for `svod-db import`: in the current directory, else in the temporary
@@ -531,10 +556,10 @@ class _TuneRun:
         lines = [Locked(o.row.key, p.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
                         o.heuristic / o.tuned if o.heuristic and o.tuned else None) for p in self.parts for o in p.outcomes]
         try:
-            count = write_lock(Path(self.options.lock_path), lines)
+            count = write_lock(Path(self.options.lock_path), lines, {p.target.key: {r.key for r in p.rows} for p in self.parts})
         except OSError as e:
             say(f"svod-tune: {self.options.lock_path} cannot be written: {e.strerror or e}")
-            self.lock_failed = True
+            self.unwritten = True
         else:
             say(f"svod-tune: the chains of {count} kernels are in {self.options.lock_path}; SVOD_LOCK={self.options.lock_path} uses them")
 
@@ -568,6 +593,7 @@ class _TuneRun:
             say(f"svod-tune: the capture is kept in {path}; tune it with svod-tune --from {path}")
         except OSError as e:
             say(f"svod-tune: the capture cannot be written to {path}: {e.strerror or e}")
+            self.unwritten = True
 
     def _print(self, lines: Sequence[str]) -> None:
         """Print the report."""
@@ -590,7 +616,7 @@ class _TuneRun:
             compiled = compile_kernels(captured, device, target, self.options.only)
         self._print(["", f"target {target.key}", *compiled_table(compiled, self._width())])
         failed = sum(state.error is not None for kernel in compiled for state in kernel.states)
-        return self._dump(EXIT_FAILED if failed else self.incomplete,
+        return self._dump(EXIT_FAILED if failed else self._status(),
                           {"target": target.key, "compiler": device.pair.key, "kernels": [kernel.to_data() for kernel in compiled]})
 
     def _dry_run(self) -> int:
@@ -606,19 +632,19 @@ class _TuneRun:
             kernels += [{**row_json(r), "target": p.target.key, "bound_seconds": bounds.get(r.key)} for r in p.rows]
         rows = [r for p in self.parts for r in p.rows]
         self._print([*lines, "", after_dry_run(self.options, rows, self._wider())])
-        return self._dump(self.incomplete, {"target": self.parts[0].target.key, "kernels": kernels})
+        return self._dump(self._status(), {"target": self.parts[0].target.key, "kernels": kernels})
 
     def _title(self, part: _Part) -> list[str]:
         return [f"target {part.target.key}"] if len(self.parts) > 1 else []
 
-    def _report(self, status: int) -> None:
+    def _report(self) -> None:
         lines = []
         for p in self.parts:
             lines += ["", *self._title(p), *kernel_table(p.outcomes, p.target, p.ceilings, self._width()), *size_lines(p.outcomes), ""]
             for number, (plan, check) in enumerate(p.checks, 1):
                 name = f" {number} of {len(p.checks)}" if len(p.checks) > 1 else ""
                 lines += plan_lines(check, name, len(plan.unbound.calls), plan.waited)
-        self._print([*lines, "", self._summary(), *self._stored(status), *self._next(status)])
+        self._print([*lines, "", self._summary(), *self._stored(), *self._next()])
 
     def _summary(self) -> str:
         r = self.result
@@ -628,21 +654,21 @@ class _TuneRun:
         text = f"{count(r.candidates, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
 
-    def _stored(self, status: int) -> list[str]:
+    def _stored(self) -> list[str]:
         if self.result is None:
             return []
         if self.db.path is not None:
             return [f"{count(self.result.rows, 'measurement')} stored in {self.db.path}"]
-        if status == EXIT_NOT_STORED or self.db.problem:
+        if self._is_not_stored() or self.db.problem:
             where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
             return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
         return ["the results are not stored: the database is :none:"]
 
-    def _next(self, status: int) -> list[str]:
+    def _next(self) -> list[str]:
         interrupted = self.result is not None and self.result.interrupted
         here = any(p.here for p in self.parts)
         fell_short = any(c.fell_short for p in self.parts for _, c in p.checks)
-        ended = Ended(interrupted, status == EXIT_NOT_STORED, self.saved, self.db.plan.write is not None, here, self._wider(), fell_short)
+        ended = Ended(interrupted, self._is_not_stored(), self.saved, self.db.plan.write is not None, here, self._wider(), fell_short)
         return next_steps(self.options, [o for p in self.parts for o in p.outcomes], ended)
 
     def _wider(self) -> bool:
@@ -675,7 +701,7 @@ class _TuneRun:
         path = self.options.json_path
         if path is None:
             return status
-        text = json.dumps({"format": "svod-tune-report", "version": 1, "status": status, **content}, indent=1, default=str)
+        text = json.dumps({"format": REPORT_FORMAT, "version": 1, "status": status, **content}, indent=1, default=str)
         try:
             if path == "-":
                 print(text, flush=True)

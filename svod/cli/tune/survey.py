@@ -177,7 +177,9 @@ def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: Tu
         if (reason := _left_out(row, rank, top=top, only=only)) is not None:
             row.decision, row.why = "left out", reason
         elif resume and not was_cut_short(db, row.key, target.key):
-            row.decision, row.why = "known" if row.winner else "left out", "its search was not cut short (--resume)"
+            begun = row.winner is not None or bool(db.select(Search, row.key, target.key))
+            row.decision = "known" if row.winner else "left out"
+            row.why = "its search was not cut short (--resume)" if begun else "its search has not begun; it does without --resume"
         elif row.share < SMALL_SHARE and not only:
             row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time"
         elif config.imported == "check" and (proposed := to_check(row.kernel, compiler, db)) is not None:

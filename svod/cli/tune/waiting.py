@@ -28,11 +28,11 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Say `what` is done while the body runs."""
+def waiting(what: str, program: str = "svod-tune") -> Iterator[None]:
+    """Say `what` the program does while the body runs."""
     global _console
     if not sys.stderr.isatty():
-        timer = threading.Timer(SILENCE, say, [f"svod-tune: {what} …"])
+        timer = threading.Timer(SILENCE, say, [f"{program}: {what} …"])
         timer.daemon = True
         timer.start()
         try:

@@ -320,6 +320,9 @@ def _open_layer(path: Source, rank: int, report: list[Skipped]) -> Layer | None:
     if not os.path.exists(path):
         report.append(Skipped(str(path), "there is no such file; SVOD_TUNE_DB names it"))
         return None
+    if not os.path.isfile(path):        # reading a pipe could wait without end
+        report.append(Skipped(str(path), "this is no file, nor a directory that can be read; SVOD_TUNE_DB names it"))
+        return None
     try:
         if path.suffix == ".jsonl":
             return JsonlLayer(path, rank, report)

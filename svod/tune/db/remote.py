@@ -16,11 +16,13 @@ import urllib.error
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from svod import config
+from svod.errors import DatabaseError
 from svod.system.files import write_file, write_text
+from svod.tune.db.transfer import read_header
 
 log = logging.getLogger("svod.tune.db")
 
@@ -29,6 +31,7 @@ ASKED_AGAIN = 300.0         # seconds after a failure, where there is a copy
 PATIENCE = 5.0              # seconds without a byte
 MOST_SECONDS = 60.0         # of a whole transfer
 MOST_BYTES = 256 << 20
+LONGEST_HEADER, CHUNK = 1 << 20, 1 << 16     # bytes
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -60,7 +63,7 @@ class Remote(NamedTuple):
             return self.copy, None
         try:
             _fetch(self.url, self.copy, state.get("etag", "") if self.exists() else "")
-        except (OSError, HTTPException, ValueError) as e:       # URLError and time-outs are OSErrors
+        except (OSError, HTTPException, ValueError, DatabaseError) as e:        # URLError and time-outs are OSErrors
             why = f"{self.url} cannot be read: {getattr(e, 'reason', None) or e}"
             if not self.exists():
                 return None, f"{why}; there is no copy of it here"
@@ -76,14 +79,24 @@ def is_remote(entry: str) -> bool:
 
 
 def _fetch(url: str, path: Path, etag: str) -> None:
-    """Bring the copy up to date. Raises OSError, HTTPException, ValueError."""
+    """Bring the copy up to date. Raises OSError, HTTPException, ValueError, and DatabaseError for what is no file of tuning records."""
     _check_scheme(url)
     path.parent.mkdir(parents=True, exist_ok=True)
     request = urllib.request.Request(url, headers={"User-Agent": "svod", **({"If-None-Match": etag} if etag else {})})
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             _check_scheme(answer.url)       # it may have been sent on
-            write_file(path, lambda f: shutil.copyfileobj(_Bounded(answer), f))
+            body = _Bounded(answer)
+            start = b""
+            while b"\n" not in start and len(start) < LONGEST_HEADER and (more := body.read(CHUNK)):
+                start += more
+            # a page that asks to log in replaces no copy
+            read_header(start.partition(b"\n")[0].decode(errors="surrogateescape"), url)
+
+            def write(f: IO[bytes]) -> None:
+                f.write(start)
+                shutil.copyfileobj(body, f)
+            write_file(path, write)
             etag = answer.headers.get("ETag") or ""
     except urllib.error.HTTPError as e:
         if e.code != 304:

@@ -54,7 +54,7 @@ def write_records(path: Path, records: Iterable[Record]) -> int:
     return len(lines)
 
 
-def read_header(line: str, path: Path) -> frozenset[str]:
+def read_header(line: str, path: Path | str) -> frozenset[str]:
     """The targets a file has records for. Raises DatabaseError for another kind of file, or one of a newer version."""
     foreign = f"{path} is not a file of svod's tuning records"
     if not line.strip():

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from svod import config
-from svod.core.machine.target import Target
+from svod.core.machine.target import Target, unfit
 from svod.errors import TuneError
 from svod.tune.workers.child import Request
 from svod.tune.workers.executor import YIELD_SECONDS, DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
@@ -455,7 +455,7 @@ class RayExecutor(DispatchingExecutor):
         self._nodes = self.ray.nodes()
 
     def _watch_nodes(self) -> None:
-        known = {n["NodeID"] for n in self._nodes if n["Alive"]}
+        known = self._hosts()
         head, heard = self.ray.get_runtime_context().gcs_address, time.monotonic()
         while not self._stop_watching.wait(NODE_POLL):
             if not _listens(head):          # asking Ray would wait for a minute
@@ -469,14 +469,26 @@ class RayExecutor(DispatchingExecutor):
             except Exception as e:  # Ray raises several unrelated types when the head is gone; calls report it too
                 log.warning("the Ray cluster does not answer: %s", _first_line(e))
                 continue
-            alive = {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self._nodes if n["Alive"]}
-            for node in alive.keys() - known:
+            alive = self._hosts()
+            for node in alive.keys() - known.keys():
                 log.info("node %s (%s) joined", alive[node], node[:8])
-            for node in known - alive.keys():
-                log.info("node %s left", node[:8])
-            if alive.keys() - known:
+            for node in known.keys() - alive.keys():
+                log.warning("the node %s (%s) has left the cluster%s", known[node], node[:8], self._lost_with(node))
+            if alive.keys() - known.keys():
                 self._grow()
-            known = set(alive)
+            known = alive
+
+    def _hosts(self) -> dict[str, str]:
+        """The names of the machines of the nodes that are there."""
+        return {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self._nodes if n["Alive"]}
+
+    def _lost_with(self, node: str) -> str:
+        """What cannot be timed any more without this node, in words; empty where another one does it."""
+        there = self._places("bench")
+        left = [c.target.key for c in self._of_kind("bench") if c.target is not None and c.node in there]
+        lost = sorted({c.target.key for c in self._of_kind("bench") if c.node == node and c.target is not None
+                       and all(unfit(key, c.target) is not None for key in left)})
+        return f", and no other one times {', '.join(lost)}: its search waits {self.patience:g} s for another" if lost else ""
 
     def options(self, carrier: _RayCarrier) -> dict[str, Any]:
         """Options of an actor, without restarts and retries. In a cluster it runs on its carrier's node."""
@@ -539,15 +551,20 @@ def _first_line(e: BaseException) -> str:
     return f"{type(e).__name__}: {next(iter(str(e).strip().splitlines()), '')}"
 
 
+def knock(address: str, deadline: float = 5.0) -> None:
+    """Raise RayUnavailable where nobody listens at the address of a cluster. "auto" passes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=min(deadline, 5.0)).close()
+    except (OSError, ValueError, OverflowError) as e:
+        raise RayUnavailable(f"nobody answers there ({e}); is `ray start --head` running?") from e
+
+
 def _connect(ray: Any, address: str, deadline: float) -> None:
     """Join the cluster at `address`. Raises RayUnavailable, after `deadline` seconds at the latest."""
-    if address != "auto":
-        # Ray retries an address where nobody listens for minutes
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=min(deadline, 5.0)).close()
-        except (OSError, ValueError, OverflowError) as e:
-            raise RayUnavailable(f"nobody answers there ({e}); is `ray start --head` running?") from e
+    knock(address, deadline)        # Ray retries an address where nobody listens for minutes
     errors: list[BaseException] = []
 
     def init() -> None:
@@ -561,7 +578,8 @@ def _connect(ray: Any, address: str, deadline: float) -> None:
     thread.start()
     thread.join(deadline)
     if thread.is_alive():
-        raise RayUnavailable(f"no connection after {deadline:g} s")
+        raise RayUnavailable(f"no connection after {deadline:g} s; is a Ray {ray.__version__} head there, and is its token the one of this "
+                             "user (RAY_AUTH_MODE=token, ~/.ray/auth_token)?")
     if errors:
         raise RayUnavailable(_first_line(errors[0])) from errors[0]
 

@@ -36,9 +36,22 @@ def make_executor(spec: str = "local", address: str | None = None, config: Worke
             return start_ray_executor(count, address, config, device, shared_cores, start_deadline)
         except RayUnavailable as e:
             if address is not None:
-                raise TuneError(f"cannot tune on the Ray cluster at {address!r}: {e}") from e
+                raise _unreachable(address, e) from e
             say(f"tuning with local workers instead of Ray: {e}")
     return LocalExecutor(count, config, device, shared_cores)
+
+
+def check_reachable(address: str) -> None:
+    """Raise TuneError where nobody listens at the address of a Ray cluster."""
+    from svod.tune.workers.ray_executor import RayUnavailable, knock
+    try:
+        knock(address)
+    except RayUnavailable as e:
+        raise _unreachable(address, e) from e
+
+
+def _unreachable(address: str, why: Exception) -> TuneError:
+    return TuneError(f"cannot tune on the Ray cluster at {address!r}: {why}")
 
 
 class ExecutorStart:

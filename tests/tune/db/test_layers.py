@@ -9,7 +9,8 @@ import pytest
 from svod import config
 from svod.tune.db import TEAM, TuningDB, files, layers
 from svod.tune.db.files import file_system_type, host_name
-from svod.tune.db.layers import shipped_files
+from svod.tune.db.layers import open_layers, shipped_files
+from svod.tune.db.transfer import Skipped
 from tests.tune.db.samples import TARGET, winning
 
 K = "k" * 32
@@ -99,3 +100,11 @@ def test_shipped_files_are_found_in_a_checkout() -> None:
 def test_host_names_fit_into_file_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "a/b c.example")
     assert host_name() == "a_b_c.example"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("pipe.jsonl", "pipe.db"):
+        os.mkfifo(tmp_path / name)
+    report: list[Skipped] = []
+    assert open_layers([tmp_path / "pipe.jsonl", tmp_path / "pipe.db"], 1, report) == []
+    assert [s.reason.partition(",")[0] for s in report] == ["this is no file"] * 2

@@ -89,6 +89,15 @@ def test_the_copy_serves_while_the_server_does_not(tmp_path: Path, server: Serve
     assert winner(tmp_path, server.url) == (found, []) and server.asked == [200, 503], "it is not asked again at once"
 
 
+def test_a_page_that_asks_to_log_in_replaces_no_copy(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "ASKED_EVERY", 0.0)
+    found, _ = winner(tmp_path, server.url)
+    (tmp_path / "team.jsonl").write_text("<html>\n<form>" + "x" * 100_000)
+    again, skipped = winner(tmp_path, server.url)
+    assert again == found is not None and "is not a file of svod's tuning records" in skipped[0].reason
+    assert "the copy of" in skipped[0].reason and server.asked == [200, 200]
+
+
 def test_a_server_that_is_not_there_is_said(tmp_path: Path, server: Server) -> None:
     server.close()
     found, skipped = winner(tmp_path, server.url)

@@ -228,10 +228,23 @@ def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCa
             done += list(batch)
             assert sorted(i for i, _ in done) == list(range(60))
             assert {o.status for _, o in done} == {"ok"} and any(o.attempts > 1 for _, o in done)
-            assert wait_until(lambda: "joined" in caplog.text and "left" in caplog.text)
+            assert wait_until(lambda: "joined" in caplog.text and "has left the cluster" in caplog.text)
+            assert "times" not in caplog.text, "it only compiled"
     import ray
     assert not ray.is_initialized()
     assert wait_until(lambda: is_gone(timer["pid"]))
+
+
+def test_the_last_node_that_times_a_target_is_named() -> None:
+    wide = host_target()
+    other, less = replace(wide, cpu="other"), replace(wide, threads=1)
+    carriers = [SimpleNamespace(node=str(i), target=t) for i, t in enumerate((wide, less, other, None))]
+
+    def lost(node: str, left: set[str]) -> str:
+        stub = SimpleNamespace(_places=lambda kind: dict.fromkeys(left, 1), _of_kind=lambda kind: carriers, patience=60.0)
+        return ray_executor.RayExecutor._lost_with(stub, node)      # type: ignore[arg-type]
+    assert lost("0", {"1", "2", "3"}) == f", and no other one times {wide.key}: its search waits 60 s for another"
+    assert lost("1", {"0", "2", "3"}) == lost("3", {"0", "1", "2"}) == lost("4", {"0"}) == ""
 
 
 def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any) -> None:
