@@ -38,7 +38,7 @@ from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError, TuneError
-from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
+from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT, FAILED, INTERRUPTED, RecordedStatus, Step
 from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
@@ -165,6 +165,7 @@ class TuneSession:
         self._claims: dict[str, Any] = {}
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that times it, of the latest round
+        self._about: Mapping[str, str] = {}     # what was told last of the machines with the target
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
@@ -231,7 +232,7 @@ class TuneSession:
                 search.stop("another process has taken over the search")
             try:
                 if search.key not in self._machines:
-                    self._machines[search.key] = search.measurer.machine()
+                    self._look_at_machine(search)
                 search.step(min(self.budget.deadline(search, open_), self.budget.clock() + left - search.round_end))
             except MachineChanged as e:
                 search = self._begin_again(search, searches, e)
@@ -363,8 +364,16 @@ class TuneSession:
             baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
             host={"executor": self.executor.description, **self._machines.get(search.key, {}), **host}, **more)
 
+    def _look_at_machine(self, search: KernelSearch) -> None:
+        """Ask the machine that times a kernel for its state; what stays as it is belongs to the target."""
+        facts = dict(search.measurer.machine())
+        about = facts.pop("about", self._about)
+        if about != self._about:
+            self.db.record([TargetFacts(self.target.key, about)])
+        self._machines[search.key], self._about = facts, about
+
     def _record_round(self, search: KernelSearch, candidates: Sequence[Candidate]) -> None:
-        self._machines[search.key] = search.measurer.machine()
+        self._look_at_machine(search)
         records: list[Any] = []
         base = search.baseline.score if search.baseline.status is Status.VERIFIED else None
         for c in candidates:

@@ -1,6 +1,7 @@
 """Sessions: kernels, budget, database, interruption. Replayed measurers, except for the last test, which searches for real."""
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import TuneError
-from svod.tune.db import Measurement, Search, TuningDB, Verdict
+from svod.tune.db import Measurement, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult
@@ -69,6 +70,17 @@ def test_evidence_is_stored_for_every_candidate_that_was_built(db: TuningDB, exe
     assert all(m.ratio is not None for m in rows if m.step != "screen" and m.status == "ok")
     verified = {v.linear for v, _ in db.select(Verdict, GEMM.key) if v.verdict == "verified"}
     assert {m.linear for m in rows if m.step == "confirm"} <= verified
+
+
+def test_what_stays_as_it_is_of_a_machine_is_told_of_its_target_once(db: TuningDB, executor: Executor) -> None:
+    class OnMachine(ReplayedMeasurer):
+        def machine(self) -> dict[str, Any]:
+            [outcome] = executor.run("svod.tune.measure.work:machine_facts", ["CPU"], kind="bench", deadline=5.0)
+            return dict(outcome.value)
+    replayed_session(db, executor, GEMM, SUM, measurers={GEMM.key: OnMachine(), SUM.key: OnMachine()}, budget=Rounds(3)).run()
+    [(facts, _)] = db.select(TargetFacts)
+    assert facts.target == TARGET.key and facts.facts["os"] == platform.system() and "load" not in facts.facts
+    assert all(m.host["machine"] and "load" in m.host and "about" not in m.host for m, _ in db.select(Measurement))
 
 
 def test_a_heuristic_that_nothing_beats_is_a_result_too(db: TuningDB, executor: Executor) -> None:

@@ -38,6 +38,7 @@ from svod.tune.workers.child import step_limit
 from svod.tune.workers.jobs import machine_name
 
 LOOK_SECONDS = 0.05          # for which a machine's load is looked at
+ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")     # of `host_facts`
 
 
 lower_candidate_setup = compile_candidate_setup = screen_candidate_setup = sample_candidate_setup = kernel_context
@@ -95,15 +96,16 @@ def executed_operations(program: Program) -> float | None:
 
 
 def machine_facts(item: str | None, context: None) -> dict[str, Any]:
-    """What a machine that times says of itself: its name, target and load, and what may slow it down. Item: the device; None: the CPU."""
+    """What a machine that times says of itself: its name, target and load, and what may slow it down; in `about` what stays as it is. Item:
+    the device; None: the CPU."""
     started = watch_machine()
     time.sleep(LOOK_SECONDS)
     load = started()
+    host = host_facts()
     facts = {"machine": machine_name(), "target": device_named(item or HOST).backend.target().key,
              "load": round(load.load_average, 2), "steal": round(load.steal, 3),
-             "cores": len(affinity())}
-    governor = host_facts().get("governor")
-    return facts | ({"governor": governor} if governor else {})
+             "cores": len(affinity()), "about": {name: host[name] for name in ABOUT if name in host}}
+    return facts | ({"governor": host["governor"]} if "governor" in host else {})
 
 
 # -- bench children -----------------------------------------------------------------------------------------------------------
