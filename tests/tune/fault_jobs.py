@@ -43,8 +43,7 @@ def facts(item: None, state: Any) -> dict[str, Any]:
     import signal
     return {"pid": os.getpid(), "ppid": os.getppid(), "modules": [m for m in ("numpy", "llvmlite.binding") if m in sys.modules],
             "main": getattr(sys.modules["__main__"], "__file__", None), "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
-            "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "stdin": os.read(0, 10), "nice": os.nice(0),
-            "cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []}
+            "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "stdin": os.read(0, 10), "nice": os.nice(0)}
 
 
 def kill_parent(item: None, state: Any) -> None:

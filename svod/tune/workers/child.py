@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from svod.errors import FormatError
-from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, SpawnServer, open_log, read_log
+from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, open_log, read_log
 from svod.tune.workers.jobs import MAX_MESSAGE, Outcome, decode, encode, resolve_job
 
 HEADER = struct.Struct("<Q")
@@ -43,20 +43,19 @@ _child_deadline: float | None = None    # in a child, while an item runs: time.m
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One encoded item for a worker. `setup_key` names the setup's payload ("" without one). `cpus`: the cores to stay on (none: all)."""
+    """One encoded item for a worker. `setup_key` names the setup's payload ("" without one)."""
 
     job: str
     item: bytes
     deadline: float             # seconds, from the start of the item on a ready worker
     setup: bytes = b""
     setup_key: str = ""
-    cpus: tuple[int, ...] = ()
 
 
-def make_request(job: str, item: Any, deadline: float, setup: Any = None, cpus: tuple[int, ...] = ()) -> Request:
+def make_request(job: str, item: Any, deadline: float, setup: Any = None) -> Request:
     """A Request of plain data. Raises FormatError when item or setup is not plain data."""
     payload = b"" if setup is None else encode(setup)
-    return Request(job, encode(item), deadline, payload, setup_key(job, payload), cpus)
+    return Request(job, encode(item), deadline, payload, setup_key(job, payload))
 
 
 def setup_key(job: str, payload: bytes) -> str:
@@ -108,7 +107,7 @@ def _receive(sock: socket.socket, size: int, until: float | None) -> bytearray:
 
 # -- inside the child ------------------------------------------------------------------------------
 def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
-    """Serve items from the socket `fd` until it closes. `config`: the fields of WorkerConfig, and `cpus`."""
+    """Serve items from the socket `fd` until it closes. `config`: the fields of WorkerConfig."""
     os.dup2(log, 1)
     os.dup2(log, 2)
     if log > 2:
@@ -170,11 +169,6 @@ def _limit_resources(config: dict[str, Any]) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):                  # no /proc
             Path("/proc/self/oom_score_adj").write_text("1000")     # out of memory, the system kills this process, not the user's
-        if config.get("cpus"):
-            with contextlib.suppress(OSError):              # the container may not use these cores; the job records where it ran
-                os.sched_setaffinity(0, config["cpus"])
-    if config["niceness"]:
-        os.nice(config["niceness"])
 
 
 def default_memory_limit() -> int:
@@ -225,12 +219,11 @@ class Child:
     the deadline (the item may run again). It raises TuneError when no process can be started at all. The deadline of an item
     does not include start, setup and waiting."""
 
-    def __init__(self, server: ForkServer | SpawnServer) -> None:
+    def __init__(self, server: ForkServer) -> None:
         self._server = server
         self._log = open_log()
         self._socket: socket.socket | None = None
         self._pid = 0
-        self._cpus: tuple[int, ...] = ()
         self._setup = ""                                    # key of the setup the process holds
         self._failures: dict[str, tuple[int, Outcome]] = {}     # setups that crashed or hung
         self.starts = 0                                     # processes started so far
@@ -242,10 +235,8 @@ class Child:
 
     def run(self, request: Request) -> Outcome:
         """One item, start to end."""
-        if self._socket is not None and self._cpus != request.cpus:
-            self.stop()         # threads of the old process may be pinned elsewhere
         if self._socket is None:
-            self._start(request.cpus)
+            self._start()
         if request.setup_key and request.setup_key != self._setup:
             failed = self._set_up(request)
             if failed is not None:
@@ -271,16 +262,16 @@ class Child:
             os.close(self._log)
             self._log = CLOSED
 
-    def _start(self, cpus: tuple[int, ...]) -> None:
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._pid = self._server.start_child(theirs, self._log, cpus)
+            self._pid = self._server.start_child(theirs, self._log)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self._socket, self._cpus, self._setup = ours, cpus, ""
+        self._socket, self._setup = ours, ""
         self.starts += 1
 
     def _bury(self) -> int | None:

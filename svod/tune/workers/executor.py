@@ -46,7 +46,7 @@ from svod.compile.backend import device_named
 from svod.core.machine.target import HOST, Target, unfit
 from svod.errors import ConfigError, TuneError
 from svod.tune.workers.child import Child, Request, make_request
-from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
+from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, resolve_job
 from svod.tune.workers.machine_lock import MachineLock
 from svod.tune.workers.waiting import Waiting
@@ -90,7 +90,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
     """The items of one `submit`, and of every `add`: iterating gives (index, outcome) as they complete. `deadline`: seconds, for items
     that have not started yet."""
 
-    def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any, cpus: Sequence[int],
+    def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any,
                  homes: Sequence[str] = (), target: Target | None = None) -> None:
         self.kind: Kind = kind
         self.target = target
@@ -100,7 +100,7 @@ class Batch(Iterator[tuple[int, Outcome]]):
         self.payloads: list[bytes] = []
         self.homes: list[str] = []
         self.unanswered: set[int] = set()       # items whose outcome nobody has got yet
-        self._template = make_request(job, None, deadline, setup, tuple(cpus))
+        self._template = make_request(job, None, deadline, setup)
         self._outcomes: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
         self.cancelled = False
         self.extend(items, homes)
@@ -158,13 +158,13 @@ class Executor(ABC):
 
     @abstractmethod
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
-               cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
+               homes: Sequence[str] = (), target: Target | None = None) -> Batch:
         """Queue `items` for `job` (see `svod.tune.workers.jobs`), each with its own deadline of `deadline` seconds. Does not wait.
 
-        `setup`: payload of the job's setup, or None. `cpus`: the cores that the workers stay on; none: all. `homes`: per item the preferred
-        worker (`Outcome.worker`), which keeps data of it: another one takes a compile item when that is busy, a bench item only when that
-        is gone. `target`: what bench items are programs for; None: any machine runs them. Raises FormatError for items that are not plain
-        data, TuneError after `close` and where no worker is left for them."""
+        `setup`: payload of the job's setup, or None. `homes`: per item the preferred worker (`Outcome.worker`), which keeps data of it:
+        another one takes a compile item when that is busy, a bench item only when that is gone. `target`: what bench items are programs
+        for; None: any machine runs them. Raises FormatError for items that are not plain data, TuneError after `close` and where no
+        worker is left for them."""
 
     @abstractmethod
     def add(self, batch: Batch, items: Iterable[Any], homes: Sequence[str] = ()) -> range:
@@ -191,10 +191,9 @@ class Executor(ABC):
     def wait_until_ready(self) -> None:
         """Wait until the first item can start at once. Raises TuneError when workers cannot start."""
 
-    def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
-            cpus: Sequence[int] = ()) -> list[Outcome]:
+    def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None) -> list[Outcome]:
         """`submit`, and the outcomes in the order of the items."""
-        outcomes = dict(self.submit(job, items, kind=kind, deadline=deadline, setup=setup, cpus=cpus))
+        outcomes = dict(self.submit(job, items, kind=kind, deadline=deadline, setup=setup))
         return [outcomes[i] for i in sorted(outcomes)]
 
     def __enter__(self) -> Executor:
@@ -236,10 +235,10 @@ class InlineExecutor(Executor):
         self._doing: tuple[Kind, str, float] = ("compile", "", time.monotonic())    # kind and job of the item that runs, since when
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
-               cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
+               homes: Sequence[str] = (), target: Target | None = None) -> Batch:
         if self.closed:
             raise TuneError("the executor is closed")
-        batch = _InlineBatch(job, items, kind, deadline, setup, cpus)
+        batch = _InlineBatch(job, items, kind, deadline, setup)
         batch.executor = self
         return batch
 
@@ -375,8 +374,8 @@ class DispatchingExecutor(Executor):
                     for _, c in self._threads for state, since, job, items in [self._doing[c.name]]]
 
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
-               cpus: Sequence[int] = (), homes: Sequence[str] = (), target: Target | None = None) -> Batch:
-        batch = Batch(job, items, kind, deadline, setup, cpus, homes, target)
+               homes: Sequence[str] = (), target: Target | None = None) -> Batch:
+        batch = Batch(job, items, kind, deadline, setup, homes, target)
         self._queue(batch, range(len(batch)))
         return batch
 
@@ -644,7 +643,7 @@ class _LocalCarrier:
         self.name = name
         self._owner = owner
         self._child: Child | None = None
-        self._server: ForkServer | SpawnServer | None = None
+        self._server: ForkServer | None = None
         self._lock = MachineLock(owner.device)
         self.cores = usable_cores()
 
@@ -694,7 +693,7 @@ class LocalExecutor(DispatchingExecutor):
         self.config = config or WorkerConfig()
         self.device = device
         self._server_lock = threading.Lock()
-        self._server = start_server(self.config)    # first, as nothing must be closed if it cannot start
+        self._server = ForkServer(self.config)    # first, as nothing must be closed if it cannot start
         super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
         for i in range(count):
             self._add(_LocalCarrier(self, "compile", f"local-compile-{i}"))
@@ -703,17 +702,17 @@ class LocalExecutor(DispatchingExecutor):
     def wait_until_ready(self) -> None:
         self.server().wait_until_ready()
 
-    def server(self) -> ForkServer | SpawnServer:
+    def server(self) -> ForkServer:
         with self._server_lock:
             return self._server
 
-    def replace_server(self, lost: ForkServer | SpawnServer | None) -> None:
+    def replace_server(self, lost: ForkServer | None) -> None:
         """Start another fork server in place of `lost`, unless another thread has done so."""
         with self._server_lock:
             if self._server is lost and not self.closing:
                 log.warning("the fork server of the workers ended unexpectedly; starting another")
                 self._server.close()
-                self._server = start_server(self.config)
+                self._server = ForkServer(self.config)
 
     def _shut_down(self) -> None:
         self._server.close()

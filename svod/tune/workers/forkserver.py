@@ -33,19 +33,19 @@ REAP_DEADLINE = 5.0       # seconds that a killed process may take to end, as it
 # BLAS must not start threads in a process that forks, so this comes before any import of numpy.
 _BOOT = ("import os, sys, json; os.environ.update(OPENBLAS_NUM_THREADS='1', MKL_NUM_THREADS='1', OMP_NUM_THREADS='1'); "
          "c = json.loads(sys.argv[2]); sys.path[:0] = c['first']; sys.path += c['last']; "
-         "from svod.tune.workers.server_main import {main}; {main}(int(sys.argv[1]), c['config'])")
+         "from svod.tune.workers.server_main import serve; serve(int(sys.argv[1]), c['config'])")
 
 
 class ServerLost(Exception):
     """The fork server is gone or does not answer. No candidate is to blame: its items may run again."""
 
 
-def _command(main: str, fd: int, config: WorkerConfig) -> list[str]:
+def _command(fd: int, config: WorkerConfig) -> list[str]:
     if not sys.executable:
         raise TuneError("cannot start workers: sys.executable is empty (an embedded Python?); use workers='inline'")
     roots = package_roots()
     paths = {"first": [*roots[:1], *config.paths], "last": roots[1:], "config": asdict(config)}
-    return [sys.executable, "-P", "-W", "ignore", "-c", _BOOT.format(main=main), str(fd), json.dumps(paths)]
+    return [sys.executable, "-P", "-W", "ignore", "-c", _BOOT, str(fd), json.dumps(paths)]
 
 
 def _popen(command: list[str], fd: int, log: int) -> subprocess.Popen[bytes]:
@@ -93,7 +93,7 @@ class ForkServer:
         self._ready = False
         self._broken = ""
         try:
-            self._process = _popen(_command("serve", theirs.fileno(), config), theirs.fileno(), self._log)
+            self._process = _popen(_command(theirs.fileno(), config), theirs.fileno(), self._log)
         finally:
             theirs.close()
 
@@ -148,9 +148,9 @@ class ForkServer:
                 raise ServerLost(f"the fork server is gone: {e}") from e
             return self._read_line()
 
-    def start_child(self, sock: socket.socket, log: int, cpus: tuple[int, ...]) -> int:
-        """A new child that serves `sock`, logs to `log`, and stays on the given cores (none: all). Returns its process id."""
-        reply = self._request({"do": "fork", "cpus": cpus}, (sock.fileno(), log))
+    def start_child(self, sock: socket.socket, log: int) -> int:
+        """A new child that serves `sock` and logs to `log`. Returns its process id."""
+        reply = self._request({"do": "fork"}, (sock.fileno(), log))
         if "error" in reply:
             raise ServerLost(f"the fork server cannot fork: {reply['error']}")
         return int(reply["pid"])
@@ -176,52 +176,3 @@ class ForkServer:
         if self._log != CLOSED:
             os.close(self._log)
             self._log = CLOSED
-
-
-class SpawnServer:
-    """The same interface without fork: every child is a new Python process (about 0.3 s)."""
-
-    def __init__(self, config: WorkerConfig) -> None:
-        self.config = config
-        self._lock = threading.Lock()
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
-
-    def wait_until_ready(self) -> None:
-        """There is nothing to wait for."""
-
-    def start_child(self, sock: socket.socket, log: int, cpus: tuple[int, ...]) -> int:
-        command = _command("serve_alone", sock.fileno(), self.config)
-        command[-1] = json.dumps({**json.loads(command[-1]), "config": {**asdict(self.config), "cpus": cpus}})
-        process = _popen(command, sock.fileno(), log)
-        with self._lock:
-            self._children[process.pid] = process
-        return process.pid
-
-    def kill(self, pid: int) -> None:
-        with self._lock:
-            process = self._children.get(pid)
-        if process is not None:
-            process.kill()
-
-    def reap(self, pid: int) -> int | None:
-        with self._lock:
-            process = self._children.get(pid)
-        if process is None:
-            return None
-        process.kill()
-        try:
-            code = process.wait(REAP_DEADLINE)
-        except subprocess.TimeoutExpired:
-            return None
-        with self._lock:
-            self._children.pop(pid, None)
-        return -code if code < 0 else code << 8
-
-    def close(self) -> None:
-        for pid in list(self._children):
-            self.reap(pid)
-
-
-def start_server(config: WorkerConfig) -> ForkServer | SpawnServer:
-    """The server that `config.start` names; on a system without fork a SpawnServer."""
-    return ForkServer(config) if config.start == "fork" and hasattr(os, "fork") else SpawnServer(config)

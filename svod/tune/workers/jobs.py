@@ -80,16 +80,13 @@ class WorkerConfig:
     """How child processes are made, by local and by Ray workers.
 
     `preload` lists the modules that the fork server imports once; of `module:function` the function is called, too (to warm up).
-    `memory_bytes` limits a child's writable memory (0: half of the memory of the machine or container).
-    `start` is "fork" (10 ms a child) or "spawn" (0.3 s a child, for systems without fork)."""
+    `memory_bytes` limits a child's writable memory (0: half of the memory of the machine or container)."""
 
     preload: tuple[str, ...] = ("numpy", "llvmlite.binding", "svod.compile.cpu.backend", WORK_MODULE)
     job_modules: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()             # added to the children's sys.path, behind svod's own
     memory_bytes: int = 0
     setup_deadline: float = 30.0            # seconds for one setup
-    niceness: int = 0                       # added to the children's nice value
-    start: Literal["fork", "spawn"] = "fork"
 
 
 def resolve_job(name: str, job_modules: tuple[str, ...] = ()) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Any] | None]:

@@ -6,7 +6,6 @@ and its items may run again elsewhere.
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 import time
 
@@ -14,7 +13,7 @@ from svod.compile.backend import device_named
 from svod.core.machine.target import Target
 from svod.tune.workers.child import Child, Request
 from svod.tune.workers.executor import SHARED_BELOW, YIELD_SECONDS, usable_cores
-from svod.tune.workers.forkserver import ServerLost, start_server
+from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name
 from svod.tune.workers.machine_lock import MachineLock
 
@@ -27,7 +26,7 @@ class RayWorker:
         """
         self._config, self._device = config, device
         self._machine = machine_name()
-        self._server = start_server(config)
+        self._server = ForkServer(config)
         self._child = Child(self._server)
         self._lock = MachineLock(device)
         self._yields = yields and not times and usable_cores() < SHARED_BELOW
@@ -35,7 +34,7 @@ class RayWorker:
     def hello(self) -> dict[str, str]:
         """This worker's `jobs.identity` and host, once the first item can start at once. Raises TuneError when children cannot start."""
         self._server.wait_until_ready()
-        return {**identity(), "host": platform.node(), "nice": str(os.nice(0)), "machine": self._machine, "cores": str(usable_cores())}
+        return {**identity(), "host": platform.node(), "machine": self._machine, "cores": str(usable_cores())}
 
     def target(self) -> Target:
         """What this machine times programs for. Asked for after `hello` has told the same svod."""
@@ -62,12 +61,6 @@ class RayWorker:
         except ServerLost as e:
             self._child.close()
             self._server.close()
-            self._server = start_server(self._config)
+            self._server = ForkServer(self._config)
             self._child = Child(self._server)
             return Outcome("lost", kind="worker", message=str(e))
-
-    def close(self) -> None:
-        """End the child before the actor is killed."""
-        self.release()
-        self._child.close()
-        self._server.close()

@@ -1,4 +1,4 @@
-"""The main functions of the fork server and of a spawned child. `forkserver.py` is the searching process's side."""
+"""The main function of the fork server. `forkserver.py` is the searching process's side."""
 from __future__ import annotations
 
 import contextlib
@@ -74,7 +74,7 @@ def _answer_requests(control: socket.socket, children: set[int], reply: Callable
                 reply({"error": str(e)})
                 continue
             if pid == 0:
-                _become_child(control, server, fds, {**config, "cpus": message["cpus"]})
+                _become_child(control, server, fds, config)
             for f in fds:
                 os.close(f)
             children.add(pid)
@@ -126,10 +126,3 @@ def _die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:      # the parent died before prctl
             os._exit(1)
-
-
-def serve_alone(fd: int, config: dict[str, Any]) -> None:
-    """Main of a spawned child (`SpawnServer`)."""
-    _ignore_interrupts()
-    _preload(config)
-    run_child(fd, os.dup(2), config)

@@ -13,7 +13,7 @@ import pytest
 
 from svod.errors import TuneError
 from svod.tune.workers.child import Child, Request, make_request
-from svod.tune.workers.forkserver import ForkServer, ServerLost, SpawnServer, start_server
+from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig
 from tests.tune.fault_jobs import FAULTS
 
@@ -22,8 +22,8 @@ JOBS = "tests.tune.fault_jobs"
 CONFIG = WorkerConfig(preload=("numpy", "llvmlite.binding"), job_modules=(JOBS,), paths=(ROOT,), memory_bytes=1 << 29, setup_deadline=5.0)
 
 
-def call(job: str, item: object, deadline: float = 20.0, setup: object = None, cpus: tuple[int, ...] = ()) -> Request:
-    return make_request(f"{JOBS}:{job}", item, deadline, setup, cpus)
+def call(job: str, item: object, deadline: float = 20.0, setup: object = None) -> Request:
+    return make_request(f"{JOBS}:{job}", item, deadline, setup)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -146,13 +146,6 @@ def test_a_process_is_isolated(child: Child, server: ForkServer) -> None:
     assert facts["core"] == 0 and facts["sigint_ignored"] and facts["stdin"] == b""
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity")
-def test_cores_belong_to_the_call(child: Child) -> None:
-    one = min(os.sched_getaffinity(0))
-    assert child.run(call("facts", None, cpus=(one,))).value["cpus"] == [one]
-    assert child.run(call("facts", None)).value["cpus"] == sorted(os.sched_getaffinity(0))
-
-
 def test_a_step_has_a_limit_of_its_own(child: Child) -> None:
     outcome = child.run(call("step", 0.05, deadline=30.0))
     assert (outcome.status, outcome.kind) == ("timeout", "step") and outcome.seconds < 20.0
@@ -213,21 +206,6 @@ def test_a_preload_that_fails_is_a_clear_error() -> None:
     with pytest.raises(TuneError, match="no_such_module"):
         Child(server).run(call("echo", 1))
     server.close()
-
-
-def test_without_fork() -> None:
-    import dataclasses
-    server = start_server(dataclasses.replace(CONFIG, start="spawn", preload=("numpy",)))
-    assert isinstance(server, SpawnServer)
-    child = Child(server)
-    items = [1, "segfault", 2, "exit", 3]
-    outcomes = [child.run(call("fault_or_add", item, setup=1)) for item in items]
-    assert [o.status for o in outcomes] == ["ok", "crash", "ok", "crash", "ok"]
-    assert [o.kind for o in outcomes] == ["", "SIGSEGV", "", "exit 7", ""]
-    pid = child.pid
-    child.close()
-    server.close()
-    assert is_gone(pid)
 
 
 DRIVER = """import sys; sys.path.insert(0, sys.argv[1])
