@@ -41,7 +41,8 @@ _SHORT_STRIDE = 0.15           # worth of an access every few elements along a v
 TIE = 1.015                    # predictions this near each other say nothing
 _ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
 _HALVES_AT_A_TIME = 4          # halves of vectors that a sum over memory reads in a row
-_WINDOW = 32                   # positions of a window that become straight-line code
+_WINDOW = 32                   # positions of a window that become straight-line code where neighbours share what they read
+_STRAIGHT = 8                  # the same of any window
 
 
 def heuristic(state: Scheduler) -> Scheduler:
@@ -356,9 +357,12 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
             break
     if r.reductions and a < len(r.stage.outs):
         # short inner reduce axes (windows) as straight-line code: neighbouring positions share loads
-        last = len(r.axes) - 1
-        if last >= len(r.stage.outs) and extent_of(state, r, last) <= 8:
-            state = try_opt(state, "UNROLL", name_of(state, r, last), 0)
+        positions = 1
+        for q in reversed(range(len(r.stage.outs), len(r.axes))):
+            positions *= extent_of(state, r, q)
+            if positions > _STRAIGHT:
+                break
+            state = try_opt(state, "UNROLL", name_of(state, r, q), 0)
     return state
 
 
