@@ -4,6 +4,7 @@
     python experiments/heuristics.py --suite models --kernels 'resnet18'
     python experiments/heuristics.py --kernels 'gemm_*,attention*' --show 8      # the first 8 chains of each, by time
     python experiments/heuristics.py --suite random --count 20 --seed 3     # kernels of the same kinds, other extents, drawn from a seed
+    python experiments/heuristics.py --capture kernels --kernels 'conv_*'   # of any program: SVOD_CAPTURE=kernels python model.py
     python experiments/heuristics.py --kernels gemm_512 --chain '[["UPCAST","o0",8],["UPCAST","o1",32]]'     # and a chain of one's own
 
 Sketches are timed in interleaved rounds, one sample each; those slower than three times the best leave after three samples. The
@@ -13,6 +14,7 @@ the direct loop's operations, in GFLOP/s. The last line has geometric means over
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import math
 import random
@@ -42,6 +44,7 @@ from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import SvodError
 from svod.tensor import Tensor
+from svod.tune.capture import read_capture
 from svod.tune.measure.verify import GuardedBuffers, InputSet, make_inputs
 
 INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
@@ -109,6 +112,17 @@ def kernels_of(case: Case) -> Iterator[tuple[str, Kernel]]:
         kernels.setdefault(kernel.key, kernel)
     for i, kernel in enumerate(kernels.values()):
         yield (f"{case.name}.{i}" if len(kernels) > 1 else case.name), kernel
+
+
+def captured_kernels(directory: str, patterns: str) -> Iterator[tuple[str, Kernel]]:
+    """The distinct kernels of a capture whose names match one of the patterns, named as in plans: conv_4 is the fifth kernel that runs."""
+    seen: set[str] = set()
+    for plan in read_capture(directory).plans:
+        for i, call in enumerate(plan.unbound.calls):
+            name, kernel = f"{call.name}_{i}", plan.unbound.kernels.get(call.kernel)
+            if kernel is not None and call.kernel not in seen and any(fnmatch.fnmatchcase(name, p) for p in patterns.split(",")):
+                seen.add(call.kernel)
+                yield name, kernel
 
 
 class Machine:
@@ -191,6 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="core")
     parser.add_argument("--kernels", default="*", help="patterns of case names, joined by commas")
+    parser.add_argument("--capture", metavar="DIRECTORY", help="the kernels of a capture, instead of a suite's")
     parser.add_argument("--count", type=int, default=RANDOM_COUNT, help="kernels of the suite random")
     parser.add_argument("--seed", type=int, default=0, help="of the suite random")
     parser.add_argument("--rounds", type=int, default=7)
@@ -198,16 +213,19 @@ def main() -> None:
     parser.add_argument("--chain", action="append", default=[], help="a chain, as JSON, to time beside the sketches")
     args = parser.parse_args()
     target = backend_named(HOST).target()
-    cases = select_cases(args.suite, args.kernels, seed=args.seed, count=args.count)
+    if args.capture:
+        named = captured_kernels(args.capture, args.kernels)
+    else:
+        cases = select_cases(args.suite, args.kernels, seed=args.seed, count=args.count)
+        named = (found for case in cases for found in kernels_of(case))
     extra = [[Opt.from_json(o) for o in json.loads(c)] for c in args.chain]
     studies = []
-    for case in cases:
-        for name, kernel in kernels_of(case):
-            try:
-                studies.append(study(name, kernel, target, args.rounds, extra))
-            except SvodError as e:
-                raise SystemExit(f"{name} ({case.shapes}): {e}") from e
-            print(report(studies[-1], args.show), flush=True)
+    for name, kernel in named:
+        try:
+            studies.append(study(name, kernel, target, args.rounds, extra))
+        except SvodError as e:
+            raise SystemExit(f"{name}: {e}") from e
+        print(report(studies[-1], args.show), flush=True)
     print(summary(studies))
 
 

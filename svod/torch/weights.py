@@ -26,14 +26,15 @@ class Weights:
         self._versioned = not any(t.is_inference() for t in given)      # tensors of inference mode count no writes
         self._addresses = list(map(_address, given))
         self._versions = list(map(_version, given)) if self._versioned else []
-        self._alive = [weakref.ref(t) for t in given]
+        self._gone: list[Any] = []      # references whose tensors are no more: their identities may be those of others by now
+        self._alive = [weakref.ref(t, self._gone.append) for t in given]
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
 
     def holds(self, given: Sequence[Any]) -> bool:
         """Whether tensors that have the same identities are unchanged."""
-        return (list(map(_address, given)) == self._addresses and (not self._versioned or list(map(_version, given)) == self._versions)
-                and all(ref() is t for ref, t in zip(self._alive, given, strict=True)))
+        return (not self._gone and list(map(_address, given)) == self._addresses
+                and (not self._versioned or list(map(_version, given)) == self._versions))
 
 
 def constant(t: Any) -> Tensor:

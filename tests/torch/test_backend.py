@@ -12,6 +12,7 @@ import svod.torch  # noqa: E402
 from svod.errors import ArgumentError, ShapeError, UnsupportedError  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
+from svod.torch.weights import Weights  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -60,6 +61,15 @@ def test_weights_are_packed_once_and_again_after_they_change() -> None:
         change()
         torch.testing.assert_close(run(x), model(x))
     assert function.changes == 3
+
+
+def test_weights_that_are_no_more_are_not_those_of_a_tensor_over_the_same_memory() -> None:
+    """Its address and its version are the same, as its identity may be."""
+    first = torch.randn(5, 3)
+    second, weights = first.detach(), Weights([first])
+    assert weights.holds([first])
+    del first
+    assert not weights.holds([second])
 
 
 def test_modules_that_share_code_have_weights_of_their_own() -> None:

@@ -106,6 +106,16 @@ def test_short_rows_of_windows_have_vectors_along_the_outputs(window: int) -> No
     assert ("UPCAST", "o2", 7) in [(o.op, o.axis, o.arg) for o in best.applied_opts]
 
 
+@pytest.mark.parametrize("size", [2, 14, 62, 134])
+def test_small_windows_that_do_not_overlap_are_straight_line_code(size: int) -> None:
+    """Both axes of a window, not its columns alone."""
+    case = Case(Kernel(kernel_of(data(1, 3, size, size).max_pool2d(2))))
+    state = heuristic(Scheduler(case.kernel, replace(NATIVE[-1] if NATIVE else TARGET, threads=2)))
+    if size > 2:
+        assert {o.axis for o in state.applied_opts if o.op == "UNROLL"} == {"r0", "r1"}
+    (run_native(case, lower(state), NATIVE[-1], 2) if NATIVE else run_interpreted(case, lower(state), 2))
+
+
 @pytest.mark.parametrize(("rows", "row"), [(1, 37), (5, 64), (3, 1009)])
 def test_rows_less_a_mean_that_another_kernel_made_get_vectors(rows: int, row: int) -> None:
     """What is squared is a row of the input less one element of another: contiguous along the row all the same."""
