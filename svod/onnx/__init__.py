@@ -16,6 +16,14 @@ if find_spec("onnx") is None:
 from svod.onnx.compare import NodeDifference, compare
 from svod.onnx.model import Input, Model, Outputs, load
 from svod.onnx.reader import OnnxError
-from svod.onnx.session import InferenceSession, SessionOptions
+from svod.onnx.session import (
+    ExecutionMode,
+    GraphOptimizationLevel,
+    InferenceSession,
+    SessionOptions,
+    get_available_providers,
+    get_device,
+)
 
-__all__ = ["InferenceSession", "Input", "Model", "NodeDifference", "OnnxError", "Outputs", "SessionOptions", "compare", "load"]
+__all__ = ["ExecutionMode", "GraphOptimizationLevel", "InferenceSession", "Input", "Model", "NodeDifference", "OnnxError", "Outputs",
+           "SessionOptions", "compare", "get_available_providers", "get_device", "load"]

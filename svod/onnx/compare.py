@@ -10,7 +10,10 @@ import onnx
 
 from svod.onnx.fallback import RUNTIMES, check_runtime
 from svod.onnx.model import Model, load
+from svod.onnx.reader import OnnxError
 from svod.onnx.registry import Array
+from svod.onnx.values import array_of
+from svod.tensor import Tensor
 
 
 class NodeDifference(NamedTuple):
@@ -29,15 +32,18 @@ def compare(model: Model, inputs: Mapping[str, Any], against: str | None = None)
     """One line for each node that gives numbers, of those that svod computes for the model's outputs, in their order. `against`:
     "onnxruntime" or "reference"; by default the first that is installed. Both compute every value of the graph: a fusion that hides a
     difference is not there. Raises OnnxError for a model of 2 GB or more, which cannot be handed on."""
-    check_runtime(against)
+    check_runtime(against, "against")
+    if not isinstance(model, Model) or not isinstance(inputs, Mapping):
+        raise OnnxError('compare(model, inputs) takes what load gives, and arrays by the names of the inputs: compare(load("model.onnx"), '
+                        '{"x": x})')
     runtime = against or (RUNTIMES[0] if find_spec("onnxruntime") is not None else RUNTIMES[1])
-    feed = {name: np.asarray(v) for name, v in inputs.items()}
+    feed = {name: array_of(v) if isinstance(v, Tensor) else v for name, v in model.checked(inputs).items()}
     if model.fallback is not None:
         model(feed)         # shows what svod does not compute
     nodes = {o: n for n in model.walk.needed(model.proto.graph, set(model.computed)) for o in list(n.output)[:1] if o}
     names = list(nodes)
     proto = model.walk.arrays.whole(model.proto)
-    theirs = _values(proto, names, feed, runtime)
+    theirs = values_of(proto, names, feed, runtime)
     found = []
     whole = load(proto, outputs=[n for n in names if n in theirs], dims=model.dims, fallback=model.fallback, config=model.config)
     ours = whole(feed)
@@ -48,7 +54,7 @@ def compare(model: Model, inputs: Mapping[str, Any], against: str | None = None)
     return found
 
 
-def _values(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array], runtime: str) -> dict[str, Any]:
+def values_of(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array], runtime: str) -> dict[str, Any]:
     """Every value of the graph, which become its outputs, by another runtime."""
     have = {o.name for o in proto.graph.output}
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)

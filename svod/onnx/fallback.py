@@ -78,10 +78,10 @@ class Tail:
             raise UnsupportedError(f"fallback={self._runtime!r} refuses the nodes behind {', '.join(self.operators)}: {e}") from e
 
 
-def check_runtime(name: str | None) -> None:
-    """Raise ConfigError for a fallback that there is not."""
+def check_runtime(name: str | None, argument: str = "fallback") -> None:
+    """Raise ConfigError for a runtime that there is not."""
     if name is not None and name not in RUNTIMES:
-        raise ConfigError(f"fallback={name!r}: use {' or '.join(map(repr, RUNTIMES))}, or None")
+        raise ConfigError(f"{argument}={name!r}: use {' or '.join(map(repr, RUNTIMES))}, or None")
 
 
 def _read(node: onnx.NodeProto) -> list[str]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,10 +14,10 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.variable import Variable
-from svod.errors import UnsupportedError
+from svod.errors import SvodError, UnsupportedError
 from svod.onnx.fallback import Tail, check_runtime
 from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, read_model, type_name
-from svod.onnx.values import Undecided, Value, array_of, tensor_of
+from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
 from svod.tracing import jit
@@ -24,6 +25,7 @@ from svod.tracing import jit
 log = logging.getLogger("svod.onnx")
 
 Size = int | str | None
+_KINDS = "buif"     # of elements, in the order in which the numbers of one become those of the next
 
 
 class Input(NamedTuple):
@@ -67,14 +69,15 @@ def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, ou
     check_runtime(fallback)
     if device is not None:
         config = replace(config or PrepareConfig.from_env(), device=device)
-    return Model(proto, arrays, dims or {}, outputs, config, fallback)
+    name = str(source) if isinstance(source, (str, os.PathLike)) else proto.graph.name or "the model"
+    return Model(proto, arrays, dims or {}, outputs, config, fallback, name)
 
 
 class Model:
     """A model as a function. Call it with arrays or tensors, in the order of `inputs` or by their names."""
 
     def __init__(self, proto: onnx.ModelProto, arrays: Arrays, dims: Mapping[str, int | Variable], outputs: Sequence[str] | None,
-                 config: PrepareConfig | None, fallback: str | None = None) -> None:
+                 config: PrepareConfig | None, fallback: str | None = None, name: str = "the model") -> None:
         self.proto, self.dims, self.config = proto, dict(dims), config
         graph = proto.graph
         given = {t.name for t in graph.initializer}
@@ -84,7 +87,7 @@ class Model:
         self.walk = Walk(proto, opsets(proto), arrays)
         self.fallback, self._lacking = fallback, [] if fallback is None else self.walk.lacking()
         if fallback is None:
-            self.walk.check(graph.name or "the model")
+            self.walk.check(name)
         self.tail = self._make_tail()
         self.deciding = self.walk.deciding_inputs()
         self._jit = jit(self._trace, config=config, dynamic="never")
@@ -99,6 +102,9 @@ class Model:
         free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
         if unknown := sorted(set(self.dims) - free):
             raise OnnxError(f"the model has no free dimension {', '.join(unknown)}; it has {', '.join(sorted(free)) or 'none'}")
+        for name, size in self.dims.items():
+            if not isinstance(size, Variable) and (not isinstance(size, int) or isinstance(size, bool) or size < 0):
+                raise OnnxError(f"dims={{{name!r}: {size!r}}}: give a size, such as 128, or a range, Variable({name!r}, 1, 512)")
 
     # -- running ---------------------------------------------------------------------------------------------------------
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +116,7 @@ class Model:
             results = self.run(dict(zip(self._names, args, strict=True)))
             return array_of(results[0]) if len(results) == 1 else self._named_outputs([array_of(r) for r in results])
         given = self._named(args, kwargs)
-        results = self._with_tail(self._checked(given))
+        results = self._with_tail(self.checked(given))
         if self._is_plain(signature, results):
             self._plain.add(signature)
         if not any(isinstance(v, Tensor) for v in given.values()):
@@ -168,6 +174,8 @@ class Model:
 
     def run(self, feed: Mapping[str, Any]) -> list[Any]:
         """The outputs as tensors, or lists of them, for inputs by name, which are not checked."""
+        if not self.computed:       # another runtime computes all of it
+            return []
         given, fixed = self._split(feed)
         chosen: tuple[tuple[int, bool], ...] = ()
         while isinstance(results := self._jit(given, fixed, chosen), _Condition):
@@ -181,7 +189,7 @@ class Model:
         """The plan for inputs of these shapes: arrays, or tuples of extents."""
         feed = {name: self._sample(name, v) for name, v in self._named(args, kwargs).items()}
         before = set(map(id, self._jit.plans))
-        self.run(self._checked(feed))
+        self.run(self.checked(feed))
         new = [p for p in self._jit.plans if id(p) not in before]
         plan: ExecutionPlan = (new or list(self._jit.plans))[-1]
         return plan
@@ -193,8 +201,10 @@ class Model:
         return plans
 
     def _sample(self, name: str, given: Any) -> Any:
-        if not (isinstance(given, tuple) and all(isinstance(n, int) for n in given)):
+        if not isinstance(given, tuple):
             return given
+        if not all(isinstance(n, int) and n >= 0 for n in given):
+            raise OnnxError(f"{name}={given}: give an array, or the extents of one, such as {name}=(1, 128)")
         kind = next((i.dtype for i in self.inputs if i.name == name), "float32")
         return np.zeros(given, np.dtype(kind if kind != "bfloat16" else "float32"))
 
@@ -208,9 +218,13 @@ class Model:
             results = self.walk.run(values, self.computed, dict(chosen))
         except Undecided as e:
             return _Condition(e.branch, e.condition)
+        declared = {o.name: BY_NAME.get(o.dtype) for o in self.outputs}
         for name, r in zip(self.computed, results, strict=True):
             if r is None:
                 raise UnsupportedError(f"the output {name!r} is an optional that is absent")
+            wanted = declared.get(name)
+            if wanted is not None and not isinstance(r, list) and dtype_of(r) is not wanted:
+                raise OnnxError(f"the output {name!r} is declared as {wanted.name}, and its nodes make {dtype_of(r).name}")
         return tuple([tensor_of(v) for v in r] if isinstance(r, list) else tensor_of(r) for r in results)
 
     def _split(self, feed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -231,9 +245,12 @@ class Model:
             return dict(args[0])
         if len(args) > len(names):
             raise OnnxError(f"{len(args)} inputs were given; the model has {len(names)}: {', '.join(names)}")
-        return {**dict(zip(names, args, strict=False)), **kwargs}
+        named = dict(zip(names, args, strict=False))
+        if twice := sorted(named.keys() & kwargs.keys()):
+            raise OnnxError(f"given by position and by name: {', '.join(twice)}")
+        return {**named, **kwargs}
 
-    def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+    def checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays and tensors. Raises OnnxError with everything that does not fit."""
         problems: list[str] = []
         names = {i.name for i in self.inputs}
@@ -251,13 +268,14 @@ class Model:
     def _one(self, i: Input, given: Any, sizes: dict[str, int], problems: list[str]) -> Any:
         if i.dtype in ("sequence", "optional"):
             return None if given is None else [np.asarray(v) for v in given] if isinstance(given, (list, tuple)) else np.asarray(given)
-        value = given if isinstance(given, Tensor) else Tensor.from_dlpack(given) if _is_foreign(given) else np.asarray(given)
+        try:
+            value = _taken(given, i.dtype)
+        except (SvodError, ValueError, TypeError, OverflowError, BufferError) as e:     # of NumPy, or of the library that a tensor is of
+            problems.append(f"{i.name}: {e}; the model wants {_words(i)}")
+            return given
         kind = value.dtype.name
         if kind != i.dtype:
-            if isinstance(given, (int, float, bool, list)):
-                value = np.asarray(given, np.dtype(i.dtype))
-            else:
-                problems.append(f"{i.name}: got {kind}, the model wants {i.dtype}; convert it: x.astype({i.dtype!r})")
+            problems.append(f"{i.name}: got {kind}, the model wants {i.dtype}; convert it: x.astype({i.dtype!r})")
         shape = tuple(value.shape)
         if i.shape is None:
             return value
@@ -303,6 +321,21 @@ def _bound(variable: Variable, n: int, name: str) -> Any:
     if not low <= n <= high:
         raise OnnxError(f"{name}: the dimension {variable.name} is {n}; {low} to {high} were declared")
     return variable.bind(n)
+
+
+def _taken(given: Any, wanted: str) -> Any:
+    """An input as an array or a tensor. Python's numbers, and lists of them, become the model's type where that holds them: an int becomes
+    a float, and a float does not become an int. Raises what NumPy and other libraries raise of what is no array."""
+    if isinstance(given, Tensor):
+        return given
+    if _is_foreign(given):
+        return Tensor.from_dlpack(given)
+    if given is None:
+        raise TypeError("got None")
+    value = np.asarray(given)
+    if isinstance(given, (bool, int, float, list, tuple)) and value.dtype.kind in _KINDS[:_KINDS.index(BY_NAME[wanted].kind) + 1]:
+        return np.asarray(given, np.dtype(wanted))
+    return value
 
 
 def _is_foreign(x: Any) -> bool:

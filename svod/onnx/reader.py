@@ -6,6 +6,7 @@ import io
 import math
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +19,7 @@ from svod.core.graph.buffer import give_back
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.mapping import small_model
 from svod.onnx.registry import Array
+from svod.onnx.schemas import mistakes_in
 
 
 class OnnxError(SvodError):
@@ -44,7 +46,10 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Arrays]:
         path, what = Path(source).resolve(), str(source)
         folder, name, data = path.parent, path.name, _mapped(path)
     elif isinstance(source, io.IOBase) or hasattr(source, "read"):
-        data = memoryview(source.read()).cast("B")
+        read = source.read()
+        if not isinstance(read, (bytes, bytearray, memoryview)):
+            raise OnnxError(f"the file gives {type(read).__name__}; open it to read bytes: open(path, 'rb')")
+        data = memoryview(read).cast("B")
     else:
         raise OnnxError(f"a path, bytes, a file or a ModelProto is needed, got {type(source).__name__}")
     try:
@@ -76,17 +81,25 @@ def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
     if not model.opset_import and model.ir_version >= 3:
         raise OnnxError(f"{what} does not say which operator sets it uses")
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        try:
+            model = inliner.inline_local_functions(model)
+        except Exception as e:  # errors of a library in C++, which has types of its own
+            raise OnnxError(f"{what}: its functions cannot be put in place: {e}") from None
     _check_graph(model.graph, set(), what)
+    versions = opsets(model)
+    mistakes = [f"{title_of(n)} {m}" for n in all_nodes(model.graph) for m in mistakes_in(n, domain_of(n), versions.get(domain_of(n), 1))]
+    if mistakes:
+        raise OnnxError(f"{what} is no valid model:\n  " + "\n  ".join(mistakes))
     return model
 
 
 def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
     """Every value is made once, before it is read, and is made at all."""
+    _check_names(graph, what)
     made = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
     every = made | outer | {o for n in graph.node for o in n.output if o}
     for node in graph.node:
-        title = f"{node.op_type} {node.name!r}" if node.name else node.op_type
+        title = title_of(node)
         for name in node.input:
             if name and name not in every:
                 raise OnnxError(f"{what}: {title} reads {name!r}, which nothing makes")
@@ -104,9 +117,29 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
             raise OnnxError(f"{what}: nothing makes the output {o.name!r}")
 
 
+def _check_names(graph: onnx.GraphProto, what: str) -> None:
+    """No two inputs, outputs or initializers have one name."""
+    weights = [*(i.name for i in graph.initializer), *(i.values.name for i in graph.sparse_initializer)]
+    for words, names in (("the inputs", [i.name for i in graph.input]), ("the outputs", [o.name for o in graph.output]),
+                         ("the initializers", weights)):
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise OnnxError(f"{what}: {words} have two of the name {twice[0]!r}")
+
+
 def opsets(model: onnx.ModelProto) -> dict[str, int]:
     """The version of each operator set by domain; '' is ai.onnx."""
     return {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
+
+
+def domain_of(node: onnx.NodeProto) -> str:
+    """The domain of a node's operator; '' is ai.onnx."""
+    return "" if node.domain == "ai.onnx" else str(node.domain)
+
+
+def title_of(node: onnx.NodeProto) -> str:
+    """What errors call a node: its operator, and its name or what it makes."""
+    name = node.name or next(iter(node.output), "")
+    return f"{node.op_type} {name!r}" if name else str(node.op_type)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -143,7 +176,10 @@ class Arrays:
             raise OnnxError(f"the tensor {tensor.name!r} cannot be read: {e}") from None
 
     def _external(self, tensor: onnx.TensorProto) -> Array:
-        info = external_data_helper.ExternalDataInfo(tensor)
+        try:
+            info = external_data_helper.ExternalDataInfo(tensor)
+        except ValueError as e:
+            raise OnnxError(f"the tensor {tensor.name!r} does not say where its data are: {e}") from None
         data = self.own if self.own is not None and info.location == self.name else self._beside(tensor.name, info.location)
         begin = info.offset or 0
         end = begin + info.length if info.length is not None else len(data)
@@ -155,14 +191,18 @@ class Arrays:
         """The bytes of a file in the model's folder."""
         if self.folder is None:
             raise OnnxError(f"the tensor {tensor!r} is in the file {location!r} beside the model: load the model by its path")
-        path = (self.folder / location).resolve()
-        if self.folder not in path.parents:
-            raise OnnxError(f"the tensor {tensor!r} is in {location!r}, outside of the model's folder: it is not read")
-        if path not in self._files:
-            try:
+        if not location:
+            raise OnnxError(f"the tensor {tensor!r} does not say in which file its data are")
+        try:
+            path = (self.folder / location).resolve()
+            if self.folder not in path.parents:
+                raise OnnxError(f"the tensor {tensor!r} is in {location!r}, outside of the model's folder: it is not read")
+            if path not in self._files:
+                if path.exists() and not path.is_file():       # opening a named pipe would wait for ever
+                    raise ValueError("it is no file")
                 self._files[path] = _mapped(path)
-            except (OSError, ValueError) as e:
-                raise OnnxError(f"the tensor {tensor!r} is in {location!r}, which cannot be read: {e}") from None
+        except (OSError, ValueError) as e:
+            raise OnnxError(f"the tensor {tensor!r} is in {location!r}, which cannot be read: {e}") from None
         return self._files[path]
 
     def whole(self, model: onnx.ModelProto) -> onnx.ModelProto:
@@ -226,4 +266,5 @@ def describe_missing(missing: Iterable[tuple[str, int, int, str, str]], what: st
     rows = [f"  {op} (opset {version}) ×{count}, first at {first!r}" + (f"        {why}" if why else "")
             for op, version, count, first, why in missing]
     return (f"{what} has {len(rows)} operation{'s' * (len(rows) != 1)} that svod does not have:\n" + "\n".join(rows)
-            + '\nload(…, fallback="onnxruntime") runs these and what stands behind them on the host; load(…, outputs=[…]) leaves them out')
+            + '\nload(…, fallback="onnxruntime") runs these and what stands behind them on the host; load(…, outputs=[…]) leaves them out; '
+              "svod-tune has --fallback and --outputs for the same")

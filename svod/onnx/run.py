@@ -5,10 +5,12 @@
 """
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,13 +20,14 @@ import onnx
 
 from svod.core.ir.variable import Variable
 from svod.errors import SvodError
-from svod.onnx.compare import relative_difference
+from svod.onnx.compare import relative_difference, values_of
+from svod.onnx.fallback import RUNTIMES
 from svod.onnx.model import Input, Model, load
-from svod.onnx.reader import OnnxError
+from svod.onnx.reader import OnnxError, read_model
 from svod.onnx.registry import Array
 
 BATCH_NAMES = ("batch", "batch_size", "n", "b")
-MANY_OPERATIONS = 1 << 20       # elements of weights up to which the reference, which is slow, is compared with
+MANY_WEIGHTS = 1 << 20       # elements up to which the reference, which is slow, is compared with
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,19 +36,23 @@ MANY_OPERATIONS = 1 << 20       # elements of weights up to which the reference,
 @click.option("--shape", "shapes", multiple=True, metavar="INPUT=1x3x224x224", help="The shape of an input.")
 @click.option("--inputs", type=click.Path(exists=True, dir_okay=False), metavar="FILE.npz", help="Arrays by the names of the inputs.")
 @click.option("--random-weights", is_flag=True, help="Random numbers in place of weights that the file computes from constants.")
+@click.option("--outputs", multiple=True, metavar="NAME,NAME", help="The values to compute, which may be any in the graph.")
+@click.option("--fallback", type=click.Choice(RUNTIMES), help="What runs operators that svod does not have.")
 @click.option("--check", is_flag=True, help="Compare the outputs with onnxruntime, or with the reference where that is not installed.")
-def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | None, random_weights: bool, check: bool) -> None:
+def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | None, random_weights: bool, outputs: Sequence[str],
+        fallback: str | None, check: bool) -> None:
     """Run MODEL once."""
     try:
         started = time.perf_counter()
-        source: Any = with_random_weights(onnx.load(path)) if random_weights else path
-        model = load(source, dims=dimensions(dims))
+        source: Any = with_random_weights(path) if random_weights else path
+        model = load(source, dims=dimensions(dims), fallback=fallback, outputs=[n for o in outputs for n in o.split(",")] or None)
         feed = make_feed(model, shapes_of(shapes), arrays_in(inputs) if inputs else {}, path)
-        outputs = model(feed)
-        print(f"{path}: {len(model.plans[-1].kernels)} kernels, loaded and run in {time.perf_counter() - started:.1f} s", flush=True)
+        results = model(feed)
+        kernels = sum(len(plan.kernels) for plan in model.plans)
+        print(f"{path}: {kernels} kernel{'s' * (kernels != 1)}, loaded and run in {time.perf_counter() - started:.1f} s", flush=True)
         if check:
-            print(difference(source, feed, outputs if isinstance(outputs, tuple) else (outputs,), model), flush=True)
-    except (SvodError, OSError) as e:
+            print(difference(feed, results if isinstance(results, tuple) else (results,), model), flush=True)
+    except (SvodError, OSError, MemoryError) as e:
         print(f"svod: {e}", file=sys.stderr)
         sys.exit(2)
 
@@ -56,6 +63,8 @@ def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
     for text in texts:
         name, _, size = text.partition("=")
         low, dots, high = size.partition("..")
+        if name in out:
+            raise OnnxError(f"--dim {name} is given twice")
         if not name or not low.isdecimal() or (dots and not high.isdecimal()):
             raise OnnxError(f"--dim {text}: give a size or a range, as in --dim sequence=128 or --dim sequence=1..512")
         identifier = "".join(c if c.isalnum() else "_" for c in name)
@@ -87,41 +96,56 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Array], path: str) -> dict[str, Array]:
-    """Inputs for a run: those given, else small numbers of the declared types. Raises OnnxError, with the command to paste, for dimensions
-    without a size."""
+    """Inputs for a run: those given, else small numbers of the declared types. Free dimensions have the sizes that the model was loaded
+    with, else those that a given shape or array shows. Raises OnnxError, with the command to paste, for dimensions without a size."""
     known = {i.name for i in model.inputs}
     if unknown := sorted((shapes.keys() | given.keys()) - known):
         raise OnnxError(f"the model has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    rng, missing, feed = np.random.default_rng(0), dict[str, None](), dict[str, Array]()
+    if twice := sorted(shapes.keys() & given.keys()):
+        raise OnnxError(f"--shape and --inputs both give {', '.join(twice)}")
+    told = {**{name: a.shape for name, a in given.items()}, **shapes}
+    sizes = _told_sizes(model, told)
+    wanted = {i.name: told.get(i.name) or tuple(_size_of(n, axis, sizes) for axis, n in enumerate(i.shape or ())) for i in model.inputs}
+    if any(None in shape for shape in wanted.values()):
+        raise OnnxError(_sizes_wanted(model, wanted, path))
+    rng = np.random.default_rng(0)
+    return {i.name: given[i.name] if i.name in given else _numbers(i, tuple(n or 0 for n in wanted[i.name]), rng) for i in model.inputs}
+
+
+def _told_sizes(model: Model, told: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The sizes of dimensions by name, as the model was loaded with them, or as the shapes of inputs show."""
+    sizes: dict[str, int] = {name: n.expr.arg[2] if isinstance(n, Variable) else n for name, n in model.dims.items()}
     for i in model.inputs:
-        if i.name in given:
-            feed[i.name] = given[i.name]
-            continue
-        shape = shapes.get(i.name) or tuple(_size_of(model, i, axis, missing) for axis in range(len(i.shape or ())))
-        feed[i.name] = _numbers(i, shape, rng)
-    if missing:
-        free = list(missing)
-        words = "; ".join(f"{i.name} {i.dtype}[{', '.join('?' if n is None else str(n) for n in i.shape or ())}]" for i in model.inputs)
-        options = " ".join(f"--dim {n}=128" if n[:1] != "-" else f"--shape {n[1:]}" for n in free)
-        raise OnnxError(f"{', '.join(n.lstrip('-') for n in free)} {'have' if len(free) > 1 else 'has'} no size; the inputs are {words}. "
-                        f"Give one: svod-tune {path} {options}" + (f", or a range: --dim {free[0]}=1..512" if free[0][:1] != "-" else ""))
-    return feed
+        for name, n in zip(i.shape or (), told.get(i.name, ()), strict=False):
+            if isinstance(name, str):
+                sizes.setdefault(name, n)
+    return sizes
 
 
-def _size_of(model: Model, i: Input, axis: int, missing: dict[str, None]) -> int:
-    n = (i.shape or ())[axis]
+def _size_of(n: int | str | None, axis: int, sizes: Mapping[str, int]) -> int | None:
+    """The size of an axis; None: nobody has said. A batch is 1."""
     if isinstance(n, int):
         return n
-    chosen = model.dims.get(n) if n is not None else None
-    if isinstance(chosen, int):
-        return chosen
-    if isinstance(chosen, Variable):
-        return int(chosen.expr.arg[2])
-    if axis == 0 and (n is None or n.lower() in BATCH_NAMES or n.lower().startswith(("batch", "unk__"))):
-        return 1
-    example = "x".join("1" if s is None or isinstance(s, str) else str(s) for s in i.shape or ())
-    missing[n if n is not None else f"-{i.name}={example}"] = None
-    return 1
+    if n is not None and n in sizes:
+        return sizes[n]
+    return 1 if axis == 0 and (n is None or n.lower() in BATCH_NAMES or n.lower().startswith(("batch", "unk__"))) else None
+
+
+def _sizes_wanted(model: Model, shapes: Mapping[str, tuple[int | None, ...]], path: str) -> str:
+    """What is said about dimensions without a size, which are None in `shapes`: the inputs, and the command to paste."""
+    free: dict[str, None] = {}      # names without a size
+    nameless: dict[str, str] = {}   # inputs with an axis that has neither a name nor a size, and a shape to give
+    for i in model.inputs:
+        axes = list(zip(i.shape or (), shapes[i.name], strict=False))
+        free |= {n: None for n, size in axes if size is None and n is not None and isinstance(n, str)}
+        if any(size is None and n is None for n, size in axes):
+            nameless[i.name] = f"{i.name}=" + "x".join(str(size or 224) for _, size in axes)
+    lacking = [*free, *(f"an axis of {name}" for name in nameless)]
+    inputs = "; ".join(f"{i.name} {i.dtype}[{', '.join('?' if n is None else str(n) for n in i.shape or ())}]" for i in model.inputs)
+    words = ["svod-tune", path, *(w for n in free for w in ("--dim", f"{n}=128")), *(w for n in nameless.values() for w in ("--shape", n))]
+    ranges = f", or a range: {shlex.join(['--dim', f'{next(iter(free))}=1..512'])}" if free else ""
+    return (f"{', '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no size; the inputs are {inputs}. "
+            f"Give {'each a size' if len(lacking) > 1 else 'one'}: {shlex.join(words)}{ranges}")
 
 
 def _numbers(i: Input, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -133,14 +157,17 @@ def _numbers(i: Input, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
     return rng.integers(0, 2, shape).astype(kind)
 
 
-def with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with weights in place of the outputs of ConstantOfShape with known shapes: files without weights compute them so."""
-    known = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-    known |= {n.output[0]: onnx.numpy_helper.to_array(n.attribute[0].t) for n in model.graph.node
+def with_random_weights(path: str) -> onnx.ModelProto:
+    """The model with weights in place of the floats that ConstantOfShape makes with known shapes: files without weights compute them so.
+    Raises OnnxError."""
+    proto, arrays = read_model(path)
+    model = arrays.whole(proto)
+    known = {t.name: arrays.of(t) for t in model.graph.initializer}
+    known |= {n.output[0]: arrays.of(n.attribute[0].t) for n in model.graph.node
               if n.op_type == "Constant" and n.attribute and n.attribute[0].name == "value"}
     rng, kept = np.random.default_rng(0), []
     for node in model.graph.node:
-        if node.op_type == "ConstantOfShape" and node.input[0] in known:
+        if node.op_type == "ConstantOfShape" and node.input[0] in known and _makes_floats(node):
             shape = tuple(int(n) for n in known[node.input[0]])
             fan = max(1, int(np.prod(shape[1:])))
             values = rng.standard_normal(shape) / np.sqrt(fan) if len(shape) > 1 else rng.uniform(0.5, 1.0, shape)
@@ -152,28 +179,25 @@ def with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def difference(source: Any, feed: Mapping[str, Array], outputs: Sequence[Array], model: Model) -> str:
-    """The largest difference to another runtime, relative to the largest output, in words."""
-    name, run = _other(source, model)
-    if run is None:
-        return f"not compared: {name}"
-    names = [o.name for o in model.outputs]
-    theirs = run(names, dict(feed))
-    worst = max((relative_difference(a, b) for a, b in zip(outputs, theirs, strict=True)), default=0.0)
-    return f"largest difference to {name}: {worst:.1e} of the largest output"
+def _makes_floats(node: onnx.NodeProto) -> bool:
+    """Whether the numbers of a ConstantOfShape are float32."""
+    return all(a.t.data_type == onnx.TensorProto.FLOAT for a in node.attribute if a.name == "value")
 
 
-def _other(source: Any, model: Model) -> tuple[str, Any]:
-    """The runtime to compare with: its name, and its run."""
-    data = source if isinstance(source, str) else source.SerializeToString()
-    if find_spec("onnxruntime") is not None:
-        import onnxruntime
-        return f"onnxruntime {onnxruntime.__version__}", onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run
+def difference(feed: Mapping[str, Array], outputs: Sequence[Array], model: Model) -> str:
+    """The largest difference to another runtime, relative to the largest output, in words; or why there is none to compare with."""
+    runtime = RUNTIMES[0] if find_spec(RUNTIMES[0]) is not None else RUNTIMES[1]
     weights = sum(int(np.prod(t.dims)) for t in model.proto.graph.initializer)
-    if weights > MANY_OPERATIONS:
-        return "onnxruntime is not installed, and the reference would take too long", None
-    from onnx.reference import ReferenceEvaluator
-    return "the reference of the onnx package", ReferenceEvaluator(model.proto).run
+    if runtime == "reference" and weights > MANY_WEIGHTS:
+        return "not compared: onnxruntime is not installed, and the reference of the onnx package would take too long"
+    name = f"onnxruntime {version('onnxruntime')}" if runtime == "onnxruntime" else "the reference of the onnx package"
+    names = [o.name for o in model.outputs]
+    try:
+        theirs = values_of(model.walk.arrays.whole(model.proto), names, feed, runtime)
+    except Exception as e:  # each runtime has errors of its own, and lacks operators that svod has
+        return f"not compared: {name} does not run the model: {e}"
+    worst = max((relative_difference(a, theirs[n]) for n, a in zip(names, outputs, strict=True)), default=0.0)
+    return f"largest difference to {name}: {worst:.1e} of the largest output"
 
 
 if __name__ == "__main__":

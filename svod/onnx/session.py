@@ -1,11 +1,14 @@
 """What users of onnxruntime write first, unchanged: `InferenceSession(path).run(None, {"x": x})`."""
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 from svod.config import PrepareConfig
+from svod.errors import ArgumentError
 from svod.onnx.model import Input, Model, load
 from svod.onnx.reader import OnnxError, Source
 from svod.onnx.registry import Array
@@ -41,27 +44,65 @@ class SessionOptions:
     def __init__(self) -> None:
         self.intra_op_num_threads = 0
 
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        log.debug("the session option %s=%s is onnxruntime's own", key, value)
+
+
+class GraphOptimizationLevel(Enum):
+    """What onnxruntime calls levels of optimisation. svod has one."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(Enum):
+    """What onnxruntime calls the order of operators. svod's is that of the plan."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+def get_available_providers() -> list[str]:
+    return ["CPUExecutionProvider"]
+
+
+def get_device() -> str:
+    return "CPU"
+
 
 class InferenceSession:
-    """A model with onnxruntime's interface."""
+    """A model with onnxruntime's interface. `options` are those of `svod.onnx.load`: dims, fallback, config, ….
+
+    Raises what `load` raises."""
 
     def __init__(self, path_or_bytes: Source, sess_options: Any = None, providers: Sequence[Any] | None = None,
-                 provider_options: Any = None, **kwargs: Any) -> None:
+                 provider_options: Any = None, **options: Any) -> None:
         if providers:
             log.debug("providers %s: svod runs on the CPU", providers)
+        own = inspect.signature(load).parameters.keys() - {"source"}
+        if unknown := sorted(options.keys() - own):
+            raise ArgumentError(f"InferenceSession takes no {', '.join(unknown)}; beside onnxruntime's sess_options and providers it takes "
+                                f"those of svod.onnx.load: {', '.join(sorted(own))}")
         threads = int(getattr(sess_options, "intra_op_num_threads", 0) or 0)
-        self._model: Model = load(path_or_bytes, config=PrepareConfig.from_env(threads=threads) if threads > 0 else None)
+        if threads > 0:
+            options.setdefault("config", PrepareConfig.from_env(threads=threads))
+        self._model: Model = load(path_or_bytes, **options)
+        self._options = sess_options or SessionOptions()
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None) -> list[Array]:
-        """The outputs that are named, or all of them, for inputs by name. Raises OnnxError, ValueError for unknown outputs."""
+        """The outputs that are named, or all of them, for inputs by name. Raises OnnxError."""
+        names = [o.name for o in self._model.outputs]
+        if isinstance(output_names, str) or not isinstance(input_feed, Mapping):
+            feed = ", ".join(f"{i.name!r}: …" for i in self._model.inputs)
+            raise OnnxError(f"run takes a list of outputs, or None, and the inputs by their names: run(None, {{{feed}}})")
+        if unknown := [n for n in output_names or () if n not in names]:
+            raise OnnxError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
         results = self._model(dict(input_feed))
         outputs = list(results) if isinstance(results, tuple) else [results]
-        names = [o.name for o in self._model.outputs]
-        if not output_names:
-            return outputs
-        if unknown := [n for n in output_names if n not in names]:
-            raise OnnxError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
-        return [outputs[names.index(n)] for n in output_names]
+        return [outputs[names.index(n)] for n in output_names] if output_names else outputs
 
     def get_inputs(self) -> list[NodeArg]:
         return [_node_arg(i) for i in self._model.inputs]
@@ -69,8 +110,17 @@ class InferenceSession:
     def get_outputs(self) -> list[NodeArg]:
         return [_node_arg(o) for o in self._model.outputs]
 
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        return []
+
+    def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
+        log.debug("providers %s: svod runs on the CPU", providers)
+
+    def get_session_options(self) -> Any:
+        return self._options
+
     def get_providers(self) -> list[str]:
-        return ["CPUExecutionProvider"]
+        return get_available_providers()
 
     def get_modelmeta(self) -> ModelMetadata:
         m = self._model.proto

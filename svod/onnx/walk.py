@@ -12,8 +12,9 @@ import onnx
 from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import known, operators
-from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, subgraphs, type_name
+from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, domain_of, subgraphs, type_name
 from svod.onnx.registry import Node, Operator, find
+from svod.onnx.schemas import type_mistake
 from svod.onnx.values import DIFFERS, MOST_KNOWN, Value, differs, is_known, tensor_of
 from svod.tensor import Tensor
 
@@ -39,11 +40,11 @@ class Walk:
         count: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], str] = {}
         for node in all_nodes(self.model.graph):
-            domain = "" if node.domain == "ai.onnx" else node.domain
+            domain = domain_of(node)
             if self._operator(node) is None:
                 count[domain, node.op_type] += 1
                 first.setdefault((domain, node.op_type), node.name or (node.output[0] if node.output else ""))
-        return [(f"{d}.{op}" if d else op, self.opsets.get(d, 0), n, first[d, op], "") for (d, op), n in count.items()]
+        return [(f"{d}.{op}" if d else op, self.opsets.get(d, 1), n, first[d, op], "") for (d, op), n in count.items()]
 
     def lacking(self) -> list[str]:
         """The first outputs of the nodes that svod does not have, or that hold such nodes."""
@@ -57,7 +58,7 @@ class Walk:
             raise UnsupportedError(describe_missing(missing, what))
 
     def _operator(self, node: onnx.NodeProto) -> Operator | None:
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = domain_of(node)
         assert operators.FILES, "they enter the table when they are imported"
         # a model that does not import the operator set of a domain means its first version
         return find(domain, node.op_type, self.opsets.get(domain, 1))
@@ -97,7 +98,7 @@ class Walk:
         values: dict[str, Value] = {**self._initializers(graph), **inputs}
         wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
         self._compute(graph, values, set(wanted))
-        return [values[name] for name in wanted]
+        return [_value(values, name) for name in wanted]
 
     def at_branch(self) -> tuple[int, bool | None]:
         """The number of the branch that the walk has come to, and which way it goes; None: nobody has chosen."""
@@ -109,7 +110,7 @@ class Walk:
         values = {**outer, **self._initializers(graph), **{i.name: v for i, v in zip(graph.input, operands, strict=True)}}
         wanted = [o.name for o in graph.output]
         self._compute(graph, values, set(wanted))
-        return [values[name] for name in wanted]
+        return [_value(values, name) for name in wanted]
 
     def _compute(self, graph: onnx.GraphProto, values: dict[str, Value], wanted: set[str]) -> None:
         for node in self.needed(graph, wanted):
@@ -146,13 +147,15 @@ class Walk:
             attributes = attributes_of(proto, self.arrays)
             self._attributes[id(proto)] = proto, attributes
             self._owned(attributes)
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        domain = domain_of(proto)
         asked = [bool(o) for o in proto.output]
         node = Node(proto.op_type, proto.name or (proto.output[0] if proto.output else ""), domain, self.opsets.get(domain, 1), attributes,
                     asked, _Inside(self, values))
-        operands = [values[n] if n else None for n in proto.input]
+        operands = [_value(values, n) if n else None for n in proto.input]
         while operands and operands[-1] is None:
             operands.pop()
+        if mistake := type_mistake(node.op, domain, node.version, operands):
+            raise OnnxError(f"{node} of {_shapes(operands)}: {mistake}")
         if self._is_known(node, operands):
             try:
                 return known.evaluate(node, proto, operands, self.opsets)
@@ -166,7 +169,7 @@ class Walk:
             raise
         except OnnxError:
             raise
-        except (SvodError, TypeError, ValueError, IndexError, KeyError, AssertionError) as e:
+        except (SvodError, TypeError, ValueError, LookupError, ArithmeticError, AssertionError) as e:
             if any(map(differs, operands)):
                 raise UnsupportedError(f"{node} of {_shapes(operands)} cannot be computed for {DIFFERS} ({e})") from e
             raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e
@@ -217,6 +220,13 @@ class _Inside:
 
     def at_branch(self) -> tuple[int, bool | None]:
         return self.walk.at_branch()
+
+
+def _value(values: Mapping[str, Value], name: str) -> Value:
+    """A value by its name. Raises UnsupportedError for an output of a node that svod does not compute."""
+    if name not in values:
+        raise UnsupportedError(f"{name!r} is an output that svod's form of its operator does not have")
+    return values[name]
 
 
 def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:

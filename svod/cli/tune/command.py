@@ -78,6 +78,9 @@ class _Seconds(Finite):
 @click.option("--inputs", metavar="FILE.npz", type=click.Path(exists=True, dir_okay=False),
               help="Of an ONNX file: its inputs, by their names.")
 @click.option("--random-weights", is_flag=True, help="Of an ONNX file: random numbers for weights that it computes from constants.")
+@click.option("--outputs", multiple=True, metavar="NAME,NAME", help="Of an ONNX file: the values to compute, which may be any in it.")
+@click.option("--fallback", type=click.Choice(("onnxruntime", "reference")), help="Of an ONNX file: what runs the operators that svod does "
+              "not have, and what stands behind them.")
 @click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script: compile, the default where the script imports it: "
               "torch.compile without a backend means svod; modules: outermost modules are compiled too; off: it runs as it is.")
 @click.option("--dry-run", is_flag=True, help="Show kernels, families, estimates and what the database knows; search nothing.")
@@ -101,8 +104,8 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
         given["script"], given["args"] = None, (given["script"], *given["args"])
     options = TuneOptions(beam=beam, **given)
     check(options)
-    if not options.is_onnx and (options.dim or options.shape or options.inputs or options.random_weights):
-        raise click.UsageError("--dim, --shape, --inputs and --random-weights are for ONNX files, as in svod-tune model.onnx --dim batch=1")
+    if not options.is_onnx and options.of_onnx:
+        raise click.UsageError(f"{', '.join(options.of_onnx)}: only for ONNX files, as in svod-tune model.onnx --dim batch=1")
     logging.getLogger("svod").addHandler(_log_handler(options.verbose))
     say(first_line(options))
     from svod.cli.tune.run import tune

@@ -12,7 +12,7 @@ DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
 #: Options that a command to paste has where this one has them, beside the beam's width and the budget.
 CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
-                     "optuna_storage", "dim", "shape", "inputs", "random_weights", "torch"})
+                     "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch"})
 REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # what --json and --lock write, and may replace
 TORCH = ("compile", "modules", "off")       # what --torch takes
 _IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|transformers)\b", re.M)
@@ -53,12 +53,21 @@ class TuneOptions:
     shape: tuple[str, ...] = ()
     inputs: str | None = None
     random_weights: bool = False
+    outputs: tuple[str, ...] = ()
+    fallback: str | None = None
     torch: str | None = None
 
     @property
     def is_onnx(self) -> bool:
         """Whether a model's file is tuned, and not a program."""
         return self.script is not None and self.script.endswith(".onnx")
+
+    @property
+    def of_onnx(self) -> list[str]:
+        """The options given that are of ONNX files."""
+        given = {"--dim": self.dim, "--shape": self.shape, "--inputs": self.inputs, "--random-weights": self.random_weights,
+                 "--outputs": self.outputs, "--fallback": self.fallback}
+        return [name for name, value in given.items() if value]
 
     @property
     def subject(self) -> str:
@@ -71,7 +80,8 @@ class TuneOptions:
         svod."""
         if self.is_onnx:
             return ["-m", "svod.onnx.run", self.script or "", *(f"--dim={d}" for d in self.dim), *(f"--shape={s}" for s in self.shape),
-                    *([f"--inputs={self.inputs}"] if self.inputs else []), *(["--random-weights"] if self.random_weights else [])]
+                    *([f"--inputs={self.inputs}"] if self.inputs else []), *(["--random-weights"] if self.random_weights else []),
+                    *(f"--outputs={o}" for o in self.outputs), *([f"--fallback={self.fallback}"] if self.fallback else [])]
         return [self.script] if self.script is not None else ["-m", self.module] if self.module is not None else []
 
     @property

@@ -128,4 +128,5 @@ def top_k(node: Node, x: Tensor, k: Array) -> tuple[Tensor, Tensor]:
 
 @operator("NonZero", 9)
 def non_zero(node: Node, x: Tensor) -> Tensor:
-    raise UnsupportedError(f"{node}: the shape of its result depends on values that are not known while the model is loaded")
+    raise UnsupportedError(f"{node}: the shape of its result depends on values that are not known while the "
+                           "model is loaded; fallback=\"onnxruntime\" runs it and what stands behind it on the host")
