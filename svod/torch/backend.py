@@ -6,16 +6,18 @@ PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing 
 """
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 from torch._guards import TracingContext
 
-from svod.errors import UnsupportedError
+from svod.errors import SvodError, UnsupportedError
 from svod.torch.decompositions import decompositions
 from svod.torch.functions import GraphFunction
 from svod.torch.memory import is_representable
@@ -32,7 +34,14 @@ def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = N
                  options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """A function that runs one of Dynamo's graphs. What svod cannot run is run by PyTorch, with a warning that says why.
 
-    Raises ConfigError for unknown options, and under `options={"strict": True}` UnsupportedError for what svod cannot run."""
+    Raises ConfigError for options that are none, and under `options={"strict": True}` UnsupportedError for what svod cannot run."""
+    try:
+        return _function_of(gm, example_inputs, mode, options)
+    except SvodError as error:
+        raise as_it_is(error, inspect.currentframe()) from None
+
+
+def _function_of(gm: Any, example_inputs: Sequence[Any], mode: str | None, options: Mapping[str, Any] | None) -> Callable[..., Any]:
     settings = Settings.of(mode, options)
     name = name_of(gm)
     reason = cannot(example_inputs)
@@ -42,8 +51,6 @@ def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = N
         except TorchDynamoException:    # Dynamo's way of asking for another try
             raise
         except Exception as error:      # whatever AOT autograd raises of a graph that it cannot take
-            if settings.strict:
-                raise
             reason = f"AOT autograd cannot take it: {type(error).__name__}: {error}"
     if settings.strict:
         raise UnsupportedError(f"{name}: {reason}")
@@ -51,6 +58,13 @@ def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = N
         _said.add((name, reason))
         log.warning("svod: %s: PyTorch runs %s as it is: %s", ENTRY, name, reason)
     return gm.forward   # type: ignore[no-any-return]
+
+
+def as_it_is(error: SvodError, frame: FrameType | None) -> SvodError:
+    """The same error as one of those that Dynamo does not turn into BackendCompilerFailed. What the user sees begins at `frame`."""
+    kind = type(type(error).__name__, (ShortenTraceback, type(error)), {"__module__": type(error).__module__})
+    made: SvodError = kind(*error.args, first_useful_frame=frame)
+    return made
 
 
 class _Refused(Exception):
@@ -116,9 +130,10 @@ def static_arguments(functional: Any) -> list[int]:
 
 
 def name_of(gm: Any) -> str:
-    """The user's function that a graph comes from, and where it begins: "forward (model.py:12)"."""
+    """The user's function that a graph comes from, and where it begins: "forward (model.py:12)"; the class of one of PyTorch's modules."""
     for node in gm.graph.nodes:
         entries = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
         if entries:
             return f"{entries[0].rsplit(', in ', 1)[-1]} ({place_of_entry(entries[0])})"
-    return "a graph"
+    outermost = [next(iter(stack.values()))[1] for n in gm.graph.nodes if (stack := n.meta.get("nn_module_stack"))]
+    return str(getattr(outermost[0], "__name__", outermost[0])) if outermost else "a graph"

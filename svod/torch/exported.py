@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from svod.errors import ArgumentError, ShapeError, UnsupportedError
 from svod.torch.decompositions import decompositions
 from svod.torch.functions import GraphFunction
+from svod.torch.memory import is_representable
 from svod.torch.plans import Program, attributes_of
 from svod.torch.settings import Settings
 
@@ -81,7 +82,8 @@ class Compiled:
         if not self._is_flat or kwargs or len(args) != len(self._inputs):
             leaves, form = pytree.tree_flatten((args, kwargs))
             if form != self._in:
-                raise ArgumentError(f"{self.function.name} was compiled for the arguments {self._in}, and is called with {form}")
+                raise ArgumentError(f"{self.function.name} was compiled for the arguments {_in_words(*self._example())}, and is called "
+                                    f"with {_in_words(args, kwargs)}")
         if list(map(_kind, leaves)) != self._kinds:
             self._check(leaves)
         given = list(self._state)
@@ -89,6 +91,11 @@ class Compiled:
             given[i] = leaf
         outputs = self.function(given)
         return outputs[0] if self._is_one else pytree.tree_unflatten(outputs, self._out)
+
+    def _example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that the module was compiled for, as fake tensors."""
+        args, kwargs = pytree.tree_unflatten(self._expected, self._in)
+        return args, kwargs
 
     def _check(self, leaves: Sequence[Any]) -> None:
         """Raise ShapeError for arguments that are not what the module was compiled for, all at once."""
@@ -100,6 +107,9 @@ class Compiled:
                     wrong.append(f"argument {i}: expected {example.dtype} {tuple(example.shape)}, got {got}")
             elif not isinstance(example, (torch.SymInt, type(None))) and t != example:
                 wrong.append(f"argument {i}: {example!r} was compiled in, got {t!r}")
+            if isinstance(t, torch.Tensor) and not is_representable(t):
+                kind = str(t.layout).removeprefix("torch.")
+                wrong.append(f"argument {i}: a {kind} tensor on {t.device}; svod reads strided tensors on the CPU")
         if wrong:
             raise ShapeError(f"{self.function.name}: " + "; ".join(wrong) + ". dynamic_shapes= names axes that may differ")
 
@@ -110,8 +120,19 @@ class Compiled:
 
 
 def _kind(leaf: Any) -> Any:
-    """Dtype and shape of a tensor; any other value with its type."""
-    return (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
+    """Dtype, shape, device and layout of a tensor; any other value with its type."""
+    return (leaf.dtype, leaf.shape, leaf.device, leaf.layout) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
+
+
+def _in_words(args: Any, kwargs: Any) -> str:
+    """Arguments as one writes them: "(Tensor, [Tensor, 3], scale=Tensor)"."""
+    def word(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {word(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, (list, tuple)):
+            return ("[{}]" if isinstance(value, list) else "({})").format(", ".join(map(word, value)))
+        return "Tensor" if isinstance(value, torch.Tensor) else repr(value)
+    return "(" + ", ".join([*map(word, args), *(f"{k}={word(v)}" for k, v in kwargs.items())]) + ")"
 
 
 def _fits(shape: Any, expected: Any) -> bool:

@@ -21,6 +21,8 @@ from svod.tensor import Tensor
 from svod.tensor.callbacks import custom_function
 from svod.torch.memory import TORCH_DTYPES, is_representable, svod_dtype, tensor_to_read
 
+_QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+
 
 class Clock:
     """The seconds that PyTorch takes for operations of a plan."""
@@ -43,6 +45,8 @@ def run_in_torch(operation: Any, args: Any, kwargs: Any, clock: Clock) -> Any:
 
     Raises UnsupportedError for an operation whose results have shapes that depend on values, or lie on another device."""
     leaves, structure = pytree.tree_flatten((list(args), dict(kwargs)))
+    if any(leaf in _QUANTISED for leaf in leaves if isinstance(leaf, torch.dtype)):     # their fake results claim to be of float32
+        raise UnsupportedError(f"{operation} makes quantised tensors")
     inputs: dict[int, Tensor] = {}
     for leaf in leaves:
         for t in leaf.inputs if isinstance(leaf, Foreign) else (leaf,) if isinstance(leaf, Tensor) else ():

@@ -37,8 +37,9 @@ class GraphFunction:
         self.weights: dict[tuple[int, ...], Weights] = {}
         self.refused: dict[Any, str] = {}       # signatures that PyTorch runs, and why
         self.missing: list[Missing] = []        # operations that PyTorch runs inside plans
-        self.calls = self.changes = 0
+        self.calls = self.changes = self.prepared = 0
         self.prepare_seconds = 0.0
+        self._is_full = False       # plans were dropped
         self._lock = threading.RLock()
         self._split()
         share_cores()
@@ -58,6 +59,7 @@ class GraphFunction:
             if plan is None:
                 return list(self.eager(*given))
         try:
+            plan.last = self.calls
             if plan.missing and not plan.runs:
                 return self._first_run(plan, given)
             return plan.run(given)
@@ -121,12 +123,15 @@ class GraphFunction:
                     log.debug("svod: %s", self.name, exc_info=True)
                 self._say(key, str(error) if isinstance(error, SvodError) else f"{type(error).__name__}: {error}")
                 return None
+            self.prepared += 1
             self.prepare_seconds += time.perf_counter() - start
             self.missing = self.missing or plan.missing
             if len(weights.plans) >= MOST_PLANS:
-                log.warning("svod: %s has had more than %d sets of sizes; its oldest plan is dropped for each new one", self.name,
-                            MOST_PLANS)
-                del weights.plans[next(iter(weights.plans))]
+                if not self._is_full:
+                    log.warning("svod: %s has had more than %d sets of sizes: for each new one, the plan used longest ago is dropped",
+                                self.name, MOST_PLANS)
+                self._is_full = True
+                del weights.plans[min(weights.plans, key=lambda k: weights.plans[k].last)]
             weights.plans[key] = plan
         return plan
 

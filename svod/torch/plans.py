@@ -35,7 +35,7 @@ def attributes_of(module: Any) -> dict[str, Any]:
     """The tensors that a graph module's graph reads as attributes."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers()), **vars(module)}
     read = {n.target for n in module.graph.nodes if n.op == "get_attr"}
-    return {name: held[name] for name in read if isinstance(held[name], torch.Tensor)}
+    return {name: held[name] for name in read if isinstance(held.get(name), torch.Tensor)}
 
 
 class Source(NamedTuple):
@@ -66,6 +66,7 @@ class Plan:
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
         self.runs = 0
+        self.last = 0                   # the number of the function's call that used it last
         self.seconds = math.inf         # of the fastest run
 
     def run(self, given: Sequence[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from svod.compile.backend import device_named
 from svod.config import BeamConfig, PrepareConfig
 from svod.errors import ConfigError
 
@@ -32,7 +33,7 @@ class Settings:
     def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:
         """The settings of a mode and of options by name: those of `OWN`, the fields of PrepareConfig and of BeamConfig.
 
-        Raises ConfigError for a mode or option that is none, and names all there are."""
+        Raises ConfigError for a mode or option that is none, and names all there are; UnsupportedError for a device that svod has not."""
         if mode is not None and mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not one of svod's: {', '.join(MODES)}")
         given = dict(options or {})
@@ -40,6 +41,11 @@ class Settings:
         if unknown:
             raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}; there are {', '.join(OWN)}; of BeamConfig "
                               f"{', '.join(sorted(_SEARCH))}; of PrepareConfig {', '.join(sorted(_PREPARE))}")
+        for name in ("strict", "freeze"):
+            if not isinstance(given.get(name, True), bool):
+                raise ConfigError(f"{name}={given[name]!r}: give True or False")
+        if given.get("device") is not None:
+            device_named(given["device"])
         search = {k: given[k] for k in given.keys() & _SEARCH}
         searches = "beam" in given or bool(search) or MODES.get(mode or "default", False)
         prepared = {k: given[k] for k in given.keys() & _PREPARE}

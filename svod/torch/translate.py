@@ -115,6 +115,8 @@ class _Walk:
         if node.op == "placeholder":
             self.values[node] = next(self.inputs)
         elif node.op == "get_attr":
+            if node.target not in self.attributes:
+                raise UnsupportedError(f"control flow at {place_of(node)}, such as torch.cond: {node.target} is a graph of its own")
             self.values[node] = self.attributes[node.target]
         elif node.op == "call_function":
             with scope(module_of(node)):

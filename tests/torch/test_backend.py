@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
 import svod.torch  # noqa: E402
-from svod.errors import ArgumentError, ShapeError, UnsupportedError  # noqa: E402
+from svod.errors import ArgumentError, ConfigError, ShapeError, UnsupportedError  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
-from svod.torch.weights import Weights  # noqa: E402
+from svod.torch.weights import Content, Weights, sampled  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -308,3 +308,86 @@ def test_as_strided_reads_the_storage() -> None:
 def test_sparse_arguments_cannot_be_exported() -> None:
     with pytest.raises(UnsupportedError, match="cannot be exported"):
         svod.torch.compile(_Module(lambda x: x.to_dense()), torch.eye(3).to_sparse_csr())
+
+
+@pytest.mark.parametrize("change", [
+    lambda w: w.data.add_(1), lambda w: w.data.copy_(torch.randn(32, 16)), lambda w: w.detach().numpy().__imul__(2),
+    lambda w: w.data.mul_(torch.randn(32, 16) > 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_changes_of_weights_that_pytorch_does_not_count_are_seen(change: Any, dtype: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4)).to(dtype)
+    x = torch.randn(3, 16, dtype=dtype)
+    runs = [torch.compile(model, backend="svod"), svod.torch.compile(model, x)]
+    for _ in range(2):
+        for run in runs:
+            torch.testing.assert_close(run(x), model(x))
+        version = model[0].weight._version
+        change(model[0].weight)
+        assert model[0].weight._version == version
+
+
+def test_weights_made_in_inference_mode_may_change() -> None:
+    with torch.inference_mode():
+        model, x = torch.nn.Linear(16, 8), torch.randn(3, 16)
+        run = torch.compile(model, backend="svod")
+        for _ in range(2):
+            torch.testing.assert_close(run(x), model(x))
+            model.weight.mul_(2)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 7, 8, 63, 1000])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "float64", "int64"])
+def test_what_is_sampled_of_a_tensor_lies_in_it(size: int, dtype: str) -> None:
+    t = torch.zeros(size + 1, dtype=getattr(torch, dtype))[1:]         # its first byte has no even address
+    begin, end = t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()
+    words = sampled(t, 16)
+    assert len(words) == len(set(words)) <= 16 and all(begin <= 4 * w and 4 * w + 4 <= end for w in words)
+    other = torch.zeros(5)
+    content = Content([t, other])
+    assert content.is_unchanged()
+    t.view(torch.uint8).add_(1)
+    assert content.is_unchanged() == (not len(words))
+
+
+def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("svod.torch.functions.MOST_PLANS", 2)
+    run = torch.compile(lambda x: x * 2, backend="svod", dynamic=True)
+    for n in (2, 3, 2, 4, 2, 5, 2):
+        run(torch.ones(n))
+    assert {p.results[0].dtype for p in function_of("<lambda>").plans} == {torch.float32} and len(function_of("<lambda>").plans) == 2
+    assert function_of("<lambda>").prepared == 4        # 2, 3, 4 and 5: the plan of 2 stayed
+    assert sum("used longest ago" in w for w in warnings_of(caplog)) == 1
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"beem": 8}, "no option is called 'beem'; there are beam, strict, freeze"), ({"strict": "no"}, "give True or False"),
+    ({"beam": -1}, "an integer ≥ 0"), ({"device": "TPU"}, "svod has the devices CPU")])
+def test_errors_of_svod_reach_the_user_as_they_are(options: dict[str, Any], text: str) -> None:
+    with pytest.raises((ConfigError, UnsupportedError), match=text) as e:
+        torch.compile(torch.nn.Linear(4, 4), backend="svod", options=options)(torch.ones(4))
+    assert not isinstance(e.value, torch._dynamo.exc.BackendCompilerFailed)
+    with pytest.raises((ConfigError, UnsupportedError), match=text):
+        svod.torch.compile(torch.nn.Linear(4, 4), torch.ones(4), options=options)
+
+
+def test_a_graph_that_needs_gradients_is_an_error_under_strict() -> None:
+    with torch.enable_grad(), pytest.raises(UnsupportedError, match="Linear: it needs gradients"):
+        torch.compile(torch.nn.Linear(4, 4), backend="svod", options={"strict": True})(torch.ones(4))
+
+
+@pytest.mark.parametrize(("function", "why"), [
+    (lambda x: torch.dequantize(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)), "makes quantised tensors"),
+    (lambda x: torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,)), "control flow at test_backend.py")])
+def test_graphs_that_pytorch_runs_say_why(function: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(5)
+    torch.testing.assert_close(torch.compile(function, backend="svod")(x), function(x))
+    assert why in warnings_of(caplog)[-1]
+
+
+def test_exported_modules_take_strided_tensors_on_the_cpu() -> None:
+    run = svod.torch.compile(torch.nn.Linear(4, 4), torch.ones(4, 4))
+    for x, text in ((torch.ones(4, 4, device="meta"), "strided tensor on meta"), (torch.eye(4).to_sparse(), "sparse_coo tensor on cpu")):
+        with pytest.raises(ShapeError, match=text):
+            run(x)
+    with pytest.raises(ArgumentError, match=r"compiled for the arguments \(Tensor\), and is called with \(Tensor, scale=3\)"):
+        run(torch.ones(4, 4), scale=3)

@@ -32,6 +32,8 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "reductions": (lambda x, i: (x.sum(), x.mean((0, 2)), x.amax(1), i.sum(0), i.prod(2), (x > 0).any(1), (x > -3).all(), x.norm(dim=1),
                                  x.logsumexp(2), torch.var_mean(x, 1), i.sum(dtype=torch.int32)), (X, N)),
     "positions": (lambda x: (x.argmax(1), x.min(2), x.max(), x.sort(1, descending=True), x.topk(2), x.cumsum(1), x.cummax(0)), (X,)),
+    "signs and shifts": (lambda x, i: (x.sign(), x.sgn(), i.sign(), i << 2, i >> 1),
+                         (torch.tensor([1.0, -2.0, float("nan"), float("-inf"), 0.0]), torch.tensor([5, -7, 0], dtype=torch.int32))),
     "views": (lambda x: (x.view(6, 4), x.permute(2, 0, 1), x[:, 1:, ::2], x[..., -1], x.unflatten(2, (2, 2)), x.unbind(1), x.roll(1, 2),
                          x.flip(0, 2), x.repeat(1, 2, 1), x.tril(), x.unfold(2, 2, 1), x.split(2, 1), x.expand(3, 2, 3, 4)), (X,)),
     "as_strided": (lambda x: (x.as_strided((2, 3), (1, 2), 3), x.as_strided((4, 2), (2, 1))), (X,)),

@@ -11,7 +11,7 @@ from svod.tensor import where as select
 from svod.torch.operations.table import aten, methods
 
 methods("abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor "
-        "trunc erf erfc reciprocal sigmoid relu isnan isinf isfinite isposinf isneginf logical_not square frac sign signbit "
+        "trunc erf erfc reciprocal sigmoid relu isnan isinf isfinite isposinf isneginf logical_not square frac signbit "
         "deg2rad rad2deg silu hardswish hardsigmoid mish selu celu hardshrink softshrink hardtanh leaky_relu softplus gelu "
         "threshold glu logit nan_to_num sinc relu6")
 methods("maximum minimum logical_and logical_or logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar "
@@ -21,13 +21,20 @@ methods("maximum minimum logical_and logical_or logical_xor bitwise_and.Tensor b
         "div.Tensor_mode div.Scalar_mode floor_divide remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar pow.Tensor_Tensor "
         "pow.Tensor_Scalar atan2 hypot copysign.Tensor copysign.Scalar logaddexp heaviside xlogy.Tensor lerp.Tensor lerp.Scalar addcmul "
         "addcdiv", promotes=True)
-aten("sgn")(Tensor.sign)
 aten("special_erfc")(Tensor.erfc)
+aten("__lshift__.Tensor", "__lshift__.Scalar", promotes=True)(Tensor.bitwise_left_shift)
+aten("__rshift__.Tensor", "__rshift__.Scalar", promotes=True)(Tensor.bitwise_right_shift)
 aten("floor_divide.Scalar", promotes=True)(Tensor.floor_divide)
 aten("xlogy.Scalar_Other", promotes=True)(Tensor.xlogy)
 aten("max.other", promotes=True)(Tensor.maximum)
 aten("min.other", promotes=True)(Tensor.minimum)
 aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True)(Tensor.clamp)
+
+
+@aten("sign", "sgn")
+def sign(x: Tensor) -> Tensor:
+    """-1, 0 or 1; 0 for a NaN, of which NumPy's sign is NaN."""
+    return select(x.isnan(), 0, x.sign()).cast(x.dtype) if x.dtype.is_float else x.sign()
 
 
 @aten("clamp_max", "clamp_max.Tensor", promotes=True)
