@@ -63,7 +63,7 @@ class Content:
         return self._memory.take(self._places).tobytes()
 
     def is_unchanged(self) -> bool:
-        return self._read() == self._values
+        return not self._values or self._read() == self._values
 
 
 def sampled(t: Any, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
