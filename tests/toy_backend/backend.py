@@ -12,8 +12,9 @@ import numpy as np
 from svod.compile.backend import Backend, CompilerPair
 from svod.compile.lower.linear_text import decode_linear, encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
+from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.object_cache import ObjectCache
-from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, levels_of, names_of, temporary_numbers
+from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant
 from svod.core.cost.cost_model import Cost
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
@@ -61,46 +62,12 @@ class ToyMemory:
         _there.add(self)
 
 
-class ToyQueue:
+class ToyQueue(LaunchRecords):
     """Runs launches one after the other, each as a grid. A fault is raised where the plan runs."""
 
-    threads, may_fail = 1, False
-
     def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
-        self.kernels, self.addresses = kernels, list(addresses)
-        self.temps = temporary_numbers(kernels, len(addresses))
-        self.values: dict[str, int] = {}
-        self.ranges = {(k, p): (0, phase.extent) for k, kernel in enumerate(kernels) for p, phase in enumerate(kernel.spec.phases)}
-        self.recorded: list[tuple[tuple[int, int], ...]] = []       # (kernel, phase) of every list of launches
-        self.of_variant = {v: self._segments(v) for v in variants}
+        super().__init__(kernels, variants, addresses)
         self.rng = random.Random(0)
-
-    def _record(self, kernels: Sequence[int], once: bool = False) -> Launches:
-        phases = [(k, p) for k in kernels for p, phase in enumerate(self.kernels[k].spec.phases) if phase.once == once]
-        self.recorded.append(tuple(phases))
-        return Launches(len(self.recorded) - 1, len(phases))
-
-    def _segments(self, variant: Variant) -> tuple[Segment, ...]:
-        found, waiting = [], []
-        for group in levels_of(variant.chosen):
-            numbers = [variant.kernels[i] for i in group]
-            waiting += numbers
-            callbacks = tuple(k for k in numbers if self.kernels[k].is_callback)
-            if callbacks:
-                found.append(Segment(self._record([k for k in waiting if k not in callbacks]), callbacks, tuple(waiting)))
-                waiting = []
-        if waiting or not found:
-            found.append(Segment(self._record(waiting), (), tuple(waiting)))
-        return tuple(found)
-
-    def segments(self, variant: Variant) -> tuple[Segment, ...]:
-        return self.of_variant[variant]
-
-    def kernel_launches(self, kernel: int) -> Launches:
-        return self._record([kernel])
-
-    def once_launches(self, kernel: int) -> Launches:
-        return self._record([kernel], once=True)
 
     def run(self, launches: Launches, times: int) -> None:
         for _ in range(times):
@@ -114,31 +81,11 @@ class ToyQueue:
         args = [_bytes_at(address, size * dtype.itemsize).view(to_numpy(dtype))
                 for address, (dtype, size) in zip(addresses, kernel.spec.params, strict=True)]
         temps = [_bytes_at(self.addresses[t], nbytes) for t, nbytes in zip(self.temps[number], kernel.spec.temps, strict=True)]
-        names = names_of(kernel)
-        values = {name: self.values[names[name]] for name in kernel.spec.variables}
-        run_phase(kernel.loaded.program, phase, args, temps, values, *self.ranges[number, phase], self.rng)
+        run_phase(kernel.loaded.program, phase, args, temps, self.program_values(number), *self.ranges[number, phase], self.rng)
 
     def run_timed(self, launches: Launches, times: int) -> float | None:
         self.run(launches, times)
         return None
-
-    def take_failure(self) -> BaseException | None:
-        return None
-
-    def bind(self, index: int, address: int) -> None:
-        self.addresses[index] = address
-
-    def set_variable(self, name: str, value: int) -> None:
-        self.values[name] = value
-
-    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
-        self.ranges[kernel, phase] = begin, end
-
-    def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
-        k = self.kernels[kernel]
-        offsets = k.offsets or (0,) * len(k.buffers)
-        return ([self.addresses[i] + offset for i, offset in zip(k.buffers, offsets, strict=True)],
-                [self.values.get(v.name, 0) for v in k.variables])
 
 
 def _bytes_at(address: int, nbytes: int) -> Array:

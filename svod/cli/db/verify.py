@@ -1,7 +1,6 @@
 """What `svod-db verify` does: the chains of others are measured on this machine, and the table of what became of them."""
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -40,7 +39,6 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
     """Measure here the chains of others, or of all winners (`every`), for these kernels (none: all), within `budget` seconds. Raises
     TuneError where no worker starts, and DatabaseError."""
     checked: list[Checked] = []
-    end = time.monotonic() + budget
     for target, tasks in _tasks_by_target(db, kernels, every).items():
         compiler = compiler_for(target, config.PrepareConfig.from_env(beam=None, capture=None))
         before = {t.key: db.ranking(t.key, target.key)[0] for t in tasks}
@@ -48,7 +46,7 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
         with waiting(what, "svod-db"), make_executor("local", device=target.device, say=say) as executor:
             bench = config.BenchConfig.from_env(seconds=CONFIRM_SECONDS)
             TuneSession(tasks, target, executor=executor, db=db, config=config.BeamConfig.from_env(width=4), bench=bench,
-                        budget=ModelBudget(max(0.0, end - time.monotonic()))).run()
+                        budget=ModelBudget(budget)).run()
         checked += [Checked(t.name, before[t.key], usable_winner(t.kernel, compiler, db, "check")) for t in tasks]
     return checked
 

@@ -8,11 +8,12 @@
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from svod.compile.lower.linear import LOADS_OPS, STORE_OPS
 from svod.compile.webgpu.alu import bits_of, from_bits, gathered
-from svod.compile.webgpu.text import REGISTERS, WIDEST, Writer, lane, register, vector, widths
+from svod.compile.webgpu.text import COMPONENTS, REGISTERS, WIDEST, Writer, lane, register, vector, widths
 from svod.core.ir.dtype import DType
 
 GLOBAL = ("ARG", "TEMP")
@@ -26,7 +27,8 @@ class Memory:
         self.name = f"{op.lower()}{number}"
         self.base = f"base_{self.name}" if op == "ARG" and not w.aligned else ""
         self.whole: bool = w.aligned or op != "ARG"     # begins at a multiple of 16 bytes
-        self.scalar_stores = self.vector_accesses = self.stored = self.accessed = False
+        self.scalar_stores = self.vector_accesses = self.stored = self.accessed = self.loose = False
+        self.parts: Counter[tuple[int, int]] = Counter()        # scalar loads by the vector that holds them: (index, offset)
         self.is_half = dtype.name == "float16" and w.has("float16")
         self.is_packed = op in GLOBAL and dtype.itemsize < 4 and not self.is_half
 
@@ -38,7 +40,9 @@ class Memory:
     @property
     def is_vectors(self) -> bool:
         """Whether the variable is an array of vectors of four elements."""
-        return self.op in GLOBAL and not self.is_packed and self.dtype.bits < 64 and self.vector_accesses and not self.scalar_stores
+        if self.op not in GLOBAL or self.is_packed or self.dtype.bits == 64 or self.scalar_stores:
+            return False
+        return self.vector_accesses or (not self.loose and max(self.parts.values(), default=0) > 1)
 
     @property
     def is_atomic(self) -> bool:
@@ -53,6 +57,21 @@ class Memory:
         self.stored |= store
         self.vector_accesses |= whole
         self.scalar_stores |= store and not whole
+        if not whole and not store:
+            part = self.part_of(i)
+            if part is None:
+                self.loose = True
+            else:
+                self.parts[self.w.code[i].src[1], part[0]] += 1
+
+    def part_of(self, i: int) -> tuple[int, int] | None:
+        """Which part of a vector a scalar load reads: (the vector's offset from the index, the component); None where that is not known."""
+        op, _, lanes, src, offset = self.w.code[i]
+        if op != "LOAD" or lanes != 1 or not self.whole or self.op not in GLOBAL:
+            return None
+        modulus, remainder = self.w.facts.residue[src[1]]
+        component = (remainder + offset) % WIDEST
+        return (offset - component, component) if modulus % WIDEST == 0 else None
 
     def is_whole(self, i: int) -> bool:
         """Whether an access is of whole vectors, or of whole words where elements are packed."""
@@ -92,6 +111,7 @@ class Memory:
     def read(self, index: str) -> str:
         """One element, an expression."""
         at, dtype = self.place(index), self.dtype
+        let = self.w.let if self.stored or self.op not in GLOBAL else self.w.let_once
         if self.is_packed:
             bits = 8 * dtype.itemsize
             at = self.w.let(at) if not index.isalnum() or self.base else at
@@ -101,8 +121,16 @@ class Memory:
             return from_bits(dtype, f"extractBits({words}, {shift}, {bits}u)")
         if self.is_vectors:
             at = self.w.let(at) if not index.isalnum() or self.base else at
-            return self._widened(f"{self.name}[{at} >> 2u][{at} & 3i]", 1)
-        return self._widened(f"{self.name}[{at}]", 1)
+            return let(self._widened(f"{self.name}[{at} >> 2u][{at} & 3i]", 1))
+        return let(self._widened(f"{self.name}[{at}]", 1))
+
+    def read_part(self, i: int) -> str:
+        """One element of a load, by way of the vector that holds it where that is known: its neighbours are read with it."""
+        w, part = self.w, self.part_of(i) if self.is_vectors else None
+        if part is None:
+            return self.read(_lanes_at(w, i)[0])
+        vector = self.read_whole(_sum(w.value[w.code[i].src[1]][0], part[0]), WIDEST)[0]
+        return f"{vector}.{COMPONENTS[part[1]]}"
 
     def _widened(self, text: str, width: int) -> str:
         """What was read as a register."""
@@ -137,8 +165,9 @@ class Memory:
         """The chunks of `lanes` elements from a place where a vector or a word begins."""
         w, at = self.w, self.place(index)
         if not self.is_packed:
-            first = w.let(f"({at}) >> 2u")
-            return [w.let(self._widened(f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]", WIDEST))
+            first = w.let_once(f"({at}) >> 2u")
+            let = w.let if self.stored else w.let_once
+            return [let(self._widened(f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]", WIDEST))
                     for k in range(lanes // WIDEST)]
         first = w.let(f"({at}) >> {2 if self.dtype.itemsize == 1 else 1}u")
         words = []
@@ -208,6 +237,8 @@ def load(w: Writer, i: int, memory: Memory) -> None:
     whole = memory.is_whole(i) and (memory.is_vectors or memory.is_packed)
 
     def read() -> list[str]:
+        if lanes == 1 and not whole:
+            return [memory.read_part(i)]
         places = _lanes_at(w, i)
         return memory.read_whole(places[0], lanes) if whole else gathered(w, dtype, [memory.read(at) for at in places])
 
@@ -229,12 +260,10 @@ def _load_where(w: Writer, dtype: DType, lanes: int, mask: str, alt: Sequence[st
         w.names += 1
         names.append(f"m{w.names}")
         w.line(f"var {names[-1]}: {register(dtype, width)} = {text};")
-    w.line(f"if ({mask}) {{")
-    w.depth += 1
+    w.open(f"if ({mask}) {{")
     for name, text in zip(names, read(), strict=True):
         w.line(f"{name} = {text};")
-    w.depth -= 1
-    w.line("}")
+    w.close()
     w.value.append([w.let(name) for name in names])
 
 
@@ -245,23 +274,19 @@ def store(w: Writer, i: int, memory: Memory) -> None:
     mask = w.value[src[3]] if len(src) == 4 else None
     if mask is None or w.code[src[3]].lanes < lanes or lanes == 1:
         if mask is not None:
-            w.line(f"if ({mask[0]}) {{")
-            w.depth += 1
+            w.open(f"if ({mask[0]}) {{")
         if memory.is_whole(i) and (memory.is_vectors or memory.is_packed):
             memory.write_whole(places[0], chunks, lanes)
         else:
             for k, at in enumerate(places):
                 memory.write(at, lane(chunks, lanes, k))
         if mask is not None:
-            w.depth -= 1
-            w.line("}")
+            w.close()
         return
     for k, at in enumerate(places):
-        w.line(f"if ({lane(mask, lanes, k)}) {{")
-        w.depth += 1
+        w.open(f"if ({lane(mask, lanes, k)}) {{")
         memory.write(at, lane(chunks, lanes, k))
-        w.depth -= 1
-        w.line("}")
+        w.close()
 
 
 def memories_of(w: Writer) -> dict[int, Memory]:

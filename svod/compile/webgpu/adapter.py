@@ -22,6 +22,7 @@ LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buf
           "max-compute-workgroup-storage-size", "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
           "max-compute-workgroups-per-dimension")
 """Limits that are raised to what the adapter allows."""
+SOFTWARE_LANES = 8      # 32-bit numbers of a vector register with 256 bits, which Mesa's software driver runs threads in
 INSTALL = "install Mesa's software driver (on Debian: apt-get install mesa-vulkan-drivers), or the driver of your graphics card"
 
 
@@ -76,11 +77,13 @@ def _target(process: int) -> Target:
     threads = int(min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]))
     groups = int(limits["max-compute-workgroups-per-dimension"])
     features = tuple(sorted(svod for theirs, svod in NUMBERS.items() if theirs in found.features))
-    units = os.cpu_count() or 1 if found.info["adapter_type"] == "CPU" else 0     # how many a graphics card has, WebGPU does not say
+    software = found.info["adapter_type"] == "CPU"
+    units = os.cpu_count() or 1 if software else 0      # how many a graphics card has, WebGPU does not say
     return Target(arch="wgsl", cpu=adapter_name(found.info), features=features, vector_bytes=16, vector_registers=64, l1=16 << 10,
                   l2=1 << 20, l3=0, threads=1, has_fma=False, has_strict_floats=False, has_float64="float64" in features,
                   has_masked_memory=False, has_non_temporal=False, group_threads=threads,
                   shared_bytes=int(limits["max-compute-workgroup-storage-size"]), device=NAME, units=units,
+                  software_lanes=SOFTWARE_LANES if software else 0,
                   global_limits=(groups, groups, groups), local_limits=(threads, threads, int(limits["max-compute-workgroup-size-z"])))
 
 

@@ -11,7 +11,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from svod.compile.plan.plan_parts import Launches, PreparedKernel, Segment, Variant, kernel_name, levels_of, names_of, temporary_numbers
+from svod.compile.plan.launch_records import LaunchRecords
+from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
 from svod.compile.webgpu.adapter import NAME, package
 from svod.compile.webgpu.code import WebGpuCode
 from svod.compile.webgpu.device import Device, device, error_text
@@ -52,25 +53,14 @@ class PassClock:
         return spent * made.tick * self.passes / timed if spent > 0 else None
 
 
-class WebGpuQueue:
+class WebGpuQueue(LaunchRecords):
     """The queue of one plan. One thread at a time calls it."""
 
-    threads, may_fail = 1, False
-
     def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
-        self.kernels, self.addresses = kernels, list(addresses)
+        super().__init__(kernels, variants, addresses)
         self.device = device()
-        self.temps = temporary_numbers(kernels, len(addresses))
-        self.values: dict[str, int] = {}
-        self.ranges = {(k, p): (0, phase.extent) for k, kernel in enumerate(kernels) for p, phase in enumerate(kernel.spec.phases)}
         self.numbers = {launch: n for n, launch in enumerate(self.ranges)}
-        self.recorded: list[tuple[Launch, ...]] = []        # of every list of launches
-        self.of_variant = {v: self._segments(v) for v in variants}
         self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
-        self._users: dict[int, set[Launch]] = {}            # which launches use a buffer
-        for (k, p) in self.ranges:
-            for index in (*kernels[k].buffers, *self.temps[k]):
-                self._users.setdefault(index, set()).add((k, p))
         usage = package().BufferUsage
         sizes = [16 * -(-(2 + len(k.spec.variables)) // 4) for k in kernels]
         self._slot = max([SLOT, *[-(-size // SLOT) * SLOT for size in sizes]])
@@ -78,33 +68,10 @@ class WebGpuQueue:
                                                         usage=usage.UNIFORM | usage.COPY_DST)
         self._stale = set(self.ranges)      # launches whose numbers are to be written
 
-    # -- what is launched -------------------------------------------------------------------------
-    def _record(self, kernels: Sequence[int], once: bool = False) -> Launches:
-        phases = [(k, p) for k in kernels for p, phase in enumerate(self.kernels[k].spec.phases) if phase.once == once]
-        self.recorded.append(tuple(phases))
-        return Launches(len(self.recorded) - 1, len(phases))
-
-    def _segments(self, variant: Variant) -> tuple[Segment, ...]:
-        found, waiting = [], []
-        for group in levels_of(variant.chosen):
-            numbers = [variant.kernels[i] for i in group]
-            waiting += numbers
-            callbacks = tuple(k for k in numbers if self.kernels[k].is_callback)
-            if callbacks:
-                found.append(Segment(self._record([k for k in waiting if k not in callbacks]), callbacks, tuple(waiting)))
-                waiting = []
-        if waiting or not found:
-            found.append(Segment(self._record(waiting), (), tuple(waiting)))
-        return tuple(found)
-
-    def segments(self, variant: Variant) -> tuple[Segment, ...]:
-        return self.of_variant[variant]
-
-    def kernel_launches(self, kernel: int) -> Launches:
-        return self._record([kernel])
-
-    def once_launches(self, kernel: int) -> Launches:
-        return self._record([kernel], once=True)
+    def changed(self, kernel: int) -> None:
+        for launch in [(kernel, p) for p in range(len(self.kernels[kernel].spec.phases))]:
+            self._groups.pop(launch, None)
+            self._stale.add(launch)
 
     # -- running ----------------------------------------------------------------------------------
     def run(self, launches: Launches, times: int) -> None:
@@ -152,9 +119,7 @@ class WebGpuQueue:
 
     def _write_numbers(self, launch: Launch) -> None:
         """Write the bounds of a launch and the values of its variables."""
-        kernel = self.kernels[launch[0]]
-        names = names_of(kernel)
-        numbers = [*self.ranges[launch], *[self.values.get(names[name], 0) for name in kernel.spec.variables]]
+        numbers = [*self.ranges[launch], *self.program_values(launch[0]).values()]
         numbers += [0] * (-len(numbers) % 4)
         self.device.queue.write_buffer(self._uniforms, self.numbers[launch] * self._slot, struct.pack(f"<{len(numbers)}i", *numbers))
         self._stale.discard(launch)
@@ -172,10 +137,10 @@ class WebGpuQueue:
         assert isinstance(kernel.loaded, WebGpuCode)
         spec, (addresses, _) = kernel.spec, self.arguments(k)
         bases: list[tuple[int, int]] = []
-        for slot, (address, (dtype, _)) in enumerate(zip(addresses, spec.params, strict=True)):
-            beyond = made.find(address)[1] % made.alignment
+        for op, slot in kernel.loaded.modules[p].any.bindings:      # others may not be bound yet when phases run once
+            beyond = made.find(addresses[slot])[1] % made.alignment if op == "ARG" else 0
             if beyond:
-                bases.append((slot, beyond // dtype.itemsize))
+                bases.append((slot, beyond // spec.params[slot][0].itemsize))
         pipeline = kernel.loaded.pipeline(made, p, tuple(bases))
         entries = [self._entry(0, self._uniforms, self.numbers[launch] * self._slot, 16 * -(-(2 + len(spec.variables)) // 4))]
         for number, (op, n) in enumerate(pipeline.bindings):
@@ -198,29 +163,3 @@ class WebGpuQueue:
     @staticmethod
     def _entry(number: int, buffer: Any, offset: int, size: int) -> dict[str, Any]:
         return {"binding": number, "resource": {"buffer": buffer, "offset": offset, "size": size}}
-
-    # -- what it is applied to --------------------------------------------------------------------
-    def take_failure(self) -> BaseException | None:
-        return None
-
-    def bind(self, index: int, address: int) -> None:
-        if self.addresses[index] != address:
-            self.addresses[index] = address
-            for launch in self._users.get(index, ()):
-                self._groups.pop(launch, None)
-
-    def set_variable(self, name: str, value: int) -> None:
-        self.values[name] = value
-        self._stale.update(launch for launch in self.ranges if name in names_of(self.kernels[launch[0]]).values())
-
-    def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
-        self.ranges[kernel, phase] = begin, end
-        self._stale.add((kernel, phase))
-
-    def arguments(self, kernel: int) -> tuple[list[int], list[int]]:
-        k = self.kernels[kernel]
-        offsets = k.offsets or (0,) * len(k.buffers)
-        return ([self.addresses[i] + offset for i, offset in zip(k.buffers, offsets, strict=True)],
-                [self.values.get(v.name, 0) for v in k.variables])
-
-

@@ -162,12 +162,11 @@ class _Body:
         self.carried[i] = names
         condition = self._once(src)
         if condition is not None:
-            w.line(f"if ({condition}) {{" if condition else "{")
+            w.open(f"if ({condition}) {{" if condition else "{")
             w.value.append([start])
         else:
-            w.line(f"for (var at{i}: i32 = {start}; at{i} < {stop}; at{i} += {step}i) {{")
+            w.open(f"for (var at{i}: i32 = {start}; at{i} < {stop}; at{i} += {step}i) {{")
             w.value.append([f"at{i}"])
-        w.depth += 1
 
     def _once(self, src: tuple[int, ...]) -> str | None:
         """The condition under which a loop runs, once; "" for none; None for a loop that may run more often."""
@@ -186,8 +185,7 @@ class _Body:
         for names, s in zip(self.carried[src[0]], src[1:], strict=True):
             for name, text in zip(names, w.value[s], strict=True):
                 w.line(f"{name} = {text};")
-        w.depth -= 1
-        w.line("}")
+        w.close()
         w.value.append([])
 
 

@@ -85,6 +85,7 @@ class Writer:
     uses_nonfinite: bool = False
     uses_half: bool = False
     names: int = 0
+    loaded: list[dict[str, str]] = field(default_factory=lambda: [{}])      # of each open block: what was read there → its name
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -94,6 +95,26 @@ class Writer:
         self.names += 1
         self.lines.append(f"{'  ' * self.depth}let t{self.names} = {text};")
         return f"t{self.names}"
+
+    def open(self, text: str) -> None:
+        """Begin a block."""
+        self.line(text)
+        self.depth += 1
+        self.loaded.append({})
+
+    def close(self) -> None:
+        """End the innermost block."""
+        self.loaded.pop()
+        self.depth -= 1
+        self.line("}")
+
+    def let_once(self, text: str) -> str:
+        """A name for a value that stays the same in this phase: the one that this block, or one around it, has for it."""
+        for block in self.loaded:
+            if text in block:
+                return block[text]
+        self.loaded[-1][text] = self.let(text)
+        return self.loaded[-1][text]
 
     def has(self, feature: str) -> bool:
         return feature in self.target.features

@@ -26,8 +26,8 @@ class Target:
 
     Sizes are bytes. Caches are per core except `l3`, which is shared; of a device with groups `l1` is a unit's, `l2` is the device's, and
     there is no l3 (0). `threads`: min(affinity, cgroup quota, SVOD_THREADS). `dot_cost`: durations of dot instructions in vector
-    multiply-adds, by name, where they were measured. `dot_cost`, `clock` and `memory_rate` rank states and are no part of the target's
-    identity."""
+    multiply-adds, by name, where they were measured. `dot_cost`, `software_lanes`, `clock` and `memory_rate` rank states and are no part of
+    the target's identity."""
 
     arch: str                       # "x86_64", "aarch64", "nvptx64"
     cpu: str                        # LLVM's CPU name, e.g. "znver5"
@@ -55,6 +55,7 @@ class Target:
     unit_threads: int = 0           # most threads on a unit
     unit_groups: int = 0            # most groups on a unit
     unit_shared_bytes: int = 0      # shared memory of a unit, which the groups on it divide
+    software_lanes: int = field(default=0, compare=False)   # threads that a driver in software runs in lockstep on a processor; 0: hardware
     clock: float = field(default=0.0, compare=False)        # cycles per second of the units
     memory_rate: float = field(default=0.0, compare=False)  # bytes per second of the device's memory at best
     device: str = HOST

@@ -399,11 +399,9 @@ class Search(Record):
 
 def anonymised(record: Record) -> Record | None:
     """A record without names of people, machines, files, programs and searches; None for one that is nothing else. Of what a time was
-    measured on, only the sizes of a kernel with variables stay; a copy counts as one measurement with its original. What a process or an
-    exception said as it failed may name files."""
+    measured on, only the sizes of a kernel with variables stay; a copy counts as one measurement with its original."""
     if isinstance(record, Measurement):
-        return replace(record, search="", host={k: v for k, v in record.host.items() if k == "sizes"}, extra={},
-                       reason="" if record.status in ("error", "crash", "lost") else record.reason)
+        return replace(record, search="", host={k: v for k, v in record.host.items() if k == "sizes"}, extra={})
     if isinstance(record, Verdict):
         return replace(record, by="", search="", extra={})
     return replace(record, extra={}) if isinstance(record, KernelRecord) else None

@@ -107,10 +107,7 @@ def test_an_anonymous_export_decides_the_same_and_names_nobody(tmp_path: Path) -
         search = db.begin_search(K, TARGET)
         db.record([confirmed(0.5, "aa", host=host, search=search), verdict("verified", "aa", by="secret@host", search=search),
                    verdict("wrong", "zz", by="secret@host"), OriginRecord(K, "/home/secret/model.py:3"),
-                   screened("ee", status="error", reason="error OSError: /home/secret/objects is full"),
                    TargetFacts(TARGET, {"os": "secret"})])
-        db.export(tmp_path / "a.jsonl", anonymous=True)
-        assert "secret" not in (tmp_path / "a.jsonl").read_text() and '"ee"' in (tmp_path / "a.jsonl").read_text()
         db.export(tmp_path / "w.jsonl", winners_only=True, anonymous=True)
         assert "secret" not in (tmp_path / "w.jsonl").read_text() and search not in (tmp_path / "w.jsonl").read_text()
         other.import_file(tmp_path / "w.jsonl")

@@ -1,6 +1,7 @@
 """Options of contractions on groups: a register tile of each thread times a tile of threads, the sum cut where there are few tiles.
 
     UPCAST(o0, 8) UPCAST(o1, 4) LOCAL(o0, 8) LOCAL(o1, 16) UNROLL(r0, 4)      64 × 64 results a group, 32 a thread
+    … STAGE(s1, root)                                                         the weights in the order in which they are read, once
     … TILE(r0, 16) STAGE(s0, r0) STAGE(s1, r0)                                16 columns and rows of the operands in shared memory at a time
     … PIPELINE(r0, 2)                                                         the next ones are copied meanwhile
     … SPLITK(r0, 8)                                                           eight groups share a tile's sum
@@ -12,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.spread import amount_for, groups_of
 from svod.core.cost.sketch_contractions import lane_choices
-from svod.core.cost.sketch_facts import Factor, extent_of, name_of, try_opt
+from svod.core.cost.sketch_facts import Factor, extent_of, name_of, resolved, try_opt
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import is_derived
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import ROOT, Scheduler
 
 _TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # of a thread: others × along memory
 _UNROLLED = 4
@@ -50,8 +51,26 @@ def contraction_options(state: Scheduler, r: ResolvedStage, operands: tuple[Fact
                 done = _unrolled(spread, r)
                 yield done
                 yield from _cut(done, r)
+                if m * n >= _STAGED_TILE:
+                    yield from _packed(base, r, operands, lane, tile, threads)
                 if m * n >= _STAGED_TILE and threads > _FEW_THREADS and state.target.shared_bytes:
                     yield from _staged(spread, r, operands)
+
+
+def _packed(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor], lane: int, tile: int, threads: int) -> Iterator[Scheduler]:
+    """Operands in buffers of their own, in the order in which they are read: weights, which costs nothing, and the other operand too."""
+    derived = [x for x in operands if x.stage >= 0 and is_derived(state.kernel.stages[x.stage])]
+    done = state
+    for x in sorted(derived, key=lambda x: not _is_weight(state, x)):
+        last, done = done, try_opt(done, "STAGE", state.kernel.stages[x.stage].name, ROOT)
+        if done is not last:
+            yield _unrolled(_thread_tile(done, r, lane, tile, threads), r)
+
+
+def _is_weight(state: Scheduler, x: Factor) -> bool:
+    """Whether an operand is computed from constants alone, before a plan runs."""
+    loads = [n.arg for n in resolved(state, x.stage).nodes if n.kind == "load"]
+    return bool(loads) and all(state.kernel.params[slot].arg.constant for slot in loads)
 
 
 def _staged(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:

@@ -42,7 +42,6 @@ from svod.errors import KernelOptError
 
 _OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
 _ITERATION = 4.0        # instructions of one iteration's bookkeeping
-_ADDRESS = 1.5          # of an access of memory, for its address; those of shared memory are constants beside one
 _MASK = 2.0             # of an access under a condition
 _OWN = 24               # registers of a thread beside values: addresses, counters
 _SPILL = 4.0            # instructions' worth of a register that lives in memory, each iteration
@@ -244,7 +243,8 @@ def phase_cycles(device: Device, phase: _Phase) -> float:
     second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)
     memory = max(phase.memory / (device.memory * device.units), phase.memory / (ALONE_BYTES * busy))
     rounds = -(-per_unit // at_once)
-    parts = (arithmetic + per_unit * _GROUP, first, second, memory, rounds * phase.latency)
+    latency = 0.0 if device.is_software else rounds * phase.latency     # a processor goes on with the next access
+    parts = (arithmetic + per_unit * _GROUP, first, second, memory, latency)
     longest = max(parts)
     return LAUNCH + longest + _OVERLAP * (sum(parts) - longest)
 
@@ -253,7 +253,7 @@ class _Counter:
     """Counts the instructions of one thread in a stage, while the loops around it stand still."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, shape: StageShape) -> None:
-        self.state, self.nest, self.shape = state, nest, shape
+        self.state, self.nest, self.shape, self.device = state, nest, shape, device_of(state.target)
         self.stage, self.r = shape.stage, shape.stage.r
         self.outs = len(self.r.stage.outs)
         self.width = copied_width(state, nest.layouts, self.r)
@@ -339,7 +339,16 @@ class _Counter:
         for width in (self.width, self.width // 2, self.width // 4):
             if width > 1 and lanes % width == 0 and self._is_vector(coefs, const, width):
                 return runs / width, width
-        return runs, 1
+        return runs * self._distinct(deps, coefs), 1
+
+    def _distinct(self, deps: tuple[int, ...], coefs: tuple[tuple[int, int], ...]) -> float:
+        """The share of the positions side by side that touch an element of their own: three taps of eight results beside each other read
+        ten elements, not 24."""
+        by_step: dict[int, list[int]] = {}
+        for a, c in coefs:
+            if c and a in deps:
+                by_step.setdefault(abs(c), []).append(self.positions[a])
+        return prod((1 + sum(n - 1 for n in own)) / prod(own) for own in by_step.values())
 
     def _load(self, n: Node, linear: LinearIndex) -> None:
         size = n.dtype.itemsize
@@ -347,7 +356,7 @@ class _Counter:
         count, elements = self._runs(n.deps), 1
         if not linear.atoms and n.gate < 0:
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
-        self.instructions += count * (1.0 + _ADDRESS + (_MASK if n.gate >= 0 else 0.0))
+        self.instructions += count * (self.device.access(elements) + (_MASK if n.gate >= 0 else 0.0))
         self.loads += count
         depth = self._depth(n.deps)
         if depth == len(self.own):
@@ -374,7 +383,7 @@ class _Counter:
             self._read_tile(n, operand, layout, tuple((a, c * size) for a, c in flat), source.space)
             return
         count, elements = self._instructions_of(n.deps, flat, 0)
-        self.instructions += count * (1.0 if source.space is MemorySpace.SHARED else 1.0 + _ADDRESS)
+        self.instructions += count * self.device.access(elements, source.space is MemorySpace.SHARED)
         self.loads += count
         lanes = min(self.state.target.group_threads, device_of(self.state.target).subgroup, self.shape.num_threads)
         subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
@@ -400,7 +409,7 @@ class _Counter:
             self.turns += count * -(-self.shape.num_threads // tiles.dot.threads) * tiles.turns(number, layout)
             self.waits = max(self.waits, SHARED)
             return
-        self.instructions += count * tiles.words(number) * (1.0 + _ADDRESS)
+        self.instructions += count * tiles.words(number) * self.device.access(1.0)
         self.waits = max(self.waits, NEAR)
         size = tiles.dot.operands[number].itemsize
         self.accesses.append(_Access(inbytes, tiles.tile_bytes(number), count, self.shape.outside + self._depth(n.deps),
@@ -417,7 +426,7 @@ class _Counter:
         if self.shape.cut is not None:
             size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
         if stage.space is MemorySpace.SCRATCH:
-            self.instructions += runs * (1.0 + _ADDRESS)
+            self.instructions += runs * self.device.access(1.0)
             self.private += runs * size * self.shape.num_threads
             return
         if r.store is not None:
@@ -436,7 +445,7 @@ class _Counter:
             if width > 1 and 0 <= stage.vector < self.outs and self.lanes % width == 0 and self._is_vector(coefs, const, width):
                 count, elements = runs / width, width
                 break
-        self.instructions += count * (1.0 + _ADDRESS)
+        self.instructions += count * self.device.access(elements)
         inbytes = tuple((a, c * size) for a, c in coefs)
         if stage.space is MemorySpace.SHARED:
             lanes = min(device_of(self.state.target).subgroup, self.shape.num_threads)

@@ -93,6 +93,28 @@ def test_contractions_stage_their_operands_in_shared_memory() -> None:
     assert "STAGE" not in {o.op for o in group_heuristic(Scheduler(Kernel(kernel_of(x)), none)).applied_opts}
 
 
+SOFTWARE = replace(GPU, subgroup=0, software_lanes=8, units=2)
+
+
+def test_a_driver_in_software_pays_for_accesses() -> None:
+    """There a register tile gains more than on hardware, and among the sketches are operands in the order in which they are read."""
+    x = data(256, 256) @ data(256, 256)
+    threads, tile = (("LOCAL", "o0", 8), ("LOCAL", "o1", 8)), (("UPCAST", "o0", 4), ("UPCAST", "o1", 8))
+
+    def gain(target: Target) -> float:
+        return cycles(x, *threads, target=target) / cycles(x, *tile, *threads, target=target)
+    assert gain(SOFTWARE) > 1.25 * gain(replace(SOFTWARE, software_lanes=0))
+    sketches = group_sketches(Scheduler(Kernel(kernel_of(conv(32, 64, 28, 3, padding=1))), SOFTWARE))
+    assert any(("STAGE", "root") in {(o.op, o.arg) for o in s.applied_opts} for s in sketches)
+
+
+def test_taps_beside_each_other_share_what_they_read() -> None:
+    """Three taps of eight results read ten elements, taps that are apart 24."""
+    chain = (("UPCAST", "o2", 8), ("UNROLL", "r2", 0), ("LOCAL", "o0", 64))
+    near, apart = (cycles(conv(32, 64, 26 + 2 * d, 3, dilation=d), *chain, target=SOFTWARE) for d in (1, 8))
+    assert near < 0.8 * apart
+
+
 def test_staged_values_must_fit_shared_memory() -> None:
     chain = (("LOCAL", "o1", 16), ("LOCAL", "o0", 16), ("TILE", "r0", 64), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"))
     x = data(512, 768) @ data(768, 3072)

@@ -1,0 +1,49 @@
+"""Plans on the adapter: weights packed once, inputs bound later, arguments at odd places."""
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+import svod
+from svod import Tensor
+from svod.config import PrepareConfig
+from svod.core.graph.buffer import Array
+from svod.core.machine.target import Target
+
+CONFIG = PrepareConfig(device="WEBGPU", db=":none:")
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((1, 16, 14, 14)).astype(np.float32)
+W = (RNG.standard_normal((32, 16, 3, 3)) / 12).astype(np.float32)
+
+
+def convolution(x: Array, w: Array) -> Array:
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), axis=(2, 3))
+    return np.einsum("nchwij,ocij->nohw", windows, w)
+
+
+def test_weights_are_packed_before_there_are_inputs(webgpu: Target) -> None:
+    config = PrepareConfig(device="WEBGPU", db=":none:", opts={"": (("STAGE", "s0", "root"), ("LOCAL", "o0", 8))})
+    f = svod.jit(lambda x: x.conv2d(Tensor(W), padding=1), config=config)
+    for x in (X, X[:, :, ::-1].copy()):
+        np.testing.assert_allclose(np.asarray(f(x)), convolution(x, W), rtol=1e-4, atol=1e-5)
+    assert [p.once for p in f.plans[0].kernels[0].spec.phases] == [True, False]
+
+
+def test_what_a_block_has_read_is_not_read_again(webgpu: Target) -> None:
+    """Four positions of the sum come as one vector of the left operand, and no place is read twice in a block."""
+    a, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((24, 32), (32, 16)))
+    k = svod.kernel(Tensor(a) @ Tensor(b), config=CONFIG).apply("UPCAST(o0, 4) UPCAST(o1, 4) LANES(o1.in) LOCAL(o0, 6) UNROLL(r0, 4)")
+    wgsl = k.llvm(True)
+    assert all(f"var<storage, read_write> arg{n}: array<vec4<f32>>" in wgsl for n in (1, 2))
+    body = wgsl[wgsl.rindex("for ("):]
+    reads = re.findall(r"= (arg[12]\[[^]]*\]);", body)
+    assert len(reads) == len(set(reads)) == 4 + 4
+    assert k.check()
+
+
+def test_arguments_that_begin_anywhere(webgpu: Target) -> None:
+    """Views into one array: the other form of a module reads element by element."""
+    memory = RNG.standard_normal(1 + 24 * 32).astype(np.float32)
+    a, b = memory[1:].reshape(24, 32), RNG.standard_normal((32, 16)).astype(np.float32)
+    np.testing.assert_allclose((Tensor(a) @ Tensor(b)).realize(CONFIG).numpy(), a @ b, rtol=1e-4, atol=1e-5)
