@@ -1,8 +1,8 @@
 """The command lines. Each console script is a small `main` here that calls `run_command` with the module of its real commands.
 
 `run_command` is their common guard, which never shows a traceback. Bad input ends with one line and exit status 2, Ctrl-C at any moment
-with one line and status 130, a closed pipe silently. Characters that a stream's encoding lacks are replaced. The guard must stand before
-Ctrl-C can come, so this module imports little, and the guard imports the rest.
+with one line and status 130, SIGTERM with status 143, a closed pipe silently. Characters that a stream's encoding lacks are replaced. The
+guard must stand before Ctrl-C can come, so this module imports little, and the guard imports the rest.
 """
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import NoReturn
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -29,6 +30,8 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
     `program` is the name in messages. `defaults` are environment variables for libraries that read them when imported; values set by the
     user take precedence."""
     status = 1
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         prepare_streams()
         status = _run(program, module, defaults or {})
@@ -44,6 +47,11 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
         status = 0
     signal.signal(signal.SIGINT, signal.SIG_DFL)    # only the interpreter's exit is left: a Ctrl-C there ends it silently
     sys.exit(status)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """Handles SIGTERM: what the command has started, such as a script, ends with it."""
+    raise SystemExit(128 + number)
 
 
 def completion_variable(program: str) -> str:

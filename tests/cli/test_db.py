@@ -32,6 +32,7 @@ from svod.tune.db.transfer import write_records
 from tests.plans import canonical
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
 from tests.tune.search_kernels import elementwise
+from tests.tune.workers.test_child import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
 GEMM, CONV = "a1" * 16, "b2" * 16
@@ -233,6 +234,16 @@ def test_why_of_a_script(path: Path, tmp_path: Path) -> None:
     script.write_text("pass")
     done = main("--db", str(path), "why", str(script))
     assert done.returncode == 2 and done.stderr.strip() == f"svod-db: {script} prepared no kernel"
+
+
+def test_a_script_ends_with_the_command_that_runs_it(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(f"import os, time\nopen({str(tmp_path / 'new')!r}, 'w').write(str(os.getpid()))\n"
+                                      f"os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'pid')!r})\ntime.sleep(100)")
+    with subprocess.Popen([sys.executable, "-m", "svod.cli.db", "--db", str(path), "why", str(tmp_path / "slow.py")], cwd=ROOT) as process:
+        assert wait_until(lambda: (tmp_path / "pid").exists())
+        process.terminate()
+        assert process.wait(60) == 143
+    assert is_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_stats(path: Path) -> None:
