@@ -332,6 +332,13 @@ def test_a_check_that_cannot_be_recorded_says_so(path: Path, monkeypatch: pytest
         CliRunner().invoke(cli, ["--db", str(path), "verify"], catch_exceptions=False)
 
 
+def test_what_ships_for_other_machines_is_not_missed(with_shipped: Path) -> None:
+    done = run(with_shipped, "verify")
+    assert f"2 kernels of {TARGET} cannot be checked here" in done.output, "the user's"
+    assert f"1 kernel of {TARGET} cannot be checked here" in run(with_shipped, "verify", SHIPPED_KERNEL).output
+    assert "cannot be checked" not in run(with_shipped.with_name("none.db"), "verify").output
+
+
 def test_a_file_that_is_read_alone_is_named(tmp_path: Path) -> None:
     write_records(tmp_path / "none.jsonl", [])
     done = CliRunner().invoke(cli, ["--db", str(tmp_path / "none.jsonl"), "list"])
