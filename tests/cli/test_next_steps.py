@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from svod.cli.tune.next_steps import Ended, next_steps
+from svod.cli.tune.next_steps import Ended, next_steps, why_no_graph
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
@@ -112,3 +112,14 @@ def test_there_is_always_a_next_step() -> None:
     assert use.startswith("next: SVOD_TUNE_DB='a b.db' ") and "'my model.py' --x '1 2'" in use
     assert f"--db 'a b.db' show {row.key[:8]}" in show
     assert next_steps(options, [replace(tuned, source="heuristic")], replace(ended, not_stored=False))[1].startswith("next: ")
+
+
+@pytest.mark.parametrize(("text", "torch", "says"), [
+    ("import torch\nm(x)\n", None, "never calls torch.compile: --torch modules"),
+    ("import torch\nf = torch.compile(m)\n", None, "those that need gradients run in PyTorch"),
+    ("import torch\nm.compile(backend='inductor')\n", "compile", "another backend keeps that backend"),
+    ("import torch\nm(x)\n", "modules", "no module in evaluation mode")])
+def test_why_nothing_of_a_script_of_pytorchs_is_tuned(text: str, torch: str | None, says: str, tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(text)
+    options = TuneOptions(str(tmp_path / "m.py"), torch=torch)
+    assert options.runs_torch and says in why_no_graph(options)

@@ -87,3 +87,13 @@ def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) 
 
 def _numbered(steps: Sequence[tuple[str, str]]) -> list[str]:
     return ["", *(f"{'next:' if i == 0 else 'or:  '} {command}    # {remark}" for i, (command, remark) in enumerate(steps))]
+
+
+def why_no_graph(options: TuneOptions) -> str:
+    """Why svod has run nothing of a script that imports PyTorch, and what to do."""
+    if options.torch == "modules":
+        return "it calls no module in evaluation mode without gradients: module.eval(), and torch.inference_mode() around the call"
+    if options.calls_compile:
+        return ("svod ran none of its graphs: those that need gradients run in PyTorch, so call the model under torch.inference_mode(); "
+                "torch.compile with another backend keeps that backend")
+    return "it never calls torch.compile: --torch modules compiles its outermost modules"

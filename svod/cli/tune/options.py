@@ -89,10 +89,20 @@ class TuneOptions:
         """Whether the program runs under `svod.torch.run`: it was asked for, or the script imports PyTorch."""
         if self.torch is not None or self.script is None or self.is_onnx:
             return self.torch in ("compile", "modules")
+        return bool(_IMPORTS_TORCH.search(self._text))
+
+    @property
+    def calls_compile(self) -> bool:
+        """Whether the script seems to call torch.compile."""
+        return ".compile(" in self._text or "torch.compile" in self._text
+
+    @property
+    def _text(self) -> str:
+        """The script's text; none of a module, and of a directory with a __main__.py."""
         try:
-            return bool(_IMPORTS_TORCH.search(Path(self.script).read_text(encoding="utf-8", errors="replace")))
-        except OSError:     # a directory with a __main__.py
-            return False
+            return Path(self.script or "").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
 
     @property
     def launched(self) -> list[str]:

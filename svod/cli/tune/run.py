@@ -32,7 +32,7 @@ from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.event_log import EventLog
-from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
+from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps, why_no_graph
 from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
 from svod.cli.tune.progress import make_progress
 from svod.cli.tune.report import (
@@ -582,9 +582,8 @@ class _TuneRun:
             return f"{self.script.failure} before it prepared a kernel; there is nothing to tune"
         if self.script.why != "finished":
             return "had prepared no kernel by then; there is nothing to tune"
-        if self.options.runs_torch and self.options.torch != "modules":
-            return ("prepared no kernel; there is nothing to tune (it never calls torch.compile: --torch modules compiles its outermost "
-                    "modules)")
+        if self.options.runs_torch:
+            return f"prepared no kernel; there is nothing to tune ({why_no_graph(self.options)})"
         return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
 
     def _keep_capture(self, captured: Capture, path: str) -> None:
