@@ -47,7 +47,7 @@ class KernelReport:
 
 @lru_cache(maxsize=8)
 def tool(name: str) -> str | None:
-    """The path of a tool: on PATH, where the toolkit is usually installed, or of the package nvidia-cuda-nvcc. None where there is none."""
+    """The path of a tool: on PATH, where the toolkit is usually installed, or of the packages nvidia-cuda-*. None where there is none."""
     found = shutil.which(name)
     places = [USUAL, *(Path(root, "cu13", "bin") for root in _package_roots())]
     return found or next((str(place / name) for place in places if (place / name).exists()), None)
@@ -106,8 +106,8 @@ def disassemble(cubin: bytes) -> str:
     """The machine code (SASS) of a cubin, as text. Raises UnsupportedError where there is no tool for it, CompileError where it fails."""
     path = tool("nvdisasm") or tool("cuobjdump")
     if path is None:
-        raise UnsupportedError("there is no nvdisasm and no cuobjdump: install NVIDIA's CUDA toolkit, or put its bin folder on PATH; "
-                               "asm() shows the PTX")
+        raise UnsupportedError("there is no nvdisasm and no cuobjdump: install NVIDIA's CUDA toolkit, or the package "
+                               "nvidia-cuda-nvdisasm; asm() shows the PTX")
     with tempfile.TemporaryDirectory(prefix="svod-sass-") as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)

@@ -117,6 +117,20 @@ def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
         assert 128 < report.registers <= 255 and not report.spill_stores and not report.spill_loads
 
 
+@pytest.mark.parametrize(("arch", "dtype", "product", "operations"), [
+    ("sm_75", F16, "HMMA.1688.F32", {"LDSM", "STS"}), ("sm_80", BF16, "HMMA.16816.F32.BF16", {"LDSM", "LDGSTS"}),
+    ("sm_90", F16, "HMMA.16816.F32", {"LDSM", "LDGSTS"}), ("sm_80", I8, "IMMA.16832.S8.S8", {"LDSM", "LDGSTS"})])
+def test_the_machine_code_of_the_heuristics_matmul(arch: str, dtype: DType, product: str, operations: set[str]) -> None:
+    """The instructions of tensor cores, and no memory of a thread's own."""
+    if ptxas.ptxas_version() is None or ptxas.tool("nvdisasm") is None:
+        pytest.skip("there is no ptxas or no nvdisasm: the CUDA toolkit has both, the package nvidia-cuda-nvdisasm the latter")
+    target = card_target(arch)
+    state = group_heuristic(Scheduler(gemm(512, 512, 512, dtype, dtype, transposed=dtype.is_int), target))
+    text = ptxas.disassemble(ptxas.assemble(emit_ptx(render(lower(state), target), arch), arch)[0])
+    found = set(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9]+)(?:\.[\w.]+)?", text))
+    assert f" {product} " in text and operations <= found and not found & {"LDL", "STL", "LDS"}
+
+
 # -- copies ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("m", "n", "sizes"), [(32, 32, {16}), (32, 36, {8, 16}), (32, 34, {4, 16}), (32, 33, {16}), (29, 32, {16})])
 def test_copies_are_as_wide_as_their_alignment_allows(m: int, n: int, sizes: set[int]) -> None:
