@@ -1,0 +1,85 @@
+"""svod-tune --compile-only: kernels compiled for a device that is not there; what the table and the report say of registers and spills."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from svod.cli.tune.command import cli
+from svod.cli.tune.compile_only import CompiledKernel, CompiledState, compiled_table
+from svod.compile.cuda import ptxas
+from svod.compile.cuda.code import Nvptx
+from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan
+from svod.core.ir.dtype import dtypes
+from svod.errors import CompileError
+from svod.tune import capture
+from svod.tune.db import layers
+from tests.compile.lower.test_intrinsics import gemm
+from tests.plans import canonical
+
+BF16 = dtypes.bfloat16
+
+
+@pytest.fixture
+def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A capture of one product of bfloat16, made on another machine; nothing of the user's is read or written."""
+    monkeypatch.setattr(layers, "shipped_files", lambda: ())
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path / "objects"))
+    monkeypatch.setenv("SVOD_DEVICE", "CUDA:sm_80")
+    for name in ("SVOD_TUNE_DB", "BEAM", "SVOD_CAPTURE"):
+        monkeypatch.delenv(name, raising=False)
+    kernel = canonical(gemm(64, 64, 64, BF16, BF16, out=BF16))
+    kinds = ["output" if slot in kernel.outs else "input" for slot in range(len(kernel.params))]
+    buffers = tuple(BufferSpec(p.dtype, p.arg.size, kind) for p, kind in zip(kernel.params, kinds, strict=True))
+    plan = UnboundPlan((Call(kernel.key, (0, 1, 2), "gemm", "block.linear", "", 0, (0, 0, 0)),), buffers, kernel.outs, {kernel.key: kernel})
+    path = tmp_path / "c.jsonl"
+    capture.write_capture(path, capture.Capture([capture.CapturedPlan(capture.plan_digest(plan, "another"), "another", plan, {}, 3)]))
+    return str(path)
+
+
+def compile_only(path: str, report: Path) -> tuple[int, str, dict[str, object]]:
+    done = CliRunner().invoke(cli, ["--from", path, "--compile-only", "--json", str(report)])
+    return done.exit_code, done.output, json.loads(report.read_text())
+
+
+def test_every_state_is_compiled_and_reported(captured: str, tmp_path: Path) -> None:
+    status, output, report = compile_only(captured, tmp_path / "r.json")
+    assert status == 0 and "target nvptx64/sm_80" in output and "compiled" in output, output
+    kernel, = report["kernels"]      # type: ignore[misc]
+    states = kernel["states"]        # type: ignore[index]
+    assert kernel["name"] == "gemm" and kernel["calls"] == 3 and kernel["origins"] == ["block.linear"]       # type: ignore[index]
+    assert [s["source"] for s in states].count("heuristic") == 1 and len(states) > 10 and not any(s["error"] for s in states)
+    assert [s["predicted_cycles"] for s in states] == sorted(s["predicted_cycles"] for s in states)
+    assert "TC(r0, mma_bf16" in states[0]["chain"]
+    if ptxas.ptxas_version() is None:
+        assert not any(s["resources"] for s in states)
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    for state in states:
+        for phase in state["resources"]:
+            assert phase["symbol"].startswith("svod_p") and 0 < phase["registers"] <= 255
+            assert phase["spill_stores"] == phase["spill_loads"] == phase["stack"] == 0
+
+
+def test_a_state_that_is_refused_is_an_error_of_its_own(captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Nvptx, source: str, arch: str) -> tuple[str, bytes, tuple[ptxas.KernelReport, ...]]:
+        if "cp.async.wait.group(i32 1)" in source:      # of three buffers
+            raise CompileError("ptxas refuses it")
+        return "ptx", b"", ()
+    monkeypatch.setattr(Nvptx, "image_of", refuse)
+    status, output, report = compile_only(captured, tmp_path / "r.json")
+    kernel, = report["kernels"]      # type: ignore[misc]
+    errors = [s["error"] for s in kernel["states"]]       # type: ignore[index]
+    assert status == 1 and None in errors and "ptxas refuses it" in errors and "ptxas refuses it" in output
+
+
+def test_the_table_counts_what_spills() -> None:
+    def state(cycles: float, registers: int, spilled: int, error: str | None = None) -> CompiledState:
+        phases = ({"registers": registers, "shared": 64, "spill_stores": spilled}, {"registers": 10, "shared": 128, "spill_stores": 0})
+        return CompiledState("sketch", "UPCAST(o0, 4)", cycles, () if error else phases, error)
+    kernels = [CompiledKernel("0123456789", "gemm", (), 2, (state(1.0, 255, 8), state(2.0, 90, 4), state(3.0, 32, 0), state(4.0, 0, 0, "no")))]
+    header, _, row, *_, error = compiled_table(kernels, 200)
+    assert header.split() == ["kernel", "calls", "states", "registers", "shared", "spilled", "states", "that", "spill", "refused"]
+    assert row.split() == ["gemm", "01234567", "2", "4", "255", "128", "8", "2", "1"]
+    assert error == "gemm 01234567, UPCAST(o0, 4): no"
