@@ -40,6 +40,17 @@ def test_plans_of_two_lengths_share_a_packed_weight(rng):
     assert second.prepare_seconds == 0.0 and first.memory.kept >= own.nbytes
 
 
+def test_a_narrow_weight_stays_narrow(rng):
+    """Neither its transpose nor what it is multiplied in is kept in 32 bits."""
+    w = Tensor(weights(rng)).cast("bfloat16")
+    f = svod.jit(lambda x: x @ (w * 2))
+    x = Tensor(rng.standard_normal((8, 37)).astype(np.float32)).cast("bfloat16").realize()
+    want = x.cast("float32").numpy() @ (w.cast("float32").numpy() * 2)
+    np.testing.assert_allclose(f(x).cast("float32").numpy(), want, rtol=2e-2, atol=2e-2 * np.abs(want).max())
+    types = {dtype.name for kernel in f.plans[0].kernels for dtype, _ in kernel.spec.params}
+    assert types == {"bfloat16"}
+
+
 def test_a_weight_that_is_assigned_to_is_packed_anew(rng):
     w = Tensor(weights(rng)).clone().realize()
     f, g = product(w), product(w)

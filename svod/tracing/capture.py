@@ -15,7 +15,7 @@ from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import is_callback
 from svod.core.graph.derived import find_derived, remember_derived
-from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, widens
 from svod.core.ir.variable import is_symbolic
 from svod.core.machine.target import HOST
 from svod.errors import SvodError
@@ -138,7 +138,8 @@ def _stays(buffer: Buffer, watch: Watch) -> bool:
 
 def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: PrepareConfig) -> None:
     """Compute now what does not depend on the BUFFERs `changing`, once, so that no run computes it again (batch norm's scale, transposed
-    weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read."""
+    weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read, and conversions to
+    a wider type: memory keeps the narrow one."""
     sink = graph.sink(*[t.uop for t in outputs])
     varies: set[UOp] = set(changing)
     dear: set[UOp] = set()
@@ -151,7 +152,7 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
     for u in sink.toposort():
         for s in u.src if u in varies or u.op is Ops.SINK else ():
             node = s
-            while node.op in MOVEMENT or node.op is Ops.DETACH:
+            while node.op in MOVEMENT or node.op is Ops.DETACH or widens(node):
                 node = node.src[0]
             if node not in varies and node.op in _FOLDED and (node in dear or _is_long(node)):
                 folded[node] = None

@@ -277,3 +277,8 @@ class UOp:
     def __or__(self, o: UOp | bool | int) -> UOp: return self.alu(Ops.OR, o)
     def __lt__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.CMPLT, o)
     def __le__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.CMPLE, o)
+
+
+def widens(u: UOp) -> bool:
+    """Whether a node converts a value to a wider type."""
+    return u.op is Ops.CAST and u.dtype.itemsize > u.src[0].dtype.itemsize

@@ -24,7 +24,7 @@ from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from svod.core.graph.graph import axis_groups, shape_of, size_of
-from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, widens
 from svod.core.ir.variable import count_of, upper
 from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_extents, repeats
 
@@ -204,6 +204,13 @@ def move_place(u: UOp, place: Place) -> Place:
     return tuple(moved)
 
 
+def _before_widening(u: UOp) -> UOp:
+    """The value before it is converted to a wider type: memory keeps the narrow one, and readers convert it."""
+    while widens(u):
+        u = compute_node(u.src[0])
+    return u
+
+
 _NOTHING: tuple[Ids, Hashable] = (NONE, 0)      # the place of an axis of extent 1
 
 
@@ -360,7 +367,9 @@ class Cut:
         problem: tuple[UOp, str] | None = None
         if is_reduction(u):
             problem = self.check_reduction(u, uses)
-        elif u.op not in MOVEMENT and u.op is not Ops.IOTA:
+            if problem is not None:
+                problem = _before_widening(problem[0]), problem[1]
+        elif u.op not in MOVEMENT and u.op is not Ops.IOTA and not widens(u):
             kernels = {use.kernel for use in uses}
             if len({use.place for use in uses if use.kernel is uses[0].kernel}) > MAX_READS and reads_memory(u):
                 problem = u, f"read at more than {MAX_READS} places of one kernel"

@@ -222,6 +222,21 @@ def test_a_cheap_value_is_computed_twice_and_a_dear_one_is_kept() -> None:
     assert len(create_schedule(graph.sink((dear @ w).uop, dear.sum(1).uop)).calls) == 3
 
 
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+def test_memory_keeps_the_narrow_type(narrow: str) -> None:
+    """Sums of 16-bit floats are made in 32 bits: operands are made wide where they are read, for whatever reason they are stored."""
+    x, w, v = (data(*shape).cast(narrow).contiguous() for shape in ((9, 5), (5, 7), (7, 4)))
+    inner = x @ w
+    dear = (inner.exp() + 1).log()
+    for out in ((inner @ v), (inner.softmax(-1) @ v), graph.sink((dear @ v).uop, dear.sum(1).uop)):
+        sink = out if isinstance(out, UOp) else graph.sink(out.uop)
+        calls = create_schedule(sink).calls
+        stored = [p.dtype for c in calls for p in c.ast.walk(Ops.PARAM)]
+        assert len(calls) >= 4 and {d.itemsize for d in stored} == {2, 4}
+        wide = [c for c in calls if any(p.dtype == dtypes.float32 for p in c.ast.walk(Ops.PARAM))]
+        assert all(c.name_hint in ("copy", "elementwise") for c in wide), "only the leaves are 32 bits wide"
+
+
 def test_every_kernel_says_why() -> None:
     calls = create_schedule(graph.sink((data(9, 5).layer_norm(5) @ data(5, 7)).uop)).calls
     assert [bool(c.why) for c in calls] == [True, True]
