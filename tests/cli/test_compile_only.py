@@ -78,8 +78,8 @@ def test_the_table_counts_what_spills() -> None:
     def state(cycles: float, registers: int, spilled: int, error: str | None = None) -> CompiledState:
         phases = ({"registers": registers, "shared": 64, "spill_stores": spilled}, {"registers": 10, "shared": 128, "spill_stores": 0})
         return CompiledState("sketch", "UPCAST(o0, 4)", cycles, () if error else phases, error)
-    kernels = [CompiledKernel("0123456789", "gemm", (), 2, (state(1.0, 255, 8), state(2.0, 90, 4), state(3.0, 32, 0), state(4.0, 0, 0, "no")))]
-    header, _, row, *_, error = compiled_table(kernels, 200)
+    states = state(1.0, 255, 8), state(2.0, 90, 4), state(3.0, 32, 0), state(4.0, 0, 0, "no")
+    header, _, row, *_, error = compiled_table([CompiledKernel("0123456789", "gemm", (), 2, states)], 200)
     assert header.split() == ["kernel", "calls", "states", "registers", "shared", "spilled", "states", "that", "spill", "refused"]
     assert row.split() == ["gemm", "01234567", "2", "4", "255", "128", "8", "2", "1"]
     assert error == "gemm 01234567, UPCAST(o0, 4): no"
