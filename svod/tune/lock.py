@@ -22,7 +22,7 @@ from typing import Any
 from svod import config
 from svod.core.kernel.chain_text import chain_text, parse_chain
 from svod.core.kernel.scheduler import Opt
-from svod.errors import SvodError
+from svod.errors import ConfigError, SvodError
 from svod.system.files import write_text
 
 log = logging.getLogger("svod.tune")
@@ -64,6 +64,16 @@ def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Colle
     text = [{"format": FORMAT, "version": VERSION}, *(x.to_json() for x in ordered)]
     write_text(path, "".join(json.dumps(x, sort_keys=True, ensure_ascii=False) + "\n" for x in text))
     return len(ordered)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise ConfigError where `write_lock` would replace a file of lines that this svod cannot read: one of a newer version."""
+    if path.is_file() and path.stat().st_size:
+        with path.open(encoding="utf-8", errors="replace") as f:
+            try:
+                _check_header(f.readline(MOST_CHAIN))
+            except ValueError as e:
+                raise ConfigError(f"the lock file {path} would be lost: {e}") from e
 
 
 def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locked]:

@@ -742,6 +742,10 @@ def test_a_lock_keeps_the_lines_of_what_was_left_out(tmp_path: Path, fake: type[
     done = run("--from", file, "--db", db, "-o", str(lock), "--only", "gemm")
     assert done.exit_code == 0 and len(before) == 3
     assert set(locked_lines(lock).values()) == {*before.values(), elsewhere}
+    lock.write_text(newer := '{"format": "svod-lock", "version": 9}\n{"kernel": "of tomorrow"}\n')
+    refused = run(script(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')"), "--db", db, "-o", str(lock))
+    assert isinstance(refused.exception, ConfigError) and "update svod" in str(refused.exception)
+    assert lock.read_text() == newer and not (tmp_path / "ran").exists()
 
 
 def test_kernels_without_a_search_are_not_resumed(tmp_path: Path, fake: type[FakeSession]) -> None:

@@ -69,7 +69,7 @@ from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.chains import chain_of, choose, winner_in_use
 from svod.tune.db import TuningDB
-from svod.tune.lock import Locked, write_lock
+from svod.tune.lock import Locked, check_replaceable, write_lock
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import Finding
@@ -238,8 +238,7 @@ class _TuneRun:
     # -- the phases ---------------------------------------------------------------------------------------------------------
     def run(self) -> int:
         self._say_database()
-        if self.options.address is not None and (self.options.target or not self.options.dry_run):
-            check_reachable(self.options.address)       # at once: the script may take long
+        self._check_needs()
         captured = self.capture()
         self.captured = True
         if self.script is not None:
@@ -287,6 +286,13 @@ class _TuneRun:
         self._report()
         self._compare(status)
         return self._write_json(status)
+
+    def _check_needs(self) -> None:
+        """Raise what would end the command after the script, which may take long. Raises ConfigError, TuneError."""
+        if self.options.lock_path is not None:
+            check_replaceable(Path(self.options.lock_path))
+        if self.options.address is not None and (self.options.target or not self.options.dry_run):
+            check_reachable(self.options.address)
 
     def _say_problems(self, captured: Capture) -> None:
         for problem in captured.problems[:MAX_PROBLEMS]:
