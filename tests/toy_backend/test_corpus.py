@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from svod.compile.lower.program import Program
 from svod.core.graph import graph
 from svod.core.ir.uop import Ops
 from svod.core.ir.variable import without_binds
-from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
@@ -79,7 +80,7 @@ def ran() -> Iterator[Counter[str]]:
     seen: Counter[str] = Counter()
     yield seen
     if seen["drawn"] >= 100:        # of a few that were picked by name all may be long
-        assert seen["ran"] >= 0.7 * seen["drawn"], dict(seen)
+        assert seen["ran"] >= 0.6 * seen["drawn"], dict(seen)
         assert seen["groups"] >= 0.5 * seen["ran"] and seen["shared"] >= 0.1 * seen["ran"], dict(seen)
 
 
@@ -114,6 +115,28 @@ VARIABLE = {
     "softmax": lambda: data(13, 17)[:N, :M].softmax(-1),
     "gemm": lambda: data(13, 17)[:N, :M] @ data(17, 9)[:M],
 }
+
+
+@pytest.mark.parametrize(("name", "chain"), [
+    ("mean_var", [["LOCAL", "s1.o0", 5], ["STAGE", "s0", "o0"]]),
+    ("log_softmax", [["STAGE", "s0", "o0"], ["LOCAL", "s3.o0", 3]]),
+    ("attention_causal", [["LOCAL", "s2.o2", 0], ["LOCAL", "s3.o1", 5], ["LOCAL", "o0", 0], ["UPCAST", "o2", 0]]),
+    ("softmax_columns", [["UPCAST", "s3.o0", 3], ["LOCAL", "o1", 5], ["LOCAL", "s3.o0", 2], ["STAGE", "s0", "o1"]]),
+])
+def test_threads_that_compute_more_than_is_read(name: str, chain: list[Any]) -> None:
+    """The threads of a stage in shared memory go beyond what its readers ask for; what they read there has to be there."""
+    case = case_of(name)
+    program = lower(apply_opts(Scheduler(case.kernel, TOY), [Opt.from_json(o) for o in chain]))
+    args = case.fresh()
+    run_program(program, args, seed=1)
+    case.check(args, name)
+
+
+def test_threads_that_do_not_reach_what_is_read() -> None:
+    chain = [["GROUP", "r0", 8], ["LOCAL", "s3.o0", 5], ["UNROLL", "r0", 2], ["UPCAST", "s3.o0", 2]]
+    state = apply_opts(Scheduler(case_of("constants_only").kernel, TOY), [Opt.from_json(o) for o in chain])
+    with pytest.raises(KernelOptError, match="20 positions of s3 are read at a time; the loops of its axis cover 10"):
+        lower(state)
 
 
 @pytest.mark.parametrize("name", VARIABLE)

@@ -131,13 +131,17 @@ def local_threads(state: Scheduler, stage: int) -> int:
 
 
 def whole_positions(state: Scheduler, stage: int, region: tuple[int, ...]) -> tuple[int, ...]:
-    """A region of a stage in shared memory, rounded up to what its threads compute side by side."""
+    """A region of a stage in shared memory, rounded up to what its threads compute side by side. Raises KernelOptError where its loops do
+    not reach so far: readers in threads go beyond the end of an axis that the threads of the stage cover exactly."""
     out = []
     for axis, extent in zip(state.kernel.stages[stage].outs, region, strict=True):
         rows = [state.rows[r] for r in state.axis_rows[axis]]
         first = next((i for i, row in enumerate(rows) if row.role == LOCAL and row.extent > 1), len(rows))
         block = prod(row.extent for row in rows[first:])
         out.append(-(-extent // block) * block)
+        if first < len(rows) and out[-1] > covered_extent(state, axis):
+            raise KernelOptError(f"{out[-1]} positions of {state.kernel.stages[stage].name} are read at a time; the loops of its axis cover "
+                                 f"{covered_extent(state, axis)}")
     return tuple(out)
 
 

@@ -60,6 +60,11 @@ class StageNest(NamedTuple):
     space: MemorySpace                              # where the value is kept
     copy: GroupCopy | None = None                   # how all threads of a group copy it into shared memory together
     buffers: int = 1                                # areas of memory that it takes in turn, as it is copied ahead of its readers
+    beyond: tuple[int, ...] = ()                    # positions that threads compute beyond those that are read, in shared memory
+
+    def extra(self, axis: int) -> int:
+        """`beyond` of an output axis."""
+        return self.beyond[axis] if self.beyond else 0
 
     @property
     def innermost(self) -> int:
@@ -130,6 +135,7 @@ class _LoopNestMaker:
         roots = self.placement.roots if has_block_rows(state) else ()
         self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores
         self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
+        self.beyond: dict[int, tuple[int, ...]] = {}        # per stage in shared memory what its threads compute beyond that
         self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
 
@@ -160,7 +166,7 @@ class _LoopNestMaker:
             self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
         return StageNest(r, region, starts, axes, loops, tuple(self._around(path, starts)), vector, vector_loop, layout,
-                         space, copy, self._buffers(r, path) if copy is not None else 1)
+                         space, copy, self._buffers(r, path) if copy is not None else 1, self.beyond.get(stage.index, ()))
 
     def _region(self, stage: Stage, path: Path) -> tuple[tuple[Lin, ...], tuple[int, ...], MemorySpace]:
         """(starts, extents, memory) of the part of a stage that is computed at a time: what a thread needs, or, in shared memory, all."""
@@ -173,9 +179,12 @@ class _LoopNestMaker:
         space = space_of(state, self.placement, s, positions, positions, 1)
         if threads > 1:
             of_group = self.whole[s] = self._required(s, path, of_group=True)
-            space = space_of(state, self.placement, s, positions, prod([extent for _, extent in of_group]), threads)
+            needed = tuple([extent for _, extent in of_group])
+            space = space_of(state, self.placement, s, positions, prod(needed), threads)
             if space is MemorySpace.SHARED:
-                region = whole_positions(state, s, tuple([extent for _, extent in of_group]))
+                region = whole_positions(state, s, needed)
+                self.whole[s] = [RequiredDim(start, extent) for (start, _), extent in zip(of_group, region, strict=True)]
+                self.beyond[s] = tuple([more - extent for more, extent in zip(region, needed, strict=True)])
                 return tuple([start for start, _ in of_group]), region, space
         return tuple([start for start, _ in required]), tuple([extent for _, extent in required]), space
 
@@ -268,7 +277,11 @@ class _LoopNestMaker:
             if q not in opened:
                 if a >= len(r.stage.outs):
                     return RequiredDim(NO_START, spanned(self.state, self.placement, q, r.axes[a]))
-                return self._of_reader(q, path, of_group or reader.space is MemorySpace.SHARED)[a]
+                shared = reader.space is MemorySpace.SHARED
+                own = self._of_reader(q, path, shared)[a]
+                if of_group and not shared and own != (NO_START, self.state.kernel.axes[r.axes[a]].extent):
+                    own = self._of_reader(q, path, True)[a]     # threads that each compute the whole compute no more together
+                return RequiredDim(own.start, own.extent + reader.extra(a))
             moving = {p.row: p.stride for p in reader.axes[a]
                       if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}
             extent = span([p for p in reader.axes[a] if p.row not in moving])

@@ -60,8 +60,16 @@ class Regions:
                 span = min(span, stage.bounds[a])
             return RequiredDim(self.axes.start(stage, a), span)
         if a < len(r.stage.outs):
-            return self.required(r.stage.index, a, self.facts.is_shared(r.stage.index))
+            return self.computed(r.stage.index, a, False)
         return RequiredDim(({}, 0), self.facts.spanned(r.stage.index, r.axes[a]))
+
+    def computed(self, s: int, dim: int, of_group: bool) -> RequiredDim:
+        """The region that will be computed of a stage that is not open: the required one, and what threads compute beyond it."""
+        shared = self.facts.is_shared(s)
+        own = self.required(s, dim, shared)
+        if of_group and not shared and own != (({}, 0), self.facts.positions(s, dim)):
+            own = self.required(s, dim, True)       # threads that each compute the whole compute no more together
+        return RequiredDim(own.start, own.extent + self.facts.nest.stages[s].extra(dim))
 
     def region_of_group(self, r: ResolvedStage, a: int) -> RequiredDim:
         """`region_of` in all threads of the group together."""
@@ -69,4 +77,4 @@ class Regions:
         if stage is not None:
             _, span = self.region_of(r, a)
             return RequiredDim(self.axes.group_start(stage, a), span + stage.apart[a])
-        return self.required(r.stage.index, a, True) if a < len(r.stage.outs) else self.region_of(r, a)
+        return self.computed(r.stage.index, a, True) if a < len(r.stage.outs) else self.region_of(r, a)
