@@ -139,9 +139,10 @@ def whole_positions(state: Scheduler, stage: int, region: tuple[int, ...]) -> tu
         first = next((i for i, row in enumerate(rows) if row.role == LOCAL and row.extent > 1), len(rows))
         block = prod(row.extent for row in rows[first:])
         out.append(-(-extent // block) * block)
-        if first < len(rows) and out[-1] > covered_extent(state, axis):
-            raise KernelOptError(f"{out[-1]} positions of {state.kernel.stages[stage].name} are read at a time; the loops of its axis cover "
-                                 f"{covered_extent(state, axis)}")
+        covered = covered_extent(state, axis)
+        if first < len(rows) and out[-1] > covered:
+            name = state.kernel.stages[stage].name
+            raise KernelOptError(f"{out[-1]} positions of {name} are read at a time; the loops of its axis cover {covered}")
     return tuple(out)
 
 
