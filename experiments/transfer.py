@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import sqlite3
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,12 @@ def searched(model: Model, db: Path, seconds: float) -> ExecutionPlan:
     return prepare(model, PrepareConfig(db=str(db), beam=BeamConfig(width=8, budget=seconds, kernel_budget=seconds)))
 
 
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database that this process has open: its newest records are not in its file yet, but in the log beside it."""
+    with closing(sqlite3.connect(source)) as there, closing(sqlite3.connect(target)) as here:
+        there.backup(here)
+
+
 def sources(plan: ExecutionPlan) -> str:
     return ", ".join(f"{n} {s}" for s, n in sorted(Counter(k.opts_source for k in plan.kernels).items()))
 
@@ -88,7 +95,7 @@ def study(name: str, model: Model, known: Path, directory: Path) -> dict[str, An
     """The plans of one model, timed against the tuned one."""
     dbs = {kind: directory / f"{kind}.db" for kind in ("transfer", "from nothing", "from relatives", "tuned")}
     for kind in ("transfer", "from relatives"):
-        shutil.copy(known, dbs[kind])
+        copy_database(known, dbs[kind])
     seconds: dict[str, float] = {}
 
     def timed(kind: str, make: Callable[[], ExecutionPlan]) -> ExecutionPlan:
