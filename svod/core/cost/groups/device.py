@@ -22,6 +22,8 @@ LAUNCH = 3000.0                 # cycles until the first group of a phase runs
 # Instructions' worth of an access by a thread, and of each of its elements beside. Mesa's software driver goes through the lanes one by one
 # and checks bounds for each: 10 to 20 ns for 8 lanes, twice as much for four elements a lane, beside 0.5 ns of a multiply-add (Zen 5).
 ACCESS, SOFTWARE_ACCESS, SOFTWARE_ELEMENT = 2.5, 20.0, 10.0
+# At a barrier it goes through all vectors of a group's threads, for each of them: 48 ns times the square of their number.
+SOFTWARE_BARRIER = 800.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Device:
         if self.is_software:
             return SOFTWARE_ACCESS + SOFTWARE_ELEMENT * elements
         return 1.0 if shared else ACCESS
+
+    def barrier(self, threads: int) -> float:
+        """Instructions' worth of a barrier of a group, by single threads: on hardware it is latency alone."""
+        return SOFTWARE_BARRIER * (-(-threads // self.subgroup)) ** 2 if self.is_software else 0.0
 
 
 def device_of(target: Target) -> Device:

@@ -167,7 +167,7 @@ class _GroupCost:
             phase.shared += needed
             steps = (parts - 1).bit_length()
             phase.latency += times * (_EXCHANGED * _BARRIER + steps * SHARED)
-            phase.instructions += times * phase.threads * accumulators * 2.0 * steps
+            phase.instructions += times * steps * (phase.threads * accumulators * 2.0 + self.device.barrier(phase.threads))
         if shape.stage.space is MemorySpace.SCRATCH:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
@@ -175,7 +175,9 @@ class _GroupCost:
             size = stored_bytes(self.state, self.nest.layouts, s) * shape.stage.layout.size * shape.stage.buffers
             phase.staged += -(-size // AREA) * AREA
             phase.shared += -(-size // AREA) * AREA
-            phase.latency += times * (_EXCHANGED if shape.stage.buffers == 1 else 1) * _BARRIER
+            barriers = times * (_EXCHANGED if shape.stage.buffers == 1 else 1)
+            phase.latency += barriers * _BARRIER
+            phase.instructions += barriers * self.device.barrier(phase.threads)
             if shape.stage.buffers > 1 and not self.state.target.has_async_copies:
                 phase.ahead += -(-size // (shape.stage.buffers * WORD * phase.threads))
         self.accumulators = max(self.accumulators, int(accumulators))

@@ -108,6 +108,13 @@ def test_a_driver_in_software_pays_for_accesses() -> None:
     assert any(("STAGE", "root") in {(o.op, o.arg) for o in s.applied_opts} for s in sketches)
 
 
+def test_barriers_of_a_driver_in_software_cost_by_the_square_of_the_group() -> None:
+    rows = data(512, 1024).sum(1)
+    assert cycles(rows, ("GROUP", "r0", 256), target=SOFTWARE) > 4 * cycles(rows, ("GROUP", "r0", 32), target=SOFTWARE)
+    best = group_heuristic(Scheduler(Kernel(kernel_of(data(512, 1024).softmax(-1))), SOFTWARE))
+    assert all(o.arg <= 32 for o in best.applied_opts if o.op == "GROUP")
+
+
 def test_taps_beside_each_other_share_what_they_read() -> None:
     """Three taps of eight results read ten elements, taps that are apart 24."""
     chain = (("UPCAST", "o2", 8), ("UNROLL", "r2", 0), ("LOCAL", "o0", 64))
