@@ -9,18 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from svod.compile.backend import Backend, CompilerPair
+from svod.compile.backend import CompilerPair
+from svod.compile.group_backend import GroupBackend
 from svod.compile.lower.linear_text import decode_linear, encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.launch_records import LaunchRecords
-from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant
-from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.group_cost import group_cost
-from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import to_numpy
-from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from tests.toy_backend.interpreter import DeviceFault, run_phase
 from tests.toy_backend.target import TOY
@@ -97,33 +93,20 @@ def _bytes_at(address: int, nbytes: int) -> Array:
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
-class Toy(Backend):
+class Toy(GroupBackend):
     """A device whose launches are grids of groups of threads."""
 
     name = TOY.device
     compilers = (Grid(),)
-    reads_host_memory = False
 
     def target(self, threads: int | None = None) -> Target:
         return TOY
-
-    def start(self, cache: ObjectCache) -> None:
-        """Queues need nothing."""
-
-    def cost(self, state: Scheduler) -> Cost:
-        return group_cost(state)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         _bytes_at(device, nbytes)[:] = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(host))
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
         np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(host))[:] = _bytes_at(device, nbytes)
-
-    def sketches(self, state: Scheduler) -> list[Scheduler]:
-        return group_sketches(state)
-
-    def heuristic(self, state: Scheduler) -> Scheduler:
-        return group_heuristic(state)
 
     def allocate(self, nbytes: int, touch: bool = True) -> ToyMemory:
         return ToyMemory(nbytes)

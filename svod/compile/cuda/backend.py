@@ -11,37 +11,20 @@ from svod.compile.cuda.device import DeviceMemory, GpuDevice
 from svod.compile.cuda.driver import Driver, open_driver
 from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, DEVICE, Architecture, target_of
-from svod.compile.plan.object_cache import ObjectCache
+from svod.compile.group_backend import GroupBackend
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
-from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.group_cost import group_cost
-from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
-from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.system.forksafe import remake_after_fork
 
 
-class _Nvidia(Backend):
+class _Nvidia(GroupBackend):
     """What all have in common."""
 
     name = DEVICE
-    reads_host_memory = False
 
     def __init__(self, pair: Nvptx) -> None:
         self.pair = pair
         self.compilers = (pair,)
-
-    def start(self, cache: ObjectCache) -> None:
-        """Queues need nothing."""
-
-    def cost(self, state: Scheduler) -> Cost:
-        return group_cost(state)
-
-    def heuristic(self, state: Scheduler) -> Scheduler:
-        return group_heuristic(state)
-
-    def sketches(self, state: Scheduler) -> list[Scheduler]:
-        return group_sketches(state)
 
 
 class CompileOnly(_Nvidia):

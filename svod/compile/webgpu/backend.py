@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from svod.compile.backend import Backend, CompilerPair
+from svod.compile.backend import CompilerPair
+from svod.compile.group_backend import GroupBackend
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
@@ -12,10 +13,6 @@ from svod.compile.webgpu.code import WebGpuCode
 from svod.compile.webgpu.device import GpuMemory, device
 from svod.compile.webgpu.queue import WebGpuQueue
 from svod.compile.webgpu.render import read_modules, render
-from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.group_cost import group_cost
-from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
-from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import CompileError
 
@@ -42,12 +39,11 @@ class Wgsl(CompilerPair):
         return "\n".join(f"// phase {k}\n{forms.aligned.wgsl}" for k, forms in enumerate(read_modules(source)))
 
 
-class WebGpu(Backend):
+class WebGpu(GroupBackend):
     """The adapter that wgpu finds."""
 
     name = NAME
     compilers = (Wgsl(),)
-    reads_host_memory = False
     load_seconds = 30.0
     ceilings = "svod.bench.device_ceilings"
 
@@ -56,15 +52,6 @@ class WebGpu(Backend):
 
     def start(self, cache: ObjectCache) -> None:
         device()
-
-    def cost(self, state: Scheduler) -> Cost:
-        return group_cost(state)
-
-    def heuristic(self, state: Scheduler) -> Scheduler:
-        return group_heuristic(state)
-
-    def sketches(self, state: Scheduler) -> list[Scheduler]:
-        return group_sketches(state)
 
     def allocate(self, nbytes: int, touch: bool = True) -> GpuMemory:
         return GpuMemory(device(), nbytes)
