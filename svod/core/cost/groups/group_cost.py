@@ -304,15 +304,23 @@ class _Counter:
         self._store()
         if self.r.reductions:
             self.accumulators = float(self.upcast) * sum(len(red.values) for red in self.r.reductions)
-        beside = float(sum(sorted(self.positions)[-2:]) if self.r.reductions else prod(self.positions))
         if self.tiles is not None:
             self.accumulators *= self.tiles.results.num_elements
-            beside = self.tiles.registers(self.positions)
-        self.registers = (self.accumulators * max(1.0, self.r.lanes_bytes / 4) + beside)
+        self.registers = self.accumulators * max(1.0, self.r.lanes_bytes / 4) + self._beside()
         self.instructions += _ITERATION * sum(self.runs_of_loop[1:])
         serial = prod(c for a, c in self.own if a >= self.outs)
         self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * (STEP if self.tiles is None else LATENCY))
         self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)
+
+    def _beside(self) -> float:
+        """Registers for what is added to accumulators: the loads of one unrolled iteration are all under way at once, each of those under
+        a condition with a predicate or an address of its own."""
+        if self.tiles is not None:
+            return self.tiles.registers(self.positions)
+        if not self.r.reductions:
+            return float(prod(self.positions))
+        return float(sum(prod(self.positions[a] for a in n.deps) * (2 if n.kind == "load" and n.gate >= 0 else 1) for n in self.r.nodes
+                         if n.kind in ("load", "read") and any(a >= self.outs for a in n.deps)))
 
     def _depth(self, deps: tuple[int, ...]) -> int:
         """The number of own serial loops outside of which a value that depends on these axes stands."""
