@@ -14,6 +14,7 @@ import numpy as np
 from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes, promote, to_numpy
 from svod.core.ir.uop import Ops
+from svod.core.ir.variable import Dim
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.creation import coordinates
 from svod.tensor.operations.activations import Activations
@@ -154,7 +155,9 @@ class NeuralNetwork(Activations):
         kernel = w.shape[2:]
         pads = _conv_padding(name, padding, kernel, strides, dilations)
         n, c, o = self.shape[0], self.shape[1], w.shape[0]
-        windows = self._windows(name, pads, 0, kernel, strides, dilations)
+        source, w, pads = self._without_idle_taps(w, pads, strides, dilations)
+        kernel = w.shape[2:]
+        windows = source._windows(name, pads, 0, kernel, strides, dilations)
         out, ones = windows.shape[2:2 + spatial], (1,) * spatial
         # a group axis only if there are groups: fewer axes make shorter addresses
         group = () if groups == 1 else (groups,)
@@ -170,6 +173,30 @@ class NeuralNetwork(Activations):
         if b.shape != (o,):
             raise ShapeError(f"{name} with a weight of {w.shape} and a bias of {b.shape}: the bias must be ({o},)")
         return result.add(b.reshape(o, *ones))
+
+    def _without_idle_taps(self, w: Self, pads: Sequence[tuple[int, int]], strides: Sequence[int],
+                           dilations: Sequence[int]) -> tuple[Self, Self, Sequence[tuple[int, int]]]:
+        """The input, weight and padding of the same convolution without the first and last taps that meet padding alone, as most do whose
+        dilation is larger than the image: zeros are not multiplied, so a weight there that is not finite does not show."""
+        taps: list[tuple[int, int] | None] = []
+        kept: list[tuple[int, int] | None] = []
+        around: list[tuple[int, int]] = []
+        for size, k, (before, behind), step, d in zip(self.shape[2:], w.shape[2:], pads, strides, dilations, strict=True):
+            first, last = _used_taps(size, k, before, behind, step, d) or (0, k - 1)
+            if (first, last) == (0, k - 1):
+                taps.append(None)
+                kept.append(None)
+                around.append((before, behind))
+                continue
+            count = (size + before + behind - d * (k - 1) - 1) // step + 1
+            before -= first * d
+            behind = (count - 1) * step + 1 + d * (last - first) - size - before
+            taps.append((first, last + 1))
+            kept.append((max(0, -before), size - max(0, -behind)))
+            around.append((max(0, before), max(0, behind)))
+        if not any(taps):
+            return self, w, pads
+        return self.shrink([None, None, *kept]), w.shrink([None, None, *taps]), around
 
     def _windows(self, name: str, pads: Sequence[tuple[int, int]], fill: int | float, kernel: Sequence[int], strides: Sequence[int],
                  dilations: Sequence[int]) -> Self:
@@ -343,6 +370,20 @@ def per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ..
     if len(sizes) != axes:
         raise ShapeError(f"{name} with {what} {sizes}: give one number, or one for each of {axes} axes")
     return sizes
+
+
+def _used_taps(size: int, taps: int, before: int, behind: int, step: int, dilation: int) -> tuple[int, int] | None:
+    """The first and the last tap along an axis that meet an element for some output position; None where none does, or it is not known."""
+    if isinstance(size, Dim) or min(size, taps, step, dilation) < 1:
+        return None
+    count = (size + before + behind - dilation * (taps - 1) - 1) // step + 1
+    used = []
+    for k in range(taps):
+        at = k * dilation - before                  # where the first output position reads
+        position = max(0, -(at // step))            # the first one that does not read before the axis
+        if position < count and position * step + at < size:
+            used.append(k)
+    return (used[0], used[-1]) if used else None
 
 
 def _conv_padding(name: str, padding: IntOrInts | str, kernel: Sequence[int], strides: Sequence[int],

@@ -39,6 +39,7 @@ def conv_loop(x: Array, w: Array, stride: Pair, padding: Pair, dilation: Pair, g
     return out
 
 
+
 @few
 @given(n=st.integers(1, 2), groups=st.sampled_from([1, 1, 2, 3]), cg=st.integers(1, 3), og=st.integers(1, 3),
        image=st.tuples(st.integers(5, 8), st.integers(5, 8)),
@@ -51,6 +52,23 @@ def test_conv2d(n: int, groups: int, cg: int, og: int, image: Pair, kernel: Pair
     b = make((og * groups,), "float32", seed + 2)
     expected = conv_loop(x, w, stride, padding, dilation, groups) + (b[:, None, None] if bias else 0)
     check(Tensor(x).conv2d(Tensor(w), Tensor(b) if bias else None, stride, padding, dilation, groups), expected.astype(np.float32), 8)
+
+
+@pytest.mark.parametrize(("image", "kernel", "stride", "padding", "dilation", "taps"), [
+    ((5, 7), (3, 3), (1, 1), (12, 12), (12, 12), (1, 1)),           # only the middle meets the image
+    ((5, 7), (3, 3), (1, 1), (6, 6), (6, 6), (1, 3)),               # along the second axis all do
+    ((3, 1), (5, 3), (1, 1), (4, 2), (2, 2), (3, 1)),
+    ((7, 5), (2, 3), (1, 5), (3, 2), (12, 4), (2, 1)),          # one output position: the image is cut to what it reads
+    ((2, 11), (4, 3), (3, 2), (6, 1), (3, 1), (2, 3)),
+    ((1, 1), (1, 1), (4, 4), (3, 3), (1, 1), (1, 1)),               # no position reads the image
+])
+def test_taps_that_meet_padding_alone_are_not_multiplied(image: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair,
+                                                         taps: Pair) -> None:
+    x, w = make((2, 4, *image), "float32", 0), make((6, 2, *kernel), "float32", 1)
+    expected = conv_loop(x, w, stride, padding, dilation, 2).astype(np.float32)
+    check(Tensor(x).conv2d(Tensor(w), None, stride, padding, dilation, 2), expected, 8)
+    pads = [(p, p) for p in padding]
+    assert Tensor(x)._without_idle_taps(Tensor(w), pads, stride, dilation)[1].shape[2:] == taps
 
 
 def test_conv_of_other_ranks_and_paddings() -> None:
