@@ -174,8 +174,8 @@ class NeuralNetwork(Activations):
             raise ShapeError(f"{name} with a weight of {w.shape} and a bias of {b.shape}: the bias must be ({o},)")
         return result.add(b.reshape(o, *ones))
 
-    def _without_idle_taps(self, w: Self, pads: Sequence[tuple[int, int]], strides: Sequence[int],
-                           dilations: Sequence[int]) -> tuple[Self, Self, Sequence[tuple[int, int]]]:
+    def _without_idle_taps(self, w: Self, pads: list[tuple[int, int]], strides: Sequence[int],
+                           dilations: Sequence[int]) -> tuple[Self, Self, list[tuple[int, int]]]:
         """The input, weight and padding of the same convolution without the first and last taps that meet padding alone, as most do whose
         dilation is larger than the image: zeros are not multiplied, so a weight there that is not finite does not show."""
         taps: list[tuple[int, int] | None] = []
