@@ -2,10 +2,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import time
 from typing import Any
+
+PRELOADED = ("numpy", "llvmlite.binding", "svod.compile.cpu.backend")
 
 
 def echo(item: Any, state: Any) -> Any:
@@ -41,7 +44,8 @@ def facts(item: None, state: Any) -> dict[str, Any]:
     """What the process is: for tests of limits and isolation."""
     import resource
     import signal
-    return {"pid": os.getpid(), "ppid": os.getppid(), "modules": [m for m in ("numpy", "llvmlite.binding") if m in sys.modules],
+    return {"pid": os.getpid(), "ppid": os.getppid(), "modules": [m for m in PRELOADED if m in sys.modules],
+            "young": gc.get_threshold()[0],
             "main": getattr(sys.modules["__main__"], "__file__", None), "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
             "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN, "stdin": os.read(0, 10), "nice": os.nice(0)}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from svod.errors import TuneError
-from svod.tune.workers.child import Child, Request, make_request
+from svod.tune.workers.child import YOUNG_OBJECTS, Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig
 from tests.tune.fault_jobs import FAULTS
@@ -141,7 +141,8 @@ def test_a_setup_that_raises_or_crashes_is_the_items_outcome(child: Child) -> No
 def test_a_process_is_isolated(child: Child, server: ForkServer) -> None:
     facts = child.run(call("facts", None)).value
     assert facts["pid"] not in (os.getpid(), server.pid) and facts["ppid"] == server.pid
-    assert facts["modules"] == ["numpy", "llvmlite.binding"], "the fork server has not preloaded"
+    assert facts["modules"] == ["numpy", "llvmlite.binding"], "the fork server has preloaded something else"
+    assert facts["young"] == YOUNG_OBJECTS, "garbage is collected as often as in any process"
     assert facts["main"] is None, "the user's __main__ was imported"
     assert facts["core"] == 0 and facts["sigint_ignored"] and facts["stdin"] == b""
 

@@ -16,8 +16,10 @@ import pytest
 from svod.errors import ConfigError, FormatError, TuneError
 from svod.tune.workers import executor as executor_module
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, parse_workers
+from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.machine_lock import MachineLock
 from svod.tune.workers.start import ExecutorStart, make_executor
+from tests.tune.fault_jobs import PRELOADED
 from tests.tune.workers.test_child import CONFIG, JOBS, is_gone, wait_until
 
 LONG = 60.0     # seconds: a deadline that a healthy item never meets
@@ -237,6 +239,12 @@ class TestLocal:
             executor.wait_until_ready()
             outcome = executor.run("svod.tune.measure.work:no_such_job", [None], kind="compile", deadline=LONG)[0]
             assert (outcome.kind, "has no function 'no_such_job'" in outcome.message) == ("TuneError", True)
+
+    def test_the_default_workers_have_the_hosts_compiler_loaded(self) -> None:
+        """Each child would take a tenth of a second to import it."""
+        with LocalExecutor(1, WorkerConfig(job_modules=CONFIG.job_modules, paths=CONFIG.paths)) as executor:
+            [outcome] = executor.run(f"{JOBS}:facts", [None], kind="compile", deadline=LONG)
+            assert set(PRELOADED) <= set(outcome.value["modules"])
 
     def test_an_exception_in_the_search_closes(self) -> None:
         pids: list[int] = []
