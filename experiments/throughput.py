@@ -7,7 +7,8 @@
 
 A compilation sleeps for 50 ms and gives 100 kB, so that workers are not held up by cores that they lack. Proposals, lowering, the filter of
 duplicates, messages and records are real; times come from a table. Efficiency: candidates per second and worker, over that of one worker.
-It means something where the cores can lower as much: their time is in the last column, of the driver and of all workers.
+It means something where the cores can lower as much: their time is in the last column, of the driver and of all workers, and before it the
+efficiency at which this time fills all cores.
 
 With --suite everything is real, on one worker and with kernels of one thread. Candidates are counted per second of processor time, of all
 processes, which other programs of the machine change little.
@@ -39,6 +40,7 @@ from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import RoundFinished
 from svod.tune.search.strategies.strategy import FIRST_WIDTH
 from svod.tune.session import KernelTask, TuneSession
+from svod.tune.workers.executor import usable_cores
 from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.start import make_executor
 
@@ -176,14 +178,15 @@ def main() -> None:
     if args.suite:
         report_suite(args)
         return
-    print("| workers | candidates per second | efficiency | processor time of a candidate: driver, workers |")
-    print("| ---: | ---: | ---: | ---: |")
+    print("| workers | candidates per second | efficiency | processors allow | processor time of a candidate: driver, workers |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
     first = None
     for workers in args.workers or ([1, 2] if args.real else [1, 2, 4, 8, 16]):
         found, driver, below = rate(workers, args)
         first = first or found / workers
-        share = 100 * found / workers / first
-        print(f"| {workers} | {found:.1f} | {share:.0f} % | {driver * 1e3:.1f} ms, {below * 1e3:.1f} ms |", flush=True)
+        allowed = min(1.0, usable_cores() / (driver + below) / (workers * first))
+        print(f"| {workers} | {found:.1f} | {found / workers / first:.0%} | {allowed:.0%} | {driver * 1e3:.1f} ms, {below * 1e3:.1f} ms |",
+              flush=True)
 
 
 if __name__ == "__main__":
