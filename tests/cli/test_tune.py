@@ -828,7 +828,11 @@ def test_what_was_found_before_an_early_end_is_kept_and_said(tmp_path: Path, fak
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.db").write_text("no database" * trouble)
     monkeypatch.setenv("SVOD_TUNE_DB", str(tmp_path / "t.db"))
-    done = run("--from", captured(tmp_path))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)      # under nohup it is ignored, and svod-tune leaves it so
+    try:
+        done = run("--from", captured(tmp_path))
+    finally:
+        signal.signal(signal.SIGHUP, before)
     kept = "what was found is kept in " if trouble else "6 measurements kept in "
     assert done.exit_code == status and f"svod-tune: {said}{kept}" in done.output, done.output
     assert len(list(tmp_path.glob("svod-tuned-*.jsonl"))) == trouble
