@@ -151,7 +151,7 @@ def drive(args: argparse.Namespace) -> None:
     elif args.kind in ("local", "record"):
         executor = make_executor("local", None, WORKERS)
     else:
-        executor = make_executor("ray", f"{HEAD}:{args.port}", WORKERS, "CPU" if args.real else "TABLE", args.real, 60.0)
+        executor = make_executor("ray", f"{HEAD}:{args.port}", WORKERS, "CPU" if args.real else "CPU:interpreter", args.real, 60.0)
 
     def measurer(k: Kernel) -> FaultyMeasurer:
         common = (k, target, executor, config, BENCH, trace)

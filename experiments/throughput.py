@@ -128,7 +128,7 @@ def rate(workers: int, args: argparse.Namespace) -> tuple[float, float, float]:
         made = Counted(k, target, executor, config, BENCH)
         made.trace = trace
         return made
-    with make_executor(f"{'ray' if args.ray else 'local'}:{workers}", None, WORKERS, "CPU" if args.real else "TABLE",
+    with make_executor(f"{'ray' if args.ray else 'local'}:{workers}", None, WORKERS, "CPU" if args.real else "CPU:interpreter",
                        None if args.real else False, 60.0) as executor, TuningDB.open(":none:") as db:
         executor.wait_until_ready()
         # children start with their first item
