@@ -127,6 +127,16 @@ def _stack_overflow() -> None:
     again(None, None)
 
 
+def leave_garbage(megabytes: int, state: Any) -> None:
+    """Leave memory that only a collection frees."""
+    cycle: list[Any] = [bytearray(b"x") * (megabytes << 20)]
+    cycle.append(cycle)
+
+
+def take_memory(megabytes: int, state: Any) -> int:
+    return len(bytearray(b"x") * (megabytes << 20)) >> 20
+
+
 def _memory_hog() -> None:
     kept = []
     while True:

@@ -22,7 +22,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -139,7 +139,7 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
                 state = setup(item) if setup is not None else item
                 answer = encode(("ok", None, time.perf_counter() - started))
             else:
-                result = run(item, state)
+                result = _result_of(run, item, state)
                 seconds = time.perf_counter() - started
                 answer = encode(("ok", result, seconds))
                 del result
@@ -152,6 +152,15 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
             send_frame(sock, answer)
         except OSError:
             return
+
+
+def _result_of(run: Callable[[Any, Any], Any], item: Any, state: Any) -> Any:
+    """What a job makes of an item. Where memory runs out, it may be full of what earlier items left: the garbage is collected, and the job
+    runs once more."""
+    with contextlib.suppress(MemoryError):
+        return run(item, state)
+    gc.collect()
+    return run(item, state)
 
 
 def _text_of(e: BaseException) -> str:

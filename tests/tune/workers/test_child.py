@@ -147,6 +147,12 @@ def test_a_process_is_isolated(child: Child, server: ForkServer) -> None:
     assert facts["core"] == 0 and facts["sigint_ignored"] and facts["stdin"] == b""
 
 
+def test_what_one_item_leaves_in_memory_is_not_the_next_ones_fault(child: Child) -> None:
+    assert child.run(call("leave_garbage", 250)).ok
+    assert child.run(call("take_memory", 250)).value == 250, "both at once are more than the limit"
+    assert child.run(call("take_memory", 600)).kind == "MemoryError" and child.starts == 1
+
+
 def test_a_step_has_a_limit_of_its_own(child: Child) -> None:
     outcome = child.run(call("step", 0.05, deadline=30.0))
     assert (outcome.status, outcome.kind) == ("timeout", "step") and outcome.seconds < 20.0
