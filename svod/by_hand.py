@@ -43,8 +43,7 @@ def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, ch
     kernels = _kernels(source, constants)
     name, found = _chosen(kernels, which, "the tensor is computed by")
     _refuse_library_kernel(name, found)
-    target = device_named(options.device or HOST).backend.target(options.threads)
-    target = target.allowing(options.optimizer.tc, not options.optimizer.nolocals)
+    target = device_named(options.device or HOST).backend.target(options.threads).allowing(*options.optimizer.allowed)
     k = HandKernel.of(found, target, name, lambda: database(options))
     return k.apply(chain) if chain else k
 

@@ -189,6 +189,14 @@ class OptimizerConfig(_Config):
     noopt: bool = _option("SVOD_NOOPT", False, _SWITCH, "run every kernel without any opt; wins over BEAM and the database")
     nolocals: bool = _option("NOLOCALS", False, _SWITCH, "groups of one thread: no LOCAL and no GROUP; CPUs have no groups")
     tc: bool = _option("TC", True, _SWITCH, "0: no dot or matrix instructions; tuned chains that use them are not looked up")
+    tf32: bool = _option("TF32", False, _SWITCH, "1: matrix instructions may round factors of float32 to 11 significant bits, where the "
+                         "target has such instructions (NVIDIA's TF32)")
+
+    @property
+    def allowed(self) -> tuple[bool, bool, bool]:
+        """Whether opts may use dot and matrix instructions, groups of several threads, and instructions that round factors of float32: the
+        arguments of `Target.allowing`."""
+        return self.tc, not self.nolocals, self.tf32
 
 
 @dataclass(frozen=True)

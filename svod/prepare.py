@@ -157,7 +157,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
             raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device {HOST!r} only")
     backend = device_named(config.device or HOST).backend
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
-    target = backend.target(config.threads).allowing(config.optimizer.tc, not config.optimizer.nolocals)
+    target = backend.target(config.threads).allowing(*config.optimizer.allowed)
     unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True)
     native = unbound.native
     if config.opts:

@@ -59,6 +59,7 @@ def test_what_the_configuration_allows_of_a_target() -> None:
     keys = {t.key for t in (TOY, TOY.allowing(True, False), replace(TOY, device="X"), replace(TOY, shared_bytes=1024))}
     assert len(keys) == 4, "what opts may do is a part of the identity"
     assert host.allowing(True, False) == host, "a CPU has no groups"
+    assert host.allowing(True, True, True) == host, "nor instructions that round factors of float32"
 
 
 def test_another_device_than_the_cpu_is_refused() -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import NamedTuple, Protocol
 
 from svod.compile.lower.program import Program, ProgramSpec
@@ -199,7 +200,7 @@ def target_with(key: str) -> Target | None:
             target = backend_named(name).target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
         except DeviceError:
             continue
-        for allowed in [target.allowing(intrinsics, locals) for intrinsics in (True, False) for locals in (True, False)]:
+        for allowed in [target.allowing(*switches) for switches in product((True, False), repeat=3)]:
             if allowed.key == key:
                 return allowed
     return None

@@ -332,8 +332,8 @@ class _TuneRun:
             return [own]
         with waiting(f"asking the cluster at {options.address} what it times"):
             present = self._up_executor().targets()
-        allowed = config.OptimizerConfig.from_env()
-        return choose_targets(options.target, [t.allowing(allowed.tc, not allowed.nolocals) for t in present], own)
+        allowed = config.OptimizerConfig.from_env().allowed
+        return choose_targets(options.target, [t.allowing(*allowed) for t in present], own)
 
     def _of_target(self, part: _Part) -> str:
         """The beginning of a line about a target, where there are several."""
@@ -344,9 +344,9 @@ class _TuneRun:
         options = self.options
         if options.source is not None:
             return capture.read_capture(options.source)
-        allowed = config.OptimizerConfig.from_env()
+        allowed = config.OptimizerConfig.from_env().allowed
         target = device_named(HOST if options.compile_only else self.config.device or HOST).backend.target(self.config.threads)
-        foresight = Foresight(self.db, target.allowing(allowed.tc, not allowed.nolocals), self.beam)
+        foresight = Foresight(self.db, target.allowing(*allowed), self.beam)
 
         def meet(news: capture.News) -> None:
             if self.executor is None and not options.dry_run and not options.compile_only and foresight.needs_search(news):
@@ -615,8 +615,7 @@ class _TuneRun:
     def _compile_only(self, captured: Capture) -> int:
         """Compile what a search of the chosen device would start from. Raises DeviceError for a device that is not there."""
         device = device_named(self.config.device or HOST)
-        allowed = config.OptimizerConfig.from_env()
-        target = device.backend.target(self.config.threads).allowing(allowed.tc, not allowed.nolocals)
+        target = device.backend.target(self.config.threads).allowing(*config.OptimizerConfig.from_env().allowed)
         with waiting(f"compiling for {target.key}"):
             compiled = compile_kernels(captured, device, target, self.options.only)
         self._print(["", f"target {target.key}", *compiled_table(compiled, self._width())])

@@ -1,6 +1,7 @@
 """Tiles that a warp holds together as LLVM text: mma.sync, and loads of its operands.
 
     MMA                                             llvm.nvvm.mma.m16n8k16.row.col.bf16, each thread with its words of the tiles
+    MMA of float32                                  its factors by cvt.rna.tf32 before
     LOADMATRIX from shared memory, lines of 16 bytes       ldmatrix: thread t gives the address of line t % 8 of matrix t // 8
     the same, lines across the sum                  ldmatrix.trans, of 16-bit numbers
     any other                                       each thread loads its own elements
@@ -16,10 +17,11 @@ from svod.compile.cuda.alignment import WIDEST
 from svod.compile.llvm.memory import Handler, address_of
 from svod.compile.llvm.text import SCALAR, Writer, memory_type
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.machine.isa import DOTS, Digit, Fragment
+from svod.core.machine.isa import DOTS, TF32, Digit, Fragment
 
 LINE, LINES = 16, 8     # bytes of a line, and lines of a matrix
 WORD = 4                # bytes of a register
+ROUND = "llvm.nvvm.f2tf32.rna"
 
 
 def lane_of(w: Writer) -> str:
@@ -75,6 +77,9 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
         row, column = fragment.places[k]
         at = w.temp(f"getelementptr {SCALAR[dtype.name]}, ptr {own}, i64 {row * rows + column * columns}")
         loaded = w.temp(f"load {part}, ptr {at}, align {align}")
+        if lanes == 1:
+            whole = loaded
+            continue
         for e in range(together):
             one = loaded if together == 1 else w.temp(f"extractelement {part} {loaded}, i64 {e}")
             whole = w.temp(f"insertelement {vec} {whole}, {SCALAR[dtype.name]} {one}, i64 {k + e}")
@@ -107,6 +112,8 @@ def _joined(w: Writer, parts: list[str], kind: str, vec: str) -> str:
 def _words(w: Writer, s: int) -> list[tuple[str, str]]:
     """(type, operand) of the registers that hold a fragment, as mma takes them."""
     dtype, lanes = w.code[s].dtype, w.code[s].lanes
+    if lanes == 1:
+        return [(SCALAR[dtype.name], w.value[s])]
     count, vec = lanes * dtype.itemsize // WORD, memory_type(dtype.name, lanes)
     kind = SCALAR[dtype.name] if dtype.itemsize == WORD else "i32"
     whole = w.value[s] if dtype.itemsize == WORD else w.temp(f"bitcast {vec} {w.value[s]} to <{count} x i32>")
@@ -116,9 +123,17 @@ def _words(w: Writer, s: int) -> list[tuple[str, str]]:
     return [(kind, word) for word in words]
 
 
+def _rounded(w: Writer, words: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Factors of float32 as TF32."""
+    w.declared.add(f"declare i32 @{ROUND}(float)")
+    return [("i32", w.temp(f"call i32 @{ROUND}(float {word})")) for _, word in words]
+
+
 def _mma(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     name = DOTS[arg].llvm
     acc, a, b = (_words(w, s) for s in src)
+    if DOTS[arg].significand == TF32:
+        a, b = _rounded(w, a), _rounded(w, b)
     kind = SCALAR[dtype.name]
     result = "{" + ", ".join([kind] * lanes) + "}"
     operands = [*a, *b, *acc]

@@ -338,7 +338,8 @@ class PhaseInterpreter:
                 tile = np.empty(rows * columns, given[0][number].dtype)
                 tile[where] = [of_thread[number] for of_thread in given]
                 tiles.append(tile.reshape(rows, columns))
-            return matrix_product(*tiles).ravel()[places[0][self.thread % len(given)]]
+            acc, a, b = tiles
+            return matrix_product(acc, a, b, dot.significand).ravel()[places[0][self.thread % len(given)]]
         return product
 
     def loop(self, head: int, body: Body, following: tuple[int, ...]) -> Step | Pause:

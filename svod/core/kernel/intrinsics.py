@@ -52,9 +52,9 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
         name = kernel.stages[node.arg].name
         if len(dims) != 1 or (lin := node.dims[dims[0]]).coefs != ((local, 1),) or lin.const or lin.atoms:
             raise KernelOptError(f"{name} is not read along {kernel.axes[axis].name} alone, position by position")
-        source = narrow_source(kernel.stages[node.arg])
+        source = source_of(kernel.stages[node.arg])
         if source is None:
-            raise KernelOptError(f"{name} is no value of a narrower type that was made wide")
+            raise KernelOptError(f"{name} is the result of a reduction, or of the kernel: it is not copied for an instruction")
         operands.append(Operand(n, node.arg, dims[0], source, node.deps))
     first, second = operands
     if first.stage == second.stage:
@@ -62,10 +62,12 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
     return first, second
 
 
-def narrow_source(stage: Stage) -> DType | None:
-    """The type of a stage's value before it was widened; None where the value is not a conversion."""
+def source_of(stage: Stage) -> DType | None:
+    """The type of a stage's value, before it was widened where it is a conversion; None for a stage that is not copied."""
     value = stage.value
-    return value.src[0].dtype if value.op.value == "CAST" and not stage.is_output and not stage.has_reduce else None
+    if stage.is_output or stage.has_reduce:
+        return None
+    return value.src[0].dtype if value.op.value == "CAST" else value.dtype
 
 
 def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
@@ -73,6 +75,8 @@ def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile:
     with tiles. Raises KernelOptError with the reason where `dot` does not compute the contraction."""
     if not target.uses_intrinsics:
         raise KernelOptError("TC=0 keeps dot and matrix instructions out of every kernel")
+    if dot.significand and not target.rounds_factors:
+        raise KernelOptError(f"{dot.name} rounds factors to {dot.significand} significant bits, which TF32=1 allows where the target can")
     if not dot.runs_on(target):
         raise KernelOptError(f"the target has no {' and '.join(dot.features)} on {dot.arch}; its features are {', '.join(target.features)}")
     for a in (axis, *tile):
@@ -82,6 +86,9 @@ def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile:
     r = kernel.resolve(frozenset())[stage]
     assert r is not None
     operands = operands_of(kernel, r, axis)
+    for o in operands:
+        if o.source == kernel.stages[o.stage].dtype and o.source not in dot.sources:
+            raise KernelOptError(f"{kernel.stages[o.stage].name} is no value of a narrower type that was made wide")
     total = r.reductions[0].dtypes[0]
     if total != dot.accumulator or any(o.source not in dot.sources for o in operands):
         raise KernelOptError(f"{dot.name} sums up {', '.join(d.name for d in dot.sources)} in {dot.accumulator.name}; the stage "
@@ -167,6 +174,12 @@ class Packed(NamedTuple):
     def padded_to(self, dim: int) -> int:
         """Positions of a dim with its padding; 0 for one that is not padded."""
         return self.padded if dim == self.dim else self.row_padded if dim == self.row_dim else 0
+
+
+def stored_node(r: ResolvedStage, packed: Packed) -> int:
+    """The node of a packed operand that is stored: its value, or what was made wide."""
+    value = r.nodes[r.value]
+    return r.value if value.dtype == packed.dtype else value.src[0]
 
 
 class TensorizePlan(NamedTuple):

@@ -141,10 +141,10 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
 
 
 def _innermost(r: ResolvedStage | None, packed: Packed) -> int:
-    """The innermost dim of an operand: the one along the sum, or, of 16-bit tiles that a subgroup holds, which it reads along either, the
-    one that memory has innermost."""
+    """The innermost dim of an operand: the one along the sum, or, of tiles of wider numbers than bytes that a subgroup holds, which it
+    reads along either, the one that memory has innermost."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None] if r is not None else []
-    by_row = packed.is_held and packed.dtype.itemsize == 2 and loads and all(lin.coef(packed.row_dim) == 1 for lin in loads)
+    by_row = packed.is_held and packed.dtype.itemsize > 1 and loads and all(lin.coef(packed.row_dim) == 1 for lin in loads)
     return packed.row_dim if by_row else packed.dim
 
 

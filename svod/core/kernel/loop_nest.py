@@ -214,7 +214,7 @@ class _LoopNestMaker:
             if reader is None or any(lin.atoms for lin in node.dims):
                 continue
             if s in self.layouts.packed:
-                reads.append(matrix_read(layout, itemsize))
+                reads.append(matrix_read(layout, itemsize, self.layouts.packed[s].dim))
                 continue
             own = [{**reader.starts[a][0]} if a < len(reader.starts) else {} for a in range(len(q.axes))]
             for a, pieces in enumerate(reader.axes):

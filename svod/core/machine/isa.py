@@ -129,6 +129,7 @@ class Dot:
     depth: int = 1                     # groups that one instruction sums up
     base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
     fragments: tuple[Fragment, Fragment, Fragment] | None = None      # of results, rows and columns, where a subgroup holds the tiles
+    significand: int = 0               # bits to which factors are rounded, to nearest, ties away from 0; 0: as many as their type has
 
     @property
     def is_tile(self) -> bool:
@@ -150,10 +151,11 @@ class Dot:
 
     def runs_on(self, target: Target) -> bool:
         has = target.uses_intrinsics and target.arch == self.arch and set(self.features) <= set(target.features)
+        has = has and (not self.significand or target.rounds_factors)
         return has and (self.fragments is None or self.threads == target.subgroup <= target.group_threads)
 
 
-def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str) -> Dot:
+def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str, significand: int = 0) -> Dot:
     """An mma.sync of 16 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. They all
     take as long as 8 multiply-adds of each thread of a warp."""
     word = 4 // operand.itemsize       # operands in a register, which lie along the sum
@@ -163,10 +165,11 @@ def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int
     columns = Fragment((Digit(8, 0, 1), Digit(4, word, 0)), (Digit(registers, 4 * word, 0), Digit(word, 1, 0)))
     results = Fragment((line, Digit(4, 0, 2)), (Digit(2, 8, 0), Digit(2, 0, 1)))
     return Dot(name, "nvptx64", (feature,), accumulator, (operand, operand), (operand,), 1, llvm, rows=16, columns=8, depth=depth,
-               base_cost=8.0, fragments=(results, rows, columns))
+               base_cost=8.0, fragments=(results, rows, columns), significand=significand)
 
 
 _I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
+TF32 = 11           # significant bits, the first of which is not stored
 DOTS: dict[str, Dot] = {d.name: d for d in (
     Dot("vnni8", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_U8, _I8), (_I8, _U8), 4, "llvm.x86.avx512.vpdpbusd"),
     Dot("vnni16", "x86_64", ("avx512f", "vnni"), dtypes.int32, (_I16, _I16), (_I8, _U8, _I16), 2,
@@ -183,5 +186,7 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
     _mma("mma_f16", "mma.f16", dtypes.float32, dtypes.float16, 16, "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"),
     _mma("mma_f16k8", "mma.f16k8", dtypes.float32, dtypes.float16, 8, "llvm.nvvm.mma.m16n8k8.row.col.f32.f32"),
     _mma("mma_s8", "mma.s8", dtypes.int32, _I8, 32, "llvm.nvvm.mma.m16n8k32.row.col.s8"),
+    *(_mma(f"mma_tf32{suffix}", "mma.tf32", dtypes.float32, dtypes.float32, depth, f"llvm.nvvm.mma.m16n8k{depth}.row.col.tf32", TF32)
+      for suffix, depth in (("", 8), ("k4", 4))),
 )}
 TILES = 8           # registers that hold tiles

@@ -40,6 +40,7 @@ class Target:
     threads: int
     has_fma: bool = True
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
+    rounds_factors: bool = False    # and among them those that round factors of float32
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_strict_floats: bool = True  # float operations are neither reassociated nor fused but where LINEAR says so
     has_float64: bool = True
@@ -85,14 +86,17 @@ class Target:
         """Whether lanes are masked by registers of their own, as AVX-512 has them: a mask that is known costs nothing."""
         return self.vector_bytes == 64
 
-    def allowing(self, intrinsics: bool, locals: bool) -> Target:
-        """The target as opts may use it: without its dot and matrix instructions, with groups of one thread."""
-        return replace(self, uses_intrinsics=intrinsics, group_threads=self.group_threads if locals else min(1, self.group_threads))
+    def allowing(self, intrinsics: bool, locals: bool, rounding: bool = False) -> Target:
+        """The target as opts may use it: with its dot and matrix instructions, with groups of several threads, with its matrix instructions
+        that round factors of float32."""
+        rounds = intrinsics and rounding and any(f.endswith(".tf32") for f in self.features)
+        return replace(self, uses_intrinsics=intrinsics, rounds_factors=rounds,
+                       group_threads=self.group_threads if locals else min(1, self.group_threads))
 
     @property
     def key(self) -> str:
         """The readable identity under which winners are stored, e.g. `x86_64/znver5/avx512f,bf16/l1 48k/l2 1m/l3 32m/t2`."""
-        features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)))
+        features = (*self.features, *(() if self.uses_intrinsics else ("tc=0",)), *(("tf32=1",) if self.rounds_factors else ()))
         if self.device != HOST:
             name, _, rest = self.device.partition(":")
             features += (f"device={name if rest.isdecimal() else self.device}",)     # equal devices share what is found on one

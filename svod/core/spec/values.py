@@ -163,9 +163,19 @@ def tile_dot(acc: Array, x: Array, y: Array, rows: int, columns: int, group: int
     return _flush(_flush(total) + inner).ravel()
 
 
-def matrix_product(acc: Array, a: Array, b: Array) -> Array:
-    """acc + a·b of matrices in held form, as matrix instructions of a GPU compute it. Integers wrap. Products of 16-bit floats are exact;
-    how their sums are rounded NVIDIA does not say: here once, to nearest."""
+def round_factor(x: Array, significand: int) -> Array:
+    """float32 numbers rounded to so many significant bits, to nearest, ties away from 0; 0: as they are."""
+    if not significand:
+        return x
+    dropped = 24 - significand
+    bits = np.ascontiguousarray(x).view(np.uint32) + np.uint32(1 << dropped - 1) & np.uint32(-1 << dropped & 0xFFFF_FFFF)
+    return np.where(np.isnan(x), x, bits.view(np.float32))
+
+
+def matrix_product(acc: Array, a: Array, b: Array, significand: int = 0) -> Array:
+    """acc + a·b of matrices in held form, as matrix instructions of a GPU compute it; `significand`: bits to which factors are rounded.
+    Integers wrap. Products of 16-bit floats are exact; how their sums are rounded NVIDIA does not say: here once, to nearest."""
+    a, b = round_factor(a, significand), round_factor(b, significand)
     if acc.dtype.kind != "f":
         return np.asarray((acc + a.astype(np.int64) @ b.astype(np.int64)).astype(acc.dtype))
     return np.asarray((acc.astype(np.float64) + a.astype(np.float64) @ b.astype(np.float64)).astype(acc.dtype))

@@ -9,6 +9,7 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     a / b, 1/a, √a, e^a …   the derivative's bound at the worst point of [a - E, a + E], plus the function's own rounding
     max, min, |a|, -a       the operands' largest E: these do not round
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(n, 6·√n + 8)·u
+    Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits: no integer below 2^11
     cast                    rel = rel + u of the narrower type
     a < b, floor(a), …      a step that E(a) may cross counts with its full height, but for a WHERE whose other branch is NaN
     ±∞                      rel does not count: a value that a constant made infinite (a mask) does not round
@@ -95,9 +96,11 @@ def summation_factor(n: int, unit: float) -> float:
 
 @dataclass
 class _Analysis:
-    """One walk over a kernel AST. `integers`: the inputs hold integers up to this magnitude; None: any reals."""
+    """One walk over a kernel AST. `integers`: the inputs hold integers up to this magnitude; None: any reals. `significand`: bits to which
+    factors of float32 in sums of products may be rounded; 0: they are not."""
 
     integers: int | None
+    significand: int
 
     def __post_init__(self) -> None:
         self.bounds: dict[UOp, ErrorBound] = {}
@@ -124,6 +127,7 @@ class _Analysis:
                 size = None
             self.sizes[u] = size
             exact = u.dtype.is_float and size is not None and all(self.bounds[s].is_zero for s in u.src if s in self.bounds)
+            exact = exact and not (u.op is Ops.REDUCE and u.arg[0] == "ADD" and self._rounded_factors(u.src[0]))
             self.bounds[u] = ZERO if exact else self.bound(u)
 
     # -- magnitudes of integers -------------------------------------------------------------------------------------------
@@ -235,7 +239,7 @@ class _Analysis:
         unit = UNIT[u.dtype]
         if combiner == "ADD":
             b = self.bounds[x]
-            factor = summation_factor(terms(u), unit) + b.rel
+            factor = summation_factor(terms(u), unit) + b.rel + self._rounded_factors(x)
             magnitude = UOp(Ops.REDUCE, x.dtype, (_magnitude(x), *ranges), ("ADD", 1))
             own = None if b.abs is None else UOp(Ops.REDUCE, F64, (b.abs, *ranges), ("ADD", 1))
             return ErrorBound(unit, _add(_wide(magnitude) * _const(factor), own))
@@ -378,6 +382,14 @@ class _Analysis:
         return ErrorBound(unit, _add(e * _const(steepest), floor))
 
 
+    def _rounded_factors(self, x: UOp) -> float:
+        """The relative error of a product whose factors a matrix instruction may round."""
+        if not self.significand or x.op is not Ops.MUL or x.dtype != dtypes.float32:
+            return 0.0
+        exact = [size is not None and size <= 2.0**self.significand for size in (self.sizes[s] for s in x.src)]
+        return exact.count(False) * 2.0**-self.significand
+
+
 def _magnitude(x: UOp) -> UOp:
     """|x|, with the absolute value of a product taken on its factors: the evaluator then sees a contraction."""
     if x.op is Ops.MUL:
@@ -393,12 +405,13 @@ def terms(reduce: UOp) -> int:
     return n
 
 
-def error_bounds(ast: UOp, integers: int | None = None) -> list[UOp | None]:
+def error_bounds(ast: UOp, integers: int | None = None, significand: int = 0) -> list[UOp | None]:
     """For each STORE of a kernel AST a STORE of 2·E of its value, in float64, at the same coordinates; None where E is 0.
 
-    `integers`: all float inputs hold integers of at most this magnitude; None: any reals. The i-th bound is stored to a PARAM of
+    `integers`: all float inputs hold integers of at most this magnitude; None: any reals. `significand`: bits to which factors of float32
+    in sums of products may be rounded; 0: they are not. The i-th bound is stored to a PARAM of
     its own, at slot (number of parameters) + i and of the size of the original, so that in-place kernels keep their inputs."""
-    analysis = _Analysis(integers)
+    analysis = _Analysis(integers, significand)
     analysis.run(ast)
     slots = 1 + max(u.arg.slot for u in ast.walk(Ops.PARAM))
     stores: list[UOp | None] = []

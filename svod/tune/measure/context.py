@@ -18,6 +18,7 @@ from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.isa import TF32
 from svod.core.machine.target import Target
 from svod.tune.measure.measurer import Built
 from svod.tune.measure.sizes import MOST_VERIFIED, Size, at_size, values_of
@@ -133,12 +134,13 @@ class KernelAtSize:
     def __init__(self, context: KernelContext, size: Size) -> None:
         self._kernel = at_size(context.kernel, size) if size else context.kernel
         self._kept_bytes = KEPT_BYTES // (KEPT_SIZES if size else 1)
+        self._significand = TF32 if context.target.rounds_factors else 0
         self.buffers = context.buffers.for_size(self._kernel)
         self.baseline: tuple[tuple[str, bool], Baseline] | None = None      # (digest, passes) of a verified program and its outputs
 
     @cached_property
     def reference(self) -> Reference:
-        return Reference(self._kernel, keep=self._kept_bytes)
+        return Reference(self._kernel, keep=self._kept_bytes, significand=self._significand)
 
 
 class Runner:

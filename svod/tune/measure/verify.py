@@ -178,12 +178,13 @@ def _finite_share(values: Array, dtype: DType) -> float:
 
 
 class Reference:
-    """What a kernel must compute, per set of inputs. The process that verifies makes it once per kernel and keeps it.
+    """What a kernel must compute, per set of inputs. The process that verifies makes it once per kernel and keeps it. `significand`: bits
+    to which factors of float32 in sums of products may be rounded; 0: they are not.
 
     Raises CompileError and UnsupportedError where the evaluator does: a kernel that it cannot evaluate is not verified."""
 
-    def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES) -> None:
-        self.kernel, self.seed = kernel, seed
+    def __init__(self, kernel: Kernel, seed: int = 0, keep: int = KEPT_BYTES, significand: int = 0) -> None:
+        self.kernel, self.seed, self.significand = kernel, seed, significand
         self.ops = {u.op for u in kernel.ast.toposort() if u.dtype != dtypes.index}
         self.full = evaluation_cost(kernel) <= FULL_COST
         self.sets = self._choose_sets()
@@ -195,7 +196,7 @@ class Reference:
     # -- which inputs -----------------------------------------------------------------------------------------------------
     def _choose_sets(self) -> list[InputSet]:
         self._bounds: dict[str, list[UOp | None]] = {}
-        size = next((a for a in INTEGER_SIZES if all(b is None for b in error_bounds(self.kernel.ast, a))), 4)
+        size = next((a for a in INTEGER_SIZES if all(b is None for b in error_bounds(self.kernel.ast, a, self.significand))), 4)
         sets = [InputSet("integers", "integers", *self._best_range("integers", [(-size, size), (1, size), (0, 1)]), self.seed + 1),
                 InputSet("reals", "reals", *self._best_range("reals", list(REAL_RANGES)), self.seed + 2)]
         combiners = {u.arg[0] for u in self.kernel.ast.walk(Ops.REDUCE)}
@@ -203,7 +204,8 @@ class Reference:
             sets += [InputSet("negative integers", "integers", -size, -1, self.seed + 3),
                      InputSet("positive integers", "integers", 1, size, self.seed + 4)]
         for s in sets:
-            self._bounds[s.name] = error_bounds(self.kernel.ast, int(max(abs(s.low), abs(s.high))) if s.kind == "integers" else None)
+            largest = int(max(abs(s.low), abs(s.high))) if s.kind == "integers" else None
+            self._bounds[s.name] = error_bounds(self.kernel.ast, largest, self.significand)
         return sets
 
     def _best_range(self, kind: Literal["integers", "reals"], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -184,6 +184,10 @@ class _Rewriter:
         if name.startswith("llvm.nvvm.cp.async."):
             self._copy(name, operands)
             return
+        if name == "llvm.nvvm.f2tf32.rna":
+            bits, up = self._name(), self._name()
+            self.lines += [f"  {bits} = bitcast {operands} to i32", f"  {up} = add i32 {bits}, 4096", f"  {result} = and i32 {up}, -8192"]
+            return
         values = [v.rsplit(" ", 1) for v in re.split(r", (?![^<{]*[>}])", operands)] if operands else []
         for kind, value in values:
             kind = kind.strip()
@@ -351,6 +355,7 @@ _KINDS: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "bf16": ("float32", lambda words: (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)),
     "f32.f32": ("float32", lambda words: words.view(np.float16).astype(np.float64)),
     "s8": ("int32", lambda words: words.view(np.int8).astype(np.int64)),
+    "tf32": ("float32", lambda words: (words & 0xFFFF_E000).view(np.float32).astype(np.float64)),
 }
 """How a fragment's words are read as numbers, and the type of the results."""
 
@@ -369,9 +374,9 @@ def load_matrices(count: int, turned: bool, words: Array) -> None:
 
 def multiply_matrices(depth: int, kind: tuple[str, Callable[[Array], Array]], words: Array) -> None:
     """mma.m16n8k*, by the figures of "Matrix Fragments" in NVIDIA's PTX ISA, which this says again apart from svod's data."""
-    of_rows = {8: 2, 16: 4, 32: 4}[depth]
-    of_columns = of_rows // 2
     dtype, numbers = kind
+    of_rows = depth * 16 // WARP // len(numbers(np.zeros(1, np.uint32)))
+    of_columns = of_rows // 2
     a, b, c = np.zeros((16, depth), object), np.zeros((depth, 8), object), np.zeros((16, 8), np.float64 if dtype == "float32" else np.int64)
     for t in range(WARP):
         group, member = t // 4, t % 4

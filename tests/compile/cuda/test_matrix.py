@@ -21,6 +21,7 @@ from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
+from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 from tests.agreement import Case
 from tests.compile.cuda.emulator import DeviceFault, run_program
@@ -30,16 +31,21 @@ from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
 from tests.toy_backend.test_corpus import group_state
 
-BF16, F16, I8 = dtypes.bfloat16, dtypes.float16, dtypes.int8
-INSTRUCTIONS = [("mma_bf16", "sm_80", BF16), ("mma_f16", "sm_90", F16), ("mma_f16k8", "sm_75", F16), ("mma_s8", "sm_80", I8)]
+BF16, F16, I8, F32 = dtypes.bfloat16, dtypes.float16, dtypes.int8, dtypes.float32
+INSTRUCTIONS = [("mma_bf16", "sm_80", BF16), ("mma_f16", "sm_90", F16), ("mma_f16k8", "sm_75", F16), ("mma_s8", "sm_80", I8),
+                ("mma_tf32", "sm_80", F32), ("mma_tf32k4", "sm_90", F32)]
 EXTENTS = (2, 3, 7, 8, 16, 17, 29, 32, 40)
 STAGED = [Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
 TILES = [Opt("UPCAST", "o0", 2), Opt("UPCAST", "o1", 2), Opt("LOCAL", "o0", 2), Opt("LOCAL", "o1", 2)]
 
 
+def rounding(arch: str) -> Target:
+    """A card with small groups, which may round factors of float32."""
+    return card_target(arch, group_threads=128).allowing(True, True, True)
+
+
 def tensorized(kernel: Kernel, name: str, arch: str, *chain: Opt) -> Scheduler:
-    target = card_target(arch, group_threads=128)
-    return apply_opts(Scheduler(kernel, target), [Opt("TC", "r0", (name, "o0", "o1")), *chain])
+    return apply_opts(Scheduler(kernel, rounding(arch)), [Opt("TC", "r0", (name, "o0", "o1")), *chain])
 
 
 def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
@@ -60,7 +66,7 @@ def test_random_shapes_and_chains(name: str, arch: str, dtype: DType) -> None:
         kernel = windows(k, m, n, 3, dtype, dtype) if seed == 1 and k > 1 else \
             gemm(m, n, k, dtype, dtype, transposed=rng.random() < 0.5, out=dtype if dtype.is_float and rng.random() < 0.5 else None)
         case = with_full_range(Case(kernel, seed), seed)
-        state = Scheduler(kernel, card_target(arch, group_threads=128))
+        state = Scheduler(kernel, rounding(arch))
         for opt in [Opt("TC", "r0", (name, "o0", "o1")), *(STAGED if rng.random() < 0.7 else ())]:
             try:
                 state = apply_opt(state, opt)

@@ -12,7 +12,7 @@ from svod.compile.lower.emit.intrinsics import SIGN, WORD
 from svod.compile.lower.emit.state import OpenStage
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.intrinsics import Packed
+from svod.core.kernel.intrinsics import Packed, stored_node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin, add_lins
 
@@ -73,7 +73,7 @@ class Packing:
     def packed_value(self, stage: OpenStage, p: Packed, width: int) -> int:
         """The narrow number at the current position; 0 beyond the end of the sum."""
         b = self.b
-        narrow = stage.r.nodes[stage.r.value].src[0]
+        narrow = stored_node(stage.r, p)
         source = stage.r.nodes[narrow].dtype
         value = b.splat(self.values.evaluate(stage, narrow), width)
         padded = (p.dim, p.row_dim) if p.is_held else (p.dim,)

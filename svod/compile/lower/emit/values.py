@@ -11,6 +11,7 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, OpenStage
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
+from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin, Terms
@@ -182,9 +183,8 @@ class Values:
     def copy_async(self, stage: OpenStage, pointer: int, at: int, const: int) -> bool:
         """Start to copy the current position of a stage into shared memory, where its value is what an argument holds; else False. Where a
         guard fails, zeros are stored."""
-        node, b = stage.r.nodes[stage.r.value], self.b
-        if stage.index in self.ctx.facts.packed:
-            node = stage.r.nodes[node.src[0]]       # before it is made wide
+        packed, b = self.ctx.facts.packed.get(stage.index), self.b
+        node = stage.r.nodes[stage.r.value if packed is None else stored_node(stage.r, packed)]
         width = stage.chunk.width if stage.vector_axis >= 0 else 1
         if node.kind != "load" or node.linear is None or node.linear.atoms or width * node.dtype.itemsize not in ASYNC_BYTES:
             return False

@@ -32,6 +32,7 @@ from svod.core.cost.groups.stage_shape import StageShape, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import AREA, exchanged_bytes, group_of, phase_of, reducers_of
+from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import LoopNest, copied_width, loop_nest, stored_bytes
@@ -50,6 +51,7 @@ _IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under wa
 _BARRIER = 40.0         # cycles
 _GROUP = 20.0           # cycles until a unit has begun one more group
 _EXCHANGED = 2          # barriers of one exchange of partial results
+_ROUNDING = 2.0         # instructions that round a factor before its products
 
 
 @dataclass
@@ -282,7 +284,8 @@ class _Counter:
 
     def count(self) -> None:
         skip = masks_of(self.r)
-        if self.r.stage.index in self.nest.layouts.packed:
+        packed = self.nest.layouts.packed.get(self.r.stage.index)
+        if packed is not None and stored_node(self.r, packed) != self.r.value:
             skip.add(self.r.value)      # stored before it is made wide
         for red in self.r.reductions:
             product = self.r.nodes[red.values[0]]
@@ -414,8 +417,9 @@ class _Counter:
         assert self.tiles is not None
         tiles, count = self.tiles, self._tile_runs(n.deps)
         self.loads += count
+        self.instructions += count * _ROUNDING * tiles.words(number) if tiles.dot.significand else 0.0
         if space is MemorySpace.SHARED:
-            self.instructions += count
+            self.instructions += count * tiles.reads(number, layout)
             self.turns += count * -(-self.shape.num_threads // tiles.dot.threads) * tiles.turns(number, layout)
             self.waits = max(self.waits, SHARED)
             return

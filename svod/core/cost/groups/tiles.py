@@ -9,7 +9,7 @@ from typing import NamedTuple
 from svod.core.cost.groups.accesses import bank_turns
 from svod.core.kernel.intrinsics import TensorizePlan
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.shared.banks import MATRIX
+from svod.core.kernel.shared.banks import MATRIX, is_turned
 from svod.core.machine.isa import Dot, Fragment
 
 WORD = 4        # bytes of a register
@@ -44,6 +44,10 @@ class HeldTiles(NamedTuple):
         """Registers for the operands of tiles side by side, by local axis."""
         return positions[self.plan.rows] * self.words(0) + positions[self.plan.columns] * self.words(1)
 
+    def reads(self, number: int, layout: Layout) -> float:
+        """Instructions of a thread that read a tile from shared memory."""
+        return self.words(number) if is_turned(layout, self.dot.operands[number].itemsize, self.plan.packed[number].dim) else 1.0
+
     def tile_bytes(self, number: int) -> int:
         return self.operands[number].num_elements * self.dot.threads * self.dot.operands[number].itemsize
 
@@ -52,6 +56,8 @@ class HeldTiles(NamedTuple):
         lines, nbytes = MATRIX
         size = self.dot.operands[number].itemsize
         step = layout.strides[layout.order[-2]] * size if len(layout.order) > 1 else nbytes
+        if is_turned(layout, size, self.plan.packed[number].dim):
+            return self.words(number) * bank_turns(((step, nbytes // size), (size, lines)), self.dot.threads, size)
         return self.words(number) * bank_turns(((step, lines),), lines, nbytes)
 
 

@@ -80,7 +80,9 @@ def padded_rows(layout: Layout, copy: GroupCopy | None, reads: Iterable[SharedRe
     """The layout with the padding of rows for which copy and reads meet in the fewest banks."""
     if len(layout.order) < 2 or layout.extents[layout.order[-2]] == 1:
         return layout
-    reads, digits = list(reads), {**digits, LINES: (1, MATRIX[0])}
+    reads = list(reads)
+    across = MATRIX[1] // BANK_BYTES if any(ACROSS in terms for r in reads for terms in r.terms) else 1
+    digits = {**digits, ACROSS: (1, across), LINES: (across, MATRIX[0])}
     unit = max([1, *(r.width for r in reads), copy.width if copy is not None and copy.vector == layout.order[-1] else 1])
     best, fewest = layout, -1.0
     for pad in (0, unit, 2 * unit):
@@ -92,13 +94,22 @@ def padded_rows(layout: Layout, copy: GroupCopy | None, reads: Iterable[SharedRe
     return best
 
 
-LINES = -5              # the loop row of the lines of a matrix that threads read at once
+LINES, ACROSS = -5, -6  # loop rows of what threads read of a matrix at once
 MATRIX = 8, 16          # its lines, and bytes of each
 
 
-def matrix_read(layout: Layout, itemsize: int) -> SharedRead:
-    """A read of a tile that a subgroup holds: threads read lines of the innermost dim at once, one beside the other along the next dim."""
+def is_turned(layout: Layout, itemsize: int, summed: int) -> bool:
+    """Whether a matrix lies across the sum, over dim `summed`, in numbers that threads load one by one: no instruction turns them."""
+    return itemsize == BANK_BYTES and len(layout.order) > 1 and layout.order[-1] != summed
+
+
+def matrix_read(layout: Layout, itemsize: int, summed: int) -> SharedRead:
+    """A read of a tile that a subgroup holds: threads read lines of the innermost dim at once, one beside the other along the next dim; or,
+    of a matrix that is turned, a number of each line."""
     line = layout.order[-2] if len(layout.order) > 1 else -1
+    if is_turned(layout, itemsize, summed):
+        rows = {line: {ACROSS: 1}, layout.order[-1]: {LINES: 1}}
+        return SharedRead(tuple([rows.get(d, {}) for d in range(len(layout.extents))]), 1)
     return SharedRead(tuple([{LINES: 1} if d == line else {} for d in range(len(layout.extents))]), max(1, MATRIX[1] // itemsize))
 
 
