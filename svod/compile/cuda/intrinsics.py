@@ -1,4 +1,5 @@
 """What LLVM IR for NVIDIA's GPUs may call. Anything else may end the process: LLVM's code generator aborts where it has no instruction.
+Assembly, for which LLVM has no intrinsic, is of the statements listed here.
 
 What LINEAR becomes is compiled for every architecture in `tests/compile/cuda/test_instructions.py`."""
 from __future__ import annotations
@@ -29,6 +30,15 @@ SPECIAL: dict[str, str] = {
 }
 """NVIDIA's: name → what the architecture must have, by the names of `Architecture.features`; "": all have it."""
 
+ASSEMBLY: dict[str, str] = {
+    r"\.reg \.pred p|setp\.eq\.u32 p, 0, 0": "",
+    r"fence\.proxy\.async\.shared::cta|wgmma\.(?:fence|commit_group)\.sync\.aligned|wgmma\.wait_group\.sync\.aligned 0": "wgmma",
+    r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(bf16|f16)\.\1 \{[$\d, ]+\}, \$\d+, \$\d+, p, 1, 1, [01], [01]": "wgmma",
+    r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8 \{[$\d, ]+\}, \$\d+, \$\d+, p": "wgmma",
+}
+"""PTX in LLVM IR: a statement → what the architecture must have."""
+
+_ASM = re.compile(r'\basm\b(?: sideeffect)? "([^"]*)"')
 _NAME = re.compile(r"@(llvm\.[\w.]+)")
 _OVERLOAD = re.compile(r"(llvm\.[a-z]+)\.(?:v\d+)?([a-z]+\d+)")
 
@@ -41,3 +51,8 @@ def check_intrinsics(ir: str, arch: str) -> None:
         generic = overloaded is not None and overloaded[2] in GENERIC.get(overloaded[1], ())
         if not generic and SPECIAL.get(name, "none") not in have:
             raise CompileError(f"LLVM IR for {arch} calls {name}, which svod does not know that LLVM can compile for it")
+    for text in _ASM.findall(ir):
+        for statement in filter(None, (s.strip() for s in text.removeprefix("{").removesuffix("}").split(";"))):
+            needs = next((feature for pattern, feature in ASSEMBLY.items() if re.fullmatch(pattern, statement)), "none")
+            if needs not in have:
+                raise CompileError(f"LLVM IR for {arch} has the assembly {statement[:60]!r}, which svod does not know for it")

@@ -9,6 +9,7 @@
     BARRIER                                   barrier.cta.sync
     SHFL_XOR float32 [16]                     shfl.sync.bfly
     LOADMATRIX, MMA                           ldmatrix, mma.sync (matrix.py)
+    MMASHARED                                 wgmma (warpgroup.py)
     COPY_ASYNC, COMMIT, WAIT                  cp.async (copies.py)
 
 A phase whose groups are one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
@@ -26,12 +27,14 @@ from svod.compile.cuda.copies import HANDLERS as COPY_HANDLERS
 from svod.compile.cuda.copies import by_bytes
 from svod.compile.cuda.matrix import HANDLERS as MATRIX_HANDLERS
 from svod.compile.cuda.targets import GRID, STATIC_SHARED
+from svod.compile.cuda.warpgroup import FENCE, Warpgroups
+from svod.compile.cuda.warpgroup import HANDLERS as WARPGROUP_HANDLERS
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.render import HANDLERS as COMMON_HANDLERS
 from svod.compile.llvm.render import write_body
-from svod.compile.llvm.text import SCALAR, Family, Writer
+from svod.compile.llvm.text import SCALAR, Writer
 from svod.compile.lower.narrow import narrow_indices
 from svod.compile.lower.program import Instruction, PhaseSpec, Program
 from svod.core.ir.dtype import DType
@@ -58,7 +61,7 @@ def dynamic_bytes(phase: PhaseSpec) -> int:
     return phase.shared_bytes if phase.shared_bytes > STATIC_SHARED else 0
 
 
-class Gpu(Family):
+class Gpu(Warpgroups):
     """Threads in lockstep, which have no vector registers but wide accesses."""
 
     branches = True
@@ -66,8 +69,9 @@ class Gpu(Family):
     one_iteration = True
     widest_stride = 0
 
-    def __init__(self, symbol: str, shared: str, multiples: Multiples):
-        self.symbol, self.shared, self.multiples = symbol, shared, multiples
+    def __init__(self, symbol: str, shared: str, code: tuple[Instruction, ...]):
+        super().__init__(code)
+        self.symbol, self.shared, self.multiples = symbol, shared, Multiples(code)
 
     def rounds_bfloat16(self, target: Target) -> bool:
         return target.cpu != "sm_75"
@@ -132,6 +136,8 @@ def _shared(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
 
 
 def _barrier(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    if _family(w).products:
+        w.lines.append(f'  call void asm sideeffect "{FENCE}", ""()')
     w.declared.add("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
     w.lines.append("  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
@@ -173,7 +179,7 @@ def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 
 HANDLERS: dict[str, Handler] = {
-    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS, **MATRIX_HANDLERS, **COPY_HANDLERS,
+    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS, **MATRIX_HANDLERS, **WARPGROUP_HANDLERS, **COPY_HANDLERS,
     "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _temp, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
     "BARRIER": _barrier, "SHFL_XOR": _exchange, "PREFETCH": _prefetch,
 }
@@ -210,7 +216,7 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
         declared.add(f"@{DYNAMIC} = external addrspace(3) global [0 x i8], align 128" if dynamic_bytes(phase) else
                      f"@{shared} = internal addrspace(3) global [{phase.shared_bytes} x i8] undef, align 128")
     variables = {name: k for k, name in enumerate(spec.variables)}
-    w = Writer(code, target, variables, len(spec.params), declared, Gpu(phase.symbol, shared, Multiples(code)))
+    w = Writer(code, target, variables, len(spec.params), declared, Gpu(phase.symbol, shared, code))
     pointers = len(spec.params) + len(spec.temps)
     _prologue(w, phase, pointers)
     write_body(w, HANDLERS, phase.symbol)

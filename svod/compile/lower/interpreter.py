@@ -20,7 +20,7 @@ from svod.compile.lower.linear import BOOL, INDEX, LOADS_OPS, POINTERS, STORE_OP
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
-from svod.core.machine.isa import DOTS
+from svod.core.machine.isa import DOTS, LINE
 from svod.core.spec.values import (
     FUNCTIONS,
     Array,
@@ -342,6 +342,28 @@ class PhaseInterpreter:
             return matrix_product(acc, a, b, dot.significand).ravel()[places[0][self.thread % len(given)]]
         return product
 
+    def product_in_shared(self, i: int) -> Together:
+        """The elements of the sum that this thread holds, of operands in shared memory."""
+        name, *sides = self.code[i].arg
+        dot = DOTS[name]
+        assert dot.fragments is not None
+        result = dot.fragments[0]
+        held = [np.array([(r0 + r, c0 + c) for r, c in result.places]) for r0, c0 in result.origins]
+        spread = [in_lines(shape, side, LINE // dtype.itemsize)
+                  for shape, side, dtype in zip(((dot.rows, dot.depth), (dot.depth, dot.columns)), sides, dot.operands, strict=True)]
+
+        def product(given: list[Any]) -> Any:
+            acc, *places = given[self.thread % len(given)]
+            if any(other[2] != places[1] or other[4] != places[3] for other in given):
+                raise self.failed(i, "the threads of a subgroup give different addresses of one tile")
+            a, b = (hold(memory.array[self.checked(i, memory, at + where.ravel(), None, False)].reshape(where.shape), dtype)
+                    for memory, at, where, dtype in zip(places[::2], places[1::2], spread, dot.operands, strict=True))
+            rows, columns = held[self.thread % dot.threads].T
+            total = np.zeros((dot.rows, dot.columns), acc.dtype)
+            total[rows, columns] = acc
+            return matrix_product(total, a, b)[rows, columns]
+        return product
+
     def loop(self, head: int, body: Body, following: tuple[int, ...]) -> Step | Pause:
         regs, carried = self.regs, self.carried
         start, stop, *init = self.code[head].src
@@ -588,4 +610,13 @@ class PhaseInterpreter:
 
 _TOGETHER: dict[str, Callable[[PhaseInterpreter, int], Together]] = {
     "SHFL_XOR": lambda run, i: run.shuffle(i), "LOADMATRIX": lambda run, i: run.load_matrix(i), "MMA": lambda run, i: run.matrix_product(i),
+    "MMASHARED": lambda run, i: run.product_in_shared(i),
 }
+
+
+def in_lines(shape: tuple[int, int], side: tuple[int, int, int], line: int) -> Array:
+    """Where the elements of a matrix lie that is cut into lines: of `side` the offset, the dim that is cut, and how far apart its lines are;
+    those of neighbouring positions of the other dim follow each other."""
+    offset, cut, apart = side
+    places = np.indices(shape)
+    return np.asarray(offset + places[cut] // line * apart + places[cut] % line + places[1 - cut] * line)

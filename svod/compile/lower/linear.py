@@ -13,7 +13,7 @@ from typing import Any
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import BINARY_OPS, COMPARISONS, TERNARY, TRANSCENDENTAL, UNARY
-from svod.core.machine.isa import DOTS
+from svod.core.machine.isa import DOTS, LINE, Dot
 from svod.errors import CompileError
 
 INDEX, BOOL = dtypes.index, dtypes.bool
@@ -28,7 +28,7 @@ LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
 NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT"}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
-HELD_OPS = frozenset({"LOADMATRIX", "MMA"})      # on tiles that the threads of a subgroup hold together
+HELD_OPS = frozenset({"LOADMATRIX", "MMA", "MMASHARED"})      # on tiles that the threads of one or several subgroups hold together
 TOGETHER = HELD_OPS | {"SHFL_XOR"}               # of the threads of a subgroup
 
 
@@ -174,15 +174,20 @@ class _PhaseCheck:
 
     def held(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         """A tile that the threads of a subgroup hold together: each has the elements of its fragment."""
-        name = arg if op == "MMA" else arg[1] if isinstance(arg, tuple) and len(arg) == 5 else None
+        name = arg if op == "MMA" else arg[op == "LOADMATRIX"] if isinstance(arg, tuple) and len(arg) == (5 if op == "LOADMATRIX" else 3) \
+            else None
         dot = DOTS.get(name) if isinstance(name, str) else None
-        if dot is None or dot.fragments is None:
-            self.require(False, f"{name!r} is no instruction of a subgroup")
+        if dot is None or dot.fragments is None or dot.reads_shared != (op == "MMASHARED"):
+            self.require(False, f"{name!r} is no instruction of a subgroup{' with operands in shared memory' * (op == 'MMASHARED')}")
             return
-        self.require(dot.threads == self.phase.subgroup and self.phase.block % dot.threads == 0,
+        subgroups = dot.threads // max(1, self.phase.subgroup)
+        self.require(dot.threads == subgroups * self.phase.subgroup and self.phase.block % dot.threads == 0,
                      f"{dot.name} takes whole subgroups of {dot.threads}, groups are of {self.phase.block} threads, subgroups of "
                      f"{self.phase.subgroup}")
         self.runs_together()
+        if op == "MMASHARED":
+            self.held_in_shared(dot, dtype, lanes, src, arg)
+            return
         if op == "MMA":
             self.require(len(src) == 3, "takes an accumulator and two operands")
             for s, kind, fragment in zip(src, (dot.accumulator, *dot.operands), dot.fragments, strict=True):
@@ -198,6 +203,22 @@ class _PhaseCheck:
         self.operand(src[1], INDEX, 1, "index")
         self.require((dtype, lanes) == (dot.operands[number], dot.fragments[1 + number].num_elements),
                      f"a thread holds {dot.fragments[1 + number].num_elements} {dot.operands[number].name}")
+
+    def held_in_shared(self, dot: Dot, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        """A product of tiles in shared memory, which lie in lines."""
+        assert dot.fragments is not None
+        self.require(len(src) == 5, "takes an accumulator, and a pointer and an index for each operand")
+        self.operand(src[0], dot.accumulator, dot.fragments[0].num_elements, "accumulator")
+        self.require((dtype, lanes) == self.kind(src[0]), "has the type of its accumulator")
+        for number, (pointer, index, side) in enumerate(zip(src[1::2], src[2::2], arg[1:], strict=True)):
+            own = dot.operands[number]
+            self.require(self.code[pointer][:2] == ("SHARED", own), f"operand %{pointer} is no pointer to {own.name} in shared memory")
+            self.operand(index, INDEX, 1, "index")
+            ok = isinstance(side, tuple) and len(side) == 3 and all(isinstance(n, int) for n in side) and side[1] in (0, 1)
+            self.require(ok, "the arg is an instruction and, for each operand, an offset, 0 or 1 for the dim that is cut into lines, and "
+                             "elements from line to line along it")
+            line = LINE // own.itemsize
+            self.require(side[0] % line == 0 == side[2] % line, "lines begin at multiples of a line")
 
     def transcendental(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(False, "transcendental operations are expanded by lowering (svod.compile.lower.math)")

@@ -258,7 +258,7 @@ def _check_held(state: Scheduler, placement: Placement, s: int, threads: int) ->
     if reducers_of(state, s) > 1:
         raise KernelOptError(f"a subgroup holds the tiles of stage {name}; the threads of a group cannot share their sums (GROUP)")
     if threads % held:
-        raise KernelOptError(f"a group of {threads} threads has no whole subgroups of {held}, which hold the tiles of stage {name}")
+        raise KernelOptError(f"a group of {threads} threads has no whole parts of {held}, which hold the tiles of stage {name}")
 
 
 def check_groups(state: Scheduler) -> None:

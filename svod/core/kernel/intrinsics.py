@@ -8,7 +8,8 @@ whole instructions; the copy does masks and conversions. A vector instruction re
 all lanes. A tile instruction reads one operand in rows along the sum, the other in rows of groups side by side.
 
 Where the threads of a subgroup hold tiles together a group is one number. Operands then lie in either order and are padded with zeros to
-whole tiles along both dims; LOCAL counts subgroups, and a stage with such tiles is a phase of its own."""
+whole tiles along both dims; LOCAL counts subgroups, and a stage with such tiles is a phase of its own. An instruction of several subgroups
+reads its operands from shared memory, in lines of 16 bytes, one behind the other."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -18,9 +19,9 @@ from typing import Any, NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import product_of
-from svod.core.kernel.kernel import Kernel, ResolvedStage, Stage
+from svod.core.kernel.kernel import Kernel, LinearIndex, ResolvedStage, Stage
 from svod.core.kernel.scheduler import UPCAST, Scheduler
-from svod.core.machine.isa import DOTS, TILES, Dot
+from svod.core.machine.isa import DOTS, LINE, TILES, Dot
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
@@ -165,6 +166,8 @@ class Packed(NamedTuple):
     row_dim: int = -1          # the dim along which tiles have rows, which may reach beyond the end by all but one, or -1
     rows: int = 1
     row_padded: int = 0        # positions of `row_dim`, whole tiles, where a subgroup holds them; else 0
+    turns: bool = False        # whether tiles that a subgroup holds may lie with `row_dim` innermost
+    line: int = 0              # elements of the innermost dim in a line, of tiles that are read from shared memory; else 0
 
     @property
     def is_held(self) -> bool:
@@ -219,19 +222,22 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
     padded = state.axis_extent(axis)
     one, two = (Packed(o.dim, dot.group, padded, dtype, o is flipped) for o, dtype in ((first, first_dtype), (second, second_dtype)))
     if dot.fragments:
-        one, two = (_whole_tiles(state, r, o, p, a) for o, p, a in ((first, one, rows), (second, two, columns)))
+        one, two = (_whole_tiles(state, r, o, p, a, dot) for o, p, a in ((first, one, rows), (second, two, columns)))
     elif dot.is_tile:
         row_dim = next(i for i, lin in enumerate(r.nodes[first.node].dims) if lin.coef(rows))
         one = one._replace(row_dim=row_dim, rows=dot.rows)
     return TensorizePlan(dot, (first, second), (one, two), rows, columns)
 
 
-def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed, a: int) -> Packed:
+def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed, a: int, dot: Dot) -> Packed:
     """An operand with as many positions as the tiles along local axis `a` cover."""
-    dim = next(i for i, lin in enumerate(r.nodes[o.node].dims) if lin.coef(a))
+    dims, size = r.nodes[o.node].dims, packed.dtype.itemsize
+    dim = next(i for i, lin in enumerate(dims) if lin.coef(a))
     axes, own = state.kernel.axes, r.axes[a]
     beyond = prod(state.rows[row].extent for row in state.axis_rows[own]) - axes[own].extent
-    return packed._replace(row_dim=dim, row_padded=axes[state.kernel.stages[o.stage].outs[dim]].extent + max(0, beyond))
+    alone = dims[dim] == LinearIndex(((a, 1),), 0, ())      # tiles begin where lines do
+    return packed._replace(row_dim=dim, row_padded=axes[state.kernel.stages[o.stage].outs[dim]].extent + max(0, beyond),
+                           turns=size == 2 and alone if dot.reads_shared else size > 1, line=LINE // size if dot.reads_shared else 0)
 
 
 def held_threads(state: Scheduler, stage: int) -> int:

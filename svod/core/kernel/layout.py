@@ -3,6 +3,7 @@ same ones.
 
     s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
     the same with 27 rows of 64                                       [3][k][27]               rows 0, 27 and 37 on: some lie twice
+    an operand of bfloat16 that an instruction reads there            [k/8][i][k%8]            lines of 16 bytes
     s0[i, k] read in all lanes                                        [i][k]                   rows along the sum
 """
 from __future__ import annotations
@@ -31,6 +32,12 @@ class Layout(NamedTuple):
     outer: int
     size: int                      # elements
     row_pad: int = 0               # elements behind each row of the innermost dim, in shared memory
+
+    @property
+    def of_tiles(self) -> Layout:
+        """The layout for positions of the tiled dim that are multiples of a tile: strides alone."""
+        strides = [self.outer // self.tile if d == self.tiled else n for d, n in enumerate(self.strides)]
+        return self._replace(strides=tuple(strides), tiled=-1)
 
     @property
     def overlaps(self) -> bool:
@@ -141,10 +148,9 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
 
 
 def _innermost(r: ResolvedStage | None, packed: Packed) -> int:
-    """The innermost dim of an operand: the one along the sum, or, of tiles of wider numbers than bytes that a subgroup holds, which it
-    reads along either, the one that memory has innermost."""
+    """The innermost dim of an operand: the one along the sum, or, of tiles that may be turned, the one that memory has innermost."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None] if r is not None else []
-    by_row = packed.is_held and packed.dtype.itemsize > 1 and loads and all(lin.coef(packed.row_dim) == 1 for lin in loads)
+    by_row = packed.turns and loads and all(lin.coef(packed.row_dim) == 1 for lin in loads)
     return packed.row_dim if by_row else packed.dim
 
 
@@ -216,6 +222,8 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
     if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
         dim, tile = UNTILED     # a part of the dim, which ends elsewhere
     packed = layouts.packed.get(s)
+    if packed is not None and packed.line:
+        return _in_lines(order, extents, packed)
     if packed is not None:
         # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
         words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
@@ -223,6 +231,22 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
         inside = tuple(n if d == packed.dim else n * packed.group for d, n in enumerate(laid.strides))
         return laid._replace(extents=extents, strides=inside, outer=laid.outer * packed.group, size=laid.size * packed.group)
     return _lay_out(order, extents, dim, tile, SET_STRIDE // state.kernel.stages[s].dtype.itemsize if s in layouts.rows else 0)
+
+
+def _in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed) -> Layout:
+    """The innermost dim cut into lines, those of neighbouring positions of the other dim of the tiles one behind the other. A line is left
+    out between the lines of one part of the innermost dim and the next: threads that copy neighbouring lines of memory meet in no bank."""
+    inner = order[-1]
+    other = packed.row_dim if inner == packed.dim else packed.dim
+    parts = -(-extents[inner] // packed.line)
+    outer = (extents[other] + (parts > 1)) * packed.line
+    strides, size = [0] * len(extents), parts * outer
+    strides[inner], strides[other] = 1, packed.line
+    order = (*[d for d in order if d not in (inner, other)], other, inner)
+    for d in reversed(order[:-2]):
+        strides[d] = size
+        size *= extents[d]
+    return Layout(extents, tuple(strides), order, inner, packed.line, outer, size)
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:

@@ -33,6 +33,7 @@ from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.kernel.shared.banks import SharedRead, matrix_read, padded_rows
 from svod.core.kernel.shared.copy import GroupCopy, group_copy
 from svod.core.machine.levels import MemorySpace
+from svod.errors import KernelOptError
 
 NO_START: Lin = ({}, 0)
 
@@ -151,7 +152,9 @@ class _LoopNestMaker:
         starts, region, space = self._region(stage, path)
         positions = region if path else tuple([state.kernel.axes[a].extent for a in stage.outs])
         layout = self._layout(r, positions) if not stage.is_output else None
-        copy = None
+        copy, packed = None, self.layouts.packed.get(stage.index)
+        if packed is not None and packed.line and space is not MemorySpace.SHARED:
+            raise KernelOptError(f"stage {stage.name} is an operand of an instruction that reads shared memory; STAGE it at a loop of the sum")
         if space is MemorySpace.SHARED and layout is not None:
             copy, layout = self._in_shared_memory(r, starts, layout)
         if copy is not None and layout is not None:
@@ -222,6 +225,8 @@ class _LoopNestMaker:
             terms = tuple([sum_lins([({row: k * c for row, k in own[a].items()}, 0) for a, c in lin.coefs])[0] for lin in node.dims])
             vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
             reads.append(SharedRead(terms, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
+        if layout.tiled >= 0:
+            return copy, layout
         return copy, padded_rows(layout, copy, reads, digits, self.threads[root], itemsize)
 
     def _buffers(self, r: ResolvedStage, path: Path) -> int:

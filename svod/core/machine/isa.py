@@ -3,7 +3,8 @@
     acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
     acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
 
-A processor holds a tile in a register. On a GPU the threads of a subgroup hold it together, each a `Fragment` of it.
+A processor holds a tile in a register. On a GPU the threads of a subgroup hold it together, each a `Fragment` of it. An instruction of
+several subgroups reads its operands from shared memory, where they lie in lines of `LINE` bytes.
 """
 from __future__ import annotations
 
@@ -128,12 +129,17 @@ class Dot:
     columns: int = 1
     depth: int = 1                     # groups that one instruction sums up
     base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
-    fragments: tuple[Fragment, Fragment, Fragment] | None = None      # of results, rows and columns, where a subgroup holds the tiles
+    fragments: tuple[Fragment, ...] | None = None      # of results, where threads hold the tiles; of rows and columns, if they hold those
     significand: int = 0               # bits to which factors are rounded, to nearest, ties away from 0; 0: as many as their type has
 
     @property
     def is_tile(self) -> bool:
         return self.rows > 1
+
+    @property
+    def reads_shared(self) -> bool:
+        """Whether it reads its operands from shared memory."""
+        return self.fragments is not None and len(self.fragments) == 1
 
     @property
     def threads(self) -> int:
@@ -152,7 +158,10 @@ class Dot:
     def runs_on(self, target: Target) -> bool:
         has = target.uses_intrinsics and target.arch == self.arch and set(self.features) <= set(target.features)
         has = has and (not self.significand or target.rounds_factors)
-        return has and (self.fragments is None or self.threads == target.subgroup <= target.group_threads)
+        if not has or self.fragments is None or not target.subgroup:
+            return has and self.fragments is None
+        subgroups, rest = divmod(self.threads, target.subgroup)
+        return not rest and (subgroups == 1 or self.reads_shared) and self.threads <= target.group_threads
 
 
 def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str, significand: int = 0) -> Dot:
@@ -168,6 +177,16 @@ def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int
                base_cost=8.0, fragments=(results, rows, columns), significand=significand)
 
 
+def _wgmma(name: str, accumulator: DType, operand: DType, columns: int) -> Dot:
+    """A wgmma.mma_async of 64 rows and 32 bytes of depth, by "Register Fragments for wgmma" in NVIDIA's PTX ISA. An H100 computes 2048
+    products of 16-bit numbers a cycle and unit, which takes a thread of each warpgroup as long as half as many multiply-adds as there are
+    columns."""
+    results = Fragment((Digit(4, 16, 0), Digit(8, 1, 0), Digit(4, 0, 2)), (Digit(columns // 8, 0, 8), Digit(2, 8, 0), Digit(2, 0, 1)))
+    return Dot(name, "nvptx64", ("wgmma",), accumulator, (operand, operand), (operand,), 1, "", rows=64, columns=columns,
+               depth=32 // operand.itemsize, base_cost=columns / 2, fragments=(results,))
+
+
+LINE = 16           # bytes
 _I8, _U8, _I16 = dtypes.int8, dtypes.uint8, dtypes.int16
 TF32 = 11           # significant bits, the first of which is not stored
 DOTS: dict[str, Dot] = {d.name: d for d in (
@@ -188,5 +207,8 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
     _mma("mma_s8", "mma.s8", dtypes.int32, _I8, 32, "llvm.nvvm.mma.m16n8k32.row.col.s8"),
     *(_mma(f"mma_tf32{suffix}", "mma.tf32", dtypes.float32, dtypes.float32, depth, f"llvm.nvvm.mma.m16n8k{depth}.row.col.tf32", TF32)
       for suffix, depth in (("", 8), ("k4", 4))),
+    *(_wgmma(f"wgmma_{kind}n{columns}", accumulator, operand, columns) for columns in (64, 128, 256)
+      for kind, accumulator, operand in (("bf16", dtypes.float32, dtypes.bfloat16), ("f16", dtypes.float32, dtypes.float16),
+                                         ("s8", dtypes.int32, _I8))),
 )}
 TILES = 8           # registers that hold tiles

@@ -3,6 +3,7 @@
     c[n] += a[k]·b[k, n]:     DOT c, (word of a in all lanes), (vector of words of p) [2]
     tiles:                    TILEDOT c, (rows of a), (rows of groups of b); afterwards TILESTORE to scratch, and rows from there
     tiles of a subgroup:      MMA c, (LOADMATRIX of a), (LOADMATRIX of b), of which each thread has its elements
+    of several subgroups:     MMASHARED c, a in shared memory, b in shared memory
 
 Operands are packed in whole groups, so nothing is cut short here (`packing`)."""
 from __future__ import annotations
@@ -138,6 +139,8 @@ class Intrinsics:
 
     def held_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
         """`acc` plus the product of the tiles at the current position, which the threads of a subgroup hold together."""
+        if plan.dot.reads_shared:
+            return self.shared_dot(stage, plan, acc)
         b, dot, group = self.b, plan.dot, self.ctx.group
         chosen = self.state.dots[stage.index]
         assert chosen is not None and dot.fragments is not None
@@ -156,6 +159,23 @@ class Intrinsics:
                                  (const, dot.name, number, linear.coef(down), linear.coef(across)), max(staged.floor, b.level), False,
                                  staged.version))
         return b.load("MMA", dot.accumulator, b.num_lanes[acc], tuple(values), dot.name, b.level)
+
+    def shared_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
+        """`acc` plus the product of the tiles at the current position, which the instruction reads from shared memory."""
+        b, dot, group = self.b, plan.dot, self.ctx.group
+        src, sides = [acc], list[tuple[int, int, int]]()
+        group.exchanges = True
+        for number, (o, p) in enumerate(zip(plan.operands, plan.packed, strict=True)):
+            staged = self.ctx.staged_value(o.stage)
+            assert staged.layout is not None and b.op[staged.pointer] == "SHARED"
+            group.shared.before_reading((b.arg[staged.pointer],))
+            dims, layout = stage.r.nodes[o.node].dims, staged.layout
+            linear, base = self.addresses.relative(stage, staged._replace(layout=layout.of_tiles), dims)
+            start, const, _, _ = self.values.address(stage, linear, base)
+            in_columns = (layout.tiled == p.dim) == (number == 0)       # the dim that is cut into lines is that of the matrix's columns
+            src += [staged.pointer, start]
+            sides.append((const, int(in_columns), layout.outer))
+        return b.load("MMASHARED", dot.accumulator, b.num_lanes[acc], tuple(src), (dot.name, *sides), ordered=True)
 
     def operand_at(self, stage: OpenStage, o: Operand) -> OperandAddress:
         dims = stage.r.nodes[o.node].dims

@@ -84,7 +84,7 @@ class Stages:
             extents = list(whole_positions(self.state, s, tuple(extents)))
         beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(extents)))
         layout = self.facts.shared_layout(s, tuple(extents)) if shared else self.facts.layout(s, tuple(extents))
-        if layout.tiled >= 0 and base[layout.tiled] != ({}, 0):
+        if layout.tiled >= 0 and not shared and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
         if shared:
             stage = self.group_copies.open(r, extents, base) if s in self.facts.derived else self._open_rows(r, extents, base)

@@ -293,6 +293,8 @@ class _Counter:
                 skip.add(red.values[0])
             tile = self.body * prod(self.positions)
             self.multiply_adds += tile * (self.tiles.products if self.tiles is not None else 1.0)
+            if self.tiles is not None:
+                self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / FIRST_BYTES
             each = 1.0 if len(red.values) == 1 else 8.0
             self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else each)
         for i, n in enumerate(self.r.nodes):
@@ -416,6 +418,9 @@ class _Counter:
         """A read of tiles of an operand."""
         assert self.tiles is not None
         tiles, count = self.tiles, self._tile_runs(n.deps)
+        if tiles.dot.reads_shared:      # counted with the products
+            self.waits = max(self.waits, SHARED)
+            return
         self.loads += count
         self.instructions += count * _ROUNDING * tiles.words(number) if tiles.dot.significand else 0.0
         if space is MemorySpace.SHARED:
@@ -462,6 +467,8 @@ class _Counter:
         self.instructions += count * self.device.access(elements)
         inbytes = tuple((a, c * size) for a, c in coefs)
         if stage.space is MemorySpace.SHARED:
+            if stage.layout is not None and stage.layout.tiled >= 0:        # threads take whole lines
+                inbytes = tuple((a, c * size) for a, c in enumerate(stage.layout.of_tiles.strides))
             lanes = min(device_of(self.state.target).subgroup, self.shape.num_threads)
             subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
             self.turns += count * subgroups * bank_turns(steps_of(self.shape.threads, inbytes), lanes, size * elements)

@@ -21,6 +21,7 @@ from svod.core.machine.isa import DOTS
 
 _TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       # of a subgroup: rows × columns
 _SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   # of a group, likewise
+_WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       # the same of instructions of several subgroups
 _BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
 _BUFFERS = 2, 3         # of an operand that is copied ahead: by way of registers, and by asynchronous copies too
 _PARTS = (2, 4, 8, 16)
@@ -50,15 +51,17 @@ def _stores_lines(state: Scheduler, r: ResolvedStage, arg: Any) -> bool:
 def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator[Scheduler]:
     _, rows, columns = arg
     down, across = (start.rows[start.row_id(name)].extent for name in (rows, columns))     # tiles of results
-    for m, n in _TILES:
-        for a, b in _SUBGROUPS:
+    is_wide = DOTS[arg[0]].reads_shared
+    for m, n in _WIDE_TILES if is_wide else _TILES:
+        for a, b in _PARTS_OF_GROUP if is_wide else _SUBGROUPS:
             if (m * a > down and m * a > 1) or (n * b > across and n * b > 1):
                 continue
             block = start
             for op, name, amount in (("UPCAST", rows, m), ("UPCAST", columns, n), ("LOCAL", rows, a), ("LOCAL", columns, b)):
                 block = try_opt(block, op, name, amount) if amount > 1 else block
             yield from _staged(block, r, axis)
-            yield from _cut(block, r, axis)
+            if not is_wide:
+                yield from _cut(block, r, axis)
 
 
 def _staged(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler]:

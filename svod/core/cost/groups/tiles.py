@@ -21,7 +21,7 @@ class HeldTiles(NamedTuple):
 
     plan: TensorizePlan
     results: Fragment
-    operands: tuple[Fragment, Fragment]
+    operands: tuple[Fragment, ...]      # empty where the instruction reads shared memory
 
     @property
     def dot(self) -> Dot:
@@ -38,7 +38,7 @@ class HeldTiles(NamedTuple):
 
     def words(self, number: int) -> float:
         """Registers of a thread for a tile of an operand; read in as many loads."""
-        return self.operands[number].num_elements * self.dot.operands[number].itemsize / WORD
+        return self.operands[number].num_elements * self.dot.operands[number].itemsize / WORD if self.operands else 0.0
 
     def registers(self, positions: list[int]) -> float:
         """Registers for the operands of tiles side by side, by local axis."""
@@ -50,6 +50,12 @@ class HeldTiles(NamedTuple):
 
     def tile_bytes(self, number: int) -> int:
         return self.operands[number].num_elements * self.dot.threads * self.dot.operands[number].itemsize
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes that one instruction reads from shared memory by itself."""
+        dot = self.dot
+        return (dot.rows + dot.columns) * dot.positions * dot.operands[0].itemsize if dot.reads_shared else 0
 
     def turns(self, number: int, layout: Layout) -> float:
         """Turns of shared memory for a tile: a matrix of lines at a time."""
@@ -65,5 +71,5 @@ def held_tiles(plan: TensorizePlan | None) -> HeldTiles | None:
     """The tiles of a stage, where a subgroup holds them."""
     if plan is None or plan.dot.fragments is None:
         return None
-    results, rows, columns = plan.dot.fragments
-    return HeldTiles(plan, results, (rows, columns))
+    results, *operands = plan.dot.fragments
+    return HeldTiles(plan, results, tuple(operands))
