@@ -21,7 +21,7 @@ import numpy as np
 from svod.compile.lower.interpreter import Elements, PhaseInterpreter, Together, poisoned_temporaries
 from svod.compile.lower.linear import format_instruction
 from svod.compile.lower.program import Program
-from svod.core.spec.values import matrix_product
+from svod.core.spec.values import hold, matrix_product
 from svod.errors import CompileError
 
 Array = np.ndarray[Any, Any]
@@ -94,6 +94,27 @@ class GridInterpreter(PhaseInterpreter):
             y, x = self.thread % 4 // 2, self.thread % 2
             out = matrix_product(acc, a, b)
             return np.array([out[y + 2 * (e // 2), 2 * x + e % 2] for e in range(4)])
+        return product
+
+    def product_in_shared(self, i: int) -> Together:
+        left, right = self.code[i].arg[1:]
+
+        def matrix(memory: Elements, at: int, side: tuple[int, int, int]) -> Array:
+            """Rows by columns; where the columns are cut into lines those of neighbouring rows follow each other, else the other way round."""
+            offset, cut, _ = side
+            lines = at + offset + np.arange(64).reshape(8, 8)      # one part of the dim that is cut: its lines, and their elements
+            values = hold(memory.array[self.checked(i, memory, lines.ravel(), None, False)], memory.dtype).reshape(8, 8)
+            return values if cut else values.T
+
+        def product(given: list[list[Any]]) -> Any:
+            held, *places = given[self.thread % 4]
+            total = np.zeros((8, 8), np.float32)
+            where = [(4 * (self.thread % 8 // 4) + self.thread % 4 // 2 + 2 * (e // 4), 2 * (self.thread % 2) + 4 * (e % 4 // 2) + e % 2)
+                     for e in range(8)]
+            for (y, x), value in zip(where, held, strict=True):
+                total[y, x] = value
+            out = matrix_product(total, matrix(places[0], places[1], left), matrix(places[2], places[3], right))
+            return np.array([out[y, x] for y, x in where])
         return product
 
     def in_flight(self, i: int, memory: Elements, where: Array) -> None:

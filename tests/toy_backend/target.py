@@ -17,7 +17,16 @@ def _instruction(name: str, accumulator: DType, operand: DType) -> Dot:
                base_cost=2.0, fragments=(line, line, columns))
 
 
-MATRIX = {d.name: d for d in (_instruction("toy_bf16", dtypes.float32, dtypes.bfloat16),
+def _of_two_subgroups() -> Dot:
+    """Eight by eight by eight, of operands in shared memory: thread t has rows 4·(t//4) + t%4//2 and the one two further, in columns 2·(t%2),
+    the next, and those four further."""
+    results = Fragment((Digit(2, 4, 0), Digit(2, 1, 0), Digit(2, 0, 2)), (Digit(2, 2, 0), Digit(2, 0, 4), Digit(2, 0, 1)))
+    operand = dtypes.bfloat16
+    return Dot("toy_shared", TOY.arch, ("matrix",), dtypes.float32, (operand, operand), (operand,), 1, "", rows=8, columns=8, depth=8,
+               base_cost=4.0, fragments=(results,))
+
+
+MATRIX = {d.name: d for d in (_of_two_subgroups(), _instruction("toy_bf16", dtypes.float32, dtypes.bfloat16),
                               _instruction("toy_f16", dtypes.float32, dtypes.float16),
                               _instruction("toy_s8", dtypes.int32, dtypes.int8))}
 DOTS.update(MATRIX)

@@ -4,6 +4,7 @@
     call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
     cp.async                                   noted, and done when the thread waits for it; a thread that ends without is an error
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
+    assembly with wgmma                        the same, of the threads of a warpgroup
 
 LLVM's coroutine passes cut a kernel where it suspends. The threads of a block run one after another, in an order drawn from a seed, each
 up to where it waits. What a warp computes together NumPy computes when all its threads have arrived. Threads that wait at different places
@@ -28,12 +29,14 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 Array = np.ndarray[Any, Any]
-WORDS = 64              # of a thread's context: registers 0…7, why it waits 8 and 9, operands and results from 16 on
+WORDS = 384             # of a thread's context: registers 0…7, why it waits 8 and 9, operands and results from 16 on
 OPERANDS = 16
 REGISTERS = {"tid.x": 0, "ctaid.x": 1, "ctaid.y": 2, "nctaid.x": 3}
 BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
+WARPGROUP = 128
 NAN = 0x7FC0_7FC0       # NaN as float32, and as two bfloat16
 _CALL = re.compile(r"\s*(?:(%\S+) = )?call (.+?) @(llvm\.nvvm\.[\w.]+)\((.*)\)$")
+_ASSEMBLY = re.compile(r'\s*(%\S+) = call (.+?) asm sideeffect "\{ \.reg \.pred p; setp\.eq\.u32 p, 0, 0; (wgmma.*)\}", "[^"]*"\((.*)\)$')
 _WIDTH = {"i32": 4, "float": 4, "i64": 8, "ptr": 8, "<2 x half>": 4, "ptr addrspace(3)": 8, "ptr addrspace(1)": 8}
 _BFLOAT = re.compile(r"\s*(%\S+) = fptrunc (<(\d+) x float>|float) (\S+) to (<\d+ x bfloat>|bfloat)$")
 _SPACE = re.compile(r"= addrspacecast ptr(?: addrspace\(\d\))? (\S+) to ptr(?: addrspace\(\d\))?$")
@@ -159,8 +162,10 @@ class _Rewriter:
         elif label:
             self.block = label[1]
             self.lines.append(line)
-        elif (call := _CALL.match(line)) is not None:
+        elif (call := _CALL.match(line) or _ASSEMBLY.match(line)) is not None:
             self._call(*call.groups())
+        elif "asm sideeffect \"fence.proxy.async.shared::cta;\"" in line:
+            pass
         elif (memory := _SCRATCH.match(line)) is not None:
             self.scratch[self.symbol] = int(memory[1]) + int(memory[2])
             self.lines.append(f"  %scratch{memory[1]} = getelementptr i8, ptr %ctx, i64 {4 * WORDS + int(memory[1])}")
@@ -262,7 +267,8 @@ class Emulated:
         for number in order:
             if memory is not None:
                 memory.view(np.uint32)[:] = NAN
-            self._run_block(start, numbers, block, self.scratch.get(symbol, 0), (number % grid[0], number // grid[0], grid[0]))
+            self._run_block(start, numbers, block, self.scratch.get(symbol, 0), (number % grid[0], number // grid[0], grid[0]),
+                            0 if memory is None else memory.ctypes.data)
 
     def _shared(self, symbol: str, nbytes: int) -> Array | None:
         if not nbytes:
@@ -270,12 +276,14 @@ class Emulated:
         name = next(n for n in (f"{symbol}.shared", DYNAMIC) if self.engine.get_global_value_address(n))
         return np.ctypeslib.as_array((ctypes.c_uint8 * (-(-nbytes // 4) * 4)).from_address(self.engine.get_global_value_address(name)))
 
-    def _run_block(self, start: Callable[..., Any], numbers: Sequence[int], block: int, scratch: int, place: tuple[int, int, int]) -> None:
+    def _run_block(self, start: Callable[..., Any], numbers: Sequence[int], block: int, scratch: int, place: tuple[int, int, int],
+                   memory: int) -> None:
         words = WORDS + -(-scratch // 64) * 16
         raw = np.full(block * words + 16, NAN, np.uint32)
         contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
         contexts[:, 0] = np.arange(block)
         contexts[:, 1:4] = place
+        self.shared_at = memory     # where shared memory begins
         base = contexts.ctypes.data
         handles = [0] * block
         for thread in self._order(range(block)):
@@ -313,16 +321,31 @@ class Emulated:
             names = {self.sites[s] for s in sites}
             if not warp or (names == {BARRIER} and len(sites) == 1):
                 continue
+            if any(name.startswith("wgmma") for name in names):
+                if first % WARPGROUP == 0:
+                    ready += self._warpgroup(first, alive, contexts)
+                continue
             if len(sites) > 1 or len(warp) < min(WARP, len(handles) - first):
                 raise DeviceFault(f"the threads of a warp wait at {', '.join(sorted(names))}, {len(sites)} places; {len(warp)} of them do")
             collective(names.pop(), contexts[warp[0]:warp[-1] + 1, OPERANDS:WORDS])
             ready += warp
         if ready:
             return ready
+        if any(self.sites[int(contexts[t, 8])].startswith("wgmma") for t in waiting):
+            raise DeviceFault("some threads of a warpgroup wait at wgmma, others elsewhere")
         if len({int(contexts[t, 8]) for t in waiting}) > 1 or len(waiting) < len(handles):
             raise DeviceFault(f"{len(waiting)} of {len(handles)} threads of a block wait at a barrier, at "
                               f"{len({int(contexts[t, 8]) for t in waiting})} places")
         return waiting
+
+
+    def _warpgroup(self, first: int, alive: set[int], contexts: Array) -> list[int]:
+        """The threads of a warpgroup, if all are at the same wgmma; their results are in their contexts."""
+        threads = [t for t in range(first, first + WARPGROUP) if t in alive]
+        if len(threads) < WARPGROUP or len({int(contexts[t, 8]) for t in threads}) > 1:
+            return []
+        multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], self.shared_at)
+        return threads
 
 
 def _resume(handle: int, destroy: int) -> None:
@@ -395,6 +418,59 @@ def multiply_matrices(depth: int, kind: tuple[str, Callable[[Array], Array]], wo
     for t in range(WARP):
         for e in range(4):
             words[t, e] = total[t // 4 + 8 * (e // 2), 2 * (t % 4) + e % 2].view(np.uint32)
+
+
+_WGMMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f32|s32)\.(bf16|f16|s8)\.\4 \{([$\d, ]+)\}, \$(\d+), \$(\d+), p"
+                    r"(?:, 1, 1, ([01]), ([01]))?;")
+_NUMBERS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
+    "bf16": (np.uint16, lambda x: (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)),
+    "f16": (np.float16, lambda x: x.astype(np.float64)), "s8": (np.int8, lambda x: x.astype(np.int64))}
+
+
+def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: int) -> Array:
+    """The matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format" and "Canonical Layouts" in NVIDIA's
+    PTX ISA, without swizzle). `memory`: where shared memory begins, of whose addresses a descriptor has 18 bits."""
+    start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
+    if descriptor >> 46:
+        raise DeviceFault("a descriptor with swizzle")
+    dtype, numbers = _NUMBERS[kind]
+    size = np.dtype(dtype).itemsize
+    line = 16 // size
+    row, depth = np.indices(shape)
+    places = row // line * stride + depth // 8 * leading + depth % 8 * 16 + row % line * size if turned else \
+        row // 8 * stride + depth // line * leading + row % 8 * 16 + depth % line * size
+    first = memory + ((start - memory) & 0x3FFFF)
+    whole = np.ctypeslib.as_array((ctypes.c_uint8 * (int(places.max()) + size)).from_address(first))
+    return numbers(np.ascontiguousarray(whole[places[..., None] + np.arange(size)]).view(dtype)[..., 0])
+
+
+def multiply_in_shared(assembly: str, words: Array, memory: int) -> None:
+    """wgmma between fence and wait_group 0. Operands of the assembly are the descriptors, then the registers of the tiles; thread t of the
+    warpgroup has of each tile row 16·(t // 32) + t % 32 // 4 and the one 8 further, of columns 2·(t % 4) and the next of every eight."""
+    pieces = [m.groups() for m in _WGMMA.finditer(assembly)]
+    rest = _WGMMA.sub("", assembly).split()
+    if rest != ["wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned", "0;"]:
+        raise DeviceFault(f"wgmma among {rest}")
+    count = 1 + max(int(r) for _, _, _, _, registers, *_ in pieces for r in re.findall(r"\d+", registers))
+    descriptors = 2 * len(pieces)
+    held = np.ascontiguousarray(words[:, 2 * descriptors:2 * descriptors + count])
+    named = np.ascontiguousarray(words[:, :2 * descriptors]).view(np.uint64)
+    if (named != named[0]).any():
+        raise DeviceFault("the threads of a warpgroup have different descriptors")
+    thread = np.arange(WARPGROUP)[:, None]
+    for columns, depth, total, kind, registers, a, b, turned_a, turned_b in pieces:
+        own = [int(r) for r in re.findall(r"\d+", registers)]
+        k = np.arange(len(own))[None]
+        rows, across = thread // 32 * 16 + thread % 32 // 4 + k % 4 // 2 * 8, k // 4 * 8 + thread % 4 * 2 + k % 2
+        left = operand_in_shared(int(named[0, int(a) - count]), (64, int(depth)), kind, turned_a == "1", memory)
+        right = operand_in_shared(int(named[0, int(b) - count]), (int(columns), int(depth)), kind, turned_b == "1", memory)
+        dtype = np.dtype(np.float32 if total == "f32" else np.int32)
+        product = (left @ right.T)[rows, across]
+        if len(own) != int(columns) // 2:
+            raise DeviceFault(f"{len(own)} registers for {columns} columns")
+        before = np.ascontiguousarray(held[:, own]).view(dtype)
+        held[:, own] = (before.astype(product.dtype) + product).astype(dtype).view(np.uint32)
+    words[:, :count] = held
 
 
 def run_program(program: Program, target: Target, args: Sequence[Array], variables: Mapping[str, int] | None = None, seed: int = 0) -> None:

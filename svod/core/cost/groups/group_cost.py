@@ -157,6 +157,8 @@ class _GroupCost:
         accumulators = counter.accumulators
         phase.registers = max(phase.registers, _OWN + int(counter.registers))
         spilled = max(0.0, _OWN + counter.registers - self.device.registers_per_thread)
+        if spilled and counter.tiles is not None and counter.tiles.dot.reads_shared:
+            spilled = accumulators      # products wait for each other, and each finds all registers in place
         threads = shape.num_threads
         phase.instructions += threads * times * (counter.instructions + _SPILL * spilled * shape.body)
         phase.turns += times * counter.turns

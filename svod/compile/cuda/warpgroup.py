@@ -1,0 +1,130 @@
+"""Tiles that the four warps of a warpgroup hold together as LLVM text: wgmma, whose operands lie in shared memory.
+
+    MMASHARED …; MMASHARED …; …       one piece of assembly: wgmma.fence, a wgmma.mma_async for each, commit_group, wait_group 0
+    BARRIER in such a phase           fence.proxy.async before it: wgmma reads what threads have stored
+
+Products that follow each other are under way together: nothing between two of them uses a result, stores or waits. LLVM sees registers that
+the whole piece changes; it has no intrinsic for wgmma.mma_async.
+
+An operand is named by a descriptor of 64 bits ("Matrix Descriptor Format" in NVIDIA's PTX ISA): the address in shared memory and two distances,
+each without its lowest four bits, for operands without swizzle. Eight lines of 16 bytes, one behind the other, are a *core matrix*.
+
+    cut along the sum     lines of rows     leading distance: to the next line of a row        stride: to the next eight rows
+    cut across it         lines of columns  leading distance: to the next eight of the sum     stride: to the next line
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from svod.compile.llvm.memory import Handler, address_of
+from svod.compile.llvm.text import SCALAR, Family, Writer, register_type
+from svod.compile.lower.linear import NO_VALUE, TOGETHER
+from svod.compile.lower.program import Instruction
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.machine.isa import DOTS, LINE, Dot
+
+CORE = 8 * LINE         # bytes of a core matrix
+WINDOW = (1 << 18) - 1  # addresses of shared memory that a descriptor can name
+FENCE = "fence.proxy.async.shared::cta;"
+_KINDS = {dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8", dtypes.float32: "f32", dtypes.int32: "s32"}
+_ENDS = frozenset({"LOOP", "CARRY", "RESULT", *NO_VALUE, *TOGETHER})
+
+
+def products_together(code: Sequence[Instruction]) -> dict[int, tuple[int, ...]]:
+    """The MMASHARED that are under way together, by the last of them. Each of their results is used by the next product into the same tile,
+    or behind all of them."""
+    users: dict[int, list[int]] = {i: [] for i, x in enumerate(code) if x.op == "MMASHARED"}
+    for i, x in enumerate(code):
+        for s in x.src:
+            if s in users:
+                users[s].append(i)
+    found: dict[int, tuple[int, ...]] = {}
+    open_: list[int] = []
+
+    def close() -> None:
+        if open_:
+            found[open_[-1]] = tuple(open_)
+            open_.clear()
+    for i, x in enumerate(code):
+        if x.op != "MMASHARED":
+            if x.op in _ENDS or any(s in open_ for s in x.src):
+                close()
+            continue
+        if x.src[0] in open_ and users[x.src[0]] != [i]:
+            close()
+        open_.append(i)
+    close()
+    return found
+
+
+class Warpgroups(Family):
+    """What the text of a phase has its own way of: its products, those under way together by the last one."""
+
+    def __init__(self, code: Sequence[Instruction]):
+        self.products = products_together(code)
+
+
+def _descriptor(w: Writer, pointer: int, index: int, side: tuple[int, int, int], along_sum: bool) -> str:
+    """The descriptor of an operand, as i64. `along_sum`: the dim that is cut into lines is summed up."""
+    offset, _, apart = side
+    nbytes = w.code[pointer].dtype.itemsize
+    far = apart * nbytes
+    leading, stride = (far, CORE) if along_sum else (CORE, far)
+    start = w.temp(f"addrspacecast ptr {address_of(w, pointer, index, 0)} to ptr addrspace(3)")
+    low = w.temp(f"and i64 {w.temp(f'ptrtoint ptr addrspace(3) {start} to i64')}, {WINDOW}")
+    base = w.temp(f"add i64 {w.temp(f'lshr i64 {low}, 4')}, {(leading >> 4) << 16 | (stride >> 4) << 32}")
+    return w.temp(f"add i64 {base}, {offset * nbytes >> 4}")
+
+
+def _instruction(dot: Dot, registers: str, a: str, b: str, across: tuple[bool, bool]) -> str:
+    kind = _KINDS[dot.operands[0]]
+    shape = f"m{dot.rows}n{dot.columns}k{dot.depth}.{_KINDS[dot.accumulator]}.{kind}.{kind}"
+    signs = f", 1, 1, {int(across[0])}, {int(across[1])}" if dot.accumulator.is_float else ""
+    return f"wgmma.mma_async.sync.aligned.{shape} {{{registers}}}, {a}, {b}, p{signs};"
+
+
+def _product(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    """Written with the last of those that are under way together."""
+    assert isinstance(w.family, Warpgroups)
+    members = w.family.products.get(i, ())
+    if not members:
+        return
+    tiles: dict[int, int] = {}      # product → the number of the tile that it changes
+    first: list[int] = []           # the value of each tile before
+    for m in members:
+        before = w.code[m].src[0]
+        if before not in tiles:
+            first.append(before)
+        tiles[m] = tiles[before] if before in tiles else len(first) - 1
+    count, scalar = lanes * len(first), SCALAR[dtype.name]
+    vec = register_type(dtype.name, lanes)
+    statements, descriptors = [".reg .pred p; setp.eq.u32 p, 0, 0; wgmma.fence.sync.aligned;"], list[str]()
+    for m in members:
+        name, *sides = w.code[m].arg
+        _, *places = w.code[m].src
+        across = (sides[0][1] == 0, sides[1][1] == 1)
+        descriptors += [_descriptor(w, places[2 * k], places[2 * k + 1], sides[k], not across[k]) for k in range(2)]
+        registers = ", ".join(f"${tiles[m] * lanes + k}" for k in range(lanes))
+        a, b = (f"${count + len(descriptors) - k}" for k in (2, 1))
+        statements.append(_instruction(DOTS[name], registers, a, b, across))
+    statements.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
+    held = [f"{scalar} {w.temp(f'extractelement {vec} {w.value[v]}, i64 {k}')}" for v in first for k in range(lanes)]
+    constraints = [f"={'f' if dtype.is_float else 'r'}"] * count + ["l"] * len(descriptors) + [str(k) for k in range(count)]
+    result = "{" + ", ".join([scalar] * count) + "}"
+    operands = ", ".join([*(f"i64 {d}" for d in descriptors), *held])
+    done = w.temp(f'call {result} asm sideeffect "{{ {" ".join(statements)} }}", "{",".join(constraints)}"({operands})')
+    for m in members:
+        if not any(w.code[other].src[0] == m for other in members):
+            w.value[m] = _tile(w, done, result, vec, scalar, range(tiles[m] * lanes, (tiles[m] + 1) * lanes))
+
+
+def _tile(w: Writer, done: str, result: str, vec: str, scalar: str, registers: range) -> str:
+    whole = "poison"
+    for k, register in enumerate(registers):
+        one = w.temp(f"extractvalue {result} {done}, {register}")
+        whole = w.temp(f"insertelement {vec} {whole}, {scalar} {one}, i64 {k}")
+    return whole
+
+
+HANDLERS: dict[str, Handler] = {"MMASHARED": _product}

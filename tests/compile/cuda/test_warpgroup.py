@@ -1,0 +1,167 @@
+"""wgmma: what svod writes gives the right numbers on the CPU, by another statement of the layouts than svod's; ptxas accepts it and has
+HGMMA for it."""
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from svod.compile.cuda import ptxas, warpgroup
+from svod.compile.cuda.intrinsics import check_intrinsics
+from svod.compile.cuda.ptx import emit_ptx
+from svod.compile.cuda.render import render
+from svod.compile.cuda.warpgroup import products_together
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Instruction, Program
+from svod.core.cost.groups.group_sketch import group_heuristic
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.isa import DOTS
+from svod.errors import CompileError, KernelOptError
+from tests.agreement import Case
+from tests.compile.cuda.emulator import DeviceFault, run_program
+from tests.compile.cuda.target import card_target
+from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
+from tests.draws import count
+from tests.toy_backend.test_corpus import group_state
+
+BF16, F16, I8 = dtypes.bfloat16, dtypes.float16, dtypes.int8
+TARGET = card_target("sm_90a", group_threads=256)
+STAGED = [Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
+EXTENTS = (2, 13, 64, 70, 101, 128)
+MOST_THREADS = 4096
+SMALL = gemm(64, 64, 64, BF16, BF16)
+
+
+def tensorized(kernel: Kernel, name: str, *chain: Opt) -> Scheduler:
+    return apply_opts(Scheduler(kernel, TARGET), [Opt("TC", "r0", (name, "o0", "o1")), *chain])
+
+
+def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
+    program = lower(state)
+    validate(program)
+    args = case.fresh()
+    run_program(program, TARGET, args, seed=seed)
+    case.check(args, "LLVM IR for NVIDIA's GPUs")
+    return program
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("wgmma_bf16n64", BF16), ("wgmma_f16n128", F16), ("wgmma_bf16n256", BF16), ("wgmma_s8n64", I8)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_random_shapes_and_chains(name: str, dtype: DType, transposed: bool) -> None:
+    """Of bytes both operands lie along the sum; those that memory has the other way round are turned in the copy."""
+    ran = 0
+    for seed in range(count(5)):
+        rng = random.Random(f"warpgroup {name} {transposed} {seed}")
+        m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((65, 80, 100, 128))
+        kernel = windows(k, m, n, 3, dtype, dtype) if seed == 3 else \
+            gemm(m, n, k, dtype, dtype, transposed=transposed, out=dtype if dtype.is_float and rng.random() < 0.5 else None)
+        case = with_full_range(Case(kernel, seed), seed)
+        state = tensorized(kernel, name, *STAGED[:rng.choice((3, 4))])
+        state = group_state(rng, state, len(state.applied_opts) + rng.randint(0, 3))
+        try:
+            program = lower(state)
+        except KernelOptError:
+            continue
+        if sum(p.extent * p.block for p in program.spec.phases) > MOST_THREADS:
+            continue
+        try:
+            ran += any(i.op == "MMASHARED" for code in check(case, state, seed).code for i in code)
+        except Exception as e:
+            raise AssertionError(f"{kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
+    assert ran >= 1
+
+
+def test_tiles_side_by_side_and_two_warpgroups() -> None:
+    kernel = gemm(256, 128, 128, BF16, BF16, out=BF16)
+    program = check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", Opt("UPCAST", "o0", 2), Opt("LOCAL", "o0", 2), *STAGED,
+                                                Opt("UNROLL", "r0.in2", 0)))
+    assert program.spec.phases[0].block == 256
+    together = products_together(program.code[0])
+    assert [len(members) for members in together.values()] == [4], "two tiles, two instructions along the sum"
+
+
+@pytest.mark.parametrize("planted", ["fragment", "distance", "turned"])
+def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = DOTS["wgmma_bf16n64"]
+    assert right.fragments is not None
+    check(Case(SMALL, 1), tensorized(SMALL, "wgmma_bf16n64", *STAGED))
+    if planted == "fragment":
+        own, = right.fragments
+        monkeypatch.setitem(DOTS, "wgmma_bf16n64", replace(right, fragments=(replace(own, threads=(*own.threads[1:], own.threads[0])),)))
+    elif planted == "distance":
+        monkeypatch.setattr(warpgroup, "CORE", 2 * warpgroup.CORE)
+    else:
+        written = warpgroup._instruction
+        monkeypatch.setattr(warpgroup, "_instruction", lambda dot, registers, a, b, across: written(dot, registers, a, b, across[::-1]))
+    with pytest.raises((AssertionError, DeviceFault)):
+        check(Case(SMALL, 1), tensorized(SMALL, "wgmma_bf16n64", *STAGED))
+
+
+def test_what_threads_stored_is_fenced_before_each_barrier() -> None:
+    lines = render(lower(tensorized(SMALL, "wgmma_bf16n64", *STAGED)), TARGET).splitlines()
+    barriers = [i for i, line in enumerate(lines) if "call void @llvm.nvvm.barrier.cta" in line]
+    assert barriers and all("fence.proxy.async.shared::cta;" in lines[i - 1] for i in barriers)
+    plain = render(lower(apply_opts(Scheduler(SMALL, TARGET), [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), *STAGED])), TARGET)
+    assert "barrier.cta" in plain and "fence.proxy" not in plain
+
+
+def instructions(*codes: tuple[str, tuple[int, ...]]) -> tuple[Instruction, ...]:
+    return tuple(Instruction(op, dtypes.float32, 1, src, None) for op, src in codes)
+
+
+@pytest.mark.parametrize(("middle", "want"), [
+    ((), {2: (1, 2)}), ((("ADD", (0, 0)),), {3: (1, 3)}), ((("BARRIER", ()),), {1: (1,), 3: (3,)}),
+    ((("NEG", (1,)),), {1: (1,), 3: (3,)}), ((("STORE", (0, 0, 0)),), {1: (1,), 3: (3,)})], ids=["behind", "index", "barrier", "use", "store"])
+def test_what_is_under_way_together(middle: tuple[tuple[str, tuple[int, ...]], ...], want: dict[int, tuple[int, ...]]) -> None:
+    code = instructions(("CONST", ()), ("MMASHARED", (0, 0, 0, 0, 0)), *middle, ("MMASHARED", (1, 0, 0, 0, 0)))
+    assert products_together(code) == want
+
+
+def test_a_result_that_others_use_too_ends_what_is_under_way() -> None:
+    code = instructions(("CONST", ()), ("MMASHARED", (0, 0, 0, 0, 0)), ("MMASHARED", (1, 0, 0, 0, 0)), ("ADD", (1, 2)))
+    assert products_together(code) == {1: (1,), 2: (2,)}
+
+
+def test_assembly_is_of_listed_statements() -> None:
+    ir = render(lower(tensorized(SMALL, "wgmma_bf16n64", *STAGED)), TARGET)
+    check_intrinsics(ir, "sm_90a")
+    for arch, changed in (("sm_90", ir), ("sm_90a", ir.replace("fence.proxy.async.shared::cta", "fence.proxy.async.global")),
+                          ("sm_90a", ir.replace("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"))):
+        with pytest.raises(CompileError, match="has the assembly"):
+            check_intrinsics(changed, arch)
+    with pytest.raises(KernelOptError, match="the target has no wgmma"):
+        apply_opts(Scheduler(SMALL, card_target("sm_90")), [Opt("TC", "r0", ("wgmma_bf16n64", "o0", "o1"))])
+
+
+@pytest.mark.parametrize(("dtype", "transposed", "product"), [
+    (BF16, False, r"HGMMA\.64x256x16\.F32\.BF16"), (F16, True, r"HGMMA\.64x256x16\.F32"), (I8, True, r"IGMMA\.64x256x32\.S8\.S8")])
+def test_the_machine_code_of_the_heuristics_matmul(dtype: DType, transposed: bool, product: str) -> None:
+    """Products follow each other without waiting, operands are copied meanwhile, and nothing is spilled."""
+    target, size = card_target("sm_90a"), 4096
+    state = group_heuristic(Scheduler(gemm(size, size, size, dtype, dtype, transposed=transposed, out=dtype if dtype.is_float else None), target))
+    chosen = state.dots[state.kernel.output]
+    assert chosen is not None and chosen.name.startswith("wgmma") and state.pipeline is not None
+    if ptxas.ptxas_version() is None or ptxas.tool("nvdisasm") is None:
+        pytest.skip("there is no ptxas or no nvdisasm: the CUDA toolkit has both, the package nvidia-cuda-nvdisasm the latter")
+    cubin, (report,) = ptxas.assemble(emit_ptx(render(lower(state), target), "sm_90a"), "sm_90a")
+    text = ptxas.disassemble(cubin)
+    assert not report.spill_stores and not report.spill_loads and not re.search(r"\b(LDL|STL)\b", text)
+    assert len(re.findall(product, text)) >= 2 * text.count("WARPGROUP.ARRIVE") > 0 and "LDGSTS" in text
+
+
+def test_numbers_of_a_bfloat16_product() -> None:
+    """Against NumPy, with factors of all bits."""
+    m, n, k = 70, 100, 96
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0x3F00, 0x4000, size).astype(np.uint16) for size in (m * k, k * n))     # 0.5 to 2
+    out = np.full(m * n, np.nan, np.float32)
+    run_program(lower(tensorized(gemm(m, n, k, BF16, BF16), "wgmma_bf16n128", *STAGED)), TARGET, [out, a, b])
+    left, right = ((x.astype(np.uint32) << 16).view(np.float32).astype(np.float64) for x in (a, b))
+    np.testing.assert_allclose(out.reshape(m, n), left.reshape(m, k) @ right.reshape(k, n), rtol=1e-6)
