@@ -100,7 +100,7 @@ class GridInterpreter(PhaseInterpreter):
         left, right = self.code[i].arg[1:]
 
         def matrix(memory: Elements, at: int, side: tuple[int, int, int]) -> Array:
-            """Rows by columns; where the columns are cut into lines those of neighbouring rows follow each other, else the other way round."""
+            """Rows by columns; where the columns are cut into lines those of neighbouring rows follow each other, else columns'."""
             offset, cut, _ = side
             lines = at + offset + np.arange(64).reshape(8, 8)      # one part of the dim that is cut: its lines, and their elements
             values = hold(memory.array[self.checked(i, memory, lines.ravel(), None, False)], memory.dtype).reshape(8, 8)

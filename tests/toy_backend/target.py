@@ -18,8 +18,8 @@ def _instruction(name: str, accumulator: DType, operand: DType) -> Dot:
 
 
 def _of_two_subgroups() -> Dot:
-    """Eight by eight by eight, of operands in shared memory: thread t has rows 4·(t//4) + t%4//2 and the one two further, in columns 2·(t%2),
-    the next, and those four further."""
+    """Eight by eight by eight, of operands in shared memory: thread t has rows 4·(t//4) + t%4//2 and the one two further, in columns
+    2·(t%2), the next, and those four further."""
     results = Fragment((Digit(2, 4, 0), Digit(2, 1, 0), Digit(2, 0, 2)), (Digit(2, 2, 0), Digit(2, 0, 4), Digit(2, 0, 1)))
     operand = dtypes.bfloat16
     return Dot("toy_shared", TOY.arch, ("matrix",), dtypes.float32, (operand, operand), (operand,), 1, "", rows=8, columns=8, depth=8,

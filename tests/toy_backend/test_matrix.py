@@ -160,7 +160,7 @@ def test_a_group_has_a_limit_of_subgroups() -> None:
 
 def test_targets_without_the_instruction_or_its_subgroups() -> None:
     assert applicable(GEMM, TOY, GEMM.output)
-    for other in (replace(TOY, features=()), replace(TOY, subgroup=8), TOY.allowing(False, True), TOY.allowing(True, False)):
+    for other in (replace(TOY, features=()), replace(TOY, subgroup=16), TOY.allowing(False, True), TOY.allowing(True, False)):
         assert not applicable(GEMM, other, GEMM.output)
 
 

@@ -105,7 +105,7 @@ def test_a_missing_barrier_is_a_race() -> None:
     at = next(i for i, instruction in enumerate(code) if instruction.op == "MMASHARED")
     before = max(i for i, instruction in enumerate(code[:at]) if instruction.op == "BARRIER")
     without = (*code[:before], code[before]._replace(op="CONST", dtype=dtypes.index, arg=1), *code[before + 1:])
-    with pytest.raises(DeviceFault, match="without a barrier|no thread of the group has written"):
+    with pytest.raises(DeviceFault, match=r"without a barrier|no thread of the group has written"):
         run_program(replace_last(program, without), Case(GEMM, 1).fresh())
 
 

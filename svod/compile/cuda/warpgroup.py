@@ -6,8 +6,8 @@
 Products that follow each other are under way together: nothing between two of them uses a result, stores or waits. LLVM sees registers that
 the whole piece changes; it has no intrinsic for wgmma.mma_async.
 
-An operand is named by a descriptor of 64 bits ("Matrix Descriptor Format" in NVIDIA's PTX ISA): the address in shared memory and two distances,
-each without its lowest four bits, for operands without swizzle. Eight lines of 16 bytes, one behind the other, are a *core matrix*.
+An operand is named by a descriptor of 64 bits ("Matrix Descriptor Format" in NVIDIA's PTX ISA): the address in shared memory and two
+distances, each without its lowest four bits; there is no swizzle. Eight lines of 16 bytes, one behind the other, are a *core matrix*.
 
     cut along the sum     lines of rows     leading distance: to the next line of a row        stride: to the next eight rows
     cut across it         lines of columns  leading distance: to the next eight of the sum     stride: to the next line

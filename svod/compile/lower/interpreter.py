@@ -615,8 +615,8 @@ _TOGETHER: dict[str, Callable[[PhaseInterpreter, int], Together]] = {
 
 
 def in_lines(shape: tuple[int, int], side: tuple[int, int, int], line: int) -> Array:
-    """Where the elements of a matrix lie that is cut into lines: of `side` the offset, the dim that is cut, and how far apart its lines are;
-    those of neighbouring positions of the other dim follow each other."""
+    """Where the elements of a matrix lie that is cut into lines. `side`: the offset, the dim that is cut, and how far apart its lines are;
+    lines of neighbouring positions of the other dim follow each other."""
     offset, cut, apart = side
     places = np.indices(shape)
     return np.asarray(offset + places[cut] // line * apart + places[cut] % line + places[1 - cut] * line)

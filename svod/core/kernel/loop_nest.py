@@ -154,7 +154,8 @@ class _LoopNestMaker:
         layout = self._layout(r, positions) if not stage.is_output else None
         copy, packed = None, self.layouts.packed.get(stage.index)
         if packed is not None and packed.line and space is not MemorySpace.SHARED:
-            raise KernelOptError(f"stage {stage.name} is an operand of an instruction that reads shared memory; STAGE it at a loop of the sum")
+            raise KernelOptError(f"stage {stage.name} is an operand of an instruction that reads shared memory; STAGE it "
+                                 "at a loop of the sum")
         if space is MemorySpace.SHARED and layout is not None:
             copy, layout = self._in_shared_memory(r, starts, layout)
         if copy is not None and layout is not None:

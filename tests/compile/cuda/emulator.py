@@ -428,8 +428,8 @@ _NUMBERS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
 
 
 def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: int) -> Array:
-    """The matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format" and "Canonical Layouts" in NVIDIA's
-    PTX ISA, without swizzle). `memory`: where shared memory begins, of whose addresses a descriptor has 18 bits."""
+    """The matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format" and "Canonical Layouts" in
+    NVIDIA's PTX ISA, without swizzle). `memory`: where shared memory begins, of whose addresses a descriptor has 18 bits."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     if descriptor >> 46:
         raise DeviceFault("a descriptor with swizzle")

@@ -109,7 +109,7 @@ def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("name", "arch", "dtype"), [("mma_f16k8", "sm_75", F16), *[
-    (name, arch, dtype) for name, dtype in (("mma_bf16", BF16), ("mma_f16", F16)) for arch in ("sm_80", "sm_90", "sm_90a")]])
+    (name, arch, dtype) for name, dtype in (("mma_bf16", BF16), ("mma_f16", F16)) for arch in ("sm_80", "sm_90")]])
 def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
     """The heuristic takes the instruction, for tiles of many registers, and nothing is spilled."""
     state = group_heuristic(Scheduler(gemm(1024, 1024, 1024, dtype, dtype, out=dtype), card_target(arch)))

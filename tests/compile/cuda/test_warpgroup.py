@@ -52,7 +52,8 @@ def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
     return program
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("wgmma_bf16n64", BF16), ("wgmma_f16n128", F16), ("wgmma_bf16n256", BF16), ("wgmma_s8n64", I8)])
+@pytest.mark.parametrize(("name", "dtype"), [("wgmma_bf16n64", BF16), ("wgmma_f16n128", F16), ("wgmma_bf16n256", BF16),
+                                             ("wgmma_s8n64", I8)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_random_shapes_and_chains(name: str, dtype: DType, transposed: bool) -> None:
     """Of bytes both operands lie along the sum; those that memory has the other way round are turned in the copy."""
@@ -118,7 +119,8 @@ def instructions(*codes: tuple[str, tuple[int, ...]]) -> tuple[Instruction, ...]
 
 @pytest.mark.parametrize(("middle", "want"), [
     ((), {2: (1, 2)}), ((("ADD", (0, 0)),), {3: (1, 3)}), ((("BARRIER", ()),), {1: (1,), 3: (3,)}),
-    ((("NEG", (1,)),), {1: (1,), 3: (3,)}), ((("STORE", (0, 0, 0)),), {1: (1,), 3: (3,)})], ids=["behind", "index", "barrier", "use", "store"])
+    ((("NEG", (1,)),), {1: (1,), 3: (3,)}), ((("STORE", (0, 0, 0)),), {1: (1,), 3: (3,)})],
+    ids=["behind", "index", "barrier", "use", "store"])
 def test_what_is_under_way_together(middle: tuple[tuple[str, tuple[int, ...]], ...], want: dict[int, tuple[int, ...]]) -> None:
     code = instructions(("CONST", ()), ("MMASHARED", (0, 0, 0, 0, 0)), *middle, ("MMASHARED", (1, 0, 0, 0, 0)))
     assert products_together(code) == want
@@ -145,7 +147,8 @@ def test_assembly_is_of_listed_statements() -> None:
 def test_the_machine_code_of_the_heuristics_matmul(dtype: DType, transposed: bool, product: str) -> None:
     """Products follow each other without waiting, operands are copied meanwhile, and nothing is spilled."""
     target, size = card_target("sm_90a"), 4096
-    state = group_heuristic(Scheduler(gemm(size, size, size, dtype, dtype, transposed=transposed, out=dtype if dtype.is_float else None), target))
+    kernel = gemm(size, size, size, dtype, dtype, transposed=transposed, out=dtype if dtype.is_float else None)
+    state = group_heuristic(Scheduler(kernel, target))
     chosen = state.dots[state.kernel.output]
     assert chosen is not None and chosen.name.startswith("wgmma") and state.pipeline is not None
     if ptxas.ptxas_version() is None or ptxas.tool("nvdisasm") is None:

@@ -86,10 +86,12 @@ class Addresses:
             in_tile = lane = 0
             for i, stride in enumerate(layout.strides):
                 terms, c = add_lins(self.axes.start(stage, i), base[i], -1)
-                if i == layout.tiled and (i in stage.narrow or any(self.b.multiple_of(v) * k % layout.tile for v, k in terms.items())):
+                if i == layout.tiled and i in stage.narrow:
                     lin = add_lins(lin, self.in_tiles(layout, (terms, c)), 1)
                 elif i == layout.tiled and layout.overlaps:
                     lin = add_lins(lin, self.tile_at(layout, (terms, c)), 1)
+                elif i == layout.tiled and any(self.b.multiple_of(v) * k % layout.tile for v, k in terms.items()):
+                    lin = add_lins(lin, self.in_tiles(layout, (terms, c)), 1)
                 elif i == layout.tiled:
                     lin = add_lins(lin, ({v: k * layout.outer // layout.tile for v, k in terms.items()}, 0), 1)
                     in_tile = c

@@ -3,6 +3,7 @@
     TC(r0, (mma_bf16,o0,o1)) UPCAST(o0, 4) UPCAST(o1, 4) LOCAL(o0, 2) LOCAL(o1, 2)        128 × 64 results a group of four subgroups
     … TILE(r0, 2) STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0)                           32 positions of the sum in shared memory at a time
     … PIPELINE(r0, 3)                                                                     the next ones are copied meanwhile
+    TC(r0, (wgmma_bf16n256,o0,o1)) LOCAL(o0, 2) TILE(r0, 4) …                             tiles of four subgroups, operands always staged
     … SPLITK(r0, 4)                                                                       operands at the root: few tiles of results
 """
 from __future__ import annotations
