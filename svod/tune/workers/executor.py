@@ -34,6 +34,7 @@ import dataclasses
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -59,6 +60,7 @@ YIELD_SECONDS = 5.0         # that a compile item waits for another process that
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
 OVERDUE_POLL = 1.0          # seconds between looks for such items
 CLOSED = Outcome("lost", kind="closed")
+SWITCH_SECONDS = 5e-4       # that one thread may keep the others from running: Python's 5 ms hold up each item on its way to a worker
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
 
@@ -356,6 +358,8 @@ class DispatchingExecutor(Executor):
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
         self.closing = False
+        self._switch_seconds = sys.getswitchinterval()      # of the user's process, which has it back at the end
+        sys.setswitchinterval(min(self._switch_seconds, SWITCH_SECONDS))
         atexit.register(self.close)
 
     def _add(self, carrier: Carrier) -> None:
@@ -614,6 +618,8 @@ class DispatchingExecutor(Executor):
 
     def close(self) -> None:
         with self._changed:
+            if not self.closing:
+                sys.setswitchinterval(self._switch_seconds)
             self.closing = True
             pending = [t for q in self._queues.values() for t in q]
             self._queues = {"compile": Waiting(), "bench": Waiting()}

@@ -301,3 +301,17 @@ class TestChoosing:
         assert [o.kind for _, o in batch] == ["closed"]
         with pytest.raises(TuneError, match="closed"):
             executor.submit(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)
+
+
+def test_threads_take_turns_quickly_while_workers_work() -> None:
+    """Python's own interval holds each item up for milliseconds; the user's process has it back, also where it is shorter."""
+    before = sys.getswitchinterval()
+    try:
+        for own in (0.005, 1e-4):
+            sys.setswitchinterval(own)
+            with LocalExecutor(1, CONFIG) as local:
+                assert sys.getswitchinterval() == pytest.approx(min(own, executor_module.SWITCH_SECONDS), rel=0.02)
+            local.close()
+            assert sys.getswitchinterval() == pytest.approx(own, rel=0.02)
+    finally:
+        sys.setswitchinterval(before)
