@@ -17,10 +17,10 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from svod.bench.load import watch_machine
+from svod.bench.load import MachineLoad, watch_machine
 from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import COLD_SECONDS, SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.compile.backend import device_named
@@ -37,8 +37,11 @@ from svod.tune.measure.verify import Baseline, verify
 from svod.tune.workers.child import step_limit
 from svod.tune.workers.jobs import machine_name
 
-LOOK_SECONDS = 0.05          # for which a machine's load is looked at
+LOOK_SECONDS = 0.05          # for which a machine's load is looked at when nothing was timed before
 ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")     # of `host_facts`
+
+
+_load_since_last_look: Callable[[], MachineLoad] | None = None       # in a bench child
 
 
 lower_candidate_setup = compile_candidate_setup = screen_candidate_setup = sample_candidate_setup = kernel_context
@@ -96,11 +99,14 @@ def executed_operations(program: Program) -> float | None:
 
 
 def machine_facts(item: str | None, context: None) -> dict[str, Any]:
-    """What a machine that times says of itself: its name, target and load, and what may slow it down; in `about` what stays as it is. Item:
-    the device; None: the CPU."""
-    started = watch_machine()
-    time.sleep(LOOK_SECONDS)
-    load = started()
+    """What a machine that times says of itself: its name, target and load since it was asked last, and what may slow it down; in `about`
+    what stays as it is. Item: the device; None: the CPU."""
+    global _load_since_last_look
+    if _load_since_last_look is None:
+        _load_since_last_look = watch_machine()
+        time.sleep(LOOK_SECONDS)
+    load = _load_since_last_look()
+    _load_since_last_look = watch_machine()
     host = host_facts()
     facts = {"machine": machine_name(), "target": device_named(item or HOST).backend.target().key,
              "load": round(load.load_average, 2), "steal": round(load.steal, 3),

@@ -3,15 +3,17 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from svod.bench.load import MachineLoad
 from svod.bench.race import VOID_REPEATS, paired_ratio
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel.scheduler import Scheduler
+from svod.tune.measure import work
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.measure.measurer import RaceResult
 from svod.tune.measure.work import against_first, error_of_median, may_win
@@ -109,3 +111,25 @@ def test_a_machine_that_did_not_come_to_rest_is_not_waited_for_again() -> None:
     assert measurer.race_rounds([1e-3] * 2) == (8, VOID_REPEATS)
     measurer.sizes = ((),) * 40
     assert measurer.race_rounds([1e-3] * 2) == (8, 1), "at sizes that take 40 times as long together"
+
+
+def test_the_load_is_that_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a round's own, and a look costs no pause but the first."""
+    clock, pauses = [0.0], []
+
+    def watched() -> Callable[[], MachineLoad]:
+        begun = clock[0]
+        return lambda: MachineLoad(steal=clock[0] - begun)
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+    monkeypatch.setattr(work, "watch_machine", watched)
+    monkeypatch.setattr("time.sleep", pause)
+    monkeypatch.setattr(work, "_load_since_last_look", None)
+    steals = []
+    for seconds in (0.0, 0.25, 0.5):
+        clock[0] += seconds
+        steals.append(work.machine_facts("CPU", None)["steal"])
+    assert pauses == [work.LOOK_SECONDS]
+    assert steals == [work.LOOK_SECONDS, 0.25, 0.5]
