@@ -17,6 +17,7 @@ import numpy as np
 from svod.compile.backend import device_named
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, compiler_for
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.host_item import Transfer
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.observe import observe
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
@@ -24,17 +25,17 @@ from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_
 from svod.config import BeamConfig, PrepareConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
-from svod.core.graph.buffer import buffer_of
+from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
-from svod.core.schedule.schedule import Schedule
+from svod.core.schedule.schedule import Schedule, copies_to
 from svod.core.schedule.schedule_cache import schedule_of
 from svod.core.schedule.schedule_check import check_schedule
-from svod.errors import ConfigError, DeviceError, ScheduleError
+from svod.errors import ConfigError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
@@ -71,9 +72,7 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
     prepared = prepare_graph(roots, config, fixed if config.constants == "auto" else frozenset())
     prepared.attach(tensors)
     made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.unbound.outputs) if prepared.is_new(i)]
-    prepared.plan.open_after_run([(buffer, buffer.array) for buffer in made])
-    for buffer in made:
-        buffer.close("the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
+    prepared.plan.open_after_run(made, "the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
     return prepared.plan
 
 
@@ -121,6 +120,15 @@ class Prepared:
         """The BUFFERs of the outputs, in the order of the nodes that were asked for."""
         return tuple([self.nodes[i] for i in self.unbound.outputs])
 
+    def new_buffer(self, number: int) -> UOp:
+        """A new BUFFER in the place of the one of that number, on its device."""
+        spec = self.unbound.buffers[number]
+        return graph.buffer(spec.dtype, spec.size, self.device_of(number))
+
+    def device_of(self, number: int) -> str:
+        """The device that the graph says a buffer is on."""
+        return str(self.nodes[number].src[1].arg)
+
     def is_new(self, number: int) -> bool:
         """Whether the plan made the buffer. A buffer of the graph is not new."""
         return self.nodes[number] not in self.numbers
@@ -145,37 +153,37 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.
 
-    Raises DeviceError for a graph that is to run elsewhere, ConfigError for `config.opts` that fit no kernel, ScheduleError where the plan
-    would write memory that lies under another of its buffers as well."""
+    What is on the CPU is computed on the device that `config` names; what is on another device, there.
+
+    Raises DeviceError for an operation on values of two devices, ConfigError for `config.opts` that fit no kernel, ScheduleError where the
+    plan would write memory that lies under another of its buffers as well."""
     dumps = config.debug or config.dump_after is not None
     if dumps:
         from svod.compile.plan.dump import dump, passes_of
         passes_of(config)       # a pass that does not exist is refused before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
-    for u in sink.walk(Ops.DEVICE):
-        if u.arg != HOST:
-            raise DeviceError(f"a value is to be computed on or copied to {u.arg!r}; svod runs on the device {HOST!r} only")
-    backend = device_named(config.device or HOST).backend
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
-    target = backend.target(config.threads).allowing(*config.optimizer.allowed)
-    unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True)
+    places = Places(schedule, config)
+    target = places.target
+    unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
     native = unbound.native
     if config.opts:
         named = [(name, c.kernel) for name, c in zip(unbound.names, unbound.calls, strict=True) if c.kernel in unbound.kernels]
         config = replace(config, opts=opts_by_key(config.opts, named))
-    nodes, arrays = memory_of(unbound, buffers, inputs)
+    nodes, arrays, storages = memory_of(unbound, buffers, inputs, places)
     overwritten = frozenset(c.args[s] for c in native.calls for s in unbound.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
     if overwritten:
-        refuse_shared_memory({i: span_of(a) for i, a in enumerate(arrays) if a is not None}, overwritten)
+        refuse_shared_memory({i: span_of(b.host) for i, b in storages.items() if b.host is not None}, overwritten)
     captures = config.capture is not None and bool(native.calls)
     if captures:
         from svod.tune import capture
         capture.announce(str(config.capture), native, target=target)
-    compiled = compile_unbound_plan(native, target, config)
+    compiled = compile_unbound_plan(unbound.on(""), target, config)
+    elsewhere = {name: compile_unbound_plan(unbound.on(name), places.target_of(name), replace(config, device=name))
+                 for name in dict.fromkeys(c.device for c in native.calls if c.device)}
     plan = build_plan(unbound, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
-                      device=target.device,
-                      storages={i: buffer_of(nodes[i]) for i, spec in enumerate(unbound.buffers) if spec.kind == "constant"})
+                      device=target.device, storages=storages, elsewhere=elsewhere)
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if dumps:
@@ -188,25 +196,71 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
 
 
-def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp]) -> tuple[list[UOp], list[Array | None]]:
-    """The BUFFER behind each buffer number, new ones where the plan makes them, and its array: None for intermediates and for `inputs`."""
+def device_called(name: str) -> str:
+    """The device that people call `name` ("cuda:0", "WebGPU"), as graphs name it. Raises UnsupportedError for one that svod has not, and
+    DeviceError for one that is not there."""
+    return device_named(name).backend.target().device
+
+
+class Places:
+    """Where the values of a schedule are computed: those on the CPU on the device that the configuration names, others where they are. The
+    plan's device runs most: the CPU if it runs any kernel, whose launches are the cheapest."""
+
+    def __init__(self, schedule: Schedule, config: PrepareConfig) -> None:
+        self._config = config
+        self._named: dict[str, str] = {}        # device of the graph → that of the plan
+        computing = [self.device_of(c.args[0].src[1].arg) for c in schedule.calls if not copies_to(c.ast)]
+        others = [self.device_of(u.src[1].arg) for u in (*schedule.outputs, *(a for c in schedule.calls for a in c.args))]
+        self.main = HOST if HOST in computing else next(iter((*computing, *others)), self.device_of(HOST))
+
+    def device_of(self, name: str) -> str:
+        """The device that runs what the graph has on the device `name`."""
+        if name not in self._named:
+            self._named[name] = device_called((self._config.device or HOST) if name == HOST else name)
+        return self._named[name]
+
+    def target_of(self, device: str) -> Target:
+        """A device that computes, as the configuration limits it."""
+        return device_named(device).backend.target(self._config.threads).allowing(*self._config.optimizer.allowed)
+
+    @property
+    def target(self) -> Target:
+        """The plan's device."""
+        return self.target_of(self.main)
+
+    def of_buffer(self, node: UOp) -> str:
+        """The device of a BUFFER as the plan says it: "" for its own."""
+        device = self.device_of(node.src[1].arg)
+        return "" if device == self.main else device
+
+    def is_local(self, spec: BufferSpec) -> bool:
+        """Whether kernels read the host's memory where a buffer lies."""
+        return device_named(spec.device or self.main).backend.reads_host_memory
+
+
+def memory_of(unbound: UnboundPlan, buffers: Sequence[UOp], inputs: frozenset[UOp],
+              places: Places) -> tuple[list[UOp], list[Array | None], dict[int, Buffer]]:
+    """The BUFFER behind each buffer number, new ones where the plan makes them; its array, where kernels read the host's memory; and its
+    storage. Intermediates and `inputs` have none."""
     nodes: list[UOp] = []
     arrays: list[Array | None] = []
-    for u, spec in zip(buffers, unbound.buffers, strict=True):
-        if spec.kind == "intermediate":
-            nodes.append(u)
-            arrays.append(None)
-            continue
-        real = graph.buffer(spec.dtype, spec.size) if u.src[0].op is Ops.LUNIQUE else u
-        nodes.append(real)
-        arrays.append(None if u in inputs else buffer_of(real).array)
-    return nodes, arrays
+    storages: dict[int, Buffer] = {}
+    for i, (u, spec) in enumerate(zip(buffers, unbound.buffers, strict=True)):
+        array = None
+        if spec.kind != "intermediate" and u.src[0].op is Ops.LUNIQUE:
+            u = graph.buffer(spec.dtype, spec.size, u.src[1].arg)
+        if spec.kind != "intermediate" and u not in inputs:
+            storages[i] = buffer_of(u)
+            array = storages[i].array if places.is_local(spec) else None
+        nodes.append(u)
+        arrays.append(array)
+    return nodes, arrays, storages
 
 
 def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, float]:
     """Seconds per kernel of a plan, by kernel key, measured in a few runs. {} where inputs have no memory yet, and where a run would
     change something: the plan assigns to memory that was there before, or calls a function of Python."""
-    bound = all(b.array is not None for b in plan.buffers if b.kind != "intermediate")
+    bound = all(b.has_memory for b in plan.buffers if b.kind != "intermediate")
     if not bound or plan.carried or unbound.functions:
         return {}
     seconds: dict[str, float] = {}
@@ -241,9 +295,10 @@ def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], agai
 
 
 def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,
-                 made_here: bool = False) -> tuple[UnboundPlan, list[UOp], dict[UOp, int]]:
+                      made_here: bool = False, places: Places | None = None) -> tuple[UnboundPlan, list[UOp], dict[UOp, int]]:
     """The unbound plan of a schedule, the BUFFER of each of its buffer numbers, and the number of each BUFFER. `functions`: those of
-    Python that it calls, by token. `made_here`: `create_schedule` made the schedule, so it is not checked again.
+    Python that it calls, by token. `made_here`: `create_schedule` made the schedule, so it is not checked again. `places`: where its values
+    are; None: all on the plan's device.
 
     Raises ScheduleError for a schedule that cannot be run (`check_schedule`) and for more than `MOST_LISTS` combinations of buckets."""
     buckets = {v.arg[0]: len(buckets_of(v)) or 1 for call in schedule.calls for v in call.variables}
@@ -253,6 +308,8 @@ def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: 
     numbers: dict[UOp, int] = {}
     kernels: dict[str, Kernel] = {}
     called: dict[str, HostCall] = {}
+    copies: dict[str, Transfer] = {}
+    place = places.of_buffer if places is not None else (lambda node: "")
     levels = schedule.levels() if made_here else check_schedule(schedule)
     order = sorted(range(len(levels)), key=lambda i: (levels[i], i))
     outputs = set(schedule.outputs)
@@ -268,14 +325,20 @@ def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: 
             called[key] = made
             written.update(call.args[:made.stored_results])
             calls.append(Call(key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i],
-                              call.offsets, tuple(VariableSpec(*v.arg[:4]) for v in call.variables)))
+                              call.offsets, tuple(VariableSpec(*v.arg[:4]) for v in call.variables), place(call.args[0])))
+            continue
+        if copies_to(call.ast):
+            key = f"copy {call.ast.key.hex()}"
+            copies[key] = Transfer(call.args[0].dtype, call.args[0].arg)
+            written.add(call.args[0])
+            calls.append(Call(key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i], call.offsets))
             continue
         for ast, variables in bucket_kernels(call.ast, call.variables):
             kernel = kernel_of(ast)
             kernels[kernel.key] = kernel
             written.update(call.args[s] for s in kernel.outs)
             calls.append(Call(kernel.key, tuple(numbers[a] for a in call.args), call.name_hint, call.origin, call.why, levels[i],
-                              call.offsets, variables))
+                              call.offsets, variables, place(call.args[0])))
     for u in schedule.outputs:
         numbers.setdefault(u, len(numbers))
 
@@ -285,8 +348,9 @@ def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: 
         if u.src[0].op is Ops.LUNIQUE:
             return "intermediate"
         return "constant" if u in constants else "input"
-    specs = tuple(BufferSpec(u.dtype, u.arg, kind(u)) for u in numbers)
-    return UnboundPlan(tuple(calls), specs, tuple(numbers[u] for u in schedule.outputs), kernels, called), list(numbers), numbers
+    specs = tuple(BufferSpec(u.dtype, u.arg, kind(u), place(u)) for u in numbers)
+    outs = tuple(numbers[u] for u in schedule.outputs)
+    return UnboundPlan(tuple(calls), specs, outs, kernels, called, copies), list(numbers), numbers
 
 
 def bucket_kernels(ast: UOp, variables: Sequence[UOp]) -> list[tuple[UOp, tuple[VariableSpec, ...]]]:

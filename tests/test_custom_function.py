@@ -176,7 +176,7 @@ def test_a_plan_is_native_calls_between_the_functions() -> None:
     u = svod.custom_function(twice, y, shape=(4, 4), dtype="float64")
     v = svod.custom_function(np.negative, z, shape=(4, 4), dtype="float64")
     plan = Tensor.prepare_batch([(u @ v) + 1, y.sum()], NONE)
-    assert [(s.launches.size > 0, [plan.every[i].name.rsplit("_", 1)[0] for i in s.callbacks]) for s in plan.segments] == [
+    assert [(s.launches.size > 0, [plan.every[i].name.rsplit("_", 1)[0] for i in s.items]) for s in plan.segments] == [
         (True, ["twice", "negative"]), (True, [])]
     plan.repeat(2)
     assert plan.runs == 2

@@ -200,7 +200,7 @@ def _analyze(plan: ExecutionPlan, limits: Ceilings | None, target: Target) -> Pl
                             sizes.get("constant", 0), sizes.get("output", 0))
     return PlanAnalysis(kernels, dependencies, fusions_of(plan), _transfers(kernels), memory, path, critical,
                         sum(known) if len(known) == len(kernels) else None, launches, synchronisations, plan.threads,
-                        sum(s.launches.size > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_callback))
+                        sum(s.launches.size > 0 for s in plan.segments), tuple(i for i, k in enumerate(plan.kernels) if k.is_host_item))
 
 
 def _estimate(work: Work, limits: Ceilings, target: Target, threads: int, phases: int) -> tuple[float, str]:
@@ -222,7 +222,7 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
         flops, read, written = k.estimate.flops, k.estimate.bytes_read, k.estimate.bytes_written
         if limits is not None:
             seconds, by = _estimate(k.estimate, limits, target, threads, len(phases))
-    elif k.is_callback:
+    elif k.is_host_item:
         moved = [size * dtype.itemsize for dtype, size in k.spec.params]
         written, by = sum(moved[s] for s in k.spec.outs), k.opts_source
         read = sum(moved) - written
@@ -299,7 +299,7 @@ def fusions_of(plan: ExecutionPlan) -> tuple[Fusion, ...]:
         for b in sorted(written_by(k) - seen):
             seen.add(b)
             consumers = tuple(j for j, other in enumerate(plan.kernels) if j > i and b in other.buffers and b not in written_by(other))
-            if plan.buffers[b].kind != "intermediate" or not consumers or any(plan.kernels[j].is_callback for j in (i, *consumers)):
+            if plan.buffers[b].kind != "intermediate" or not consumers or any(plan.kernels[j].is_host_item for j in (i, *consumers)):
                 continue
             rest = {n: size for n, size in alive.sizes.items() if n != b}
             size = plan.buffers[b].nbytes

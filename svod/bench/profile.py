@@ -231,7 +231,7 @@ def _kernel_time(index: int, k: PreparedKernel, work: Work | None, seconds: floa
         if limits is not None:
             roof = limits.bound(work.arithmetic, work.bytes_read, work.bytes_written, target, threads)
             bound = roof.seconds if roof.is_measured else None
-    elif k.is_callback:
+    elif k.is_host_item:
         moved = sum(size * dtype.itemsize for dtype, size in k.spec.params)
     return KernelTime(index, k.name or k.spec.name, k.key, k.origin, k.opts_source, tuple(k.opts), seconds, share, flops, moved, bound)
 

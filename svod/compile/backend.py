@@ -11,7 +11,7 @@
     cost         the predicted cycles of a state                        the search ranks its proposals by it
     heuristic    the chain of a kernel that nothing is known about
     allocate     memory of a plan's own                                 intermediates and temporaries
-    copy_in      from the host's memory to the device's, and back       buffers of plans, where the device does not read the host's memory
+    copy_in      from the host's memory to the device's, and back       tensors' memory, where the device does not read the host's
     queue        what runs the launches of a plan                       `plan.execute()`, and every timing of the search
     ceilings     the fastest that the device computes and moves data    bounds of kernels in plans, the search and reports
 
@@ -30,6 +30,7 @@ from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
 from svod.core.cost.cost_model import Cost
+from svod.core.graph.buffer import Memory
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, parse_key, threads_of
 from svod.errors import DeviceError, UnsupportedError
@@ -87,12 +88,6 @@ class CompilerPair(ABC):
         return self.compile(self.render(program, target, optimize), target, optimize)
 
 
-class Memory(Protocol):
-    """Memory that a backend has allocated. It is freed with the object."""
-
-    address: int
-
-
 class LaunchQueue(Protocol):
     """Runs the launches of one plan. A kernel is identified by its number in the plan, memory by the index of a buffer, or of a temporary
     (numbered after the buffers). Arguments and variables keep their value until they are set again. One thread at a time calls it.
@@ -107,6 +102,9 @@ class LaunchQueue(Protocol):
 
     def kernel_launches(self, kernel: int) -> Launches:
         """The launches of one kernel, without its phases that run once."""
+
+    def runs_of(self, kernels: Sequence[int]) -> tuple[Launches, ...]:
+        """Launches that run kernels one after the other, without their phases that run once: one list or several."""
 
     def once_launches(self, kernel: int) -> Launches:
         """The launches of a kernel's phases that run once, when the plan is made."""

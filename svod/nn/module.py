@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from svod.core.graph.changes import note_change
-from svod.core.ir.dtype import dtypes
+from svod.core.ir.dtype import dtypes, is_dtype_name
 from svod.core.ir.origin import scope
 from svod.errors import ArgumentError, ShapeError, StateError
 from svod.tensor import Tensor
@@ -180,11 +180,14 @@ class Module:
         note_change()
         object.__setattr__(module, name, tensor)
 
-    def to(self, dtype: DTypeLike) -> Self:
-        """Cast the float parameters and buffers and return self."""
+    def to(self, target: DTypeLike) -> Self:
+        """Cast the float parameters and buffers, or move all of them to a device ("WEBGPU", "CUDA:1"), and return self."""
+        is_device = isinstance(target, str) and not is_dtype_name(target)
         for name, tensor in list(self._named_tensors("", None)):
-            if tensor.dtype.is_float:
-                self._take(name, tensor.cast(dtype).contiguous())
+            if is_device:
+                self._take(name, tensor.to(target))
+            elif tensor.dtype.is_float:
+                self._take(name, tensor.cast(target).contiguous())
         return self
 
     def half(self) -> Self: return self.to(dtypes.float16)

@@ -216,9 +216,9 @@ class TensorBase:
 
     @property
     def device(self) -> str:
-        """The device of the first buffer the value depends on; HOST for one that depends on none."""
-        device = next(self.uop.walk(Ops.DEVICE), None)
-        return device.arg if device is not None else HOST
+        """The device that the values are on: "CPU" unless `to` named another. They are computed there; those on the CPU on the device that
+        a configuration or SVOD_DEVICE names."""
+        return HOST if self._memory is not None else graph.device_of(self.uop) or HOST
 
     def _axis(self, name: str, axis: int) -> int:
         if isinstance(axis, Sequence):

@@ -70,6 +70,12 @@ def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
         _module(PIPELINE).complete_config(config)       # raise for an invalid config although nothing is computed
 
 
+def device_called(name: str) -> str:
+    """The device that people call `name`, as graphs name it. Raises UnsupportedError and DeviceError for one that there is not."""
+    called: str = _module(PIPELINE).device_called(name)
+    return called
+
+
 def _module(name: str) -> Any:
     return sys.modules.get(name) or importlib.import_module(name)
 

@@ -10,16 +10,26 @@ import numpy as np
 from svod.core.graph import graph
 from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
 from svod.core.graph.changes import note_change, share
-from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.dtype import DType, dtypes, is_dtype_name, to_numpy
 from svod.core.ir.origin import origin_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import is_symbolic, layout_shape, shape_at
+from svod.core.machine.target import HOST
 from svod.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from svod.tensor import dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, check_integers, live_tensors
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.random import Random
-from svod.tensor.realize import constant_value, is_realized, is_writable, latest_content, note_assignment, prepare_tensors, realize_tensors
+from svod.tensor.realize import (
+    constant_value,
+    device_called,
+    is_realized,
+    is_writable,
+    latest_content,
+    note_assignment,
+    prepare_tensors,
+    realize_tensors,
+)
 from svod.tensor.ufuncs import apply_ufunc
 
 SHOWN_VALUES = 40   # a printed tensor with more values shows only the first and the last ones
@@ -64,8 +74,9 @@ class Tensor(Random):
         """`prepare` for several outputs."""
         return prepare_tensors(tensors, config, constants)
 
-    def _values(self) -> Array:
-        """The values as an array over the tensor's own memory, bfloat16 as its bits."""
+    def _values(self, away: builtins.bool = False) -> Array:
+        """The values as an array over the tensor's own memory, bfloat16 as its bits. `away`: values on a device may come in an array of
+        their own, so that later ones are not copied to the host as well."""
         if self._memory is not None:
             return self._memory
         const = constant_value(self.uop)
@@ -76,8 +87,8 @@ class Tensor(Random):
         self.realize()
         if self._memory is not None:
             return self._memory
-        base = graph.base_of(self.uop)
-        array = buffer_of(base).array
+        buffer = buffer_of(graph.base_of(self.uop))
+        array = buffer.read() if away and buffer.is_away else buffer.array
         if not is_symbolic(self.shape):
             return array.reshape(self.shape)
         used = tuple(slice(0, n) for n in shape_at(self.shape))
@@ -97,7 +108,7 @@ class Tensor(Random):
         memory = self._memory
         if memory is not None and self._memory_dtype is not dtypes.bfloat16:
             return memory.copy()
-        values = self._values()
+        values = self._values(away=True)
         return bfloat16_bits_to_float32(values) if self.dtype == dtypes.bfloat16 else values.copy()
 
     def __array__(self, dtype: np.dtype[Any] | None = None, copy: builtins.bool | None = None) -> Array:
@@ -206,7 +217,7 @@ class Tensor(Random):
         const = constant_value(self.uop)
         if const is not None:
             return Tensor.full, (self.shape, const.arg, self.dtype)
-        return _in_memory, (self._values(), self.dtype)
+        return _in_memory, (self._values(away=True), self.dtype, self.device)
 
     def assign(self, value: Operand) -> Tensor:
         """Write `value` (broadcast, cast to this dtype) into this tensor's memory when it is realised; returns self.
@@ -320,16 +331,20 @@ class Tensor(Random):
 
     # -- conversions by name (they shadow the builtins inside this class) -------------------------------
     def cpu(self) -> Tensor:
-        """Return self: all tensors live on the CPU."""
-        return self
+        """The values on the CPU."""
+        return self.to(HOST)
 
     def to(self, target: DTypeLike) -> Tensor:
-        """Cast to a dtype. `to("cpu")` returns self, because all tensors live on the CPU."""
-        if isinstance(target, str) and target.lower() == "cpu":
+        """The values on a device ("CPU", "WEBGPU", "CUDA:1"), copied when they are needed; self if they are there. Or a cast to a dtype.
+
+        What is computed from the result is computed and stays on that device. A constant is on every device. Raises UnsupportedError for a
+        device that svod has not, DeviceError for one that is not there."""
+        if not isinstance(target, str) or is_dtype_name(target):
+            return self.cast(target)
+        device = device_called(target)
+        if device == self.device or constant_value(self.uop) is not None:
             return self
-        if isinstance(target, str) and target.split(":")[0].lower() in ("cuda", "gpu"):
-            raise DeviceError(f"to({target!r}): tensors live on the CPU")
-        return self.cast(target)
+        return self.from_uop(graph.copy(self.uop, device))
 
     def type(self, dtype: DTypeLike) -> Tensor: return self.cast(dtype)
     def astype(self, dtype: DTypeLike) -> Tensor: return self.cast(dtype)
@@ -357,7 +372,7 @@ class Tensor(Random):
         elif name in ("backward", "grad", "requires_grad", "retain_grad"):
             hint = "; svod runs models, it does not train them"
         elif name == "cuda":
-            hint = "; tensors live on the CPU"
+            hint = '; use to("CUDA")'
         else:
             hint = ""
         raise AttributeError(f"{own.__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
@@ -368,7 +383,7 @@ class Tensor(Random):
         if const is not None:
             state = f"constant {const.arg}"
         elif is_realized(self):
-            state = f"realized {self._shown()}".rstrip()
+            state = f"realized {self._shown()}".rstrip() if self.device == HOST else f"realized on {self.device}"
         else:
             origin = origin_of(self.uop)
             state = f"lazy {graph.base_of(self.uop).op.value}" + (f" from {origin}" if origin else "")
@@ -377,7 +392,7 @@ class Tensor(Random):
     def _shown(self) -> str:
         """The values in memory as text, shortened if they are many. Empty if nothing is computed yet or an extent depends on a variable."""
         memory = buffer_of(graph.base_of(self.uop))
-        if not memory.is_allocated or is_symbolic(self.shape):
+        if not memory.is_allocated or memory.is_away or is_symbolic(self.shape):
             return ""
         values = memory.array.reshape(self.shape)
         if self.dtype == dtypes.bfloat16:
@@ -408,11 +423,11 @@ def _as_arrays(given: Any) -> Any:
     return type(given)(map(_as_arrays, given)) if type(given) in (list, tuple) else given
 
 
-def _in_memory(values: Array, dtype: DType) -> Tensor:
-    """The tensor over an array. For bfloat16 the array holds the bits."""
+def _in_memory(values: Array, dtype: DType, device: str = HOST) -> Tensor:
+    """The tensor over an array, or of its values on a device. For bfloat16 the array holds the bits."""
     if 0 in values.shape or dtype != dtypes.bfloat16:
-        return Tensor(values, dtype)
-    return Tensor._over(np.require(values, np.uint16, ("C", "A")), dtype, shared=True)
+        return Tensor(values, dtype).to(device)
+    return Tensor._over(np.require(values, np.uint16, ("C", "A")), dtype, shared=True).to(device)
 
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:

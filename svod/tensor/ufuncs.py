@@ -44,7 +44,9 @@ def apply_ufunc(make: type[Creation], ufunc: Any, method: str, inputs: tuple[Any
                                "array += t.numpy()")
     if name not in _OPERATORS and name not in _METHODS:
         raise UnsupportedError(f"np.{name} of a Tensor: tensors have no such operation; apply it to the values, np.{name}(t.numpy())")
-    first, *others = [value if is_scalar(value) or isinstance(value, make) else make(value) for value in map(without_numpy, inputs)]
+    tensor: Any = next(value for value in inputs if isinstance(value, make))
+    given = map(without_numpy, inputs)
+    first, *others = [value if is_scalar(value) or isinstance(value, make) else tensor._beside(value) for value in given]
     if name in _OPERATORS:
         return _OPERATORS[name](first, *others)
     if is_scalar(first):        # methods belong to tensors: make the number one, in the dtype in which it meets the other operand

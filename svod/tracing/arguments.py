@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.buffer import Array, Buffer, buffer_of
 from svod.core.ir.dtype import dtypes, to_numpy
 from svod.core.ir.uop import UOp
 from svod.core.ir.variable import BoundVariable, Dim, bound_values, is_symbolic, number_of, without_binds
@@ -70,7 +70,8 @@ def _key_of_tensor(t: Tensor, values: dict[str, int]) -> Hashable:
     shape = t.shape
     if is_symbolic(shape):
         shape = tuple([_unbound(n, values) if isinstance(n, Dim) else n for n in shape])    # type: ignore[misc]
-    return shape, t.dtype if t.dtype == dtypes.bfloat16 else to_numpy(t.dtype)
+    dtype = t.dtype if t.dtype == dtypes.bfloat16 else to_numpy(t.dtype)
+    return (shape, dtype) if t.device == HOST else (shape, dtype, t.device)
 
 
 def _note(name: str, value: int, values: dict[str, int]) -> None:
@@ -118,7 +119,12 @@ def memory_of(leaf: Array | Tensor) -> Array:
         flags = leaf.flags
         if flags.c_contiguous and flags.aligned and leaf.dtype.isnative:
             return leaf
-    return buffer_of(graph.base_of(in_memory(as_tensor(leaf)).uop)).array
+    return buffer_under(leaf).array
+
+
+def buffer_under(leaf: Leaf) -> Buffer:
+    """The memory of an argument."""
+    return buffer_of(graph.base_of(in_memory(as_tensor(leaf)).uop))
 
 
 def in_memory(t: Tensor) -> Tensor:
@@ -126,7 +132,7 @@ def in_memory(t: Tensor) -> Tensor:
     if not t.realize().is_realized:
         return t.contiguous().realize()
     own = not is_symbolic(t.shape) or graph.is_padding_view(t.uop)
-    return t if own else Tensor.from_uop(graph.copy(t.uop, HOST)).realize()
+    return t if own else Tensor.from_uop(graph.copy(t.uop, t.device)).realize()
 
 
 # -- nested values --------------------------------------------------------------------------------------

@@ -97,14 +97,14 @@ def _stand_in(t: Tensor) -> Tensor:
     """A tensor of the same shape and dtype over a buffer without memory."""
     shape = t.shape
     if is_symbolic(shape):
-        return Tensor.from_uop(graph.storage_view(graph.buffer(t.dtype, graph.storage_size(t.uop)), shape))
-    return Tensor.from_uop(graph.reshape(graph.buffer(t.dtype, t.numel()), shape))
+        return Tensor.from_uop(graph.storage_view(graph.buffer(t.dtype, graph.storage_size(t.uop), t.device), shape))
+    return Tensor.from_uop(graph.reshape(graph.buffer(t.dtype, t.numel(), t.device), shape))
 
 
 def _in_own_layout(t: Tensor) -> Tensor:
     """A result in the layout of its shape: a view of an input may have the strides of another largest shape."""
     view = is_symbolic(t.shape) and graph.base_of(t.uop).op is Ops.BUFFER and not graph.is_padding_view(t.uop)
-    return Tensor.from_uop(graph.copy(t.uop, HOST)) if view else t
+    return Tensor.from_uop(graph.copy(t.uop, t.device)) if view else t
 
 
 def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor], effects: list[Tensor],
@@ -124,7 +124,11 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
     for u, t in zip(inputs, tensors, strict=False):     # after them there may be the key of random numbers
         # outputs of a plan have memory from the start, and kernels that are captured are timed on theirs
         if _has_memory(u) and (u in assigned or config.capture is not None):
-            buffer_of(u).bind(buffer_of(graph.base_of(t.uop)).array)
+            own = buffer_of(graph.base_of(t.uop))
+            if t.device == HOST:
+                buffer_of(u).bind(own.array)
+            else:
+                u.remarks["buffer"] = own
             bound.discard(u)
     return Captured(prepare_graph(computed, config, fixed, frozenset(bound)), inputs, structure, results, draws)
 

@@ -17,10 +17,11 @@ from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import is_symbolic, rebound
+from svod.core.machine.target import HOST
 from svod.errors import LaunchError
 from svod.prepare import Prepared, refuse_shared_memory, span_of
 from svod.tensor import Tensor
-from svod.tracing.arguments import Leaf, as_tensor, memory_of, rebuild
+from svod.tracing.arguments import Leaf, as_tensor, buffer_under, memory_of, rebuild
 
 
 class _Result(NamedTuple):
@@ -53,7 +54,8 @@ class Captured:
         self.made = {number: self._memory_for(number) for number in dict.fromkeys(made.values())}
         # memory that stays from run to run, for a plan that writes any that was there before: what arguments must not share
         bound = {number for _, number in self.reads} | self.made.keys()
-        self.fixed = {i: span_of(b.array) for i, b in enumerate(self.plan.buffers) if b.array is not None and i not in bound}
+        self.fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
+                      and (array := b.storage.host if b.storage is not None else b.array) is not None}
         self.state = {i: span for i, span in self.fixed.items() if i in prepared.overwritten}
         self._writes_arguments = any(number in prepared.overwritten for _, number in self.reads)
         # every result is memory of its own: no nodes are needed
@@ -70,6 +72,8 @@ class Captured:
     def run(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
         """Run the plan over the arguments and return what the function returns. Raises LaunchError and ScheduleError."""
         plan, results = self.plan, {}
+        if not plan.is_local:
+            return self._run_on_devices(given, values)
         with plan.lock:
             bound = plan.bound_arrays
             if self._writes_arguments:
@@ -98,13 +102,32 @@ class Captured:
                                                  for r in self.results]))
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
 
-    def _tensors(self, made: Mapping[int, Array], given: Sequence[Leaf], values: Mapping[str, int]) -> list[Tensor]:
+    def _run_on_devices(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
+        """`run`, over the arguments' memory where it is. Results stay where they are computed."""
+        plan = self.plan
+        with plan.lock:
+            buffers = {number: buffer_under(given[i]) for i, number in self.reads}
+            if self._writes_arguments:
+                self._check_arguments(given)
+            elif self.state:
+                spans = {n: span_of(b.host) for n, b in buffers.items() if b.host is not None}
+                refuse_shared_memory(self.state, self.state, spans)
+            nodes = {number: self.prepared.new_buffer(number) for number in self.made}
+            for number, buffer in (*buffers.items(), *((number, buffer_of(node)) for number, node in nodes.items())):
+                plan.bind_buffer(number, buffer)
+            plan.set_variables({n: v for n, v in values.items() if n in plan.variables})
+            plan.execute()
+        return rebuild(self.structure, iter(self._tensors(nodes, given, values)))
+
+    def _tensors(self, made: Mapping[int, Array | UOp], given: Sequence[Leaf], values: Mapping[str, int]) -> list[Tensor]:
         """The results as tensors with nodes, so that those over the same memory share it."""
         nodes: dict[int, UOp] = {}
-        for number, array in made.items():
-            spec = self.prepared.unbound.buffers[number]
-            nodes[number] = graph.buffer(spec.dtype, spec.size)
-            buffer_of(nodes[number]).bind(array.reshape(-1))
+        for number, memory in made.items():
+            if isinstance(memory, UOp):
+                nodes[number] = memory
+            else:
+                nodes[number] = self.prepared.new_buffer(number)
+                buffer_of(nodes[number]).bind(memory.reshape(-1))
         tensors = []
         for r in self.results:
             node = nodes[r.made] if r.made is not None else graph.base_of(as_tensor(given[r.given]).uop) if r.given is not None else r.node
@@ -117,11 +140,18 @@ class Captured:
         """Raise ScheduleError where an argument that is written shares memory with another buffer, and LaunchError for one that is not
         laid out as a kernel writes it."""
         written = self.prepared.overwritten
-        arrays = {number: memory_of(given[i]) for i, number in self.reads}
+        arrays = {number: memory_of(given[i]) for i, number in self.reads if not _is_on_device(given[i])}
         spans = {number: span_of(array) for number, array in arrays.items()}
         refuse_shared_memory(spans, written, {**self.fixed, **spans})
         for i, number in self.reads:
-            if number in written and isinstance(given[i], np.ndarray) and arrays[number] is not given[i]:
+            if number not in written or number not in arrays:
+                continue
+            if isinstance(given[i], np.ndarray) and arrays[number] is not given[i]:
                 raise LaunchError(f"argument {i} is assigned to, and it is not a C-contiguous, aligned array of a native type; pass a copy")
-            if number in written and not arrays[number].flags.writeable:
+            if not arrays[number].flags.writeable:
                 raise LaunchError(f"argument {i} is assigned to, and its memory is read-only; pass a copy")
+
+
+def _is_on_device(leaf: Leaf) -> bool:
+    """Whether an argument is a tensor that does not lie on the host."""
+    return isinstance(leaf, Tensor) and leaf.device != HOST

@@ -103,15 +103,14 @@ def _may_keep(roots: Sequence[UOp], config: PrepareConfig) -> bool:
 def _is_small(prepared: Prepared) -> bool:
     """Whether what a plan holds is small. For larger graphs, what is saved is nothing beside the computation."""
     plan = prepared.plan
-    made = sum(b.nbytes for b in plan.buffers if b.array is not None)
+    made = sum(b.nbytes for b in plan.buffers if b.has_memory)
     return made + plan.memory.shared + plan.memory.kept < LARGE and all(map(prepared.is_new, prepared.unbound.outputs))
 
 
 def _bind(plan: ExecutionPlan, numbers: Sequence[int | None], buffers: Sequence[UOp]) -> None:
     for number, node in zip(numbers, buffers, strict=True):
         if number is not None:
-            buffer = buffer_of(node)
-            plan.bind_new(number, buffer.array, buffer.address)
+            plan.bind_buffer(number, buffer_of(node))
 
 
 class _Kept:
@@ -124,6 +123,7 @@ class _Kept:
         self.memory = {}
         for i, shape in dict(zip(self.outputs, shapes, strict=True)).items():
             self.memory[i] = ResultMemory(shape, prepared.unbound.buffers[i].dtype)
+        self.made = {i: (prepared.unbound.buffers[i].dtype, prepared.unbound.buffers[i].size, prepared.device_of(i)) for i in self.memory}
         self.plan.keep, self.plan.writes = None, ()
         self.plan.release_arrays(outputs=True)
 
@@ -135,20 +135,24 @@ class _Kept:
         try:
             _bind(plan, self.inputs, buffers)
             arrays: dict[int, Array] = {}
+            made: dict[int, UOp] = {}
             for number, memory in self.memory.items():
+                if not plan.is_local:
+                    made[number] = graph.buffer(*self.made[number])
+                    plan.bind_buffer(number, buffer_of(made[number]))
+                    continue
                 arrays[number], _, address = memory.take(None)
                 plan.bind_new(number, arrays[number], address)
             plan.execute()
             plan.release_arrays()
         finally:
             plan.lock.release()
-        if len(tensors) == 1 and _holds_alone(tensors[0], roots):
+        if arrays and len(tensors) == 1 and _holds_alone(tensors[0], roots):
             tensors[0]._become_memory(arrays[self.outputs[0]], roots[0].dtype, shared=False)
             forget_pending(tensors[0])
             return True
-        made: dict[int, UOp] = {}
         for number, array in arrays.items():
-            made[number] = graph.buffer(self.memory[number].dtype, array.size)
+            made[number] = graph.buffer(*self.made[number])
             buffer_of(made[number]).bind(array.reshape(-1))
         bases = [graph.base_of(r) for r in roots]
         replace_nodes({b: graph.storage_view(made[i], graph.shape_of(b)) for b, i in zip(bases, self.outputs, strict=True)})

@@ -281,7 +281,7 @@ def _release(buffers: list[Buffer], frozen: list[Array]) -> None:
     for buffer in buffers:
         buffer.watched -= 1
         if not buffer.watched and buffer.shared:
-            buffer.derived = None       # from now on its array can change, and nobody tells
+            buffer.forget_copies()      # from now on its array can change, and nobody tells
     for array in frozen:
         _guarded[id(array)][1] -= 1
     # an array comes before its views; a view of one that is still guarded waits for it

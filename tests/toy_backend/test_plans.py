@@ -118,13 +118,12 @@ def test_a_search_ranks_by_the_cost_of_the_backend() -> None:
 def test_what_is_timed_reads_the_inputs_that_were_loaded_last() -> None:
     x = Tensor(X.copy()).realize()
     plan = (x + 1).prepare(CONFIG)
+    plan.execute()
     np.asarray(x, copy=False)[...] = 5
     for load, expected in ((False, X + 1), (True, np.full_like(X, 6))):
         if load:
             plan.load_inputs()
         plan.repeat(2)
-        assert plan._mirror is not None
-        plan._mirror.store(plan._written)
         np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), expected)
 
 

@@ -73,7 +73,7 @@ class CpuQueue:
     def _entries_of(self, kernel: PreparedKernel) -> tuple[int, ...]:
         """The addresses of a kernel's phases. Interpreted ones are copies: a plan takes the failures of its own runs only."""
         code = kernel.loaded
-        if kernel.is_callback:
+        if kernel.is_host_item:
             return ()
         if isinstance(code, InterpretedProgram):
             code = self._interpreted.setdefault(code, code.copy())
@@ -148,9 +148,9 @@ class CpuQueue:
                 position = self._write_group(together, position, inner_at)
                 inner_at += _LAUNCH * len(together)
             count = (position - begin) // _LAUNCH
-            callbacks = tuple(i for i in group if self._kernels[i].is_callback)
-            if callbacks:
-                segments.append(Segment(self._launches(begin, count), callbacks, tuple(ran)))
+            items = tuple(i for i in group if self._kernels[i].is_host_item)
+            if items:
+                segments.append(Segment(self._launches(begin, count), items, tuple(ran)))
                 begin, count, ran = position, 0, []
         if count or not segments:
             segments.append(Segment(self._launches(begin, count), (), tuple(ran)))
@@ -204,6 +204,9 @@ class CpuQueue:
 
     def kernel_launches(self, kernel: int) -> Launches:
         return self._launches(*self._repeated(kernel))
+
+    def runs_of(self, kernels: Sequence[int]) -> tuple[Launches, ...]:
+        return tuple(map(self.kernel_launches, kernels))
 
     def once_launches(self, kernel: int) -> Launches:
         first, count = self._spans[kernel]

@@ -5,7 +5,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 
-from svod.compile.backend import Backend, Memory
+from svod.compile.backend import Backend
 from svod.compile.cuda.code import Nvptx
 from svod.compile.cuda.device import DeviceMemory, GpuDevice
 from svod.compile.cuda.driver import Driver, open_driver
@@ -13,6 +13,7 @@ from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, DEVICE, Architecture, target_of
 from svod.compile.group_backend import GroupBackend
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
+from svod.core.graph.buffer import Memory
 from svod.core.machine.target import Target
 from svod.system.forksafe import remake_after_fork
 

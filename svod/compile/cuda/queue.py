@@ -57,7 +57,7 @@ class CudaQueue(LaunchRecords):
         self._state = 0         # counts changes of arguments
         super().__init__(kernels, variants, addresses)
         for kernel in kernels:
-            if not kernel.is_callback and not isinstance(kernel.loaded, CudaCode):
+            if not kernel.is_host_item and not isinstance(kernel.loaded, CudaCode):
                 raise LaunchError(f"kernel {kernel_name(kernel)} was not compiled for NVIDIA's GPUs; prepare it for the device CUDA")
 
     def changed(self, kernel: int) -> None:

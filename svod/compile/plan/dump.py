@@ -42,7 +42,7 @@ class Subject:
     def first(self) -> Mapping[str, PreparedKernel]:
         out: dict[str, PreparedKernel] = {}
         for k in self.plan.every:
-            if not k.is_callback:
+            if not k.is_host_item:
                 out.setdefault(k.key, k)
         return out
 

@@ -4,8 +4,12 @@
 
 Binding another address or setting a variable compiles nothing; `execute` is one call of the queue.
 
-Functions of Python among the kernels cut a run into segments: the launches before a function are one call of the queue; then the function
-is called in the thread that runs the plan, after the other kernels of its level. A plan without functions is one segment.
+Functions of Python among the kernels, copies between devices and kernels of a second device cut a run into segments: the launches before
+such an item are one call of the queue; then the thread that runs the plan does the item, after the other kernels of its level. A plan
+without them is one segment.
+
+A plan on a device that does not read the host's memory uses the tensors' memory there. `execute` has what was written on the host since
+copied there, and results stay there until the host asks for them (`svod.core.graph.buffer`).
 
 Where variables have buckets there is a kernel for each bucket, and a variant of the plan for each combination of buckets. Giving a variable
 a value chooses the variant that runs. `kernels` are those of this variant.
@@ -22,16 +26,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from svod.compile.backend import Memory, backend_named
+from svod.compile.backend import LaunchQueue
 from svod.compile.lower.program import ProgramSpec
-from svod.compile.plan.host_callback import HostProgram
+from svod.compile.plan.host_item import HostProgram, Transfer
 from svod.compile.plan.memory_planner import PlannerMode, plan_memory
-from svod.compile.plan.mirror import Mirror
 from svod.compile.plan.packed import PackedMemory, packed_memory
+from svod.compile.plan.part import Part, array_at, buffer_over, copy_between, devices_of
 from svod.compile.plan.plan_parts import (
     BufferKind,
     KernelLog,
@@ -39,6 +44,7 @@ from svod.compile.plan.plan_parts import (
     LoadedCode,
     PlanBuffer,
     PreparedKernel,
+    Segment,
     Variant,
     address_of,
     check_array,
@@ -86,7 +92,7 @@ class ExecutionPlan:
     and `running` their positions in `every`; all of them where no variable has buckets. `segments`: what a run of them consists of.
     `variables`: by name, with their bounds. Who reads several of these of a plan that others give values to holds `lock`.
 
-    A function of Python that the plan calls (`PreparedKernel.is_callback`) may run other plans and realize tensors; it must not change or
+    A function of Python that the plan calls (`PreparedKernel.is_host_item`) may run other plans and realize tensors; it must not change or
     run the plan that calls it.
 
     Raises LaunchError for buffers, variables and symbols that do not fit the programs."""
@@ -108,11 +114,11 @@ class ExecutionPlan:
         self._failure: str | None = None    # why the plan refuses to run
         self._running = False               # launches do, or segments are being gone through
         self._calling = ""                  # the function of Python that is being called
-        self._closed: list[tuple[Buffer, np.ndarray[Any, Any]]] = []    # outputs not computed yet
+        self._closed: list[tuple[Buffer, np.ndarray[Any, Any] | None]] = []     # outputs not computed yet
         self._arrays: dict[int, np.ndarray[Any, Any]] = {}      # bound later; kept alive here
         check_plan(self.every, self.buffers)
         for index in self._outputs:
-            if self.buffers[index].array is None:
+            if not self.buffers[index].has_memory:
                 raise LaunchError(f"buffer {index} is an output of the plan and has no memory")
         self._over_positions = tuple(k for k in self.every if k.spec.launch != ONCE)     # whose launch values can make impossible
         self._written = frozenset(index for k in self.every for index in written_by(k))
@@ -123,20 +129,21 @@ class ExecutionPlan:
         self._ranges = ranges_of(self.every)
         used = {index for k in self.every for index in k.buffers}
         self._bindable = {i for i, b in enumerate(self.buffers) if b.kind in ("input", "output")}
-        self._without_memory = frozenset(i for i in self._bindable & used if self.buffers[i].array is None)
+        self._without_memory = frozenset(i for i in self._bindable & used if not self.buffers[i].has_memory)
         self._unbound = set(self._without_memory)       # those of them that were not bound yet
         self._variants = variants_of(self.every)
-        self._backend = backend_named(device)
-        self._mirror = None if self._backend.reads_host_memory else Mirror(self._backend)
-        self._shared: Memory | None = None  # the memory of intermediates and temporaries
-        self._released = False              # ... was given back
+        self.parts = {name: Part(name) for name in devices_of(self.every, self.buffers, device)}
+        self.is_local = not any(p.is_remote for p in self.parts.values())      # all memory is the host's
+        self._released = False              # the memory of intermediates and temporaries was given back
         self._packed: dict[int, PackedMemory]       # of kernels whose constants other plans may have packed
         addresses = self._allocate(planner)
-        self._queue = self._backend.queue(self.every, self._variants, addresses, threads)
+        running = {device, *(k.device or device for k in self.every if not k.is_host_item)}
+        self._queues = {name: p.make_queue(self.every, self._variants, addresses, device, threads) for name, p in self.parts.items()
+                        if name in running}
+        self._queue = self._queues[device]
         self.threads = self._queue.threads
+        self._elsewhere: dict[int, tuple[LaunchQueue, tuple[Launches, ...]]] = {}   # of other devices: by the first of kernels in a row
         self._select(self._variants[-1])
-        if self._mirror is not None:
-            self._mirror.load(range(len(self.buffers)))
         self.prepare_seconds = self._run_once_phases()
         _plans.add(self)
 
@@ -169,10 +176,16 @@ class ExecutionPlan:
         if not 0 <= position < len(self._outputs):
             raise LaunchError(f"output {position} was asked for; the plan has {len(self._outputs)}")
         index = self._outputs[position]
+        held = self._part_of(index).held.get(index)
+        newest = held.array if held is not None else None       # where the run left it on a device, an array that was given is written now
         array = self._arrays.get(index, self.buffers[index].array)
-        if array is None:
+        if array is None and newest is None:
             raise LaunchError(f"output {position} has no memory: it is bound before each run")
-        return array
+        return newest if array is None else array     # type: ignore[return-value]
+
+    def _part_of(self, index: int) -> Part:
+        """The device that a buffer lies on."""
+        return self.parts[self.buffers[index].device or self.device]
 
     def release_intermediate_buffers(self) -> int:
         """Give back the memory that intermediates share, until the next run allocates it anew. Outputs, and weights that kernels keep in an
@@ -180,9 +193,10 @@ class ExecutionPlan:
         with self.lock:
             if self._calling:
                 self._refuse()
-            if self._shared is None:
+            if self._released or not self.memory.shared:
                 return 0
-            self._shared = None
+            for part in self.parts.values():
+                part.shared = None
             self._released = True
             return self.memory.shared
 
@@ -199,10 +213,12 @@ class ExecutionPlan:
                                   "prepare one for each state")
             buffers = []
             for index, b in enumerate(self.buffers):
-                array = self._arrays.get(index, b.array)
-                if array is not None and index in self._written:
-                    array = aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype)
-                buffers.append(replace(b, array=array))
+                array, storage = self._arrays.get(index, b.array), self._part_of(index).held.get(index, b.storage)
+                if index in self._written and array is not None:
+                    array, storage = aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype), None
+                elif index in self._written and storage is not None:
+                    storage = Buffer(storage.dtype, storage.size, storage.device)
+                buffers.append(replace(b, array=array, storage=storage))
             plan = ExecutionPlan(self.every, buffers, self._outputs, threads=threads or self.threads, planner=self.memory.mode,
                                  device=self.device)
             plan.keep = self.keep
@@ -216,56 +232,78 @@ class ExecutionPlan:
         with self.lock:
             if variables:
                 self.set_variables(variables)
-            if self._mirror is not None:
+            if not self.is_local:
                 self.load_inputs()
             if self._is_plain:
                 self._run(self._launches, 1)
             else:
                 self._run_segments(1)
-            if self._mirror is not None:
-                self._mirror.store(self._written)
             note_writes(self.writes)
+            if not self.is_local:
+                self._note_written(copy=True)
             self.runs += 1
 
     def load_inputs(self) -> None:
-        """Copy inputs and outputs to a device with memory of its own, as they are now."""
-        if self._mirror is not None:
-            self._mirror.load(self._bindable)
+        """Copy what a run reads, as it is now, to devices with memory of their own, unless it is there."""
+        self._load(self._bindable)
+
+    def _load(self, numbers: Iterable[int] | None) -> None:
+        for part in self.parts.values():
+            part.load(numbers, self._bind_everywhere)
+
+    def _note_written(self, *, copy: bool) -> None:
+        for part in self.parts.values():
+            part.note_written(self._written, copy=copy)
+
+    def _bind_everywhere(self, index: int, address: int) -> None:
+        for queue in self._queues.values():
+            queue.bind(index, address)
 
     def repeat(self, times: int) -> None:
-        """Run all kernels `times` times, in one call of the queue where there are no Python functions: a timer's sample. A device with
-        memory of its own runs over what the last `execute` or `load_inputs` left there, and copies nothing."""
+        """Run all kernels `times` times, in one call of the queue where there are no items between launches: a timer's sample. A device
+        with memory of its own runs over what the last `execute` or `load_inputs` left there, and copies nothing back; only what was bound
+        since is copied there."""
         with self.lock:
+            if not self.is_local:
+                self._load(None)
             if self._is_plain:
                 self._run(self._launches, times)
             else:
                 self._run_segments(times)
             note_writes(self.writes)
+            if not self.is_local:
+                self._note_written(copy=False)
             self.runs += times
 
     def repeat_timed(self, times: int) -> float | None:
         """`repeat`, and the seconds it took by the device's own clock; None where it has none, or functions of Python run."""
         with self.lock:
             seconds = None
+            if not self.is_local:
+                self._load(None)
             if self._is_plain:
                 seconds = self._run(self._launches, times, timed=True)
             else:
                 self._run_segments(times)
             note_writes(self.writes)
+            if not self.is_local:
+                self._note_written(copy=False)
             self.runs += times
             return seconds
 
-    def open_after_run(self, buffers: Sequence[tuple[Buffer, np.ndarray[Any, Any]]]) -> None:
-        """Bind the arrays, memory of outputs, to their (closed) Buffers when the plan has run for the first time."""
+    def open_after_run(self, buffers: Iterable[Buffer], reason: str) -> None:
+        """Close the Buffers, outputs of the plan, for `reason`, until it has run for the first time."""
         with self.lock:
-            self._closed.extend(buffers)
+            for buffer in buffers:
+                self._closed.append((buffer, buffer.host))
+                buffer.close(reason)
             self._is_plain = False
 
     def _open(self) -> None:
         for buffer, array in self._closed:
-            buffer.bind(array)
+            buffer.open(array)
         self._closed.clear()
-        self._is_plain = not self.segments[0].callbacks and self._log is None
+        self._is_plain = not self.segments[0].items and self._log is None
 
     def log_runs(self, log: KernelLog) -> None:
         """Time each kernel in every run from now on, and tell `log`. Kernels then run one after the other, those of one level too."""
@@ -276,11 +314,18 @@ class ExecutionPlan:
         """Run the phases of one of `kernels` `times` times, without those that run once."""
         with self.lock:
             self._check_ready()
-            if self.kernels[kernel].is_callback:
+            if not self.is_local:
+                self._load(None)
+            if self.kernels[kernel].is_host_item:
                 for _ in range(times):
-                    self._call(self.running[kernel])
+                    self._do(self.running[kernel])
                 return
-            self._run(self._queue.kernel_launches(self.running[kernel]), times)
+            queue = self._queue_of(self.running[kernel])
+            self._run(queue.kernel_launches(self.running[kernel]), times, queue)
+
+    def _queue_of(self, number: int) -> LaunchQueue:
+        """The queue that runs a kernel, by its number among all."""
+        return self._queues[self.every[number].device or self.device]
 
     def analyze(self, ceilings: Any = None) -> Any:
         """What the plan does, kernel by kernel and as a whole (`svod.bench.analyze.PlanAnalysis`): work, memory, dependencies, the critical
@@ -310,7 +355,7 @@ class ExecutionPlan:
             self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
 
     def _run_segments(self, times: int) -> None:
-        """Run all kernels, functions of Python among them, and open the outputs if this was the first time."""
+        """Run all kernels and the items among them, and open the outputs if this was the first time."""
         self._check_ready()
         begun: set[int] = set()
         self._running = True
@@ -319,15 +364,15 @@ class ExecutionPlan:
                 if self._log is not None:
                     self._run_logged(self._log, begun)
                     continue
-                for launches, callbacks, kernels in self.segments:
+                for launches, items, kernels in self.segments:
                     begun.update(kernels)
-                    if launches.size or not callbacks:
+                    if launches.size or not items:
                         self._run(launches, 1)
                         self._running = True
-                    for number in callbacks:
-                        self._call(number)
+                    for number in items:
+                        self._do(number)
         except BaseException:
-            if self.segments[0].callbacks or self._log is not None:     # a single call of the queue runs to its end
+            if self.segments[0].items or self._log is not None:     # a single call of the queue runs to its end
                 self._stopped_after(self.every[i] for i in begun)
             raise
         finally:
@@ -341,26 +386,41 @@ class ExecutionPlan:
         for number, kernel in zip(self.running, self.kernels, strict=True):
             begun.add(number)
             start = time.perf_counter()
-            if kernel.is_callback:
-                self._call(number)
+            if kernel.is_host_item:
+                self._do(number)
             else:
-                self._run(self._queue.kernel_launches(number), 1)
+                queue = self._queue_of(number)
+                self._run(queue.kernel_launches(number), 1, queue)
                 self._running = True
             log.add(kernel, start, time.perf_counter() - start, values)
 
-    def _call(self, number: int) -> None:
-        """Call the function of Python that a kernel, by its number among all, is."""
+    def _do(self, number: int) -> None:
+        """Do an item that the plan's queue does not run, by its number among all: call a function of Python, copy from device to device, or
+        have another device run its kernels."""
         k = self.every[number]
-        assert isinstance(k.loaded, HostProgram)
+        if isinstance(k.loaded, HostProgram):
+            self._call(number, k, k.loaded)
+        elif isinstance(k.loaded, Transfer):
+            addresses, _ = self._queue.arguments(number)
+            to, source = (self._part_of(b) for b in k.buffers)
+            copy_between(to, addresses[0], source, addresses[1], k.loaded.nbytes)
+        else:
+            queue, runs = self._elsewhere[number]
+            for launches in runs:
+                self._run(launches, 1, queue)
+                self._running = True
+
+    def _call(self, number: int, k: PreparedKernel, function: HostProgram) -> None:
         addresses, numbers = self._queue.arguments(number)
         values = {v.name: n for v, n in zip(k.variables, numbers, strict=True)}
         owners = [self._arrays.get(b, self.buffers[b].array) for b in k.buffers]
         self._calling = k.name or k.spec.name
         try:
-            if self._mirror is not None:
-                self._mirror.call(k.loaded, addresses, [size * dtype.itemsize for dtype, size in k.spec.params], k.spec.outs, values)
+            part = self.parts[k.device or self.device]
+            if part.is_remote:
+                part.call(function, addresses, [size * dtype.itemsize for dtype, size in k.spec.params], k.spec.outs, values)
             else:
-                k.loaded.run(addresses, [self._shared if o is None else o for o in owners], values)
+                function.run(addresses, [part.shared if o is None else o for o in owners], values)
         finally:
             self._calling = ""
 
@@ -370,26 +430,27 @@ class ExecutionPlan:
         if self._released:
             self._allocate_again()
 
-    def _run(self, launches: Launches, times: int, timed: bool = False) -> float | None:
-        """Have the queue run launches. Seconds by the device's clock, where they are asked for and it has one. Raises what went wrong in a
-        kernel that could not raise it itself."""
+    def _run(self, launches: Launches, times: int, queue: LaunchQueue | None = None, *, timed: bool = False) -> float | None:
+        """Have a queue, the plan's own unless another is given, run launches. Seconds by the device's clock, where they are asked for and
+        it has one. Raises what went wrong in a kernel that could not raise it itself."""
         if self._failure is not None or self._unbound or self._unset:
             self._refuse()
         if self._released:
             self._allocate_again()
+        queue = queue or self._queue
         self._running = True
         try:
             if timed:
-                return self._queue.run_timed(launches, times)
-            self._queue.run(launches, times)
+                return queue.run_timed(launches, times)
+            queue.run(launches, times)
             return None
         finally:
             self._running = False
-            if self._queue.may_fail:
-                self._raise_failure()
+            if queue.may_fail:
+                self._raise_failure(queue)
 
-    def _raise_failure(self) -> None:
-        failure = self._queue.take_failure()
+    def _raise_failure(self, queue: LaunchQueue) -> None:
+        failure = queue.take_failure()
         if failure is not None:
             if self.carried:
                 self.poison("a kernel failed, and runs go on from what the one before left")
@@ -412,13 +473,12 @@ class ExecutionPlan:
     # What it is applied to.
 
     def bind(self, buffer: int, address: int) -> None:
-        """Use the memory at `address` for an input or output. The caller answers for its size and keeps it alive (`bind_array` does)."""
+        """Use the memory at `address`, of the host, for an input or output. The caller answers for its size and keeps it alive
+        (`bind_array` does)."""
         with self.lock:
             if buffer not in self._bindable:
                 raise LaunchError(f"buffer {buffer} cannot be bound: the plan's inputs and outputs are {sorted(self._bindable)}")
-            self._queue.bind(buffer, self._device_address(buffer, address))
-            if self._unbound:
-                self._unbound.discard(buffer)
+            self._bind_address(buffer, address)
 
     @property
     def bound_arrays(self) -> Mapping[int, np.ndarray[Any, Any]]:
@@ -428,23 +488,44 @@ class ExecutionPlan:
     def bind_new(self, buffer: int, array: np.ndarray[Any, Any], address: int) -> None:
         """`bind_array` for memory that svod has just allocated, at a known address: it fits, and nothing else lies there."""
         with self.lock:
-            self._queue.bind(buffer, address if self._mirror is None else self._device_address(buffer, address))
-            if self._unbound:
-                self._unbound.discard(buffer)
+            if self.is_local:
+                self._queue.bind(buffer, address)
+                if self._unbound:
+                    self._unbound.discard(buffer)
+            else:
+                self._bind_address(buffer, address)
             self._arrays[buffer] = array
+
+    def _bind_address(self, index: int, address: int) -> None:
+        """Use the host's memory at an address for a buffer, or a copy of it on the buffer's device."""
+        part = self._part_of(index)
+        if part.is_remote:
+            address = part.hold(index, buffer_over(array_at(address, self.buffers[index].nbytes)))
+        self._bind_everywhere(index, address)
+        self._unbound.discard(index)
+
+    def bind_buffer(self, index: int, buffer: Buffer) -> None:
+        """Use a tensor's memory for an input or output: what `bind_new` is for arrays."""
+        with self.lock:
+            part = self._part_of(index)
+            if not part.is_remote:
+                self.bind_new(index, buffer.array, buffer.address)
+                return
+            self._arrays.pop(index, None)
+            self._bind_everywhere(index, part.hold(index, buffer))
+            self._unbound.discard(index)
 
     def release_arrays(self, *, outputs: bool = False) -> None:
         """Let go of the arrays that were bound, and of those that `outputs` came with: they are bound before the next run."""
         with self.lock:
             self._arrays.clear()
             if outputs:
-                self.buffers = tuple([replace(b, array=None) if i in self._outputs else b for i, b in enumerate(self.buffers)])
+                self.buffers = tuple([replace(b, array=None, storage=None) if i in self._outputs else b
+                                      for i, b in enumerate(self.buffers)])
                 self._without_memory |= frozenset(self._outputs)
             self._unbound = set(self._without_memory)
-
-    def _device_address(self, buffer: int, address: int) -> int:
-        """Where kernels find a buffer whose memory on the host is at `address`."""
-        return address if self._mirror is None else self._mirror.place(buffer, address, self.buffers[buffer].nbytes)
+            for part in self.parts.values():
+                part.release(self._without_memory)
 
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
         """Use `array` for an input or output from now on: C-contiguous, of the buffer's dtype and number of elements (bfloat16 as the
@@ -480,7 +561,8 @@ class ExecutionPlan:
             if self._over_positions:
                 check_launches(self._over_positions, {**self.variable_values(), **new})
             for name, value in new.items():
-                self._queue.set_variable(name, value)
+                for queue in self._queues.values():
+                    queue.set_variable(name, value)
                 own[name] = value
             if self._unset:
                 self._unset -= new.keys()
@@ -505,9 +587,31 @@ class ExecutionPlan:
         """Run the kernels that are there for the present values of the variables."""
         self.running = variant.kernels
         self.kernels = variant.chosen
-        self.segments = self._queue.segments(variant)
-        self._launches, callbacks, _ = self.segments[0]
-        self._is_plain = not callbacks and not self._closed and self._log is None       # a run is one call of the queue, and nothing else
+        self.segments = self._queue.segments(self.parts[self.device].variant(variant))
+        if len(self._queues) > 1:
+            self.segments = self._joined(self.segments)
+        self._launches, items, _ = self.segments[0]
+        self._is_plain = not items and not self._closed and self._log is None       # a run is one call of the queue, and nothing else
+
+    def _joined(self, segments: Iterable[Segment]) -> tuple[Segment, ...]:
+        """Segments with the kernels of another device that come in a row as one item, the first of them."""
+        joined: list[Segment] = []
+        for s in segments:
+            if joined and not s.launches.size:
+                before = joined.pop()
+                s = Segment(before.launches, (*before.items, *s.items), (*before.kernels, *s.kernels))
+            joined.append(s)
+        found = []
+        for s in joined:
+            items: list[int] = []
+            for (is_item, device), run in groupby(s.items, lambda n: (self.every[n].is_host_item, self.every[n].device)):
+                numbers = list(run)
+                if not is_item:
+                    queue = self._queues[device or self.device]
+                    self._elsewhere[numbers[0]] = queue, queue.runs_of(numbers)
+                items += numbers if is_item else numbers[:1]
+            found.append(s._replace(items=tuple(items)))
+        return tuple(found)
 
     def execute_with_vars(self, values: Mapping[str, int]) -> None:
         """`execute`, with the variables in a mapping."""
@@ -534,7 +638,7 @@ class ExecutionPlan:
         for number, p, phase, names in {id(r): r for name in changed for r in self._ranges.get(name, ())}.values():
             if self._unset.isdisjoint(names.values()):
                 extent = phase.extent_at({name: self._values[known] for name, known in names.items()})     # type: ignore[misc]
-                self._queue.set_range(number, p, 0, extent)
+                self._queue_of(number).set_range(number, p, 0, extent)
 
     def set_range(self, kernel: int, phase: int, begin: int, end: int) -> None:
         """Let a phase compute iterations begin ≤ i < end only, for timing a slice. Raises LaunchError outside 0 … extent."""
@@ -543,7 +647,7 @@ class ExecutionPlan:
             raise LaunchError(f"iterations {begin} to {end} of {spec.symbol} were asked for; it has 0 to {spec.extent}")
         with self.lock:
             self._is_sliced = True      # giving variables their values undoes it
-            self._queue.set_range(self.running[kernel], phase, begin, end)
+            self._queue_of(self.running[kernel]).set_range(self.running[kernel], phase, begin, end)
 
     # Memory of its own.
 
@@ -551,35 +655,48 @@ class ExecutionPlan:
         """Address of every buffer (0: unbound), then of every temporary in order of kernel and number."""
         alive = lifetimes_of(self.every, self.buffers)
         end = len(self.buffers) + sum(len(k.spec.temps) for k in self.every)
-        shared = plan_memory(alive.sizes, alive.first, alive.last, planner)
-        packed: dict[int, int] = {}         # addresses of temporaries that plans share
+        place = [b.device or self.device for b in self.buffers] + [""] * (end - len(self.buffers))     # the device of each number
+        addresses = [self._address_of(i) for i in range(len(self.buffers))] + [0] * (end - len(self.buffers))
+        packed: set[int] = set()            # temporaries that plans share
         self._packed = {}
         for number, (k, temps) in enumerate(zip(self.every, temporary_numbers(self.every, end), strict=True)):
-            memory = packed_memory(k, self.buffers, self._backend)
+            part = self.parts[k.device or self.device]
+            for t in temps:
+                place[t] = part.device
+            memory = packed_memory(k, self.buffers, part.backend, part.device)
             if memory is not None:
                 self._packed[number] = memory
-                packed.update((temps[t], address) for t, address in memory.addresses.items())
-        own = {number: size for number, size in alive.kept.items() if number not in packed}
-        always = plan_memory(own, dict.fromkeys(own, 0), dict.fromkeys(own, 0), "disabled")
-        kept = always.total + sum(m.nbytes for m in set(self._packed.values()))
-        self.memory = PlanMemory(planner, shared.total, shared.lower_bound, kept)
-        addresses = [self._device_address(i, address_of(b.array)) if b.array is not None else 0 for i, b in enumerate(self.buffers)]
-        addresses += [0] * (end - len(self.buffers))
-        self._shared = self._backend.allocate(shared.total) if shared.total else None
-        self._kept = self._backend.allocate(always.total, touch=False) if always.total else None    # phases that run once fill it
-        for arena, placement in ((self._shared, shared), (self._kept, always)):
-            for index, offset in placement.offsets.items():
-                addresses[index] = offset + (arena.address if arena is not None else 0)
-        for index, address in packed.items():
-            addresses[index] = address
-        self._offsets = shared.offsets
+                for t, address in memory.addresses.items():
+                    addresses[temps[t]] = address
+                    packed.add(temps[t])
+        shared, bound, kept = 0, 0, sum(m.nbytes for m in set(self._packed.values()))
+        for part in self.parts.values():
+            here = {n: size for n, size in alive.sizes.items() if place[n] == part.device}
+            placement = plan_memory(here, alive.first, alive.last, planner)
+            own = {n: size for n, size in alive.kept.items() if n not in packed and place[n] == part.device}
+            made, always = part.allocate(placement, own)
+            shared, bound, kept = shared + placement.total, bound + placement.lower_bound, kept + always
+            for n, address in made.items():
+                addresses[n] = address
+        self.memory = PlanMemory(planner, shared, bound, kept)
         return addresses
 
+    def _address_of(self, index: int) -> int:
+        """Where kernels find a buffer that has memory; 0 for any other."""
+        b, part = self.buffers[index], self._part_of(index)
+        if not b.has_memory:
+            return 0
+        if not part.is_remote:
+            assert b.array is not None
+            return address_of(b.array)
+        return part.hold(index, b.storage if b.storage is not None else buffer_over(b.array),       # type: ignore[arg-type]
+                         content=b.kind == "constant")
+
     def _allocate_again(self) -> None:
-        memory = self._backend.allocate(self.memory.shared)
-        for index, offset in self._offsets.items():
-            self._queue.bind(index, memory.address + offset)
-        self._shared = memory
+        for part in self.parts.values():
+            if part.shared_bytes:
+                for index, address in part.allocate_again().items():
+                    self._bind_everywhere(index, address)
         self._released = False
 
     def _run_once_phases(self) -> float:
@@ -589,13 +706,16 @@ class ExecutionPlan:
         unbound, self._unbound = self._unbound, set()           # a once phase reads constants only
         unset, self._unset = self._unset, set()
         for number in range(len(self.every)):
-            launches = self._queue.once_launches(number)
+            if self.every[number].is_host_item:
+                continue
+            queue = self._queue_of(number)
+            launches = queue.once_launches(number)
             if not launches.size:
                 continue
             packed = self._packed.get(number)
             with packed.lock if packed is not None else nullcontext():
                 if packed is None or not packed.filled:
-                    self._run(launches, 1)
+                    self._run(launches, 1, queue)
                     _give_back_packed(self.every[number], self.buffers)
                     ran = True
                 if packed is not None:
@@ -608,7 +728,7 @@ class ExecutionPlan:
     def _say_packed(self) -> None:
         packing = [k for k in self.every if k.packing is not None]
         originals = {k.buffers[slot] for k in packing for slot in k.packing.slots}      # type: ignore[union-attr]
-        nbytes = sum(a.nbytes for i in originals if (a := self.buffers[i].array) is not None)
+        nbytes = sum(self.buffers[i].nbytes for i in originals)
         if self.memory.kept >= MUCH:
             log.info("%d MB of weights are packed for %d kernels, in %d MB beside them", nbytes >> 20, len(packing), self.memory.kept >> 20)
 

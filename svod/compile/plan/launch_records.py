@@ -44,9 +44,9 @@ class LaunchRecords:
         for group in levels_of(variant.chosen):
             numbers = [variant.kernels[i] for i in group]
             waiting += numbers
-            callbacks = tuple(k for k in numbers if self.kernels[k].is_callback)
-            if callbacks:
-                found.append(Segment(self._record([k for k in waiting if k not in callbacks]), callbacks, tuple(waiting)))
+            items = tuple(k for k in numbers if self.kernels[k].is_host_item)
+            if items:
+                found.append(Segment(self._record([k for k in waiting if k not in items]), items, tuple(waiting)))
                 waiting = []
         if waiting or not found:
             found.append(Segment(self._record(waiting), (), tuple(waiting)))
@@ -57,6 +57,9 @@ class LaunchRecords:
 
     def kernel_launches(self, kernel: int) -> Launches:
         return self._record([kernel])
+
+    def runs_of(self, kernels: Sequence[int]) -> tuple[Launches, ...]:
+        return (self._record(kernels),)
 
     def once_launches(self, kernel: int) -> Launches:
         return self._record([kernel], once=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from svod.compile.backend import device_named
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.host_callback import HostProgram
+from svod.compile.plan.host_item import HostItem
 from svod.compile.plan.plan_parts import kernel_name
 from svod.config import PrepareConfig
 from svod.errors import ConfigError
@@ -60,7 +60,7 @@ def add_to_perf_map(plan: ExecutionPlan, device: str, directory: Path = Path("/t
     pair, lines = device_named(device).pair, []
     with _lock:
         for k in plan.every:
-            if isinstance(k.loaded, HostProgram):
+            if isinstance(k.loaded, HostItem) or k.device:
                 continue
             for address, size, symbol in pair.functions(k.loaded):
                 name = f"svod {kernel_name(k)} {k.key[:12]} {symbol}"

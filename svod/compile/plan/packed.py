@@ -25,7 +25,8 @@ class PackedMemory:
         remake_after_fork(self, "lock", threading.Lock)
 
 
-def packed_memory(kernel: PreparedKernel, buffers: Sequence[PlanBuffer], backend: Backend) -> PackedMemory | None:
+def packed_memory(kernel: PreparedKernel, buffers: Sequence[PlanBuffer], backend: Backend,
+                  device: str) -> PackedMemory | None:
     """The memory that a kernel shares with those of other plans that pack the same constants in the same way; None where it cannot be known
     that the constants are the same."""
     packing = kernel.packing
@@ -35,7 +36,7 @@ def packed_memory(kernel: PreparedKernel, buffers: Sequence[PlanBuffer], backend
     if len(storages) < len(packing.slots):
         return None
     offsets = tuple(kernel.offsets[slot] for slot in packing.slots) if kernel.offsets else ()
-    what = "packed", backend.name, packing.digest, offsets
+    what = "packed", device, packing.digest, offsets
     found: PackedMemory | None = find_derived(storages, what)
     if found is None:
         found = remember_derived(storages, what, PackedMemory(backend, {t: kernel.spec.temps[t] for t in packing.temps}))

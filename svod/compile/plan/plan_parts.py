@@ -2,7 +2,8 @@
 
     PlanBuffer(nbytes, kind, array)   PreparedKernel(spec, loaded code, buffers by slot, level)
 
-A PreparedKernel whose code is a `HostProgram` is a call of a function of Python: it has parameters as a kernel has, and no phases.
+A PreparedKernel whose code is a `HostItem` is done by the thread that runs the plan: a call of a function of Python, or a copy between
+devices. It has parameters as a kernel has, and no phases.
 
 Kernels of one level run at the same time, so none of them may write what another reads or writes: neither the same buffer nor memory that
 lies under both. Who gives kernels their levels (`svod.compile.plan.unbound_plan`) follows the schedule's dependencies; a plan checks it
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import numpy as np
 
 from svod.compile.lower.program import Packing, PhaseSpec, ProgramSpec
-from svod.compile.plan.host_callback import HostProgram
+from svod.compile.plan.host_item import HostItem, Transfer
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import Buffer
 from svod.core.ir.dtype import DType, dtypes, to_numpy
@@ -32,14 +33,20 @@ BufferKind = Literal["input", "output", "constant", "intermediate"]
 
 @dataclass(frozen=True)
 class PlanBuffer:
-    """A buffer of the plan: `array` is its memory, C-contiguous. Intermediates have none (the memory planner places them); an input may
-    have none and then must be bound before the first run."""
+    """A buffer of the plan: its memory is `array`, C-contiguous on the host, or the tensor's, `storage`, on a device that does not read the
+    host's. Intermediates have none (the memory planner places them); an input may have none and then must be bound before the first run.
+    `device`: where it lies; "": on the plan's device."""
 
     nbytes: int
     kind: BufferKind
     array: np.ndarray[Any, Any] | None = None
     dtype: DType | None = None          # None: any
-    storage: Buffer | None = None       # the tensor's memory that a constant is
+    storage: Buffer | None = None
+    device: str = ""
+
+    @property
+    def has_memory(self) -> bool:
+        return self.array is not None or self.storage is not None
 
 
 def describe_buffer(buffer: PlanBuffer) -> str:
@@ -93,10 +100,11 @@ class KernelViews(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class PreparedKernel:
-    """An item of a plan: a compiled program, or a function of Python, what it is applied to, and what people want to know about it."""
+    """An item of a plan: a compiled program, or a `HostItem`, what it is applied to, and what people want to know about it. `device`: of
+    the program; "": the plan's."""
 
     spec: ProgramSpec
-    loaded: LoadedCode | HostProgram
+    loaded: LoadedCode | HostItem
     buffers: tuple[int, ...]            # per slot of spec.params: index into the plan's buffers
     name: str = ""
     key: str = ""                       # kernel key of the tuning database
@@ -111,7 +119,8 @@ class PreparedKernel:
     regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
     variables: tuple[VariableSpec, ...] = ()    # the plan's variable that each of the program's is; (): those of its names
     packing: Packing | None = None      # what its phases that run once leave
-    form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: made elsewhere, or a function
+    form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: made elsewhere, or no program
+    device: str = ""
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{dtype.name} {size}" for dtype, size in (self.spec.params[slot] for slot in self.spec.outs))
@@ -133,7 +142,8 @@ class PreparedKernel:
     def views(self) -> KernelViews:
         """The kernel's loop nest, LINEAR, LLVM IR and assembly. Raises LaunchError for what svod did not compile of a kernel AST."""
         if self.form is None:
-            what = "a function of Python" if self.is_callback else "made of code that was compiled elsewhere"
+            item = "a copy between devices" if isinstance(self.loaded, Transfer) else "a function of Python"
+            what = item if self.is_host_item else "made of code that was compiled elsewhere"
             raise LaunchError(f"kernel {kernel_name(self)} is {what}; it has no loop nest and no LLVM IR")
         return self.form
 
@@ -162,9 +172,9 @@ class PreparedKernel:
         return bool(self.spec.phases) and all(phase.threads <= 1 for phase in self.spec.phases)
 
     @property
-    def is_callback(self) -> bool:
-        """Whether it is a function of Python."""
-        return isinstance(self.loaded, HostProgram)
+    def is_host_item(self) -> bool:
+        """Whether the thread that runs the plan does it: a function of Python, or a copy between devices."""
+        return isinstance(self.loaded, HostItem)
 
 
 class KernelLog(Protocol):
@@ -209,10 +219,11 @@ class Launches(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of a run: `launches`, then functions of Python by their numbers among all kernels. `kernels`: the numbers of all that run."""
+    """A part of a run: `launches`, then items that the queue does not run, by their numbers among all kernels. `kernels`: the numbers of
+    all that run."""
 
     launches: Launches
-    callbacks: tuple[int, ...]
+    items: tuple[int, ...]
     kernels: tuple[int, ...]
 
 
@@ -340,7 +351,7 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
             raise LaunchError(f"buffer {index}: kind {buffer.kind!r} is not known; use one of {', '.join(get_args(BufferKind))}")
         if buffer.array is not None:
             check_array(index, buffer.array, buffer, index in written)
-        elif buffer.kind in ("output", "constant"):
+        elif buffer.kind in ("output", "constant") and buffer.storage is None:
             raise LaunchError(f"buffer {index} is {buffer.kind} and has no array")
     for variant in variants_of(kernels):
         _check_order(variant.chosen, buffers)
@@ -349,7 +360,7 @@ def check_plan(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer])
 def _check_arguments(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> None:
     """A kernel gets a large enough buffer for each parameter, and writes no constant."""
     spec, name = kernel.spec, kernel_name(kernel)
-    if not kernel.is_callback:
+    if not kernel.is_host_item:
         spec.check()
     if len(kernel.buffers) != len(spec.params):
         raise LaunchError(f"kernel {name} takes {len(spec.params)} buffers and was given {len(kernel.buffers)}")

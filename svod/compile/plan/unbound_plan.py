@@ -13,7 +13,7 @@ import numpy as np
 
 from svod.compile.plan.compiler import Compiled
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.host_callback import HostProgram
+from svod.compile.plan.host_item import HostProgram, Transfer
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.plan_parts import BufferKind, PlanBuffer, PreparedKernel, VariableSpec
 from svod.core.graph.buffer import Buffer, aligned_empty
@@ -29,11 +29,12 @@ from svod.errors import LaunchError
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """`size` elements of `dtype`."""
+    """`size` elements of `dtype`. `device`: where they lie; "": on the plan's device."""
 
     dtype: DType
     size: int
     kind: BufferKind
+    device: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -42,9 +43,9 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One item of the plan: `kernel` is the key of a kernel or of a function of Python, `args` a buffer number per slot. `offsets`: per
-    slot how many elements of the buffer come before the PARAM. Calls of one `level` are independent. `variables`: what the kernel's v0,
-    v1, … are."""
+    """One item of the plan: `kernel` is the key of a kernel, of a function of Python or of a copy, `args` a buffer number per slot.
+    `offsets`: per slot how many elements of the buffer come before the PARAM. Calls of one `level` are independent. `variables`: what the
+    kernel's v0, v1, … are. `device`: what runs it; "": the plan's device."""
 
     kernel: str
     args: tuple[int, ...]
@@ -54,28 +55,37 @@ class Call:
     level: int
     offsets: tuple[int, ...]
     variables: tuple[VariableSpec, ...] = ()
+    device: str = ""
 
 
 @dataclass(frozen=True)
 class UnboundPlan:
     """`calls` in an order that can run, by level; `outputs` are buffer numbers in the order of the tensors asked for. What a call is of is
-    in `kernels` or in `functions`."""
+    in `kernels`, in `functions` or in `copies`."""
 
     calls: tuple[Call, ...]
     buffers: tuple[BufferSpec, ...]
     outputs: tuple[int, ...]
     kernels: Mapping[str, Kernel]
     functions: Mapping[str, HostCall] = field(default_factory=dict)
+    copies: Mapping[str, Transfer] = field(default_factory=dict)
 
     @property
     def native(self) -> UnboundPlan:
-        """The part that is kernels: data all of it. What functions compute are inputs of it."""
-        if not self.functions:
+        """The part that is kernels: data all of it. What functions compute and what comes from other devices are inputs of it."""
+        if not self.functions and not self.copies:
             return self
         computed = {c.args[slot] for c in self.calls if c.kernel in self.functions
                     for slot in range(self.functions[c.kernel].stored_results)}
+        computed.update(c.args[0] for c in self.calls if c.kernel in self.copies)
         buffers = tuple(replace(b, kind="input") if i in computed and b.kind == "intermediate" else b for i, b in enumerate(self.buffers))
         return UnboundPlan(tuple(c for c in self.calls if c.kernel in self.kernels), buffers, self.outputs, self.kernels)
+
+    def on(self, device: str) -> UnboundPlan:
+        """The kernels of `native` that a device runs."""
+        calls = tuple(c for c in self.native.calls if c.device == device)
+        used = {c.kernel for c in calls}
+        return replace(self.native, calls=calls, kernels={key: k for key, k in self.kernels.items() if key in used})
 
     @property
     def names(self) -> list[str]:
@@ -109,23 +119,31 @@ def _bounded(kernel: Kernel, variables: Sequence[VariableSpec]) -> UOp:
 
 def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: Sequence[np.ndarray[Any, Any] | None], *,
                threads: int | None = None, planner: PlannerMode = "arena", device: str = HOST,
-               storages: Mapping[int, Buffer] | None = None) -> ExecutionPlan:
-    """The plan that runs `unbound` with the given code per kernel key. `arrays`: memory per buffer; None for intermediates and for
-    inputs that are bound later. `storages`: constants, by buffer, whose packed copies are shared with other plans.
+               storages: Mapping[int, Buffer] | None = None,
+               elsewhere: Mapping[str, Mapping[str, Compiled]] | None = None) -> ExecutionPlan:
+    """The plan that runs `unbound` with the given code per kernel key; `elsewhere`: the same by device, where calls name one. `arrays`:
+    memory of the host per buffer; None for intermediates, for inputs that are bound later, and for what lies on a device. `storages`: the
+    tensors' memory, by buffer; packed copies of constants are shared with other plans.
     Raises LaunchError for an unbound plan that cannot be run with that code and memory."""
     storages = storages or {}
-    buffers = [PlanBuffer(b.nbytes, b.kind, array, b.dtype, storages.get(i))
+    buffers = [PlanBuffer(b.nbytes, b.kind, array, b.dtype, storages.get(i), b.device)
                for i, (b, array) in enumerate(zip(unbound.buffers, arrays, strict=True))]
     kernels = []
     for name, c in zip(unbound.names, unbound.calls, strict=True):
         if c.kernel in unbound.functions:
             program = HostProgram(unbound.functions[c.kernel])
             kernels.append(PreparedKernel(program.spec(len(c.variables)), program, c.args, name, c.kernel, (), "host callback",
-                                          "a function of Python", c.origin, None, c.level, c.why, variables=c.variables))
+                                          "a function of Python", c.origin, None, c.level, c.why, variables=c.variables, device=c.device))
             continue
-        if c.kernel not in compiled:
-            raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(compiled)} kernels")
-        code, kernel = compiled[c.kernel], unbound.kernels[c.kernel]
+        if c.kernel in unbound.copies:
+            transfer = unbound.copies[c.kernel]
+            kernels.append(PreparedKernel(transfer.spec, transfer, c.args, name, c.kernel, (), "copy", "from device to device", c.origin,
+                                          None, c.level, c.why))
+            continue
+        known = (elsewhere or {}).get(c.device, {}) if c.device else compiled
+        if c.kernel not in known:
+            raise LaunchError(f"call {c.name or '?'} is of kernel {c.kernel[:12]}, which has no code; compiled are {len(known)} kernels")
+        code, kernel = known[c.kernel], unbound.kernels[c.kernel]
         sizes = [p.dtype.itemsize for p in kernel.params]
         reached = regions_of(_bounded(kernel, c.variables))
         regions = tuple(r.moved(k, size) for r, k, size in zip(reached, c.offsets, sizes, strict=True))
@@ -133,7 +151,7 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         kernels.append(PreparedKernel(code.spec, code.loaded, c.args, name, c.kernel, chain, code.source,
                                       code.why, c.origin, code.estimate, c.level, c.why,
                                       tuple(k * size for k, size in zip(c.offsets, sizes, strict=True)), regions,
-                                      c.variables, code.packing, code.form))
+                                      c.variables, code.packing, code.form, c.device))
     return ExecutionPlan(kernels, buffers, unbound.outputs, threads=threads, planner=planner, device=device)
 
 

@@ -1,15 +1,23 @@
-"""Storage of BUFFER nodes: CPU memory held by a flat NumPy array, allocated when first asked for.
+"""Storage of BUFFER nodes: a flat NumPy array, memory of a device, or both. Each is allocated when first asked for.
+
+    buffer.array                the content on the host, copied from the device if it is newer there
+    buffer.memory_on(space)     the content on a device, copied there if it is newer on the host
+    buffer.written_on(space)    kernels wrote it there: the host's array is older now, and copied only if somebody has it
 
 A Buffer belongs to one BUFFER UOp and lives as long as somebody holds that UOp: a tensor, a plan or a graph that still needs the content
 holds the node. Memory that svod allocates begins at a multiple of 64 bytes, a cache line and the widest vector register; memory taken over
 from NumPy begins where NumPy put it. A file is mapped (`map_file`) and its parts become buffers without being read.
+
+A device whose kernels read the host's memory needs no copies; it is not a `Space` in this sense.
 """
 from __future__ import annotations
 
 import mmap
 import os
+import sys
+import threading
 import weakref
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,8 +27,10 @@ from svod.core.ir.dtype import DType, to_numpy
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import HOST
 from svod.errors import DeviceError
+from svod.system.forksafe import remake_after_fork
 
 ALIGNMENT = 64
+PIECE = 32 << 20        # bytes that are copied to a device at a time: of a mapped file no more than this is in memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,18 +45,45 @@ def aligned_empty(size: int, dtype: DType) -> Array:
     return raw[start:start + size * kind.itemsize].view(kind)
 
 
-class Buffer:
-    """`size` elements of `dtype` on one device. bfloat16 is held as the uint16 of its bits."""
+class Memory(Protocol):
+    """Memory of a device. It is freed with the object."""
 
-    __slots__ = ("__weakref__", "_address", "_array", "_source", "closed", "derived", "device", "dtype", "given", "read_only", "shared",
-                 "size", "version", "watched")
+    address: int
+
+
+class Space(Protocol):
+    """The memory of a device that does not read the host's (`svod.compile.backend.Backend`)."""
+
+    def allocate(self, nbytes: int, touch: bool = True) -> Memory: ...
+    def copy_in(self, device: int, host: int, nbytes: int) -> None: ...
+    def copy_out(self, host: int, device: int, nbytes: int) -> None: ...
+
+
+class _Place:
+    """The memory of a Buffer on a device. `version`: of the content that was copied there. `ahead`: the host's array is older, or there is
+    none. `foreign`: the memory is another library's, which writes to it."""
+
+    __slots__ = ("ahead", "foreign", "memory", "space", "version")
+
+    def __init__(self, space: Space, memory: Memory, foreign: bool = False) -> None:
+        self.space, self.memory, self.foreign, self.ahead, self.version = space, memory, foreign, foreign, -1
+
+
+_placing = threading.RLock()        # who holds it moves contents between the host and devices
+remake_after_fork(sys.modules[__name__], "_placing", threading.RLock)
+
+
+class Buffer:
+    """`size` elements of `dtype`. bfloat16 is held as the uint16 of its bits. `device`: what the graph says; the content of a buffer of the
+    CPU may lie on another device too, where it was computed."""
+
+    __slots__ = ("__weakref__", "_address", "_array", "_place", "_source", "closed", "derived", "device", "dtype", "given", "read_only",
+                 "shared", "size", "version", "watched")
 
     def __init__(self, dtype: DType, size: int, device: str = HOST, array: Array | None = None) -> None:
         """Storage over `array` (flat, C-contiguous, of the right type and size; shared, not copied), or none yet.
 
-        Raises DeviceError for an array that does not fit and for a device without NumPy memory."""
-        if device != HOST:
-            raise DeviceError(f"a buffer on {device}: NumPy memory is on the device {HOST!r} only")
+        Raises DeviceError for an array that does not fit."""
         self.dtype, self.size, self.device = dtype, size, device
         self.read_only = False
         self.closed = ""        # why there is no memory to be had, while there is none; binding an array opens the buffer
@@ -58,6 +95,7 @@ class Buffer:
         self._address: int | None = None        # of `_array`, when somebody has asked
         self._array: Array | None = None
         self._source: Array | None = None       # bytes to copy the content from when the memory is first asked for
+        self._place: _Place | None = None       # where the content lies on a device
         if array is not None:
             self.bind(array)
 
@@ -67,11 +105,24 @@ class Buffer:
 
     @property
     def is_allocated(self) -> bool:
-        return self._array is not None
+        return self._array is not None or self._place is not None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the content on a device is newer than on the host."""
+        return self._place is not None and self._place.ahead
+
+    @property
+    def host(self) -> Array | None:
+        """The flat array on the host, if there is one; the content on a device may be newer."""
+        return self._array
 
     @property
     def array(self) -> Array:
-        """The flat array that is the memory, allocated now (uninitialised) if need be. Raises DeviceError for a `closed` buffer."""
+        """The flat array that is the memory, allocated now (uninitialised) if need be, with the newest content. From now on it is written
+        whenever the buffer is. Raises DeviceError for a `closed` buffer."""
+        if self._place is not None and self._place.ahead:
+            self._fetch()
         if self._array is None:
             if self.closed:
                 raise DeviceError(self.closed)
@@ -98,18 +149,95 @@ class Buffer:
             layout = "" if array.flags.c_contiguous else ", not contiguous"
             raise DeviceError(f"memory for {self.size} elements of {kind}: got {array.dtype} of shape {array.shape}{layout}; "
                               "pass a flat contiguous array of that type and size")
-        self._array, self._address, self.derived = array, None, None
+        self._array, self._address, self.derived, self._place = array, None, None, None
         self.read_only = not array.flags.writeable
 
     def bind_bytes(self, source: Array) -> None:
         """Hold what is in `source`, flat uint8 that lies anywhere: copied when the memory is first asked for, read-only."""
         if source.dtype != np.uint8 or source.shape != (self.nbytes,):
             raise DeviceError(f"the content of {self.nbytes} bytes: got {source.dtype} of shape {source.shape}")
-        self._array, self._source, self.read_only = None, source, True
+        self._array, self._source, self.read_only, self._place = None, source, True, None
 
     def close(self, reason: str) -> None:
-        """Let go of the memory; asking for it is a DeviceError with `reason` until an array is bound."""
+        """Let go of the host's memory; asking for it is a DeviceError with `reason` until an array is bound, or `open` is called."""
         self._array, self.closed = None, reason
+
+    def open(self, array: Array | None) -> None:
+        """Undo `close`, with the host's memory of before."""
+        if array is not None:
+            self.bind(array)
+        else:
+            self.closed = ""
+
+    # -- on a device ------------------------------------------------------------------------------
+    def place(self, space: Space, memory: Memory) -> None:
+        """Be memory of another library on a device. Others write to it, so what was read of it before counts for nothing."""
+        self._place, self.shared = _Place(space, memory, foreign=True), True
+
+    def memory_on(self, space: Space, *, content: bool = True) -> Memory:
+        """The memory on a device, with the newest content. It is copied there unless it lies there already; each time, where others than
+        svod can write to the array. `content` False: it need not be there yet."""
+        with _placing:
+            place = self._place
+            if place is None or place.space is not space:
+                if place is not None and place.ahead:
+                    self._fetch()
+                place = self._place = _Place(space, space.allocate(max(1, self.nbytes)))
+            if content and not place.ahead and (place.version != self.version or (self.shared and not self.watched)):
+                self._upload(place)
+            return place.memory
+
+    def _upload(self, place: _Place) -> None:
+        source = self._source if self._array is None else self._array.view(np.uint8)
+        if source is not None:
+            for start in range(0, self.nbytes, PIECE):
+                part = source[start:start + PIECE]
+                place.space.copy_in(place.memory.address + start, part.ctypes.data, part.nbytes)
+                give_back(part)
+        place.version = self.version
+
+    def written_on(self, space: Space, *, copy: bool = True) -> None:
+        """Kernels of the device have written the content. The array on the host is written too, if there is one: somebody may have it.
+        `copy` False: it is written when it is next asked for."""
+        with _placing:
+            place = self._place
+            if place is None or place.space is not space:
+                raise DeviceError(f"{self!r} was written on a device where it does not lie")
+            place.ahead = True
+            if copy and self._array is not None:
+                self._fetch()
+
+    def read(self) -> Array:
+        """The newest content, in an array that nobody else has. Raises DeviceError for a `closed` buffer."""
+        with _placing:
+            if self._array is not None or not self.is_away:
+                return self.array.copy()
+            made = aligned_empty(self.size, self.dtype)
+            self._copy_to(made)
+            return made
+
+    def forget_copies(self) -> None:
+        """What was computed from the content, and its copy on a device, count no more: others may write to the array from now on."""
+        self.derived = None
+        if self._place is not None and not self._place.ahead:
+            self._place.version = -1
+
+    def _fetch(self) -> None:
+        """Copy the content to the host."""
+        with _placing:
+            place = self._place
+            if place is None or not place.ahead:
+                return
+            array = aligned_empty(self.size, self.dtype) if self._array is None else self._array
+            self._copy_to(array)
+            self._array = array
+            place.ahead, place.version = place.foreign, self.version
+
+    def _copy_to(self, array: Array) -> None:
+        if self.closed:
+            raise DeviceError(self.closed)
+        assert self._place is not None
+        self._place.space.copy_out(int(array.ctypes.data), self._place.memory.address, self.nbytes)
 
     def __repr__(self) -> str:
         state = "read-only" if self.read_only else "allocated" if self.is_allocated else "not allocated"

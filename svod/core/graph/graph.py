@@ -25,7 +25,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import ALU, COMPARISONS, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import Dim, is_symbolic, layout_shape, lower, number_of, upper, upper_shape
 from svod.core.machine.target import HOST
-from svod.errors import DTypeError, ScheduleError, ShapeError
+from svod.errors import DeviceError, DTypeError, ScheduleError, ShapeError
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
@@ -318,17 +318,79 @@ def normalize_axes(name: str, axes: int | Sequence[int] | None, rank: int) -> Sh
     return tuple(normalized)
 
 
+# -- devices ------------------------------------------------------------------------------------
+class _Devices:
+    """Whether any node of this process is on another device than the host: before, there is nothing to check."""
+
+    are_named = False
+
+
+_NO_VALUE = frozenset({Ops.DEVICE, Ops.UNIQUE, Ops.LUNIQUE})
+
+
+def device_of(u: UOp) -> str | None:
+    """The device that a graph node's value is on: that of the memory that it is computed from. None for a value that reads no memory, which
+    can be computed anywhere. Raises DeviceError for a node that is computed from values of two devices."""
+    cache = u._cache
+    if cache is None or "device" not in cache:
+        for node in u.toposort(gate=_has_no_device_yet):
+            node.cached("device", _infer_device)
+    return u.cached("device", _infer_device)      # type: ignore[no-any-return]
+
+
+def _has_no_device_yet(u: UOp) -> bool:
+    return u._cache is None or "device" not in u._cache
+
+
+def _infer_device(u: UOp) -> str | None:
+    if u.op is Ops.BUFFER or u.op is Ops.COPY:
+        name: str = u.src[1].arg
+        return name
+    if u.op is Ops.MSTACK or u.op is Ops.SINK:      # values side by side
+        return device_of(u.src[0]) if u.src else None
+    if u.op is Ops.MSELECT and u.src[0].op is Ops.MSTACK and 0 <= u.arg < len(u.src[0].src):
+        return device_of(u.src[0].src[u.arg])
+    found = None
+    for s in u.src:
+        other = device_of(s) if s.op not in _NO_VALUE else None
+        if other is not None and other != found:
+            if found is not None:
+                name = u.arg[0].lower() if u.op is Ops.CUSTOM_FUNCTION else u.op.value
+                raise DeviceError(f"{name} of values on {found} and on {other}: an operation computes on one device; copy one of them, "
+                                  f".to({found!r}) or .to({other!r})")
+            found = other
+    return found
+
+
+def is_transfer(copy: UOp) -> bool:
+    """Whether a COPY moves a value from one device to another. What reads no memory is computed where the copy is to be."""
+    return device_of(copy.src[0]) not in (None, copy.src[1].arg)
+
+
+def _on_one_device(u: UOp) -> UOp:
+    """Return u. Raises DeviceError if its operands are on two devices."""
+    if _Devices.are_named:
+        device_of(u)
+    return u
+
+
 # -- sources ------------------------------------------------------------------------------------
 def buffer(dtype: DType, size: int, device: str = HOST) -> UOp:
     """A new BUFFER, different from every other: storage of `size` elements. Shape `(size,)`."""
     unique = UOp(Ops.UNIQUE, dtypes.void, (), next(_unique_ids))
-    return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
+    return UOp(Ops.BUFFER, dtype, (unique, _device(device)), size)
+
+
+def _device(name: str) -> UOp:
+    if name != HOST:
+        _Devices.are_named = True
+    return UOp(Ops.DEVICE, dtypes.void, (), name)
 
 
 def new_memory(dtype: DType, size: int, device: str = HOST) -> UOp:
     """A BUFFER for `assign`, different from every other. Each computation of the assigned value gets new memory for it."""
     unique = UOp(Ops.LUNIQUE, dtypes.void, (), f"memory{next(_unique_ids)}")
-    return UOp(Ops.BUFFER, dtype, (unique, UOp(Ops.DEVICE, dtypes.void, (), device)), size)
+    return UOp(Ops.BUFFER, dtype, (unique, _device(device)), size)
 
 
 def full(shape: Sequence[int], value: Scalar, dtype: DType) -> UOp:
@@ -484,7 +546,7 @@ def gather(x: UOp, index: UOp, axis: int) -> UOp:
     axis = _axis("gather", axis, len(shape_of(x)))
     result = UOp(Ops.GATHER, x.dtype, (x, index), axis)
     shape = shape_of(result)
-    return full(shape, 0, x.dtype) if 0 in shape_of(x) or 0 in shape else result
+    return full(shape, 0, x.dtype) if 0 in shape_of(x) or 0 in shape else _on_one_device(result)
 
 
 def cat(nodes: Sequence[UOp], axis: int) -> UOp:
@@ -494,7 +556,7 @@ def cat(nodes: Sequence[UOp], axis: int) -> UOp:
     if 0 in shape_of(result):
         return full(shape_of(result), 0, result.dtype)
     parts = tuple(n for n in nodes if shape_of(n)[axis])
-    return parts[0] if len(parts) == 1 else UOp(Ops.CAT, result.dtype, parts, axis)
+    return parts[0] if len(parts) == 1 else _on_one_device(UOp(Ops.CAT, result.dtype, parts, axis))
 
 
 # -- computation --------------------------------------------------------------------------------
@@ -507,7 +569,7 @@ def alu(op: Ops, *operands: UOp) -> UOp:
         raise DTypeError(f"{op.value} of dtypes {' and '.join(o.dtype.name for o in operands)}: cast the operands to one dtype first")
     if op is Ops.WHERE and operands[0].dtype != dtypes.bool:
         raise DTypeError(f"WHERE with a condition of {operands[0].dtype.name}: the condition must be bool")
-    return _made(UOp(op, dtypes.bool if op in COMPARISONS else values[0].dtype, operands))
+    return _on_one_device(_made(UOp(op, dtypes.bool if op in COMPARISONS else values[0].dtype, operands)))
 
 
 def cast(x: UOp, dtype: DType) -> UOp:
@@ -558,17 +620,18 @@ def library_kernel(name: str, options: tuple[bool | int | str, ...], dtype: DTyp
         if is_symbolic(shape_of(x)):
             raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: a library kernel takes constant extents only; pad its operands to "
                              "the largest shape and take the part of the result, as the operations of Tensor do")
-    return _made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options)))
+    return _on_one_device(_made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options))))
 
 
 def callback(function: HostFunction, results: Sequence[tuple[DType, Shape]], several: bool, *operands: UOp) -> tuple[UOp, ...]:
     """The results of a function of Python (`svod.core.graph.callback`), called when they are computed. Operands get buffers of their own,
     with the strides of their largest shapes; results without elements are constants."""
     given = tuple([(x.dtype, shape_of(x)) for x in operands])
-    sources = tuple([x if is_padding_view(x) else copy(x, HOST) if is_symbolic(shape_of(x)) else contiguous(x)
+    sources = tuple([x if is_padding_view(x) else copy(x, device_of(x) or HOST) if is_symbolic(shape_of(x)) else contiguous(x)
                      for x in operands if 0 not in shape_of(x)])
-    return tuple([_made(UOp(Ops.CUSTOM_FUNCTION, dtype, sources, (CALLBACK, (function, tuple(results), given, several, i))))
-                  for i, (dtype, _) in enumerate(results)])
+    nodes = [UOp(Ops.CUSTOM_FUNCTION, dtype, sources, (CALLBACK, (function, tuple(results), given, several, i)))
+             for i, (dtype, _) in enumerate(results)]
+    return tuple([_on_one_device(_made(u)) for u in nodes])
 
 
 # -- storage ------------------------------------------------------------------------------------
@@ -583,14 +646,14 @@ def detach(x: UOp) -> UOp:
 
 
 def copy(x: UOp, device: str) -> UOp:
-    """x on another device."""
-    return UOp(Ops.COPY, x.dtype, (x, UOp(Ops.DEVICE, dtypes.void, (), device)))
+    """x in memory of its own on a device, its own or another."""
+    return UOp(Ops.COPY, x.dtype, (x, _device(device)))
 
 
 def assign(target: UOp, value: UOp) -> UOp:
     """What a buffer holds, flat, after `value` was written to `target`, a view of it. A read of the buffer that does not go through
     this node, in the same schedule, is of the old content. Raises ScheduleError for a target that is not a view of a buffer."""
-    written = UOp(Ops.ASSIGN, target.dtype, (target, value))
+    written = _on_one_device(UOp(Ops.ASSIGN, target.dtype, (target, value)))
     shape_of(written)
     content = content_under(target)
     assert content is not None

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 
 from svod.core.graph import graph
-from svod.core.graph.graph import Pair, base_of, shape_of
+from svod.core.graph.graph import Pair, base_of, device_of, shape_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
@@ -35,7 +35,6 @@ def expand_joins(sink: UOp) -> UOp:
     if not any(u.op is Ops.CAT for u in order):
         return sink
     stored, inside = _forms(order)
-    device = next((u.src[1] for u in order if u.op is Ops.BUFFER), UOp(Ops.DEVICE, dtypes.void, (), HOST))
     done: dict[UOp, UOp] = {}
     buffers = 0
     for u in order:
@@ -44,6 +43,7 @@ def expand_joins(sink: UOp) -> UOp:
             if u in stored:
                 unique = UOp(Ops.LUNIQUE, dtypes.void, (), f"joined{buffers}")
                 buffers += 1
+                device = UOp(Ops.DEVICE, dtypes.void, (), device_of(u) or HOST)
                 done[u] = store_parts(parts, UOp(Ops.BUFFER, u.dtype, (unique, device), math.prod(shape_of(u))), u)
             else:
                 done[u] = select_parts(parts, u)

@@ -103,6 +103,15 @@ def to_dtype(value: object) -> DType:
     raise TypeError(f"{value!r} is not a dtype svod knows; use one of {', '.join(d.name for d in STORABLE)}")
 
 
+def is_dtype_name(name: str) -> bool:
+    """Whether a string names a dtype, svod's or NumPy's."""
+    try:
+        to_dtype(name)
+    except TypeError:
+        return False
+    return True
+
+
 _NUMPY = {d: np.dtype(np.uint16 if d is dtypes.bfloat16 else "int64" if d is dtypes.index else d.name) for d in (*STORABLE, dtypes.index)}
 _OF_NUMPY = {n: d for d, n in _NUMPY.items() if d not in (dtypes.bfloat16, dtypes.index)}
 

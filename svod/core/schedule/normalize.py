@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from svod.core.graph.callback import is_callback
-from svod.core.graph.graph import base_of, is_kernel_store, permute, reshape, shape_of, shrink
+from svod.core.graph.graph import base_of, is_kernel_store, is_transfer, permute, reshape, shape_of, shrink
 from svod.core.graph.join import expand_joins
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
@@ -108,6 +108,8 @@ def _roots_at(node: UOp) -> Iterator[tuple[UOp, str]]:
                 yield base_of(s), f"operand of a {kind}"
         yield node, kind
     elif node.op is Ops.COPY:
+        if is_transfer(node) and base_of(node.src[0]).op not in _MEMORY:
+            yield base_of(node.src[0]), "copied to another device"
         yield node, "copy"
     elif node.op is Ops.CALL:
         for s in arguments_of(node):

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from svod.core.graph.callback import call_of, callback_ast, is_callback
-from svod.core.graph.graph import base_of, shape_of, storage_of, storage_size, storage_view
+from svod.core.graph.graph import base_of, device_of, is_transfer, shape_of, storage_of, storage_size, storage_view
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.origin import origin_of
 from svod.core.ir.param import Param
@@ -202,7 +202,10 @@ def explain_schedule(sink: UOp, constants: frozenset[UOp] = frozenset()) -> Expl
 class _Builder:
     def __init__(self, graph: Normalized, constants: frozenset[UOp], remember: bool):
         self.graph, self.constants, self.remember = graph, constants, remember
-        self.device = next((u.src[1] for u in graph.sink.walk(Ops.BUFFER)), UOp(Ops.DEVICE, dtypes.void, (), HOST))
+        devices = {u.src[1]: None for u in graph.sink.toposort() if u.op is Ops.BUFFER or u.op is Ops.COPY}
+        self.host = UOp(Ops.DEVICE, dtypes.void, (), HOST)
+        self.device = next(iter(devices), self.host)        # of all values, unless there are several
+        self.has_several_devices = len(devices) > 1
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
         # constants that a library kernel or a call reads from memory
@@ -217,10 +220,12 @@ class _Builder:
         self.callbacks: dict[Hashable, list[UOp]] = {}      # the results that are used, by call
         self.pending: list[_Pending] = []
 
-    def new_buffer(self, dtype: DType, size: int) -> UOp:
+    def new_buffer(self, dtype: DType, size: int, like: UOp) -> UOp:
+        """A BUFFER on the device of the value `like`."""
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), self.lunique)
         self.lunique += 1
-        return UOp(Ops.BUFFER, dtype, (unique, self.device), size)
+        device = UOp(Ops.DEVICE, dtypes.void, (), device_of(like) or HOST) if self.has_several_devices else self.device
+        return UOp(Ops.BUFFER, dtype, (unique, device), size)
 
     def run(self) -> Schedule:
         cut = Cut(self.graph.sink, self.graph.roots)
@@ -235,7 +240,7 @@ class _Builder:
                 continue
             elif not is_constant(u) or u in self.graph.outputs or u in self.stored:
                 layouts[u] = u if u in self.graph.roots else cut.layout_of(u)
-                self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u))
+                self.buffer_of[layouts[u]] = self.new_buffer(u.dtype, storage_size(u), u)
                 if is_callback(u):
                     self.callbacks.setdefault(call_of(u), []).append(u)
         for u, why in roots.items():
@@ -247,6 +252,8 @@ class _Builder:
                 self.add_library_kernel(u, why)
             elif u in self.programs:
                 self.add_calls(u, why)
+            elif u.op is Ops.COPY and self.has_several_devices and is_transfer(u):
+                self.add_transfer(u, why)
             elif u in layouts:
                 layout = layouts[u]
                 self.add_kernel(u, u.src[0] if u.op is Ops.COPY else u, Version(self.buffer_of[layout], 0), why,
@@ -303,7 +310,7 @@ class _Builder:
     def output(self, u: UOp) -> UOp:
         if u.op is Ops.BUFFER or u.op is Ops.AFTER:
             return storage_of(u)
-        return self.buffer_of[u] if u in self.buffer_of else self.new_buffer(u.dtype, 0)
+        return self.buffer_of[u] if u in self.buffer_of else self.new_buffer(u.dtype, 0, u)
 
     # -- kernels ----------------------------------------------------------------------------
     def ends(self, n: UOp, root: UOp) -> bool:
@@ -323,7 +330,7 @@ class _Builder:
         def leaf(v: Version) -> UOp:
             if v not in stand_ins:
                 unique = UOp(Ops.LUNIQUE, dtypes.void, (), len(stand_ins))
-                stand_ins[v] = UOp(Ops.BUFFER, v.buffer.dtype, (unique, self.device), v.buffer.arg)
+                stand_ins[v] = UOp(Ops.BUFFER, v.buffer.dtype, (unique, self.host), v.buffer.arg)
             return stand_ins[v]
 
         done: dict[UOp, UOp] = {}
@@ -341,7 +348,7 @@ class _Builder:
         """Add the kernel that stores `value` into the buffer of `out`, through the view that `view` makes of it, if given."""
         graph, versions = self.kernel_graph(value, root)
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), "out")
-        stand_in = UOp(Ops.BUFFER, out.buffer.dtype, (unique, self.device), out.buffer.arg)
+        stand_in = UOp(Ops.BUFFER, out.buffer.dtype, (unique, self.host), out.buffer.arg)
         target = storage_view(stand_in, shape_of(value)) if view is None else view(stand_in)
         constants = frozenset(b for b, (buffer, version) in versions.items() if version == 0 and buffer in self.constants)
         made = part_ast(graph, target, constants, remember=self.remember)
@@ -351,8 +358,12 @@ class _Builder:
 
     def operands(self, u: UOp) -> list[Version]:
         """The versions that a CUSTOM_FUNCTION reads."""
-        bases = [base_of(s) for s in u.src]
-        return [self.version(b) if b.op in (Ops.BUFFER, Ops.AFTER) else Version(self.buffer_of[b], 0) for b in bases]
+        return [self.version_under(s) for s in u.src]
+
+    def version_under(self, u: UOp) -> Version:
+        """The version of the buffer that u is, under RESHAPEs."""
+        base = base_of(u)
+        return self.version(base) if base.op in (Ops.BUFFER, Ops.AFTER) else Version(self.buffer_of[base], 0)
 
     def add_callback(self, results: list[UOp], why: str) -> None:
         """Add one call of a Python function, for all its results."""
@@ -376,6 +387,14 @@ class _Builder:
         where = UOp(Ops.INDEX, u.dtype, (params[0], UOp.const(dtypes.index, 0)))
         ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, value)),))
         self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, (), u))
+
+    def add_transfer(self, u: UOp, why: str) -> None:
+        """Add the copy of a buffer to another device."""
+        args = [Version(self.buffer_of[u], 0), self.version_under(u.src[0])]
+        to, source = (UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate(args))
+        where = UOp(Ops.INDEX, u.dtype, (to, UOp.const(dtypes.index, 0)))
+        ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, u.replace(src=(source, u.src[1])))),))
+        self.pending.append(_Pending(ast, args, [0, 0], 1, "copy", origin_of(u) or "", why, (), u))
 
     def add_calls(self, head: UOp, why: str) -> None:
         """Add the kernels of a call, or of all iterations of a loop."""
@@ -408,7 +427,7 @@ class _Builder:
                 return
         self.pending.pop()
         # the value reads the buffer that it overwrites: compute it first, then copy it
-        temporary = self.new_buffer(u.dtype, storage_size(u))
+        temporary = self.new_buffer(u.dtype, storage_size(u), storage)
         self.add_kernel(u, u.src[1], Version(temporary, 0), "the value of an ASSIGN that reads the buffer it writes")
         self.add_kernel(u, storage_view(temporary, shape_of(u)), Version(storage, version), why, partial(view_of, u))
 
@@ -474,8 +493,8 @@ class _Builder:
                 after = Version(v.buffer, v.number + 1)
                 if after not in written or after in p.writes:
                     continue
-                copy = self.new_buffer(v.buffer.dtype, v.buffer.arg)
-                old, new = (v.buffer.replace(src=(UOp(Ops.LUNIQUE, dtypes.void, (), n), self.device)) for n in (0, "out"))
+                copy = self.new_buffer(v.buffer.dtype, v.buffer.arg, v.buffer)
+                old, new = (v.buffer.replace(src=(UOp(Ops.LUNIQUE, dtypes.void, (), n), self.host)) for n in (0, "out"))
                 made = kernel_ast(old, new, remember=self.remember)
                 self.pending.append(_Pending(made.ast, [Version(copy, 0) if b is new else v for b in made.buffers], [0, 0], 1, "copy",
                                              p.origin, "the old content of a buffer that is assigned before this is read"))
@@ -484,6 +503,12 @@ class _Builder:
                         self.pending[other].snapshots[v] = copy
                 return
         raise ScheduleError("the graph has a cycle through its ASSIGNs that no copy can break; assign the buffers one after another")
+
+
+def copies_to(ast: UOp) -> str:
+    """The device that a call of a schedule copies a buffer to; "" for any other call."""
+    value = ast.src[0].src[1] if ast.op is Ops.SINK and ast.src and ast.src[0].op is Ops.STORE else ast
+    return str(value.src[1].arg) if value.op is Ops.COPY else ""
 
 
 def merge_slots(ast: UOp, slot: int) -> UOp | None:

@@ -16,6 +16,7 @@ from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim
+from svod.core.machine.target import HOST
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operand_uops, without_numpy
 from svod.tensor.operations.movement import Movement
@@ -34,7 +35,12 @@ class Elementwise(Movement):
         value = without_numpy(x)
         if isinstance(value, Dim):
             return self._value(value)
-        return value if isinstance(value, TensorBase) or is_scalar(value) else type(self)(value)
+        return value if isinstance(value, TensorBase) or is_scalar(value) else self._beside(value)
+
+    def _beside(self, value: Any) -> Self:
+        """The tensor of an array or list, on the device of self."""
+        made = type(self)(value)
+        return made if made._memory is None or self.device == HOST else self.from_uop(graph.copy(made.uop, self.device))
 
     def _binary(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
         """`op` on operands promoted and broadcast."""
@@ -223,7 +229,7 @@ class Elementwise(Movement):
         return x if alpha == 1 else x * alpha if is_scalar(x) else self._as_tensor(x).mul(alpha)
 
     def _as_tensor(self, x: Operand) -> Self:
-        return x if isinstance(x, type(self)) else type(self)(x)
+        return x if isinstance(x, type(self)) else self._beside(x)
 
     def __add__(self, other: Operand) -> Self: return self._arithmetic(Ops.ADD, "add", self, other)
     def __radd__(self, other: Operand) -> Self: return self._arithmetic(Ops.ADD, "add", other, self)

@@ -320,9 +320,9 @@ class NeuralNetwork(Activations):
         first = np.arange(parts) * n // parts
         last = -(-np.arange(1, parts + 1) * n // parts)
         positions = first[:, None] + np.arange((last - first).max())
-        inside = type(self)(positions < last[:, None]).reshape(parts, -1, *after)
+        inside = self._beside(positions < last[:, None]).reshape(parts, -1, *after)
         taken = self.take(np.minimum(positions, n - 1).astype(np.int32), axis).where(inside, 0)
-        return taken.sum(axis + 1).div(type(self)((last - first).astype(np.float32)).reshape(parts, *after))
+        return taken.sum(axis + 1).div(self._beside((last - first).astype(np.float32)).reshape(parts, *after))
 
     # -- lookup and attention --------------------------------------------------------------------
     def embedding(self, weight: Operand) -> Self:

@@ -145,7 +145,7 @@ class Resample(NeuralNetwork):
         shape = tuple(-1 if i == axis else 1 for i in range(self.ndim))
         total: Self | None = None
         for at, weight in zip(positions, weights, strict=True):
-            part = self.take(np.ascontiguousarray(at), axis).mul(type(self)(np.ascontiguousarray(weight)).cast(self.dtype).reshape(shape))
+            part = self.take(np.ascontiguousarray(at), axis).mul(self._beside(np.ascontiguousarray(weight)).cast(self.dtype).reshape(shape))
             total = part if total is None else total.add(part)
         assert total is not None
         return total

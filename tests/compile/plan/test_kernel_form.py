@@ -82,7 +82,7 @@ def test_what_has_no_views() -> None:
     x = Tensor(np.ones(4, np.float32))
     plan = svod.custom_function(np.sin, x, dtype="float32", shape=(4,)).prepare(PrepareConfig(db=NONE))
     with pytest.raises(LaunchError, match="a function of Python; it has no loop nest"):
-        next(k for k in plan.kernels if k.is_callback).nest()
+        next(k for k in plan.kernels if k.is_host_item).nest()
     (interpreted,) = product(device="CPU:interpreter").kernels
     with pytest.raises(UnsupportedError, match="makes no machine code"):
         interpreted.asm()

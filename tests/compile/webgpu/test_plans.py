@@ -8,7 +8,8 @@ import numpy as np
 import svod
 from svod import Tensor
 from svod.config import PrepareConfig
-from svod.core.graph.buffer import Array
+from svod.core.graph import graph
+from svod.core.graph.buffer import Array, buffer_of
 from svod.core.machine.target import Target
 
 CONFIG = PrepareConfig(device="WEBGPU", db=":none:")
@@ -47,3 +48,27 @@ def test_arguments_that_begin_anywhere(webgpu: Target) -> None:
     memory = RNG.standard_normal(1 + 24 * 32).astype(np.float32)
     a, b = memory[1:].reshape(24, 32), RNG.standard_normal((32, 16)).astype(np.float32)
     np.testing.assert_allclose((Tensor(a) @ Tensor(b)).realize(CONFIG).numpy(), a @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_results_stay_on_the_adapter(webgpu: Target) -> None:
+    """Copies to and from it, state that is assigned to, and a plan that goes on on the CPU."""
+    a, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((24, 31), (31, 17)))
+    x, w = Tensor(a).to("webgpu").realize(), Tensor(b).to("WEBGPU")
+    y = (x @ w).realize()
+    assert y.device == "WEBGPU" and buffer_of(graph.base_of(y.uop)).host is None
+    state = Tensor(np.zeros(17, np.float32)).to("WEBGPU").realize()
+    step = svod.jit(lambda v: state.assign(state * 0.5 + v.sum(0)))
+    for _ in range(3):
+        step(y)
+    f = svod.jit(lambda v: (v.to("WEBGPU") @ w).relu().to("CPU") + 1)
+    np.testing.assert_allclose(y.numpy(), a @ b, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(state.numpy(), 1.75 * (a @ b).sum(0), rtol=1e-4, atol=1e-3)
+    for given in (a, -a):
+        np.testing.assert_allclose(f(given).numpy(), np.maximum(given @ b, 0) + 1, rtol=1e-4, atol=1e-4)
+
+
+def test_odd_sizes_and_types_are_copied(webgpu: Target) -> None:
+    for values in (np.arange(7, dtype=np.int8), np.array([True, False, True]), np.float16([1.5]), np.arange(5, dtype=np.uint16)):
+        there = Tensor(values).to("WEBGPU").realize()
+        np.testing.assert_array_equal(there.numpy(), values)
+        np.testing.assert_array_equal(there.flip(0).to("CPU").numpy(), values[::-1])

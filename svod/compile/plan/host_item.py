@@ -1,4 +1,6 @@
-"""A function of Python as an item of a plan: it gets the memory of its operands as NumPy arrays, and what it returns is stored.
+"""Items of a plan that the thread which runs the plan does itself: functions of Python, and copies between devices.
+
+A function gets the memory of its operands as NumPy arrays, and what it returns is stored:
 
     operands   C-ordered, read-only, over the plan's memory; contiguous, unless the shape depends on variables: then a part of the largest
     results    returned: arrays of exactly the shape and dtype that were declared, copied to where later kernels read them
@@ -13,12 +15,38 @@ import numpy as np
 
 from svod.compile.lower.program import ProgramSpec
 from svod.core.graph.callback import HostArray, HostCall
-from svod.core.ir.dtype import to_numpy
+from svod.core.ir.dtype import DType, to_numpy
 from svod.core.ir.variable import is_symbolic, layout_shape, shape_at
 from svod.errors import ArgumentError, DTypeError, ShapeError
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
+
+
+class HostItem:
+    """What stands in the place of code in an item that has none. It holds nothing of a run, so several plans may share it."""
+
+    addresses: tuple[int, ...] = ()     # of phases, of which it has none
+
+
+class Elsewhere(HostItem):
+    """An item that is another queue's."""
+
+
+class Transfer(HostItem):
+    """A copy of a buffer to another device: `size` elements of `dtype`."""
+
+    def __init__(self, dtype: DType, size: int) -> None:
+        self.dtype, self.size = dtype, size
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def spec(self) -> ProgramSpec:
+        """What it is given, in the terms of a program: where to, and where from."""
+        return ProgramSpec("copy", ((self.dtype, self.size), (self.dtype, self.size)), (0,), (), (), ())
 
 
 class _Memory:
@@ -65,10 +93,8 @@ class _Argument:
         raise ShapeError(f"{what} shape {value.shape}; declared is {shape}")
 
 
-class HostProgram:
-    """A call that has no code: `addresses` of phases, of which it has none. It holds nothing of a run, so several plans may share it."""
-
-    addresses: tuple[int, ...] = ()
+class HostProgram(HostItem):
+    """A call of a function of Python."""
 
     def __init__(self, call: HostCall) -> None:
         self.call = call
