@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from svod.compile.backend import device_named
+from svod.compile.backend import Backend, device_named
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, compiler_for
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_item import Transfer
@@ -200,6 +200,11 @@ def device_called(name: str) -> str:
     """The device that people call `name` ("cuda:0", "WebGPU"), as graphs name it. Raises UnsupportedError for one that svod has not, and
     DeviceError for one that is not there."""
     return device_named(name).backend.target().device
+
+
+def space_of(device: str) -> Backend:
+    """The backend of a device of a graph."""
+    return device_named(device).backend
 
 
 class Places:

@@ -137,8 +137,14 @@ class Backend(ABC):
     name: str
     compilers: tuple[CompilerPair, ...]
     reads_host_memory = True            # kernels read and write NumPy arrays where they lie
+    dlpack_device: tuple[int, int] | None = None    # DLPack's type and number of its memory; None: other libraries cannot use it
     load_seconds = 5.0                  # most seconds that a program may take to load: the driver may compile it
     ceilings: str | None = None         # the module whose `measure_figures` measures them; None: they are not known
+
+    @property
+    def dlpack_stream(self) -> int | None:
+        """The stream that another library has wait for its work on memory that it shares; None: there are no streams."""
+        return None
 
     def device(self, rest: str) -> Backend | None:
         """The backend of the device that a name means with what follows the colon ('', '0', '1', …); None where there is no such device."""

@@ -1,19 +1,23 @@
-"""Memory shared with other libraries through DLPack (https://dmlc.github.io/dlpack). NumPy speaks the protocol for all dtypes but bfloat16,
-which it lacks; this module reads and writes the C structure for bfloat16.
+"""Memory shared with other libraries through DLPack (https://dmlc.github.io/dlpack). NumPy speaks the protocol for memory of the host, but
+for bfloat16, which it lacks; this module reads and writes the C structure for bfloat16 and for memory of other devices.
 """
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from svod.core.graph.buffer import Array
+from svod.core.ir.dtype import STORABLE, DType, dtypes
 from svod.errors import DeviceError, DTypeError
 
-CPU_KIND = 1            # kDLCPU
-CPU = (CPU_KIND, 0)     # its device 0
-_BFLOAT = 4           # kDLBfloat
+CPU_KIND, CUDA_KIND = 1, 2      # kDLCPU, kDLCUDA
+CPU = (CPU_KIND, 0)             # its device 0
+_BFLOAT = 4                     # kDLBfloat
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool by the kind of a dtype
 _REFUSED = (BufferError, RuntimeError, TypeError)      # what libraries raise for memory that they cannot share
 _NAME = b"dltensor"   # the name of a capsule that no consumer has taken
 
@@ -48,14 +52,72 @@ def _forget(address: int) -> None:
 _release = _Deleter(_forget)
 
 
-def array_of(source: Any) -> tuple[Array, bool]:
-    """An array over the CPU memory of an object with `__dlpack__`, and whether the array holds bfloat16 as its bits. Raises DeviceError and
-    DTypeError."""
+class Shared(NamedTuple):
+    """Memory of another library on a device. `strides`: in elements. `owner`: the memory is there as long as this object."""
+
+    address: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    owner: Any
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axes from the outermost in memory to the innermost. Raises DeviceError for memory with gaps or repetitions."""
+        axes = tuple(sorted(range(len(self.shape)), key=lambda a: (-self.strides[a], a)))
+        expected = 1
+        for a in reversed([a for a in axes if self.shape[a] != 1]):
+            if self.strides[a] != expected:
+                raise DeviceError(f"from_dlpack of shape {self.shape} with strides {self.strides}: memory of a device is shared without "
+                                  "gaps and repetitions; make it contiguous first")
+            expected *= self.shape[a]
+        return axes
+
+
+def device_of(source: Any) -> str:
+    """The device of an object with `__dlpack__`, as people call it. Raises DTypeError for an object without it, and DeviceError for a
+    device that svod has not."""
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: it has no __dlpack__")
     kind, number = map(int, source.__dlpack_device__())
-    if kind != CPU_KIND:
-        raise DeviceError(f"from_dlpack of memory on DLPack device {kind, number}: tensors live on the CPU; move it there first")
+    if kind not in (CPU_KIND, CUDA_KIND):
+        raise DeviceError(f"from_dlpack of memory on DLPack device {kind, number}: svod shares memory of the CPU and of CUDA; move it "
+                          "there first")
+    return "CPU" if kind == CPU_KIND else f"CUDA:{number}"
+
+
+def memory_of(source: Any, stream: int | None) -> Shared:
+    """The memory of an object with `__dlpack__` on a device whose work is on a stream: the other library has that wait for its own. Raises
+    DTypeError."""
+    capsule = source.__dlpack__() if stream is None else source.__dlpack__(stream=stream)
+    if not _is_capsule(capsule, _NAME):
+        raise DTypeError(f"from_dlpack of {type(source).__name__}: its __dlpack__ returns no capsule of the name dltensor")
+    tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
+    dtype = _dtype_of(tensor)
+    if dtype is None:
+        raise DTypeError(f"from_dlpack of {type(source).__name__}: svod has no dtype of DLPack's code {tensor.code}, {tensor.bits} bits "
+                         f"and {tensor.lanes} lanes")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else row_major(shape)
+    return Shared((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, capsule)
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of contiguous memory."""
+    return tuple(math.prod(shape[a + 1:]) for a in range(len(shape)))
+
+
+def _dtype_of(tensor: _DLTensor) -> DType | None:
+    if tensor.lanes != 1:
+        return None
+    if tensor.code == _BFLOAT:
+        return dtypes.bfloat16 if tensor.bits == 16 else None
+    known = [d for d in STORABLE if d != dtypes.bfloat16 and _CODES.get(d.kind) == tensor.code and 8 * d.itemsize == tensor.bits]
+    return known[0] if known else None
+
+
+def array_of(source: Any) -> tuple[Array, bool]:
+    """An array over the host memory of an object with `__dlpack__`, and whether it holds bfloat16 as its bits. Raises DTypeError."""
     try:
         return np.from_dlpack(source), False
     except _REFUSED as error:
@@ -90,11 +152,18 @@ def _bfloat16_bits(source: Any) -> Array | None:
 
 
 def bfloat16_capsule(bits: Array) -> Any:
-    """A capsule over bfloat16 bits, given as uint16. The array lives until the consumer of the capsule releases it, and forever if there is
-    no consumer."""
-    shape = (ctypes.c_int64 * max(1, bits.ndim))(*bits.shape)
-    strides = (ctypes.c_int64 * max(1, bits.ndim))(*(s // 2 for s in bits.strides))
-    tensor = _DLTensor(bits.ctypes.data, *CPU, bits.ndim, _BFLOAT, 16, 1, shape, strides, 0)
+    """A capsule over bfloat16 bits, given as uint16: `capsule_over`."""
+    return capsule_over(Shared(bits.ctypes.data, dtypes.bfloat16, bits.shape, tuple(s // 2 for s in bits.strides), bits), CPU)
+
+
+def capsule_over(memory: Shared, device: tuple[int, int]) -> Any:
+    """A capsule over memory of a DLPack device. Its owner lives until the consumer of the capsule releases it, and forever if there is no
+    consumer."""
+    ndim = len(memory.shape)
+    shape = (ctypes.c_int64 * max(1, ndim))(*memory.shape)
+    strides = (ctypes.c_int64 * max(1, ndim))(*memory.strides)
+    code = _BFLOAT if memory.dtype == dtypes.bfloat16 else _CODES[memory.dtype.kind]
+    tensor = _DLTensor(memory.address, *device, ndim, code, 8 * memory.dtype.itemsize, 1, shape, strides, 0)
     managed = _DLManagedTensor(tensor, None, _release)
-    _exported[ctypes.addressof(managed)] = (managed, bits, shape, strides)
+    _exported[ctypes.addressof(managed)] = (managed, memory.owner, shape, strides)
     return _new_capsule(ctypes.addressof(managed), _NAME, None)

@@ -76,6 +76,11 @@ def device_called(name: str) -> str:
     return called
 
 
+def space_of(device: str) -> Any:
+    """The backend of a device, whose memory tensors' memory is."""
+    return _module(PIPELINE).space_of(device)
+
+
 def _module(name: str) -> Any:
     return sys.modules.get(name) or importlib.import_module(name)
 

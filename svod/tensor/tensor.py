@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,7 @@ from svod.tensor.realize import (
     note_assignment,
     prepare_tensors,
     realize_tensors,
+    space_of,
 )
 from svod.tensor.ufuncs import apply_ufunc
 
@@ -132,25 +134,62 @@ class Tensor(Random):
 
     # -- memory shared with other libraries -------------------------------------------------------
     def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:
-        return dlpack.CPU
+        """DLPack's type and number of the device. Raises DeviceError for memory that no other library can use."""
+        if self.device == HOST:
+            return dlpack.CPU
+        kind: tuple[builtins.int, builtins.int] | None = space_of(self.device).dlpack_device
+        if kind is None:
+            raise DeviceError(f"__dlpack__ of a tensor on {self.device}: other libraries cannot use memory there; share t.to('CPU')")
+        return kind
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None) -> Any:
         """Compute the tensor now and return a DLPack capsule over its memory. `torch.from_dlpack(t)` and `numpy.from_dlpack(t)` call it.
-        Raises DeviceError for a device other than the CPU, and BufferError for read-only memory that the protocol cannot mark."""
-        if dl_device is not None and (builtins.int(dl_device[0]), builtins.int(dl_device[1])) != dlpack.CPU:
-            raise DeviceError(f"__dlpack__ for DLPack device {tuple(dl_device)}: tensors live on the CPU, {dlpack.CPU}")
+        svod waits for its own work, so nothing is left to do on `stream`. Raises DeviceError for a device other than the tensor's and the
+        CPU, and BufferError for read-only memory that the protocol cannot mark."""
+        own = self.__dlpack_device__()
+        wanted = own if dl_device is None else (builtins.int(dl_device[0]), builtins.int(dl_device[1]))
+        if wanted != own:
+            if wanted != dlpack.CPU or copy is False:
+                raise DeviceError(f"__dlpack__ for DLPack device {wanted}: the tensor is on {self.device}, {own}")
+            return self.cpu().__dlpack__(max_version=max_version)
+        if own != dlpack.CPU:
+            return (self.clone() if copy else self)._device_capsule(own)
         values = self._values().copy() if copy else self._shared_values()
         if self.dtype == dtypes.bfloat16:
             return dlpack.bfloat16_capsule(values)
         # NumPy 1 does not accept max_version: it raises TypeError, and the caller asks again without max_version
         return values.__dlpack__() if max_version is None else values.__dlpack__(max_version=max_version)
 
+    def _device_capsule(self, device: tuple[builtins.int, builtins.int]) -> Any:
+        """A capsule over the tensor's memory on a device. Others can write to it from now on."""
+        buffer = buffer_of(graph.base_of(self.realize().contiguous().realize().uop))
+        memory = buffer.share_on(space_of(self.device))
+        share(buffer)
+        shape, strides = shape_at(self.shape), dlpack.row_major(layout_shape(self.shape))
+        return dlpack.capsule_over(dlpack.Shared(memory.address, self.dtype, shape, strides, (buffer, memory)), device)
+
     @classmethod
     def from_dlpack(cls, source: Any) -> Tensor:
-        """Make a tensor of a CPU object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array). The tensor shares C-contiguous memory
-        and copies any other. Raises DeviceError and DTypeError."""
+        """Make a tensor of an object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array) on the CPU or on CUDA. The tensor shares
+        its memory; on the CPU it copies memory that is not C-contiguous. On CUDA the axes may lie in any order, without gaps. Raises
+        DeviceError and DTypeError."""
+        device = dlpack.device_of(source)
+        if device != HOST:
+            return cls._from_device(source, device_called(device))
         array, is_bfloat16 = dlpack.array_of(source)
         return _in_memory(array, dtypes.bfloat16) if is_bfloat16 else cls(array)
+
+    @classmethod
+    def _from_device(cls, source: Any, device: str) -> Tensor:
+        space = space_of(device)
+        shared = dlpack.memory_of(source, space.dlpack_stream)
+        if 0 in shared.shape:
+            return cls.zeros(shared.shape, dtype=shared.dtype)
+        order = shared.order
+        node = graph.buffer(shared.dtype, math.prod(shared.shape), device)
+        buffer_of(node).place(space, shared)
+        view = graph.reshape(node, [shared.shape[a] for a in order])
+        return cls.from_uop(graph.permute(view, sorted(range(len(order)), key=order.__getitem__)))
 
     def item(self) -> Scalar:
         """The value of a tensor of one element, as a Python scalar."""

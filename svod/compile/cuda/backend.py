@@ -67,6 +67,7 @@ class Cuda(_Nvidia):
     def __init__(self, ordinal: int = 0, open_driver: Callable[[], Driver] = open_driver, pair: Nvptx | None = None) -> None:
         super().__init__(pair or Nvptx())
         self.ordinal, self._open = ordinal, open_driver
+        self.dlpack_device = (2, ordinal)       # kDLCUDA
         self._device: GpuDevice | None = None
         self._others: dict[str, Backend] = {}
         self._lock = threading.Lock()
@@ -94,6 +95,10 @@ class Cuda(_Nvidia):
             if self._device is None:
                 self._device = GpuDevice(self._open(), self.ordinal)
             return self._device
+
+    @property
+    def dlpack_stream(self) -> int:
+        return self.gpu.stream
 
     def target(self, threads: int | None = None) -> Target:
         return self.gpu.target()

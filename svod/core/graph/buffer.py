@@ -48,7 +48,8 @@ def aligned_empty(size: int, dtype: DType) -> Array:
 class Memory(Protocol):
     """Memory of a device. It is freed with the object."""
 
-    address: int
+    @property
+    def address(self) -> int: ...
 
 
 class Space(Protocol):
@@ -173,6 +174,13 @@ class Buffer:
     def place(self, space: Space, memory: Memory) -> None:
         """Be memory of another library on a device. Others write to it, so what was read of it before counts for nothing."""
         self._place, self.shared = _Place(space, memory, foreign=True), True
+
+    def share_on(self, space: Space) -> Memory:
+        """The memory on a device, which others can write to from now on."""
+        memory = self.memory_on(space)
+        assert self._place is not None
+        self._place.foreign = self._place.ahead = True
+        return memory
 
     def memory_on(self, space: Space, *, content: bool = True) -> Memory:
         """The memory on a device, with the newest content. It is copied there unless it lies there already; each time, where others than
