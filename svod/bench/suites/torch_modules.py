@@ -88,9 +88,11 @@ def leaves(outputs: Any) -> list[Any]:
 
 
 def compiled(module: Any, **options: Any) -> Any:
-    """`torch.compile` of a module, of a decoding loop: of its step."""
+    """`torch.compile` of a module, of a decoding loop: of its step. For svod Dynamo traces recurrent layers too (docs/pytorch.md)."""
     import torch
+    import torch._dynamo
 
+    torch._dynamo.config.allow_rnn = options.get("backend") == "svod"
     return module.compiled(**options) if isinstance(module, Decoding) else torch.compile(module, **options)
 
 
@@ -300,7 +302,7 @@ def wav2vec2(scale: Scale) -> Made:
 
 @_model("others")
 def lstm(scale: Scale) -> Made:
-    """Two layers of LSTM, which Dynamo leaves to PyTorch."""
+    """Two layers of LSTM, which Dynamo leaves to PyTorch unless it is told otherwise (`compiled`)."""
     import torch
 
     width = scale.width // 2
