@@ -268,6 +268,17 @@ def test_report() -> None:
     assert graph.is_whole and graph.kernels >= 1 and graph.calls == 1 and graph.weights >= 6 and "Net" in str(svod.torch.report())
 
 
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_where_dynamo_traces_them(layer: Any) -> None:
+    model, x = layer(4, 5, 2, batch_first=True).eval(), torch.randn(2, 3, 4)
+    with torch._dynamo.config.patch(allow_rnn=True), torch.inference_mode():
+        compiled = torch.compile(model, backend="svod", options={"strict": True})
+        before = len(svod.torch.report().graphs)
+        got = compiled(x)[0]
+    assert len(svod.torch.report().graphs) > before
+    torch.testing.assert_close(got, model(x)[0])
+
+
 def test_an_exported_lstm() -> None:
     model, x = torch.nn.LSTM(4, 5, 2, batch_first=True).eval(), torch.randn(2, 3, 4)
     out, (h, c) = svod.torch.compile(model, x)(x)

@@ -302,7 +302,7 @@ def wav2vec2(scale: Scale) -> Made:
 
 @_model("others")
 def lstm(scale: Scale) -> Made:
-    """Two layers of LSTM, which Dynamo leaves to PyTorch unless it is told otherwise (`compiled`)."""
+    """Two layers of LSTM."""
     import torch
 
     width = scale.width // 2
