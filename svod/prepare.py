@@ -30,12 +30,12 @@ from svod.core.graph.callback import HostCall, HostFunction, calls_back, functio
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import HOST, Target
+from svod.core.machine.target import DISK, HOST, Target
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
 from svod.core.schedule.schedule import Schedule, copies_to
 from svod.core.schedule.schedule_cache import schedule_of
 from svod.core.schedule.schedule_check import check_schedule
-from svod.errors import ConfigError, ScheduleError
+from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
@@ -199,6 +199,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
 def device_called(name: str) -> str:
     """The device that people call `name` ("cuda:0", "WebGPU"), as graphs name it. Raises UnsupportedError for one that svod has not, and
     DeviceError for one that is not there."""
+    if name.upper().startswith(DISK):
+        raise DeviceError(f"a copy to {name}: files are read only, Tensor.from_file; svod.nn.save writes files")
     return device_named(name).backend.target().device
 
 
@@ -214,12 +216,19 @@ class Places:
     def __init__(self, schedule: Schedule, config: PrepareConfig) -> None:
         self._config = config
         self._named: dict[str, str] = {}        # device of the graph → that of the plan
-        computing = [self.device_of(c.args[0].src[1].arg) for c in schedule.calls if not copies_to(c.ast)]
+        computed = [c.args[0].src[1].arg for c in schedule.calls if not copies_to(c.ast)]
+        for name in computed:
+            if name.startswith(DISK):
+                raise DeviceError(f"a value is to be computed on {name}: a file holds values and computes none; copy it first, as a whole "
+                                  f"or parts that are contiguous, .to({HOST!r})")
+        computing = [self.device_of(name) for name in computed]
         others = [self.device_of(u.src[1].arg) for u in (*schedule.outputs, *(a for c in schedule.calls for a in c.args))]
         self.main = HOST if HOST in computing else next(iter((*computing, *others)), self.device_of(HOST))
 
     def device_of(self, name: str) -> str:
         """The device that runs what the graph has on the device `name`."""
+        if name.startswith(DISK):
+            return HOST     # whose memory files are mapped to
         if name not in self._named:
             self._named[name] = device_called((self._config.device or HOST) if name == HOST else name)
         return self._named[name]

@@ -10,6 +10,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
 from svod.core.machine.target import Target
-from svod.errors import DeviceError, LaunchError, ScheduleError, UnsupportedError
+from svod.errors import DeviceError, LaunchError, ScheduleError, ShapeError, UnsupportedError
 from svod.tracing import graphs
 from tests.toy_backend.backend import Toy
 from tests.toy_backend.target import TOY
@@ -343,6 +344,80 @@ def test_memory_that_a_plan_writes_is_not_under_another_buffer(toys: tuple[Count
     x[0] = same[1] * 2
     with pytest.raises(ScheduleError, match=r"share .* bytes of memory"):
         x.realize(PrepareConfig(device="TOY"))
+
+
+# -- files ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def file(tmp_path: Path) -> tuple[Path, Array]:
+    """A file of float32 after 6 bytes of something else, and its values."""
+    values = RNG.standard_normal((7, 5, 3)).astype(np.float32)
+    path = tmp_path / "values.bin"
+    path.write_bytes(b"header" + values.tobytes())
+    return path, values
+
+
+def test_a_file_is_a_tensor_that_is_copied_from(toys: tuple[Counting, Counting], file: tuple[Path, Array],
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("svod.compile.plan.part.PIECE", 128)
+    path, values = file
+    t = Tensor.from_file(path, "float32", values.shape, 6)
+    assert t.device == f"DISK:{path}" and t.is_realized and "realized on DISK" in repr(t)
+    for device in ("CPU", "TOY"):
+        np.testing.assert_array_equal((t.to(device) + 1).numpy(), values + 1)
+    assert [n for kind, n in toys[0].taken() if kind == "in"] == [128] * 3 + [36], "in pieces"
+    np.testing.assert_array_equal(t.numpy(), values)
+    assert pickle.loads(pickle.dumps(t)).device == "CPU"
+    raw = Tensor.from_file(path)
+    assert raw.shape == (path.stat().st_size,) and bytes(raw[:6].numpy()) == b"header"
+
+
+def test_contiguous_parts_are_copied_without_a_kernel(toys: tuple[Counting, Counting], file: tuple[Path, Array]) -> None:
+    path, values = file
+    on_disk = Tensor.from_file(path, "float32", values.shape, 6)
+    for t in (on_disk, Tensor(values), Tensor(values).to("TOY2").realize()):
+        for view, wanted in ((t[2:4], values[2:4]), (t[3, 1:4], values[3, 1:4]), (t[6, 4, 1:2], values[6, 4, 1:2]),
+                             (t.reshape(35, 3)[7:9].reshape(6)[1:5], values.reshape(35, 3)[7:9].reshape(6)[1:5])):
+            there = view.to("TOY")
+            plan = there.prepare()
+            plan.execute()
+            assert [k.opts_source for k in plan.kernels] == ["copy"]
+            np.testing.assert_array_equal(there.numpy(), wanted)
+            assert [n for kind, n in toys[0].taken() if kind == "in"] == [wanted.nbytes]
+    for part in (Tensor(values)[:, 1:3], Tensor(values).transpose(0, 1), Tensor(values)[::2]):      # others by way of a kernel
+        np.testing.assert_array_equal(part.to("TOY").numpy(), part.numpy())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_which_parts_are_contiguous(seed: int) -> None:
+    """A view is contiguous where NumPy says so, and begins where NumPy's does."""
+    rng = random.Random(seed)
+    shape = tuple(rng.choice([1, 2, 3, 5]) for _ in range(rng.randint(1, 4)))
+    memory = np.arange(np.prod(shape), dtype=np.int32)
+    array, node = memory.reshape(shape), graph.reshape(graph.buffer(Tensor(memory).dtype, memory.size), shape)
+    for _ in range(rng.randint(1, 3)):
+        bounds = [sorted(rng.sample(range(n + 1), 2)) for n in array.shape]
+        array, node = array[tuple(slice(*b) for b in bounds)], graph.shrink(node, [(b, e) for b, e in bounds])
+    part = graph.part_of_memory(node)
+    assert (part is not None) == array.flags.c_contiguous
+    if part is not None:
+        assert part[1] == array.flat[0]
+
+
+def test_what_files_refuse(toys: tuple[Counting, Counting], file: tuple[Path, Array]) -> None:
+    path, values = file
+    t = Tensor.from_file(path, "float32", values.shape, 6)
+    for computed in (t + 1, t.transpose(0, 1).to("CPU"), t[:, 1:3].to("TOY")):
+        with pytest.raises(DeviceError, match=r"a file holds values and computes none; .*\.to\('CPU'\)"):
+            computed.realize()
+    with pytest.raises(DeviceError, match="files are read only"):
+        Tensor(X).to(f"DISK:{path}")
+    with pytest.raises(ShapeError, match="no whole number of float32"):
+        Tensor.from_file(path, "float32")
+    with pytest.raises(DeviceError, match="end at byte"):
+        Tensor.from_file(path, "float32", (200, 3))
+    with pytest.raises(DeviceError, match="cannot be mapped"):
+        Tensor.from_file(path / "nothing")
+    assert Tensor.from_file(path, "float32", (0, 3)).shape == (0, 3)
 
 
 # -- the memory itself ----------------------------------------------------------------------------------------

@@ -3,22 +3,23 @@ from __future__ import annotations
 
 import builtins
 import math
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from svod.core.graph import graph
-from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_of, float32_to_bfloat16_bits
+from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_from_bytes, buffer_of, float32_to_bfloat16_bits, map_file
 from svod.core.graph.changes import note_change, share
 from svod.core.ir.dtype import DType, dtypes, is_dtype_name, to_numpy
 from svod.core.ir.origin import origin_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import is_symbolic, layout_shape, shape_at
-from svod.core.machine.target import HOST
+from svod.core.machine.target import DISK, HOST
 from svod.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from svod.tensor import dlpack
-from svod.tensor.base import Array, DTypeLike, Scalar, check_integers, live_tensors
+from svod.tensor.base import Array, DTypeLike, Scalar, as_dtype, check_integers, extents_argument, live_tensors
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.random import Random
 from svod.tensor.realize import (
@@ -86,6 +87,8 @@ class Tensor(Random):
             if self.dtype == dtypes.bfloat16:
                 return float32_to_bfloat16_bits(np.full(shape_at(self.shape), const.arg, np.float32))
             return np.full(shape_at(self.shape), const.arg, to_numpy(self.dtype))
+        if not is_realized(self) and self.device.startswith(DISK):
+            return self.cpu()._values(away)
         self.realize()
         if self._memory is not None:
             return self._memory
@@ -167,6 +170,23 @@ class Tensor(Random):
         share(buffer)
         shape, strides = shape_at(self.shape), dlpack.row_major(layout_shape(self.shape))
         return dlpack.capsule_over(dlpack.Shared(memory.address, self.dtype, shape, strides, (buffer, memory)), device)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], dtype: DTypeLike = dtypes.uint8, shape: tuple[builtins.int, ...] | None = None,
+                  offset: builtins.int = 0) -> Tensor:
+        """The content of a file from byte `offset` on, little-endian, on the device DISK:path: the file is mapped, and nothing is read.
+
+        Copies of it, and of contiguous parts of it, `t[2:4].to("CUDA")`, read what they need, in pieces. `shape`: by default all that is
+        left of the file. The file must not change while the tensor lives. Raises DeviceError for a file that cannot be mapped or is too
+        short, ShapeError for one that holds no whole number of elements."""
+        mapped, kind, name = map_file(path), as_dtype(dtype), os.path.abspath(path)
+        left, rest = divmod(mapped.size - offset, kind.itemsize)
+        if shape is None and (rest or left < 0):
+            raise ShapeError(f"from_file of {name}: {mapped.size - offset} bytes are no whole number of {kind.name}; give a shape")
+        extents = extents_argument("from_file", (left,) if shape is None else shape)
+        if 0 in extents:
+            return cls.zeros(extents, dtype=kind)
+        return cls.from_uop(graph.reshape(buffer_from_bytes(mapped, offset, kind, math.prod(extents), f"{DISK}:{name}"), extents))
 
     @classmethod
     def from_dlpack(cls, source: Any) -> Tensor:
@@ -256,7 +276,7 @@ class Tensor(Random):
         const = constant_value(self.uop)
         if const is not None:
             return Tensor.full, (self.shape, const.arg, self.dtype)
-        return _in_memory, (self._values(away=True), self.dtype, self.device)
+        return _in_memory, (self._values(away=True), self.dtype, HOST if self.device.startswith(DISK) else self.device)
 
     def assign(self, value: Operand) -> Tensor:
         """Write `value` (broadcast, cast to this dtype) into this tensor's memory when it is realised; returns self.

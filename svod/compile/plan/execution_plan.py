@@ -403,7 +403,8 @@ class ExecutionPlan:
         elif isinstance(k.loaded, Transfer):
             addresses, _ = self._queue.arguments(number)
             to, source = (self._part_of(b) for b in k.buffers)
-            copy_between(to, addresses[0], source, addresses[1], k.loaded.nbytes)
+            read = self._arrays.get(k.buffers[1], self.buffers[k.buffers[1]].array)
+            copy_between(to, addresses[0], source, addresses[1], k.loaded.nbytes, None if source.is_remote else read)
         else:
             queue, runs = self._elsewhere[number]
             for launches in runs:

@@ -18,10 +18,8 @@ from svod.compile.backend import LaunchQueue, backend_named
 from svod.compile.plan.host_item import Elsewhere, HostProgram
 from svod.compile.plan.memory_planner import BufferPlacement, plan_memory
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, Variant, address_of
-from svod.core.graph.buffer import Array, Buffer, Memory, aligned_empty
+from svod.core.graph.buffer import PIECE, Array, Buffer, Memory, aligned_empty, give_back
 from svod.core.ir.dtype import dtypes
-
-STAGED = 32 << 20       # bytes that are copied between two devices at a time, through the host
 
 
 class Part:
@@ -128,20 +126,24 @@ def buffer_over(array: Array) -> Buffer:
     return buffer
 
 
-def copy_between(to: Part, address: int, source: Part, source_address: int, nbytes: int) -> None:
-    """Copy from the memory of one device to that of another. One of them, or both, may be the host."""
-    if not to.is_remote and not source.is_remote:
-        raise AssertionError("two parts of a plan are the host")
-    if not source.is_remote:
-        to.backend.copy_in(address, source_address, nbytes)
-    elif not to.is_remote:
-        source.backend.copy_out(address, source_address, nbytes)
-    else:
-        piece = aligned_empty(min(nbytes, STAGED), dtypes.uint8)
-        for start in range(0, nbytes, STAGED):
-            size = min(STAGED, nbytes - start)
+def copy_between(to: Part, address: int, source: Part, source_address: int, nbytes: int, read: Array | None) -> None:
+    """Copy from the memory of one device to that of another, in pieces. One of them, or both, may be the host, whose memory files are
+    mapped to. `read`: the array of the host that the source lies in, if it is one; what was read of a file is given back."""
+    piece = aligned_empty(min(nbytes, PIECE), dtypes.uint8) if to.is_remote and source.is_remote else None
+    given = read.reshape(-1).view(np.uint8)[source_address - address_of(read):] if read is not None else None
+    for start in range(0, nbytes, PIECE):
+        size = min(PIECE, nbytes - start)
+        if piece is not None:
             source.backend.copy_out(address_of(piece), source_address + start, size)
             to.backend.copy_in(address + start, address_of(piece), size)
+        elif to.is_remote:
+            to.backend.copy_in(address + start, source_address + start, size)
+        elif source.is_remote:
+            source.backend.copy_out(address + start, source_address + start, size)
+        else:
+            ctypes.memmove(address + start, source_address + start, size)
+        if given is not None:
+            give_back(given[start:start + size])
 
 
 def array_at(address: int, nbytes: int) -> Array:

@@ -138,7 +138,7 @@ def build_plan(unbound: UnboundPlan, compiled: Mapping[str, Compiled], arrays: S
         if c.kernel in unbound.copies:
             transfer = unbound.copies[c.kernel]
             kernels.append(PreparedKernel(transfer.spec, transfer, c.args, name, c.kernel, (), "copy", "from device to device", c.origin,
-                                          None, c.level, c.why))
+                                          None, c.level, c.why, tuple(k * transfer.dtype.itemsize for k in c.offsets)))
             continue
         known = (elsewhere or {}).get(c.device, {}) if c.device else compiled
         if c.kernel not in known:

@@ -305,22 +305,26 @@ def give_back(array: Array) -> None:
         base.madvise(mmap.MADV_DONTNEED, start, length)
 
 
-def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int) -> UOp:
+def buffer_from_bytes(mapped: Array, offset: int, dtype: DType, size: int, device: str = HOST) -> UOp:
     """A new, read-only BUFFER node over `size` elements of `dtype` that lie `offset` bytes into `mapped` (what `map_file` gives),
     little-endian. Nothing is copied, unless the elements do not lie at multiples of their size: such a buffer is copied when its memory is
     first asked for.
 
-    The memory is ordinary CPU memory that fills itself from the file, so kernels read it in place and a mapped file never decides where
-    something is computed. Raises DeviceError for bytes outside `mapped`."""
+    The memory is ordinary CPU memory that fills itself from the file, so kernels read it in place; on a `device` DISK:path it is only
+    copied from. Raises DeviceError for bytes outside `mapped`."""
     nbytes = size * dtype.itemsize
     if offset < 0 or size < 0 or offset + nbytes > mapped.size:
         raise DeviceError(f"{size} elements of {dtype.name} at byte {offset} end at byte {offset + nbytes}; there are {mapped.size}")
     part = mapped[offset:offset + nbytes]
+    node = graph.buffer(dtype, size, device)
     if size and part.ctypes.data % dtype.itemsize:
-        node = graph.buffer(dtype, size)
         buffer_of(node).bind_bytes(part)
         return node
-    return buffer_from_numpy(part.view(to_numpy(dtype)), dtype)
+    array = part.view(to_numpy(dtype))
+    buffer = buffer_of(node)
+    buffer.bind(array)
+    buffer.given, buffer.shared = array, True
+    return node
 
 
 def float32_to_bfloat16_bits(values: Array) -> Array:

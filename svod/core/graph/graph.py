@@ -362,6 +362,22 @@ def _infer_device(u: UOp) -> str | None:
     return found
 
 
+def part_of_memory(u: UOp) -> tuple[UOp, int] | None:
+    """The BUFFER or AFTER of which u is a contiguous part, in its order, and the element at which it begins; None for any other node."""
+    first = 0
+    while u.op not in (Ops.BUFFER, Ops.AFTER):
+        if u.op not in (Ops.RESHAPE, Ops.DETACH, Ops.SHRINK) or is_symbolic(shape_of(u)) or is_symbolic(shape_of(u.src[0])):
+            return None
+        if u.op is Ops.SHRINK:
+            outer = shape_of(u.src[0])
+            cut = [a for a, (begin, end) in enumerate(u.arg) if end - begin != outer[a]]
+            if cut and any(end - begin != 1 for begin, end in u.arg[:cut[-1]]):
+                return None
+            first += sum(begin * math.prod(outer[a + 1:]) for a, (begin, _) in enumerate(u.arg))
+        u = u.src[0]
+    return u, first
+
+
 def is_transfer(copy: UOp) -> bool:
     """Whether a COPY moves a value from one device to another. What reads no memory is computed where the copy is to be."""
     return device_of(copy.src[0]) not in (None, copy.src[1].arg)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from svod.core.ir.dtype import DType
 
 NO_LIMIT = (1 << 63) - 1
+DISK = "DISK"    # devices of this name, DISK:path, are mapped files: they hold values and compute none
 HOST = "CPU"     # the device whose memory NumPy arrays are in, and where values are computed unless another device is named
 
 

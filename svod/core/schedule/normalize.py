@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from svod.core.graph.callback import is_callback
-from svod.core.graph.graph import base_of, is_kernel_store, is_transfer, permute, reshape, shape_of, shrink
+from svod.core.graph.graph import base_of, is_kernel_store, is_transfer, part_of_memory, permute, reshape, shape_of, shrink
 from svod.core.graph.join import expand_joins
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
@@ -108,7 +108,7 @@ def _roots_at(node: UOp) -> Iterator[tuple[UOp, str]]:
                 yield base_of(s), f"operand of a {kind}"
         yield node, kind
     elif node.op is Ops.COPY:
-        if is_transfer(node) and base_of(node.src[0]).op not in _MEMORY:
+        if is_transfer(node) and base_of(node.src[0]).op not in _MEMORY and part_of_memory(node.src[0]) is None:
             yield base_of(node.src[0]), "copied to another device"
         yield node, "copy"
     elif node.op is Ops.CALL:

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from svod.core.graph.callback import call_of, callback_ast, is_callback
-from svod.core.graph.graph import base_of, device_of, is_transfer, shape_of, storage_of, storage_size, storage_view
+from svod.core.graph.graph import base_of, device_of, is_transfer, part_of_memory, shape_of, storage_of, storage_size, storage_view
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.origin import origin_of
 from svod.core.ir.param import Param
@@ -389,12 +389,15 @@ class _Builder:
         self.pending.append(_Pending(ast, [out, *operands], [0] * (1 + len(operands)), 1, name.lower(), origin_of(u) or "", why, (), u))
 
     def add_transfer(self, u: UOp, why: str) -> None:
-        """Add the copy of a buffer to another device."""
-        args = [Version(self.buffer_of[u], 0), self.version_under(u.src[0])]
-        to, source = (UOp(Ops.PARAM, b.dtype, (), Param(slot, b.arg)) for slot, (b, _) in enumerate(args))
+        """Add the copy of a buffer, or of a contiguous part of one, to another device."""
+        base = base_of(u.src[0])
+        part = None if base.op in (Ops.BUFFER, Ops.AFTER) or base in self.buffer_of else part_of_memory(u.src[0])
+        read, first = (self.version_under(u.src[0]), 0) if part is None else (self.version(part[0]), part[1])
+        args = [Version(self.buffer_of[u], 0), read]
+        to, source = (UOp(Ops.PARAM, u.dtype, (), Param(slot, args[0].buffer.arg)) for slot in range(2))
         where = UOp(Ops.INDEX, u.dtype, (to, UOp.const(dtypes.index, 0)))
         ast = UOp(Ops.SINK, dtypes.void, (UOp(Ops.STORE, dtypes.void, (where, u.replace(src=(source, u.src[1])))),))
-        self.pending.append(_Pending(ast, args, [0, 0], 1, "copy", origin_of(u) or "", why, (), u))
+        self.pending.append(_Pending(ast, args, [0, first], 1, "copy", origin_of(u) or "", why, (), u))
 
     def add_calls(self, head: UOp, why: str) -> None:
         """Add the kernels of a call, or of all iterations of a loop."""
