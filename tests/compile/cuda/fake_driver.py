@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import sys
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
+from svod.compile.backend import BACKENDS
 from svod.compile.cuda.backend import Cuda
 from svod.compile.cuda.code import Nvptx
 from svod.compile.cuda.driver import Driver, OutOfMemory
@@ -21,9 +25,11 @@ SIZES = {"major": 9, "minor": 0, "units": 4, "unit_threads": 128, "unit_groups":
 
 
 class FakeDriver(Driver):
-    """A GPU with small groups. `room`: bytes of its memory; `failing`: a kernel that does what it must not."""
+    """A GPU with small groups. `room`: bytes of its memory; `sizes`: what differs from `SIZES`; `failing`: a kernel that does what it must
+    not."""
 
-    def __init__(self, room: int = 1 << 28) -> None:
+    def __init__(self, room: int = 1 << 28, sizes: Mapping[str, int] | None = None) -> None:
+        self.sizes = {**SIZES, **(sizes or {})}
         self.calls: list[tuple[Any, ...]] = []
         self.room, self.failing = room, ""
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
@@ -46,7 +52,7 @@ class FakeDriver(Driver):
         return f"fake GPU {device}"
 
     def attribute(self, device: int, what: str) -> int:
-        return SIZES[what]
+        return self.sizes[what]
 
     def retain_context(self, device: int) -> int:
         return 100 + device
@@ -161,6 +167,15 @@ class Interpreted(Nvptx):
 
     def image_of(self, source: str, arch: str) -> tuple[str, bytes, tuple[KernelReport, ...]]:
         return "ir", source.encode(), ()
+
+
+def stand_in(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the device CUDA be this driver's."""
+    module = types.ModuleType("svod_fake_cuda")
+    module.BACKEND = fake_backend(driver)       # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(BACKENDS, "CUDA", module.__name__)
+    monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
 
 
 def fake_backend(driver: FakeDriver) -> Cuda:

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import ctypes
-import types
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import svod
 from svod import Tensor, Variable
-from svod.compile.backend import BACKENDS, backend_named, device_named
+from svod.compile.backend import backend_named, device_named
 from svod.compile.cuda import driver as driver_module
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.code import CudaCode
@@ -25,7 +24,7 @@ from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import STORABLE
 from svod.errors import CompileError, DeviceError, UnsupportedError
 from svod.tensor import dlpack
-from tests.compile.cuda.fake_driver import FakeDriver, fake_backend
+from tests.compile.cuda.fake_driver import FakeDriver, stand_in
 
 RNG = np.random.default_rng(0)
 X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (18, 13), (13, 7)))
@@ -36,11 +35,7 @@ ONLY = replace(CONFIG, device="CUDA:sm_90")
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     driver = FakeDriver()
-    module = types.ModuleType("svod_fake_cuda")
-    module.BACKEND = fake_backend(driver)       # type: ignore[attr-defined]
-    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
-    monkeypatch.setitem(BACKENDS, "CUDA", module.__name__)
-    monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
+    stand_in(driver, monkeypatch)
     yield driver
 
 
