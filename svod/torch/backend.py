@@ -110,8 +110,8 @@ def cannot(inputs: Sequence[Any]) -> str | None:
         return ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or torch.no_grad(), or "
                 "give its parameters requires_grad_(False)")
     for t in tensors:
-        if t.device.type != "cpu":
-            return f"it has tensors on {t.device}; svod compiles for the CPU"
+        if t.device.type not in ("cpu", "cuda"):
+            return f"it has tensors on {t.device}; svod compiles for the CPU and CUDA"
         if not is_representable(t):
             return f"it has {str(t.dtype if t.layout is torch.strided else t.layout).removeprefix('torch.')} tensors"
     return None

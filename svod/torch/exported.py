@@ -18,10 +18,11 @@ _STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR"}
 
 
 def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
-            **kwargs: Any) -> Compiled:
+            device: str | None = None, **kwargs: Any) -> Compiled:
     """The module as a function that svod runs. `args` and `kwargs`: example inputs, whose sizes it takes; `dynamic_shapes`, as
     torch.export.export takes them, names the axes that may differ, with a plan for each size. `mode` and `options` are those of
-    torch.compile(backend="svod").
+    torch.compile(backend="svod"). `device`: the option of that name, what computes tensors of PyTorch's CPU; those on CUDA are computed
+    where they are.
 
     Weights are constants, packed once; a change in them is seen. Buffers that the module changes are written in place.
 
@@ -29,7 +30,7 @@ def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | Non
     operations that svod has not."""
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"svod.torch.compile takes a torch.nn.Module and example inputs, got {type(module).__name__}")
-    settings = Settings.of(mode, options)
+    settings = Settings.of(mode, options if device is None else {**(options or {}), "device": device})
     try:
         with torch.no_grad():
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
@@ -109,7 +110,7 @@ class Compiled:
                 wrong.append(f"argument {i}: {example!r} was compiled in, got {t!r}")
             if isinstance(t, torch.Tensor) and not is_representable(t):
                 kind = str(t.layout).removeprefix("torch.")
-                wrong.append(f"argument {i}: a {kind} tensor on {t.device}; svod reads strided tensors on the CPU")
+                wrong.append(f"argument {i}: a {kind} tensor on {t.device}; svod reads strided tensors on the CPU and CUDA")
         if wrong:
             raise ShapeError(f"{self.function.name}: " + "; ".join(wrong) + ". dynamic_shapes= names axes that may differ")
 

@@ -171,7 +171,8 @@ class GraphFunction:
 def _form(argument: Any) -> Any:
     """What a plan depends on of an argument that is no weight."""
     if isinstance(argument, torch.Tensor):
-        return argument.shape, argument.stride() if argument.layout is torch.strided else argument.layout, argument.dtype
+        return (argument.shape, argument.stride() if argument.layout is torch.strided else argument.layout, argument.dtype,
+                argument.device)
     return argument
 
 

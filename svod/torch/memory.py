@@ -1,7 +1,8 @@
-"""PyTorch tensors as arrays over the same memory, and back.
+"""PyTorch tensors as arrays over the same memory, or on a GPU as svod tensors over it, and back.
 
     a dense tensor whose axes lie in another order (channels_last)  ↔  a contiguous array and a permutation of its axes
     bfloat16  ↔  its bits as uint16
+    a tensor on cuda:1  ↔  a tensor on CUDA:1, by DLPack
 """
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from svod.core.graph import graph
+from svod.core.graph.buffer import buffer_of
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.machine.target import HOST
 from svod.errors import UnsupportedError
+from svod.tensor import Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,8 +38,22 @@ def svod_dtype(dtype: Any) -> DType:
 
 
 def is_representable(t: Any) -> bool:
-    """Whether svod can have the values of a tensor: dense, on the CPU, of a dtype that svod has."""
-    return t.dtype in DTYPES and t.layout is torch.strided and t.device.type == "cpu" and not t.is_quantized
+    """Whether svod can have the values of a tensor: dense, on the CPU or CUDA, of a dtype that svod has."""
+    return t.dtype in DTYPES and t.layout is torch.strided and (t.device.type == "cpu" or bool(gpu_of(t))) and not t.is_quantized
+
+
+def gpu_of(t: Any) -> str:
+    """The GPU that a tensor is on, as svod calls it; "" for any other tensor."""
+    return f"CUDA:{t.device.index or 0}" if t.device.type == "cuda" else ""
+
+
+def gpu_among(given: Sequence[Any]) -> str:
+    """The GPU that a graph of these inputs runs on; "": the CPU. PyTorch lets tensors without axes be on the CPU beside those of a GPU.
+    Raises UnsupportedError for tensors of several."""
+    found = sorted({gpu_of(t) for t in given if isinstance(t, torch.Tensor)} - {""})
+    if len(found) > 1:
+        raise UnsupportedError(f"tensors on {' and '.join(found)} in one graph")
+    return found[0] if found else ""
 
 
 def order_in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
@@ -66,6 +85,29 @@ def array_over(t: Any) -> Array:
     if t.dtype is torch.bfloat16:
         return t.view(torch.int16).numpy().view(np.uint16)     # type: ignore[no-any-return]
     return t.numpy()       # type: ignore[no-any-return]
+
+
+def memory_over(t: Any) -> Array | Tensor:
+    """What a plan reads for a contiguous tensor: the array over its memory, or the svod tensor on its GPU."""
+    return Tensor.from_dlpack(t.detach()) if gpu_of(t) else array_over(t)
+
+
+def svod_tensor(t: Any, *, shared: bool) -> Tensor:
+    """The svod tensor over the memory of a contiguous tensor. `shared`: others than svod may write to it."""
+    memory = memory_over(t)
+    if not isinstance(memory, Tensor):
+        return Tensor._over(memory, svod_dtype(t.dtype), shared)
+    buffer_of(graph.base_of(memory.uop)).shared = shared
+    return memory
+
+
+def torch_tensor(made: Tensor, dtype: Any, *, copied: bool) -> Any:
+    """The PyTorch tensor over the memory of a svod tensor, or of a copy."""
+    if made.device != HOST:
+        t = torch.from_dlpack(made)
+        return t.clone() if copied else t
+    array = made._memory if made._memory is not None else made._shared_values()
+    return tensor_over(array.copy() if copied else array, dtype)
 
 
 def tensor_over(array: Array, dtype: Any) -> Any:

@@ -1,6 +1,8 @@
 """The plan of an FX graph for given sizes and layouts, and how a call runs it.
 
     PyTorch tensors → arrays over their memory → one run of the plan → arrays → PyTorch tensors with the strides that PyTorch expects
+
+Where tensors are on a GPU, svod tensors over their memory stand for arrays, and the plan runs there.
 """
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from svod.config import PrepareConfig
+from svod.core.machine.target import HOST
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock
-from svod.torch.memory import TORCH_DTYPES, array_over, inverse, order_in_memory, svod_dtype, tensor_over
+from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, memory_over, order_in_memory, svod_dtype, svod_tensor, torch_tensor
 from svod.torch.translate import Missing, Translation, translate
 from svod.torch.weights import constant
 from svod.tracing.capture import capture
@@ -56,6 +59,7 @@ class Result(NamedTuple):
     shape: tuple[int, ...] | None = None        # to which axes of extent 1 are expanded
     strides: tuple[int, ...] | None = None      # of an output with gaps: it is copied there
     is_constant: bool = False
+    device: Any = None              # where the output is, if not where the run makes it: a constant of a graph on a GPU, a copy to the CPU
 
 
 class Plan:
@@ -75,7 +79,7 @@ class Plan:
         made: Any = ()
         start = time.perf_counter()
         if self.captured is not None:
-            made = self.captured.run([_array(given[i], order) for i, order in self.sources], {})
+            made = self.captured.run([_memory(given[i], order) for i, order in self.sources], {})
         self.runs += 1
         outputs = [_output(r, made, given) for r in self.results]
         for argument, number in self.copied:
@@ -84,25 +88,29 @@ class Plan:
         return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
 
 
-def _array(t: Any, order: tuple[int, ...] | None) -> Any:
-    """The contiguous array that a kernel reads for an argument; order (): as it is."""
+def _memory(t: Any, order: tuple[int, ...] | None) -> Any:
+    """What a kernel reads for an argument (`memory_over`)."""
+    return memory_over(_in_order(t, order))
+
+
+def _in_order(t: Any, order: tuple[int, ...] | None) -> Any:
+    """An argument as a contiguous tensor; order (): as it is."""
     if order is None:
-        return array_over(t.contiguous())
-    return array_over(t.permute(order) if order else t)
+        return t.contiguous()
+    return t.permute(order) if order else t
 
 
 def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
     if r.run < 0:
         return given[r.value] if r.is_argument else r.value
-    array = made[r.run]._memory
-    if array is None:
-        array = made[r.run]._shared_values()
-    t = tensor_over(array.copy() if r.is_constant else array, r.dtype)
+    t = torch_tensor(made[r.run], r.dtype, copied=r.is_constant)
+    if r.device is not None:
+        t = t.to(r.device)
     if r.order:
         t = t.permute(r.order)
     if r.shape is not None:
         t = t.expand(r.shape)
-    return t if r.strides is None else torch.empty_strided(t.shape, r.strides, dtype=t.dtype).copy_(t)
+    return t if r.strides is None else torch.empty_strided(t.shape, r.strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Tensor], config: PrepareConfig | None) -> Plan:
@@ -113,10 +121,12 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
     found: list[tuple[Translation, list[Result], list[tuple[int, int]]]] = []
     clock = Clock()
     sizes = symbols(program.graph, given)
-    attributes = {name: constant(t) for name, t in program.attributes.items()}
+    device = gpu_among([*given, *program.attributes.values()]) or HOST
+    attributes = {name: constant(t).to(device) for name, t in program.attributes.items()}
+    constants = {i: t.to(device) for i, t in constants.items()}
 
     def traced(*leaves: Tensor) -> list[Tensor]:
-        placed = dict(zip([s.argument for s in sources], leaves, strict=True))
+        placed = dict(zip([s.argument for s in sources], [leaf.to(device) for leaf in leaves], strict=True))
         inputs = [constants[i] if i in constants else _in_shape(placed[i], s) if (s := stand_ins.get(i)) is not None else
                   _value(a) for i, a in enumerate(given)]
         translation = translate(program.graph, inputs, attributes, clock)
@@ -132,11 +142,13 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
                 values.append(value.contiguous())
         found.append((translation, results, copied))
         return values
-    tensors = [Tensor._over(_array(given[s.argument], s.order), svod_dtype(given[s.argument].dtype), True) for s in sources]
+    tensors = [svod_tensor(_in_order(given[s.argument], s.order), shared=True) for s in sources]
     captured = _captured(traced, program.name, tensors, config)
     translation, results, copied = found[0]
     if captured is not None:
         results = [r._replace(is_constant=r.run >= 0 and captured.results[r.run].made is None) for r in results]
+    if device == HOST:
+        results = [r._replace(device=None) for r in results]
     return Plan(sources, captured, results, copied, translation.missing, clock)
 
 
@@ -208,9 +220,15 @@ def _results(program: Program, translation: Translation, sizes: Mapping[Any, int
             results.append(Result(-1, value))
         else:
             kept, result = _laid_out(value, node, sizes)
-            results.append(result._replace(run=len(values)))
+            results.append(result._replace(run=len(values), device=_device_of(node)))
             values.append(kept)
     return results, values, []
+
+
+def _device_of(node: Any) -> Any:
+    """Where PyTorch has an output; None where it does not say."""
+    example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return example.device if isinstance(example, torch.Tensor) else None
 
 
 def _laid_out(value: Tensor, node: Any, sizes: Mapping[Any, int]) -> tuple[Tensor, Result]:

@@ -2,7 +2,7 @@
 
 A set of weights is known by the identity of its tensors. Whether it is still what it was is asked before every run: another address
 (`p.data = …`), another version (an in-place write, `load_state_dict`), or other numbers among a few of each tensor (`p.data.add_(…)`, NumPy
-and writes in inference mode, which count no version) make it a new set.
+and writes in inference mode, which count no version) make it a new set. Numbers on a GPU are not looked at.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from svod.tensor import Tensor
-from svod.torch.memory import array_over, inverse, order_in_memory, svod_dtype
+from svod.torch.memory import gpu_of, inverse, order_in_memory, svod_dtype, svod_tensor
 
 _version = attrgetter("_version")
 _address = torch.Tensor.data_ptr
@@ -35,7 +35,7 @@ class Weights:
         self._versions = list(map(_version, given)) if self._versioned else []
         self._gone: list[Any] = []      # references whose tensors are no more: their identities may be those of others by now
         self._alive = [weakref.ref(t, self._gone.append) for t in given]
-        self._content = Content(given)
+        self._content = Content([t for t in given if not gpu_of(t)])
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
 
@@ -87,5 +87,5 @@ def constant(t: Any) -> Tensor:
         return Tensor.zeros(tuple(t.shape), dtype=svod_dtype(t.dtype))
     if order is None:
         t, order = t.contiguous(), tuple(range(t.ndim))
-    held = Tensor._over(array_over(t.permute(order)), svod_dtype(t.dtype), False)
+    held = svod_tensor(t.permute(order), shared=False)
     return held if order == tuple(range(t.ndim)) else held.permute(inverse(order))
