@@ -141,10 +141,10 @@ class ProgramFacts:
         return self.packed[s].dtype if s in self.packed else self.kernel.stages[s].dtype
 
     def area(self, s: int, layout: Layout) -> int:
-        """Bytes of a staged value, with room for reads beyond its end."""
+        """Bytes of a staged value, with room for reads beyond its end; of shared memory nobody reads beyond."""
         packed = self.packed.get(s)
         beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
-        return (layout.size + beyond) * self.stored(s).itemsize + SLACK
+        return (layout.size + beyond) * self.stored(s).itemsize + (0 if self.is_shared(s) else SLACK)
 
     def positions(self, s: int, dim: int) -> int:
         """The readable positions of a dim of a staged value: whole groups for a dot instruction."""

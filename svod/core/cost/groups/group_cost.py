@@ -176,9 +176,10 @@ class _GroupCost:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
             assert shape.stage.layout is not None
-            size = stored_bytes(self.state, self.nest.layouts, s) * shape.stage.layout.size * shape.stage.buffers
-            phase.staged += -(-size // AREA) * AREA
-            phase.shared += -(-size // AREA) * AREA
+            one = -(-stored_bytes(self.state, self.nest.layouts, s) * shape.stage.layout.size // AREA) * AREA
+            size = one * shape.stage.buffers
+            phase.staged += size
+            phase.shared += size
             barriers = times * (_EXCHANGED if shape.stage.buffers == 1 else 1)
             phase.latency += barriers * _BARRIER
             phase.instructions += barriers * self.device.barrier(phase.threads)
