@@ -22,6 +22,7 @@ from svod.compile.backend import BACKENDS
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
+from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, LaunchError, ScheduleError, ShapeError, UnsupportedError
 from svod.tracing import graphs
@@ -323,6 +324,42 @@ def test_a_copy_of_what_is_assigned_to_is_of_the_old_or_the_new_content(toys: tu
     Tensor.realize_batch([new, old])
     close(old.numpy(), X)
     close(new.numpy(), 2 * X)
+
+
+def stack(*parts: Tensor) -> Tensor:
+    return Tensor.from_uop(UOp(Ops.MSTACK, parts[0].dtype, tuple(p.uop for p in parts)))
+
+
+def part(t: Tensor, number: int) -> Tensor:
+    return Tensor.from_uop(UOp(Ops.MSELECT, t.dtype, (t.uop,), number))
+
+
+def test_values_of_several_devices(toys: tuple[Counting, Counting]) -> None:
+    """Half of the rows and all of the weights on each of two devices."""
+    rows = stack(Tensor(X[:5].copy()).to("TOY"), Tensor(X[5:10].copy()).to("TOY2"))
+    w = stack(*[Tensor(W).to(device) for device in ("TOY", "TOY2")])
+    y = ((rows @ w).relu() * 2 + Tensor.arange(13)).sum(1)
+    assert y.shape == (5,) and [part(y, i).device for i in range(2)] == ["TOY", "TOY2"]
+    whole = Tensor.cat([part(y, i).to("CPU") for i in range(2)])
+    plan = whole.prepare()
+    plan.execute()
+    close(plan.outputs[0], (np.maximum(X[:10] @ W, 0) * 2 + np.arange(13)).sum(1))
+    assert {k.device or plan.device for k in plan.kernels if not k.is_host_item} == {"CPU", "TOY", "TOY2"}
+
+
+def test_values_of_several_devices_that_are_refused(toys: tuple[Counting, Counting]) -> None:
+    a, b = Tensor(X).to("TOY"), Tensor(X).to("TOY2")
+    both = stack(a, b)
+    with pytest.raises(DeviceError, match="ADD of values on TOY2 and on TOY"):
+        part(both + a, 1).realize()
+    with pytest.raises(ScheduleError, match="a value of 2 devices is computed part by part: choose one with MSELECT"):
+        (both * 2).realize()
+    with pytest.raises(ScheduleError, match="values of 1 and 2 devices"):
+        part(both + stack(a), 0).realize()
+    with pytest.raises(ShapeError, match="2 of 2 is none"):
+        part(both, 2).realize()
+    with pytest.raises(ShapeError, match="parts of one shape and one dtype"):
+        stack(a, b.sum(1)).realize()
 
 
 # -- what is refused ------------------------------------------------------------------------------------------

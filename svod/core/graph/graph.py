@@ -276,7 +276,23 @@ def _reduce_shape(u: UOp) -> Shape:
     return tuple(1 if a in axes else n for a, n in enumerate(shape))
 
 
+def _stack_shape(u: UOp) -> Shape:
+    parts = u.src
+    if not parts or any(shape_of(p) != shape_of(parts[0]) or p.dtype != parts[0].dtype for p in parts):
+        raise ShapeError(f"MSTACK of shapes {_shapes(parts)}: a value of several devices has parts of one shape and one dtype")
+    return shape_of(parts[0])
+
+
+def _part_shape(u: UOp) -> Shape:
+    stack = stack_of(u.src[0]) if u.src else None
+    if stack is None or not isinstance(u.arg, int) or not 0 <= u.arg < len(stack.src):
+        found = 0 if stack is None else len(stack.src)
+        raise ShapeError(f"MSELECT has no shape: it is not a value of the graph level unless it names a part; {u.arg} of {found} is none")
+    return shape_of(u.src[0])
+
+
 _INFER: dict[Ops, Callable[[UOp], Shape]] = {
+    Ops.MSTACK: _stack_shape, Ops.MSELECT: _part_shape,
     Ops.BUFFER: _buffer_shape, Ops.IOTA: _buffer_shape,
     Ops.RESHAPE: _reshape_shape, Ops.PERMUTE: _permute_shape, Ops.EXPAND: _expand_shape, Ops.PAD: _pad_shape,
     Ops.SHRINK: _shrink_shape, Ops.FLIP: _flip_shape, Ops.WINDOW: _window_shape, Ops.GATHER: _gather_shape,
@@ -348,8 +364,8 @@ def _infer_device(u: UOp) -> str | None:
         return name
     if u.op is Ops.MSTACK or u.op is Ops.SINK:      # values side by side
         return device_of(u.src[0]) if u.src else None
-    if u.op is Ops.MSELECT and u.src[0].op is Ops.MSTACK and 0 <= u.arg < len(u.src[0].src):
-        return device_of(u.src[0].src[u.arg])
+    if u.op is Ops.MSELECT and (stack := stack_of(u.src[0])) is not None and 0 <= u.arg < len(stack.src):
+        return device_of(stack.src[u.arg])
     found = None
     for s in u.src:
         other = device_of(s) if s.op not in _NO_VALUE else None
@@ -360,6 +376,20 @@ def _infer_device(u: UOp) -> str | None:
                                   f".to({found!r}) or .to({other!r})")
             found = other
     return found
+
+
+def stack_of(u: UOp) -> UOp | None:
+    """An MSTACK that a value of several devices is computed from, part by part; None for a value of one device."""
+    for node in u.toposort(gate=lambda n: n._cache is None or "stack" not in n._cache):
+        node.cached("stack", _infer_stack)
+    found: UOp | None = u.cached("stack", _infer_stack)
+    return found
+
+
+def _infer_stack(u: UOp) -> UOp | None:
+    if u.op is Ops.MSTACK:
+        return u
+    return None if u.op in (Ops.MSELECT, Ops.CALL, Ops.END) else next((found for s in u.src if (found := stack_of(s)) is not None), None)
 
 
 def part_of_memory(u: UOp) -> tuple[UOp, int] | None:

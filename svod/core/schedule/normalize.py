@@ -18,6 +18,7 @@ from typing import NamedTuple
 from svod.core.graph.callback import is_callback
 from svod.core.graph.graph import base_of, is_kernel_store, is_transfer, part_of_memory, permute, reshape, shape_of, shrink
 from svod.core.graph.join import expand_joins
+from svod.core.graph.stacks import take_stacks_apart
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.rewrite import Pattern, PatternMatcher, graph_rewrite
@@ -144,7 +145,7 @@ def normalize(sink: UOp) -> Normalized:
     done: dict[UOp, UOp] = {}
     if any(u.op is Ops.STORE for u in sink.toposort()):
         sink = graph_rewrite(sink, STORES)
-    expanded = expand_joins(sink)
+    expanded = expand_joins(take_stacks_apart(sink))
     simplified = graph_rewrite(expanded, RULES)
     readers = Counter(s for u in simplified.toposort() for s in set(u.src))
     for u in simplified.toposort():

@@ -1,6 +1,7 @@
 """Files under buffers: mapped, used in place, refused where they do not fit."""
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from svod import Tensor
 from svod.core.graph import graph
+from svod.core.graph.allocator import LARGE_ARRAYS
 from svod.core.graph.buffer import Buffer, buffer_from_bytes, buffer_of, give_back, map_file
 from svod.core.ir.dtype import DType, dtypes
 from svod.errors import DeviceError
@@ -32,6 +34,8 @@ def test_a_file_of_two_gigabytes_is_mapped_and_only_what_is_used_is_read(tmp_pat
         file.write(np.arange(n, dtype=np.float32).tobytes())
     y = Tensor(np.ones(n, np.float32))
     (Tensor(np.ones(n, np.float32)) * y).realize()      # the compiler and the pool have taken what they take
+    gc.collect()        # what other tests left is not freed meanwhile
+    LARGE_ARRAYS.release()
     before = resident()
     mapped = map_file(path)
     weights = [tensor_at(mapped, i << 27, dtypes.float32, (1 << 25,)) for i in range(16)]

@@ -12,7 +12,7 @@ from svod.errors import ScheduleError, ShapeError, SvodError
 from svod.tensor import Tensor
 
 NO_VALUES = (Ops.CALL, Ops.END, Ops.RANGE, Ops.STORE, Ops.LOAD, Ops.INDEX, Ops.STAGE, Ops.PARAM, Ops.SPECIAL,
-             Ops.MSELECT, Ops.MSTACK, Ops.PROGRAM, Ops.LINEAR, Ops.SOURCE, Ops.BINARY)
+             Ops.MSELECT, Ops.PROGRAM, Ops.LINEAR, Ops.SOURCE, Ops.BINARY)
 
 
 @pytest.mark.parametrize("op", NO_VALUES, ids=lambda op: op.value)
