@@ -14,7 +14,7 @@ from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_from_bytes, 
 from svod.core.graph.changes import note_change, share
 from svod.core.ir.dtype import DType, dtypes, is_dtype_name, to_numpy
 from svod.core.ir.origin import origin_of
-from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic, layout_shape, shape_at
 from svod.core.machine.target import DISK, HOST
 from svod.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
@@ -87,7 +87,7 @@ class Tensor(Random):
             if self.dtype == dtypes.bfloat16:
                 return float32_to_bfloat16_bits(np.full(shape_at(self.shape), const.arg, np.float32))
             return np.full(shape_at(self.shape), const.arg, to_numpy(self.dtype))
-        if not is_realized(self) and self.device.startswith(DISK):
+        if graph.base_of(self.uop).op in MOVEMENT and self.device.startswith(DISK):      # a part of a file
             return self.cpu()._values(away)
         self.realize()
         if self._memory is not None:
