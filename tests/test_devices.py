@@ -190,9 +190,13 @@ def test_copies_pickles_and_clones(toys: tuple[Counting, Counting]) -> None:
 
 def test_a_module_on_a_device(toys: tuple[Counting, Counting]) -> None:
     model = nn.Sequential(nn.Linear(18, 13), nn.ReLU(), nn.Linear(13, 7))
+    Tensor.realize_batch(model.parameters())
     wanted = model(Tensor(X)).numpy()
     model.to("TOY")
     assert {t.device for t in model.state_dict().values()} == {"TOY"}
+    assert sum(n for _, n in toys[0].taken()) == 4 * (18 * 13 + 13 + 13 * 7 + 7)
+    close(model(Tensor(X).to("TOY")).numpy(), wanted)
+    assert toys[0].taken() == [("in", X.nbytes), ("out", wanted.nbytes)]
     f = svod.jit(lambda x: model(x.to("TOY")))
     f(X)
     toys[0].taken()

@@ -181,13 +181,15 @@ class Module:
         object.__setattr__(module, name, tensor)
 
     def to(self, target: DTypeLike) -> Self:
-        """Cast the float parameters and buffers, or move all of them to a device ("WEBGPU", "CUDA:1"), and return self."""
-        is_device = isinstance(target, str) and not is_dtype_name(target)
-        for name, tensor in list(self._named_tensors("", None)):
-            if is_device:
-                self._take(name, tensor.to(target))
-            elif tensor.dtype.is_float:
-                self._take(name, tensor.cast(target).contiguous())
+        """Cast the float parameters and buffers, or copy all of them to a device ("WEBGPU", "CUDA:1") now, and return self."""
+        tensors = dict(self._named_tensors("", None))
+        if isinstance(target, str) and not is_dtype_name(target):
+            moved = {name: tensor.to(target) for name, tensor in tensors.items()}
+            Tensor.realize_batch(moved.values())
+        else:
+            moved = {name: t.cast(target).contiguous() for name, t in tensors.items() if t.dtype.is_float}
+        for name, tensor in moved.items():
+            self._take(name, tensor)
         return self
 
     def half(self) -> Self: return self.to(dtypes.float16)
