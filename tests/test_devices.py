@@ -179,6 +179,13 @@ def test_constants_and_random_numbers_are_on_every_device(toys: tuple[Counting, 
     np.testing.assert_allclose(there.numpy(), wanted, atol=1e-6)
 
 
+def test_fresh_random_numbers_beside_a_tensor(toys: tuple[Counting, Counting]) -> None:
+    x = Tensor(X).to("TOY").realize()
+    f = svod.jit(lambda t: t + t.rand_like(), random="fresh")
+    first, second = f(x).numpy() - X, f(x).numpy() - X
+    assert f(x).device == "TOY" and (first >= -1e-6).all() and (first <= 1).all() and not np.allclose(first, second)
+
+
 def test_copies_pickles_and_clones(toys: tuple[Counting, Counting]) -> None:
     x = Tensor(X).to("TOY").realize()
     for made in (x.clone(), copy.deepcopy(x), pickle.loads(pickle.dumps(x))):

@@ -197,9 +197,13 @@ class Random(Losses):
         return offset.add(first % 2 ** 64).cast(kind).reshape(shape)
 
     def rand_like(self, dtype: DTypeLike | None = None) -> Self:
-        """`rand` of this shape and dtype."""
-        return self.rand(self.shape, dtype=self.dtype if dtype is None else dtype)
+        """`rand` of this shape and dtype, on this device."""
+        return self._on_own_device(self.rand(self.shape, dtype=self.dtype if dtype is None else dtype))
 
     def randn_like(self, dtype: DTypeLike | None = None) -> Self:
-        """`randn` of this shape and dtype."""
-        return self.randn(self.shape, dtype=self.dtype if dtype is None else dtype)
+        """`randn` of this shape and dtype, on this device."""
+        return self._on_own_device(self.randn(self.shape, dtype=self.dtype if dtype is None else dtype))
+
+    def _on_own_device(self, drawn: Self) -> Self:
+        """Numbers on the device of self: keys that are known later are memory of the CPU."""
+        return drawn if graph.device_of(drawn.uop) in (None, self.device) else self.from_uop(graph.copy(drawn.uop, self.device))
