@@ -30,6 +30,7 @@ from svod.system.quantities import count
 from svod.tune.chains import choose
 from svod.tune.checks import Proposed
 from svod.tune.db import TuningDB
+from svod.tune.db.records import BUDGET_SPENT
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
@@ -138,9 +139,11 @@ def _choices(result: SessionResult, unknown: Mapping[str, Kernel], compiler: Com
             continue
         chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
         chosen[key] = Choice(chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
-    for key in result.pending:
-        stored = choose(unknown[key], compiler, config, db)
-        chosen[key] = stored if stored.source == "database" else Choice(stored.chain, "pending", "another process is searching this kernel")
+    for keys, source, why in ((result.pending, "pending", "another process is searching this kernel"),
+                              (result.unbegun, "heuristic", f"{BUDGET_SPENT} before its turn")):
+        for key in keys:
+            stored = choose(unknown[key], compiler, config, db)
+            chosen[key] = stored if stored.source == "database" else Choice(stored.chain, source, why)
     return chosen
 
 
@@ -150,6 +153,7 @@ def _summary(result: SessionResult, chosen: Mapping[str, Choice], asked: int, db
     text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
             f"of {count(asked, 'kernel')} found a faster chain; {where}")
     unmeasured = [f.why for f in result.findings.values() if f.winner is None]
+    unmeasured += [f"{BUDGET_SPENT} before their turn"] * len(result.unbegun)
     if unmeasured:
         text += f"; {len(unmeasured)} {'were' if len(unmeasured) > 1 else 'was'} not measured: {unmeasured[0]}"
     return text

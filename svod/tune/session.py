@@ -97,10 +97,11 @@ class KernelTask:
 
 @dataclass
 class SessionResult:
-    """What a session found; nothing for a kernel whose search had not begun. `pending`: keys of kernels another process searches."""
+    """What a session found. `pending`: keys of kernels another process searches; `unbegun`: of those whose turn did not come."""
 
     findings: dict[str, Finding] = field(default_factory=dict)
     pending: tuple[str, ...] = ()
+    unbegun: tuple[str, ...] = ()
     interrupted: bool = False
     candidates: int = 0           # with new LINEAR, compiled, run, and a sample
     seconds: float = 0.0
@@ -200,6 +201,7 @@ class TuneSession:
             for search in self._searches.values():      # begun, and broken off before there was anything to store
                 self.db.end_search(search, INTERRUPTED if self.result.interrupted else FAILED)
         self.result.pending = tuple(waiting)
+        self.result.unbegun = tuple(t.key for t in self.tasks if t.key not in waiting and t.key not in self.result.findings)
         self.result.seconds = time.monotonic() - started
         self.listener(SessionFinished("", len(self.result.findings), self.result.candidates, self.result.seconds, self.result.interrupted))
         return self.result
@@ -238,9 +240,11 @@ class TuneSession:
                 search = self._begin_again(search, searches, e)
             if search.finished:
                 self._finish(search, searches)
-        for s in list(searches):        # where the budget ends before a search has begun, its finding says so
-            if s.key not in self.result.findings and (last := self._begun(s, searches, waiting)) is not None:
-                self._finish(last, searches)
+        for s in searches:
+            if isinstance(s, _Planned):         # `--resume` goes on with it
+                self.db.end_search(self._begin_record(s.task), BUDGET_SPENT)
+            elif s.key not in self.result.findings:
+                self._finish(s, searches)
 
     def _begun(self, entry: KernelSearch | _Planned, searches: list[KernelSearch | _Planned],
                waiting: dict[str, KernelTask]) -> KernelSearch | None:
@@ -317,18 +321,22 @@ class TuneSession:
             seeds += [(s, Origin.RELATIVE) for s in seeds_of_relatives(base, self.db, is_similar) if s.digest not in stored]
         if not task.given and self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in self.backend.sketches(base)]
-        self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
-                                     structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
-                                     bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
-        self._searches[task.key] = self.db.begin_search(task.key, self.target.key, strategy=task.strategy or self.config.strategy,
-                                                        executor=self.executor.description, config=dataclasses.asdict(self.config),
-                                                        svod=__version__)
+        self._searches[task.key] = self._begin_record(task)
         search = KernelSearch(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), self.config,
                               self.measurer_of(kernel), seeds=seeds, known=frozenset(known), bound=self._bound(task),
                               calls=task.calls, grows=not task.given, listener=self.listener, clock=self.budget.clock,
                               strategy_of=partial(make_strategy, evidence=self._evidence))
         search.record = lambda candidates: self._record_round(search, candidates)
         return search
+
+    def _begin_record(self, task: KernelTask) -> str:
+        """Store a kernel and the begin of its search, whose id is the result."""
+        kernel = task.kernel
+        self.db.record([KernelRecord(task.key, name=task.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
+                                     structure=family_key(kernel.ast), flops=float(count_operations(kernel.ast).flops),
+                                     bytes=float(kernel_bytes(kernel))), *(OriginRecord(task.key, o) for o in task.origins)])
+        return self.db.begin_search(task.key, self.target.key, strategy=task.strategy or self.config.strategy,
+                                    executor=self.executor.description, config=dataclasses.asdict(self.config), svod=__version__)
 
     @cached_property
     def _evidence(self) -> list[Evidence]:

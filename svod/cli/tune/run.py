@@ -1,7 +1,8 @@
 """The steps of svod-tune: capture, survey, search, check of the whole plan, report.
 
-The budget is the wall time of the command. The capture counts, but leaves at least half of the budget to the search. Time for the plan
-check is reserved: with a short script the command ends about with its budget, and always within the budget and 15 s.
+The budget is the wall time of the command. A script has half of it, and beyond that what it takes to its first plan, which is added to the
+budget. Time for the plan check is reserved. The command ends about with its budget, and always within the budget and 15 s: what comes
+last, the plan check and the comparison of an ONNX file, is left out where there is no time for it.
 
     executor   starts while the script still runs, as soon as there is something to search
     Ctrl-C     ends the script first, then the search; the results so far are confirmed, stored and reported
@@ -69,6 +70,7 @@ from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.chains import chain_of, choose, winner_in_use
 from svod.tune.db import TuningDB
+from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.lock import Locked, check_replaceable, write_lock
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
@@ -80,7 +82,9 @@ from svod.tune.workers.start import ExecutorStart, check_reachable
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 15.0        # beyond the budget, within which the command ends
+LATE_SECONDS = 10.0         # beyond the budget, after which nothing more is measured
+CLOSE_SECONDS = 2.0         # to write what was found
 RAY_BUDGET = 20.0           # seconds: smaller budgets use local workers, unless ray:N asks for Ray
 CHECK_SECONDS = 4.0         # the longest check of one plan
 CHECK_PART = 0.15           # the largest share of the budget for a plan check
@@ -182,6 +186,7 @@ class _TuneRun:
         self.options = options
         self.unwritten = False                      # a file that was asked for could not be written
         self.started = time.monotonic()
+        self.ends = self.started + options.budget   # of the budget
         given = {name: value for name in ("db", "device") if (value := getattr(options, name)) is not None}
         self.config = config.PrepareConfig.from_env(beam=None, optimizer=config.OptimizerConfig(), capture=None, **given)
         chosen = {name: value for name in ("actions", "strategy", "optuna_storage") if (value := getattr(options, name)) is not None}
@@ -205,13 +210,19 @@ class _TuneRun:
         return time.monotonic() - self.started
 
     @property
+    def left(self) -> float:
+        """Seconds that are left of the budget; negative after it."""
+        return self.ends - time.monotonic()
+
+    @property
     def result(self) -> SessionResult | None:
         """The sums over all targets, without findings; None where nothing was searched."""
         results = [p.result for p in self.parts if p.result is not None]
         if not results:
             return None
-        return SessionResult({}, tuple(k for r in results for k in r.pending), any(r.interrupted for r in results),
-                             sum(r.candidates for r in results), sum(r.seconds for r in results), sum(r.rows for r in results),
+        return SessionResult({}, tuple(k for r in results for k in r.pending), tuple(k for r in results for k in r.unbegun),
+                             any(r.interrupted for r in results), sum(r.candidates for r in results),
+                             sum(r.seconds for r in results), sum(r.rows for r in results),
                              sum(r.expected_gain for r in results))
 
     def close(self) -> None:
@@ -242,6 +253,7 @@ class _TuneRun:
         captured = self.capture()
         self.captured = True
         if self.script is not None:
+            self.ends = max(self.ends, time.monotonic() + self.options.budget / 2)
             self.incomplete = EXIT_SCRIPT if self.script.failure else EXIT_OK
         else:
             self.incomplete = EXIT_DAMAGED if captured.problems else EXIT_OK
@@ -308,8 +320,11 @@ class _TuneRun:
             return
         given = {variable: value for variable, value in (("SVOD_TUNE_DB", self.options.db), ("SVOD_DEVICE", self.options.device))
                  if value is not None}
-        subprocess.run([sys.executable, *self.options.program, "--check"], env=config.child_environment(BEAM=None, **given),
-                       stdout=self._stream, check=False)
+        try:
+            subprocess.run([sys.executable, *self.options.program, "--check"], env=config.child_environment(BEAM=None, **given),
+                           stdout=self._stream, check=False, timeout=max(0.0, self.left + GRACE_SECONDS - CLOSE_SECONDS))
+        except subprocess.TimeoutExpired:
+            say("svod-tune: the comparison with onnxruntime was left out, as the budget is over")
 
     def _survey(self, captured: Capture) -> None:
         """Decide per target what is searched. The kernels are weighed by their times on this machine."""
@@ -353,7 +368,7 @@ class _TuneRun:
                 self._start_executor()
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
             self.script = run_script(options.launched, Path(directory), capture_for=options.capture_for,
-                                     first=options.budget / 2, on_news=meet,
+                                     first=options.budget / 2, share=options.budget / 2, on_news=meet,
                                      device=HOST if options.compile_only else options.device,
                                      stdout=sys.stderr if options.json_path == "-" else None)
             for line in self.script.words(options.subject):
@@ -385,8 +400,8 @@ class _TuneRun:
             executor = self._ready_executor()
             say(f"svod-tune: {self._of_target(part)}checking what others found for {count(len(tasks), 'kernel')}")
             session = TuneSession(tasks, part.target, executor=executor, db=self.db, config=self.beam,
-                                  bench=config.BenchConfig.from_env(seconds=CHECKED_SECONDS), budget=ModelBudget(self.options.budget / 4),
-                                  device=part.compiler.device)
+                                  bench=config.BenchConfig.from_env(seconds=CHECKED_SECONDS),
+                                  budget=ModelBudget(min(self.options.budget / 4, self.left)), device=part.compiler.device)
             result = session.run()
             used = sum(f.confirmed and f.source != "heuristic" for f in result.findings.values())
             say(f"svod-tune: {used} of {count(len(tasks), 'kernel')} {'run' if used != 1 else 'runs'} faster with it here "
@@ -430,7 +445,7 @@ class _TuneRun:
         tasks, executor = [_task(r) for r in part.wanted], self._ready_executor()
         self.seconds.setdefault("workers", self.elapsed)
         check = self._check_seconds(CHECK_SECONDS) if any(p.here for p in self.parts) else 0.0
-        seconds = max(self.options.budget / 2 / len(self.parts), (self.options.budget - self.elapsed - check) / shares)
+        seconds = max(0.0, (self.left - check) / shares)
         say(f"svod-tune: {self._of_target(part)}searching {count(len(tasks), 'kernel')} with beam {self.options.beam} for at most "
             f"{seconds:.0f} s on {executor.description} (Ctrl-C ends the search and keeps what it found)")
         told = replace(self.beam, debug=max(self.beam.debug, 2 * self.options.verbose))
@@ -451,7 +466,7 @@ class _TuneRun:
 
     def _ceilings(self, target: Target, *, refresh: bool = False) -> Ceilings | None:
         """The machine's ceilings from the cache, or measured quickly once; None where they cannot be measured."""
-        if refresh or not self.measured:
+        if (refresh or not self.measured) and self.left > -LATE_SECONDS:
             self.measured = True
             try:
                 self.ceilings = cached_ceilings(config.data_dir() / "ceilings.json", target, quick=True, refresh=refresh)
@@ -493,8 +508,9 @@ class _TuneRun:
                                         None, finding.linear, why))
             else:
                 pending = result is not None and row.key in result.pending
-                late = result is not None and result.interrupted
-                why = "another process is searching it" if pending else "interrupted before its turn" if late else choice.why
+                late = result is not None and row.key in result.unbegun
+                ended = INTERRUPTED if result is not None and result.interrupted else BUDGET_SPENT
+                why = "another process is searching it" if pending else f"{ended} before its turn" if late else choice.why
                 out.append(KernelReport(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "",
                                         why))
         return out
@@ -509,9 +525,11 @@ class _TuneRun:
         total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
         checks: list[tuple[CapturedPlan, PlanCheck]] = []
         for plan in plans[:MAX_CHECKS]:
-            left = self.options.budget + GRACE_SECONDS - 2.0 - self.elapsed
-            within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), left)
-            if checks and (within < CHECK_LEAST or plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total):
+            within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), self.left + LATE_SECONDS)
+            if checks and plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total:
+                break
+            if within < CHECK_LEAST:
+                say("svod-tune: a whole plan was not timed, as the budget is over")
                 break
             kernels = plan.unbound.kernels
             try:
@@ -520,7 +538,7 @@ class _TuneRun:
                 gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
                          and (gain := gain_in(plan.unbound, by_key[k])) is not None}
                 tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
-                checks.append((plan, check_plan(plan.unbound, heuristics, tuned, gains, target, seconds=max(CHECK_LEAST, within))))
+                checks.append((plan, check_plan(plan.unbound, heuristics, tuned, gains, target, seconds=within)))
             except KeyboardInterrupt:
                 say("svod-tune: Ctrl-C: the whole plan is not timed any further")
                 break

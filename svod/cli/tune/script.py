@@ -1,11 +1,13 @@
 """Runs a user's script while its kernels are captured, and ends it with every process it started.
 
 The script runs as `__main__` in a child process with its own arguments and our standard streams. It ends by itself, after
-`capture_for` seconds, when no new kernel has come for a while, or by Ctrl-C. It is ended in steps: a flag file (its next `prepare`
-raises StopCapture), SIGTERM, SIGKILL. Processes that it leaves behind are ended too, as they would disturb the timing.
+`capture_for` seconds, with its share of the budget, when no new kernel has come for a while, or by Ctrl-C. It is ended in steps: a flag
+file (its next `prepare` raises StopCapture), SIGTERM, SIGKILL. Processes that it leaves behind are ended too, as they would disturb the
+timing.
 """
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -27,7 +29,7 @@ STOP_SECONDS = 2 * FLUSH_SECONDS + 0.5      # for a script to write its counts a
 LEAVE_SECONDS = 0.5         # for the processes of a script to end after it
 TERM_SECONDS = 2.0          # between SIGTERM and SIGKILL
 
-Why = Literal["finished", "failed", "time", "idle", "interrupted"]
+Why = Literal["finished", "failed", "time", "share", "idle", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class ScriptEnd:
     def words(self, script: str) -> list[str]:
         """What is said about an end that did not come by itself, and about processes that were left running."""
         ended = {"time": f"{script} was ended after {self.seconds:.0f} s, as --capture-for asked",
+                 "share": f"{script} was ended after {self.seconds:.0f} s, with its half of the budget (--capture-for S lets it run on)",
                  "idle": f"{script} was ended after {self.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",
                  "interrupted": f"{script} was ended by Ctrl-C; the next Ctrl-C ends the tuning"}
         words = [ended[self.why]] if self.why in ended else []
@@ -62,12 +65,12 @@ class ScriptEnd:
 
 
 def run_script(words: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
-               first: float = IDLE_SECONDS, on_news: Callable[[News], None] = lambda news: None,
+               first: float = IDLE_SECONDS, share: float = math.inf, on_news: Callable[[News], None] = lambda news: None,
                clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None, device: str | None = None) -> ScriptEnd:
     """Run a program with captures in `directory` until it ends or `capture_for` seconds have passed. `words`: a script, or -m and a module,
-    and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), or `idle`
-    seconds without a new one. `on_news` gets the news as it comes. `stdout`: where the program's standard output goes; None: to ours.
-    `device`: its SVOD_DEVICE; None: as ours.
+    and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), `idle` seconds
+    without a new one, or `share` seconds once there is a plan. `on_news` gets the news as it comes. `stdout`: where the program's standard
+    output goes; None: to ours. `device`: its SVOD_DEVICE; None: as ours.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     raised. Raises OSError when the script cannot be started."""
@@ -75,7 +78,7 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
     watch = CaptureWatch(directory)
     child = subprocess.Popen([sys.executable, *words], env=script_environment(directory, device), stdout=stdout)
     why: Why = "finished"
-    patience = max(first, idle)
+    patience, has_plan = max(first, idle), False
     try:
         try:
             while child.poll() is None:
@@ -84,7 +87,7 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
                 news = watch.poll()
                 now = clock()
                 if news:
-                    last_new, patience = now, idle
+                    last_new, patience, has_plan = now, idle, has_plan or bool(news.plans)
                     on_news(news)
                 if child.poll() is None:
                     if capture_for is not None and now - started >= capture_for:
@@ -92,6 +95,9 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
                         break
                     if capture_for is None and now - last_new >= patience:
                         why = "idle"
+                        break
+                    if capture_for is None and now - started >= share and has_plan:
+                        why = "share"
                         break
         except KeyboardInterrupt:
             why = "interrupted"

@@ -519,9 +519,11 @@ class RayExecutor(DispatchingExecutor):
                 if all(waited) or (not self.embedded and self._is_any_up("compile")):
                     break
                 self._changed.wait(NODE_POLL)
-            if not self._is_any_up("compile"):
-                why = [self._aside[c.name] for c in self._of_kind("compile") if c.name in self._aside]
-                raise TuneError(f"no Ray worker could be started: {why[-1] if why else 'the cluster has no node with a core'}")
+            needed: tuple[Kind, ...] = ("compile", "bench") if self.embedded else ("compile",)
+            for kind in needed:
+                if not self._is_any_up(kind):
+                    why = [self._aside[c.name] for c in self._of_kind(kind) if c.name in self._aside]
+                    raise TuneError(f"no Ray worker could be started: {why[-1] if why else 'the cluster has no node with a core'}")
 
     def _shut_down(self) -> None:
         self._stop_watching.set()
