@@ -60,7 +60,7 @@ from svod.cli.tune.survey import (
 )
 from svod.cli.tune.waiting import say, waiting
 from svod.compile.backend import device_named
-from svod.compile.plan.compiler import Compiler, compile_all, compiler_for
+from svod.compile.plan.compiler import Compiled, Compiler, compile_all, compiler_for
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.machine.target import HOST, Target
 from svod.errors import SvodError, TuneError
@@ -142,6 +142,10 @@ class _CtrlC:
             os.write(2, b"\nsvod-tune: ended at once; the database has what was found in finished rounds\n")
             os._exit(EXIT_INTERRUPTED)
         raise KeyboardInterrupt
+
+
+class _Late(Exception):
+    """The budget is over."""
 
 
 class _Terminated(SystemExit):
@@ -525,26 +529,35 @@ class _TuneRun:
         total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
         checks: list[tuple[CapturedPlan, PlanCheck]] = []
         for plan in plans[:MAX_CHECKS]:
-            within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), self.left + LATE_SECONDS)
             if checks and plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total:
-                break
-            if within < CHECK_LEAST:
-                say("svod-tune: a whole plan was not timed, as the budget is over")
                 break
             kernels = plan.unbound.kernels
             try:
-                heuristics = compile_heuristics(kernels, compiler)
+                heuristics: dict[str, Compiled] = {}
+                for key, kernel in kernels.items():
+                    self._check_time()
+                    heuristics |= compile_heuristics({key: kernel}, compiler)
                 choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in tuned_keys}
                 gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
                          and (gain := gain_in(plan.unbound, by_key[k])) is not None}
                 tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
+                self._check_time()
+                within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), self.left + LATE_SECONDS)
                 checks.append((plan, check_plan(plan.unbound, heuristics, tuned, gains, target, seconds=within)))
+            except _Late:
+                say("svod-tune: a whole plan was not timed, as the budget is over")
+                break
             except KeyboardInterrupt:
                 say("svod-tune: Ctrl-C: the whole plan is not timed any further")
                 break
             except (SvodError, MemoryError) as e:
                 say(f"svod-tune: the whole plan could not be timed: {e}")
         return checks
+
+    def _check_time(self) -> None:
+        """Raise _Late where there is no time left to measure anything."""
+        if self.left + LATE_SECONDS < CHECK_LEAST:
+            raise _Late
 
     def _status(self) -> int:
         if self.result is not None and self.result.interrupted:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -510,11 +511,11 @@ class RayExecutor(DispatchingExecutor):
         """Whether this executor started Ray, on this machine only."""
         return self._embedded is not None
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, end: float = math.inf) -> None:
         """An embedded Ray's workers start within two seconds, and would disturb what is timed: all are waited for. A cluster may take long
-        to place all: the first compile worker counts."""
+        to place all: the first compile worker counts. Raises TuneError where that is not so by `end`, on the monotonic clock."""
         with self._changed:
-            while not self.closing:
+            while not self.closing and time.monotonic() < end:
                 waited = [c.name in self._up or c.name in self._aside for c in self._carriers if self.embedded or c.kind == "compile"]
                 if all(waited) or (not self.embedded and self._is_any_up("compile")):
                     break
@@ -523,7 +524,8 @@ class RayExecutor(DispatchingExecutor):
             for kind in needed:
                 if not self._is_any_up(kind):
                     why = [self._aside[c.name] for c in self._of_kind(kind) if c.name in self._aside]
-                    raise TuneError(f"no Ray worker could be started: {why[-1] if why else 'the cluster has no node with a core'}")
+                    missing = "they take too long" if self.embedded else "the cluster has no node with a core"
+                    raise TuneError(f"no Ray worker that can {kind} has started: {why[-1] if why else missing}")
 
     def _shut_down(self) -> None:
         self._stop_watching.set()
@@ -613,7 +615,7 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
         workers = f"{count} worker{'s' * (count != 1)}" if count else "workers"
         executor = RayExecutor(ray, f"{workers} on {where}", count, embedded, connected, quiet, config or WorkerConfig(), device,
                                shared_cores, start_deadline)
-        executor.wait_until_ready()
+        executor.wait_until_ready(started + start_deadline if embedded is not None else math.inf)
     except BaseException as e:
         if executor is not None:
             executor.close()

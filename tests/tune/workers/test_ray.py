@@ -105,6 +105,18 @@ def test_a_place_is_waited_for_in_a_cluster_alone(embedded: bool, monkeypatch: p
     assert caplog.text.count("waiting for a place") == (not embedded)
 
 
+@pytest.mark.parametrize(("up", "why"), [({"c"}, "can bench has started: they take"), (set(), "can compile has started: no")])
+def test_an_own_ray_without_a_worker_of_each_kind_by_its_deadline_is_not_ready(up: set[str], why: str) -> None:
+    carriers = [SimpleNamespace(name="c", kind="compile"), SimpleNamespace(name="b", kind="bench")]
+    owner: Any = SimpleNamespace(_changed=threading.Condition(), closing=False, embedded=True, _carriers=carriers, _up=up,
+                                 _aside={"c": "no cores"}, _is_any_up=lambda kind: any(c.kind == kind and c.name in up for c in carriers),
+                                 _of_kind=lambda kind: [c for c in carriers if c.kind == kind])
+    with pytest.raises(TuneError, match=why):
+        ray_executor.RayExecutor.wait_until_ready(owner, time.monotonic() + 0.05)
+    owner._up |= {"c", "b"}
+    ray_executor.RayExecutor.wait_until_ready(owner)
+
+
 def test_a_small_shared_memory_and_a_ray_that_is_too_slow() -> None:
     done = run_driver("""
 import svod.tune.workers.ray_executor as r
