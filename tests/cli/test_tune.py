@@ -959,7 +959,7 @@ def test_without_workers(tmp_path: Path, fake: type[FakeSession], monkeypatch: p
 def test_end_to_end(tmp_path: Path) -> None:
     """A real script, a real search on a local worker; then again, with everything known."""
     path = script(tmp_path, MODEL + "print(sys.stdin.read())\nraise RuntimeError('late')")
-    arguments = (path, "--db", str(tmp_path / "t.db"), "--workers", "local:1", "--budget", "2", "--beam", "2",
+    arguments = (path, "--db", str(tmp_path / "t.db"), "--workers", "local:1", "--budget", "20", "--beam", "2",
                  "--json", str(tmp_path / "r.json"))
     env = {"SVOD_OBJECT_CACHE": str(tmp_path / "objects"), "XDG_DATA_HOME": str(tmp_path / "data")}
     done = main(tmp_path, *arguments, stdin="to the script", **env)
@@ -971,7 +971,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     done = main(tmp_path, *arguments, **env)
     with TuningDB.open(tmp_path / "t.db", read_only=True) as db:
         first = [s for s, _ in db.select(Search) if s.ended_at is not None]
-    assert first[0].config["budget"] == 2.0, "the budget that was given"
+    assert first[0].config["budget"] == 20.0, "the budget that was given"
     left = what_is_left(first[:1], replace(BEAM, width=2))
     assert done.returncode == 3 and ("nothing to search with beam 2, 1 known" if left is None else "1 kernel to search") in done.stderr
 
