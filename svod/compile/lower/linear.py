@@ -316,7 +316,8 @@ class _PhaseCheck:
 
     def prefetch(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 2 and lanes == 1 and isinstance(arg, int), "takes a pointer and an index, and has one lane and an offset")
-        self.require(self.code[src[0]][:2] == ("ARG", dtype), f"operand %{src[0]} is no argument of {dtype.name}")
+        known = self.code[src[0]][:2] in (("ARG", dtype), ("TEMP", dtype))
+        self.require(known, f"operand %{src[0]} is no argument or temporary of {dtype.name}")
         self.operand(src[1], INDEX, 1, "index")
 
     def pointer(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:

@@ -1,4 +1,4 @@
-"""Prefetches beside loads of arguments: a pass over the LINEAR of a phase, for what PREFETCH(operand, distance) asks.
+"""Prefetches beside loads of arguments and temporaries: a pass over the LINEAR of a phase, for what PREFETCH(operand, distance) asks.
 
     LOOP r step 2                            LOOP r step 2
       a = LOAD x, r*48 [0]        4 ahead      a = LOAD x, r*48 [0]
@@ -18,9 +18,11 @@ from svod.compile.lower.program import Instruction
 
 LINE = 64       # bytes
 
+Source = tuple[str, int]        # of a pointer: ("ARG", slot) or ("TEMP", number)
 
-def add_prefetches(code: tuple[Instruction, ...], distances: Mapping[int, int]) -> tuple[Instruction, ...]:
-    """The code with a PREFETCH after each LOAD and LOADS of the arguments in `distances`: by slot, iterations ahead."""
+
+def add_prefetches(code: tuple[Instruction, ...], distances: Mapping[Source, int]) -> tuple[Instruction, ...]:
+    """The code with a PREFETCH after each LOAD and LOADS of what is in `distances`: iterations ahead."""
     if not distances:
         return code
     out: list[Instruction] = []
@@ -35,14 +37,14 @@ def add_prefetches(code: tuple[Instruction, ...], distances: Mapping[int, int]) 
             around.append(at)
         elif op == "ENDLOOP":
             around.pop()
-        elif op in ("LOAD", "LOADS") and code[src[0]].op == "ARG" and code[src[0]].arg in distances:
+        elif op in ("LOAD", "LOADS") and (code[src[0]].op, code[src[0]].arg) in distances:
             pointer, index = src[:2]
             if not around:
                 continue
             here = index, around[-1]
             if here not in moved:
                 moved[here] = _moved(code, index, around)
-            ahead = distances[code[pointer].arg] * moved[here]
+            ahead = distances[code[pointer].op, code[pointer].arg] * moved[here]
             if not ahead:
                 continue
             offset, stride = arg if op == "LOADS" else (arg, 1)

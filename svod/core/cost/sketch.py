@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from svod.core.cost.cost_model import cost_of
 from svod.core.cost.memory_traffic import KEPT
+from svod.core.cost.sketch_ahead import ahead
 from svod.core.cost.sketch_contractions import contraction_sketches, inner_contraction
 from svod.core.cost.sketch_facts import (
     contiguous_axes,
@@ -50,8 +51,9 @@ def heuristic(state: Scheduler) -> Scheduler:
     phases, as cores wait for each other between phases, and then the shortest chain."""
     candidates = _distinct(_generate(state))
     limit = TIE * min((cost_of(s).cycles for s in candidates), default=0.0)
-    return min((s for s in candidates if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
+    best = min((s for s in candidates if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
                default=state)
+    return ahead(best)
 
 
 def _phases(state: Scheduler) -> int:
@@ -61,7 +63,7 @@ def _phases(state: Scheduler) -> int:
 
 def sketches(state: Scheduler) -> list[Scheduler]:
     """All distinct sketches that apply."""
-    candidates = _distinct(_generate(state))
+    candidates = _distinct(ahead(s) for s in _generate(state))
     fastest = min(candidates, key=lambda s: cost_of(s).cycles, default=None)
     return candidates if fastest is None else _distinct([*candidates, _streamed(fastest)])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.groups import check_groups, has_block_rows
-from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.placement import first_reduce, is_derived, place_stages
@@ -414,29 +414,37 @@ def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Prefetch what the loads of an argument read n iterations later, counted in the innermost loop that moves them: PREFETCH("p1", n)
-    for the second argument of the kernel.
+    """Prefetch what the loads of an argument, or of a stage at the root, read n iterations later, counted in the innermost loop that
+    moves them: PREFETCH("p1", n) for the second argument of the kernel, PREFETCH("s0", n) for a stage.
 
         for r in K: acc += x[r]     for r in K: acc += x[r]; prefetch x[r + n]
     """
     what = f"PREFETCH({axis}, {arg!r})"
-    slot = next((i for i in range(len(state.kernel.params)) if axis == f"p{i}"), -1)
-    if slot < 0:
-        raise KernelOptError(f"{what}: no such argument; the kernel has {', '.join(f'p{i}' for i in range(len(state.kernel.params)))}")
+    loads = _loads_of(state, axis, what)
     if not isinstance(arg, int) or isinstance(arg, bool) or not 1 <= arg <= MAX_PREFETCH:
         raise KernelOptError(f"{what}: needs how many iterations ahead, an int of 1 to {MAX_PREFETCH}")
-    if any(s == slot for s, _ in state.prefetch):
+    if any(name == axis for name, _ in state.prefetch):
         raise KernelOptError(f"{what}: {axis} is prefetched already")
-    placement = place_stages(state)
-    loads = [(r, n.linear) for r, path in zip(placement.resolved, placement.paths, strict=True) if r is not None and path is not None
-             for n in r.nodes if n.kind == "load" and n.arg == slot and n.linear is not None]
     if not loads:
         raise KernelOptError(f"{what}: the kernel does not read {axis}")
     if not any(lin.coefs for _, lin in loads):
         raise KernelOptError(f"{what}: {axis} is read at one place or at positions that are looked up: where it is read later is not known")
     if not any(_is_moved(state, r, a) for r, lin in loads for a, _ in lin.coefs):
         raise KernelOptError(f"{what}: no loop is left that moves what is read of {axis}")
-    return state.copy(prefetch=tuple(sorted((*state.prefetch, (slot, arg)))))
+    return state.copy(prefetch=tuple(sorted((*state.prefetch, (axis, arg)))))
+
+
+def _loads_of(state: Scheduler, name: str, what: str) -> list[tuple[ResolvedStage, LinearIndex]]:
+    """The reads of an argument by its name, or of a stage at the root by its own."""
+    placement, params = place_stages(state), [f"p{i}" for i in range(len(state.kernel.params))]
+    staged = next((s for s in placement.roots if name == state.kernel.stages[s].name and s != state.kernel.output), -1)
+    if staged >= 0:
+        return [(r, lin) for r, n in placement.reads_of(staged) for lin in n.dims]
+    if name not in params:
+        raise KernelOptError(f"{what}: no such argument or stage at the root; the kernel has {', '.join(params)}")
+    slot = params.index(name)
+    return [(r, n.linear) for r, path in zip(placement.resolved, placement.paths, strict=True) if r is not None and path is not None
+            for n in r.nodes if n.kind == "load" and n.arg == slot and n.linear is not None]
 
 
 def _is_moved(state: Scheduler, r: ResolvedStage, a: int) -> bool:

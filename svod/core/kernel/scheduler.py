@@ -125,7 +125,7 @@ class Scheduler:
     thread: ParallelLoop | None              # of the output stage
     split_reduce: ReductionParts | None      # partial results per core and a combining phase
     stream: bool                             # the output is stored past the caches
-    prefetch: tuple[tuple[int, int], ...]    # (slot, iterations ahead) of the arguments that are prefetched, by slot
+    prefetch: tuple[tuple[str, int], ...]    # (argument p0, p1, … or stage at the root, iterations ahead) of what is prefetched
     pipeline: Pipelined | None
     dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC chose
     online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel

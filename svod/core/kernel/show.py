@@ -79,7 +79,7 @@ class _Printer:
                 continue
             if stage.is_output:
                 past = ", stored past the caches" if state.stream else ""
-                ahead = "".join(f", p{slot} prefetched {n} iteration{'s' * (n > 1)} ahead" for slot, n in state.prefetch)
+                ahead = "".join(f", {name} prefetched {n} iteration{'s' * (n > 1)} ahead" for name, n in state.prefetch)
                 self._line(0, f"phase {number}: {stage.name} → p{r.store_slot}{cores}{past}{ahead}")
             else:
                 size = _bytes(prod(self.nest.stages[s].region) * stage.dtype.itemsize)

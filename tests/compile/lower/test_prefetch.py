@@ -70,6 +70,17 @@ def test_copies_are_prefetched_where_they_read() -> None:
     assert all(code[i[3][0]][0] == "ARG" for code in found.code for i in code if i[0] == "PREFETCH")
 
 
+def test_stages_at_the_root_are_prefetched_where_they_are_read() -> None:
+    """The packed columns of b lie in a temporary in tiles of 16: two steps of the sum read 32 elements. Its copy is as without it, and so
+    is the temporary where it has become a part in scratch again."""
+    tile: Chain = [["UPCAST", "o1", 16], ["UNROLL", "r0", 2], ["STAGE", "s1", "root"], ["PREFETCH", "s1", 3]]
+    kernel = Kernel(gemm(24, 48, 30))
+    found = lowered(kernel, tile)
+    assert ahead(found) == [(0, 3 * 2 * 16, 16), (0, 3 * 2 * 16 + 16, 16)]
+    assert {code[i[3][0]][0] for code in found.code for i in code if i[0] == "PREFETCH"} == {"TEMP"}
+    assert not ahead(lowered(kernel, [*tile, ["SWAP", "o0", "o1"], ["STAGE", "s1", "o1"]]))
+
+
 def test_what_no_loop_moves_is_loaded_as_without_it() -> None:
     """The loop goes after the hint was given: nothing is left to be ahead of."""
     chain: Chain = [["PREFETCH", "p2", 4], ["UNROLL", "r0", 0], ["UPCAST", "o1", 0]]
@@ -115,7 +126,7 @@ def test_linear_refuses_what_is_no_argument() -> None:
     code = Code()
     scratch = code.put("SCRATCH", dtypes.float32, 1, (), 0)
     code.put("PREFETCH", dtypes.float32, 1, (scratch, code.index(0)), 0)
-    with pytest.raises(CompileError, match="is no argument of float32"):
+    with pytest.raises(CompileError, match="is no argument or temporary of float32"):
         validate(program(code, [], scratch=64))
 
 
@@ -134,7 +145,7 @@ def test_products_are_those_of_numpy(target: Target, seed: int) -> None:
         more = [["UPCAST", "o0", 4], ["UPCAST", "o1", 16], ["UNROLL", "r0", int(rng.integers(2, 5))], ["STAGE", "s1", "o1"],
                 ["STAGE", "s0", "root"], ["THREAD", "r0", 2], ["TILE", "o1", 3], ["SWAP", "o0", "o1"]]
         rng.shuffle(more)
-        for opt in [*more[:5], ["PREFETCH", "p1", int(rng.integers(1, 65))], ["PREFETCH", "p2", int(rng.integers(1, 65))]]:
+        for opt in [*more[:5], *(["PREFETCH", source, int(rng.integers(1, 65))] for source in ("p1", "p2", "s0", "s1"))]:
             with suppress(KernelOptError):
                 state = apply_opt(state, Opt.from_json(opt))
         found = lower(state)

@@ -64,10 +64,10 @@ def check_chain(case: Case, rng: random.Random, name: str, ran: Counter[str]) ->
     refused: list[tuple[Opt, str]] = []
     state = random_state(rng, Scheduler(case.kernel, target), rng.randint(1, 12), refused)
     assert all(why for _, why in refused)
-    for slot in range(len(case.kernel.params)):     # a hint beside anything else, wherever it applies
-        if rng.random() < 0.3:
+    for source in (*(f"p{slot}" for slot in range(len(case.kernel.params))), *(s.name for s in case.kernel.stages)):
+        if rng.random() < 0.3:      # a hint beside anything else, wherever it applies
             with suppress(KernelOptError):
-                state = apply_opt(state, Opt("PREFETCH", f"p{slot}", rng.randint(1, MAX_PREFETCH)))
+                state = apply_opt(state, Opt("PREFETCH", source, rng.randint(1, MAX_PREFETCH)))
     chain = f"{name}, {target.vector_bytes}-byte vectors: {[o.to_json() for o in state.applied_opts]}"
     ran["all"] += 1
     try:

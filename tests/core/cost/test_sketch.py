@@ -15,7 +15,8 @@ from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
-from svod.core.kernel.scheduler import LOOP, Scheduler
+from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
+from svod.core.machine.target import Target
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.core.corpus import CORPUS, conv, data, kernel_of
@@ -146,6 +147,27 @@ def test_windows_are_copied_by_each_core(seed: int) -> None:
             if any(o.op == "TILE" for o in state.applied_opts):
                 (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
                 out += 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_large_packed_constants_are_asked_for_ahead(seed: int) -> None:
+    """Weights that take more than half of the second cache, where vectors of them are read; a quarter of the first cache ahead. Numbers are
+    the evaluator's at extents that are drawn."""
+    def hints(kernel: Kernel, target: Target) -> list[Opt]:
+        return [o for o in heuristic(Scheduler(kernel, target)).applied_opts if o.op == "PREFETCH"]
+
+    large, small = (Kernel(gemm(64, 256, depth, constant=True)) for depth in (1024, 64))
+    assert hints(large, TARGET) == [Opt("PREFETCH", "s1", 32)], "8 KB: two rows of 32 elements 32 times"
+    assert not hints(small, TARGET) and not hints(Kernel(gemm(64, 256, 1024)), TARGET)
+    rng, target = random.Random(seed), replace(NATIVE[-1] if NATIVE else TARGET, threads=2, l2=1 << 12)
+    out = 0
+    for shape in ((1, 64, 37), (7, 1, 41), *((rng.randint(2, 40), rng.choice((17, 31, 64)), rng.randint(29, 90)) for _ in range(4))):
+        case = Case(Kernel(gemm(*shape, constant=True)))
+        for state in sketches(Scheduler(case.kernel, target)):
+            if any(o.op == "PREFETCH" for o in state.applied_opts):
+                (run_native(case, lower(state), target, 2) if NATIVE else run_interpreted(case, lower(state), 2))
+                out += 1
+    assert out >= 10
 
 
 @pytest.mark.parametrize("threads", (1, 2, 4))

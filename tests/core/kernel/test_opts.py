@@ -70,6 +70,7 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("STREAM", GEMM, [["STREAM", "out"]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("PREFETCH", GEMM, [["PREFETCH", "p2", 4], ["PREFETCH", "p1", 8]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("PREFETCH", GEMM, [["STAGE", "s1", "o1"], ["PREFETCH", "p2", 4]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
+    ("PREFETCH", GEMM, [["STAGE", "s1", "root"], ["PREFETCH", "s1", 4]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("ONLINE", SOFTMAX, [["ONLINE", "s1", 16]], "o0:12 o1:40", ("s3.r0", "loop 16×1")),
 ]
 
@@ -139,8 +140,12 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("LANES", GEMM, [["UPCAST", "o0", 4], ["LANES", "o0.in", 4]], "takes no argument"),
     ("INLINE", GEMM, [["STAGE", "s0", "root"], ["INLINE", "s0", "root"]], "takes no argument"),
     *((op, GEMM, [[op, "r0", 4]], f"{op}.* the target x86_64 has no") for op in GROUP_OPTS),
-    ("PREFETCH", GEMM, [["PREFETCH", "p3", 4]], "no such argument; the kernel has p0, p1, p2"),
-    ("PREFETCH", GEMM, [["PREFETCH", "s1", 4]], "no such argument"),
+    ("PREFETCH", GEMM, [["PREFETCH", "p3", 4]], "no such argument or stage at the root; the kernel has p0, p1, p2"),
+    ("PREFETCH", GEMM, [["PREFETCH", "s1", 4]], "no such argument or stage at the root"),
+    ("PREFETCH", GEMM, [["STAGE", "s1", "o1"], ["PREFETCH", "s1", 4]], "no such argument or stage at the root"),
+    ("PREFETCH", GEMM, [["STAGE", "s1", "root"], ["PREFETCH", "s1", 4], ["PREFETCH", "s1", 5]], "prefetched already"),
+    ("PREFETCH", Kernel(gemm(1, 4, 3)), [["STAGE", "s1", "root"], ["UNROLL", "r0", 0], ["UPCAST", "o1", 0], ["PREFETCH", "s1", 4]],
+     "no loop is left"),
     ("PREFETCH", GEMM, [["PREFETCH", "p1", 0]], "an int of 1 to 64"),
     ("PREFETCH", GEMM, [["PREFETCH", "p1", 65]], "an int of 1 to 64"),
     ("PREFETCH", GEMM, [["PREFETCH", "p1", True]], "an int of 1 to 64"),

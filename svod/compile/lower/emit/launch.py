@@ -10,7 +10,7 @@ from typing import NamedTuple
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
-from svod.compile.lower.prefetch import add_prefetches
+from svod.compile.lower.prefetch import Source, add_prefetches
 from svod.compile.lower.program import Count, Instruction
 from svod.compile.lower.transpose import transpose_squares
 from svod.core.ir.dtype import dtypes
@@ -69,12 +69,19 @@ class LaunchEmitter:
             begin = b.alu("MAX", dtypes.index, 1, begin, last)
         self._iterations(stage, loops, counts, begin, end, sink)
         code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.has_mask_registers))
-        code = add_prefetches(code, dict(self.state.prefetch))
+        code = add_prefetches(code, self._distances())
         self.facts.note_emitted(len(code))
         variable = () if all(c.is_constant for c in counts) else counts
         group = self.ctx.group
         return Spec(extent, min(threads, extent) if threads > 1 else 1, self.ctx.scratch, once, variable, group.group.threads,
                     group.shared.size, self.state.target.subgroup if group.exchanges else 0), code
+
+    def _distances(self) -> dict[Source, int]:
+        """What PREFETCH asks for, by pointer. A stage that has left the root since lies in a cache."""
+        temporaries = {self.state.kernel.stages[s].name: ("TEMP", t.number) for s, t in self.facts.temp_of.items()}
+        arguments = {f"p{slot}": ("ARG", slot) for slot in range(len(self.state.kernel.params))}
+        sources = temporaries | arguments
+        return {sources[name]: n for name, n in self.state.prefetch if name in sources}
 
     def _outermost(self, stage: OpenStage, threads: int) -> tuple[list[StageLoop], int]:
         """The loops that make the launch, and the number of their iterations."""
