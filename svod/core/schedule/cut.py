@@ -7,6 +7,8 @@ fuses everything below it greedily, by fixed rules that know no target:
   (`CHEAP_COST` operations, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
 * a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue),
   or again along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
+* a value that a GATHER reads at least `REPEATED` times as often as it has elements gets a buffer unless it is cheap: one axis of an image
+  is resized, then the other;
 * a contraction (sum of products with reuse) stays only as an epilogue, one per kernel; two are fused only with a row reduction between
   them: attention;
 * an expression deeper than `MAX_DEPTH` operations is cut at a value that is not broadcast, because walks over a kernel are recursive and
@@ -33,6 +35,7 @@ CHEAP_COST = 4            # largest number of operations of a value that is reco
 CHEAP_BUFFERS = 3         # largest number of buffers that such a value reads
 MAX_WALKS = 3             # number of walks that look for shared values that have become cheap
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
+REPEATED = 4              # readings through a GATHER per element from which a value that is not cheap is computed once
 MAX_READS = 8             # largest number of readers in one kernel that each recompute an elementwise value
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
@@ -214,6 +217,11 @@ def _before_widening(u: UOp) -> UOp:
 _NOTHING: tuple[Ids, Hashable] = (NONE, 0)      # the place of an axis of extent 1
 
 
+def _is_gathered(tag: Hashable) -> bool:
+    """Whether a coordinate is looked up."""
+    return isinstance(tag, tuple) and (tag[:1] == ("gather",) or any(_is_gathered(t) for t in tag))
+
+
 def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) -> Place:
     """The place in `source` of `place` in its reinterpretation as `shape`: an axis that is merged or split depends on its whole group."""
     outer = [a for a, n in enumerate(shape) if n != 1]
@@ -373,6 +381,8 @@ class Cut:
             kernels = {use.kernel for use in uses}
             if len({use.place for use in uses if use.kernel is uses[0].kernel}) > MAX_READS and reads_memory(u):
                 problem = u, f"read at more than {MAX_READS} places of one kernel"
+            elif self.is_gathered_often(u, uses):
+                problem = u, f"read through a gather at least {REPEATED} times as often as it has elements"
             elif len(kernels) > 1:
                 reason = self.expensive(u, self.why)
                 if reason:
@@ -508,6 +518,12 @@ class Cut:
     def cone(self, u: UOp, realised: dict[UOp, str]) -> list[UOp]:
         """The nodes down to buffers, realised nodes and reductions."""
         return u.toposort(gate=lambda n: not (n.op is Ops.BUFFER or (n in realised and n is not u) or is_reduction(n)))
+
+    def is_gathered_often(self, u: UOp, uses: list[Use]) -> bool:
+        """Whether a GATHER reads u so often that its elements, which are not cheap, would be computed many times."""
+        places = {use.place for use in uses if any(_is_gathered(tag) for _, tag in use.place)}
+        reads = sum(math.prod(upper(self.extents[i]) for i in ids_of(place)) for place in places)
+        return reads >= REPEATED * size_of(u) and bool(self.expensive(u, self.why))
 
     def expensive(self, u: UOp, realised: dict[UOp, str]) -> str:
         """The reason why several kernels should not each recompute u; empty if they should."""

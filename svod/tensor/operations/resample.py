@@ -97,8 +97,8 @@ class Resample(NeuralNetwork):
 
         `mode`: 'nearest', 'nearest-exact', 'linear' (3 axes), 'bilinear' (4), 'trilinear' (5), 'bicubic' (4; Keys' kernel with a = -0.75),
         or 'area' (means, as `adaptive_avg_pool2d`). Positions are PyTorch's: with `align_corners` the centres of the corner elements
-        coincide, without it their edges. Axes are resized in turn, each by a few gathers at positions known when the graph is built.
-        Raises ShapeError and UnsupportedError."""
+        coincide, without it their edges. Axes are resized in turn, the last one first, so that the largest values are sums of whole rows.
+        Each is resized by a few gathers at positions known when the graph is built. Raises ShapeError and UnsupportedError."""
         spatial = self.ndim - 2
         wanted = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}.get(mode, spatial)
         if spatial < 1 or spatial > 3 or wanted != spatial:
@@ -125,9 +125,12 @@ class Resample(NeuralNetwork):
             raise UnsupportedError(f"interpolate with mode {mode!r}: use 'nearest', 'nearest-exact', 'linear', 'bilinear', 'trilinear', "
                                    "'bicubic' or 'area'")
         result = self._wide_float()
-        for axis, (n, f) in enumerate(zip(sizes, factors, strict=True), 2):
+        for axis, n, f in reversed(list(zip(range(2, self.ndim), sizes, factors, strict=True))):
             if n == self.shape[axis] and mode != "bicubic":
                 continue        # PyTorch ignores the factor if the extent stays
+            if self.shape[axis] == 1:       # all taps read the one element, and their weights add up to 1
+                result = result.expand(*result.shape[:axis], n, *result.shape[axis + 1:])
+                continue
             positions = _source_positions(self.shape[axis], n, f, bool(align_corners), mode != "bicubic", to_numpy(result.dtype))
             result = result._weighted(axis, *(_cubic_taps if mode == "bicubic" else _linear_taps)(positions, self.shape[axis]))
         return result.cast(self._float_dtype())

@@ -210,6 +210,12 @@ def block(x: Tensor) -> Tensor:
     (lambda: data(3, 70000).softmax(-1), ["reduce", "elementwise", "reduce", "elementwise"]),
     (lambda: (data(9, 5) @ data(5, 7)).pad((1, 1)), ["gemm", "copy"]),
     (lambda: data(3, 4).sum(1).sum(0), ["reduce"]),
+    (lambda: data(1, 2, 4, 4).interpolate((16, 16), mode="bilinear"), ["gather", "gather"]),
+    (lambda: data(1, 2, 4, 4).interpolate((5, 5), mode="bilinear"), ["gather"]),
+    (lambda: data(1, 2, 4, 1).interpolate((16, 16), mode="bilinear"), ["gather"]),
+    (lambda: data(1, 2, 1, 1).interpolate((16, 16), mode="bilinear"), ["copy"]),
+    (lambda: (data(5, 4) * 2 + 1).take(Tensor(np.arange(40) % 5), 0), ["gather"]),
+    (lambda: (data(5, 4).exp() * 2).take(Tensor(np.arange(40) % 5), 0), ["elementwise", "gather"]),
 ])
 def test_kernel_cut(build: Any, expected: list[str]) -> None:
     assert words(build()) == expected
