@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from svod.core.graph.allocator import HUGE_PAGE
 from svod.core.machine.target import Target
 
 LINE = 64
@@ -183,7 +184,9 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
         surprise = min(1.0, UNFORESEEN * visits / max(lines[1], lines[0], 1.0))
         for c, level in enumerate(caches):
             cycles[c] += a.passes * lines[c] * (surprise * level.unforeseen + (1.0 - surprise) * level.streamed)
-        translated += pages[0] * TLB_CYCLES * (pages[0] > whole.pages) + pages[1] * WALK_CYCLES * (pages[1] > whole.pages)
+        # what lies in huge pages that a cache holds needs few translations; in memory, another row of DRAM costs as much as one
+        if not HUGE_PAGE <= a.limit <= min(target.l3, TLB * HUGE_PAGE):
+            translated += pages[0] * TLB_CYCLES * (pages[0] > whole.pages) + pages[1] * WALK_CYCLES * (pages[1] > whole.pages)
         moved += a.passes * lines[2] * LINE
     return Traffic(cycles[0], cycles[1], cycles[2], translated, moved)
 

@@ -50,6 +50,15 @@ def test_footprints_of_strided_boxes() -> None:
         assert found.pages <= len(np.unique(at // PAGE)) + 1 and found.sets1 <= 64
 
 
+def test_huge_pages_that_a_cache_holds_need_no_translations() -> None:
+    """Columns of rows of 16 KB, read twice: 512 pages of a smaller array, huge pages of a larger one, and memory beyond the last cache."""
+    def translated(rows: int) -> float:
+        columns = Access(((0, 1 << 14), (1, 4)), 4, float(rows << 14))
+        return traffic(DESKTOP, [(1, 32), (0, rows)], 0, [1.0, 1.0], [columns], [False]).translated
+
+    assert translated(127) > 0 and translated(128) == 0 and translated(2048) == 0 and translated(2049) > 0
+
+
 def test_what_fits_costs_nothing_and_what_does_not_is_loaded_again() -> None:
     small = traffic(SERVER, [(0, 100), (1, 1000)], 0, [1.0, 1.0], [Access(((1, 4),), 4, 4000.0)], [False])
     assert small.cycles == (0.0, 0.0, 0.0, 0.0) and small.moved == 0
