@@ -71,7 +71,7 @@ def test_what_fits_costs_nothing_and_what_does_not_is_loaded_again() -> None:
 
 def test_columns_cost_more_than_rows() -> None:
     """The same lines, unforeseen, and sharing sets."""
-    n = 1024
+    n = 512
     rows = traffic(SERVER, [(0, n), (1, n)], 0, [1.0, 1.0], [Access(((0, 4 * n), (1, 4)), 4, 4.0 * n * n)], [False])
     columns = traffic(SERVER, [(0, n), (1, n)], 0, [1.0, 1.0], [Access(((1, 4 * n), (0, 4)), 4, 4.0 * n * n)], [False])
     assert sum(columns.cycles) > 5 * sum(rows.cycles) and columns.cycles[3] > 0
