@@ -11,8 +11,23 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(n, 6·√n + 8)·u
     Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits: no integer below 2^11
     cast                    rel = rel + u of the narrower type
-    a < b, floor(a), …      a step that E(a) may cross counts with its full height, but for a WHERE whose other branch is NaN
+    a < b, floor(a), …      a step that the error of a may cross counts with its full height
     ±∞                      rel does not count: a value that a constant made infinite (a mask) does not round
+
+An element is *undecidable* where rounding decides whether it is a number, a NaN or infinite. Its bound is infinite, and a right program may
+give anything:
+
+    √a, log a, a^b          [a - 2·E, a + 2·E] reaches both sides of 0, the border of the domain
+    a^b                     a is not positive, and [b - 2·E, b + 2·E] holds an integer
+    a / b, 1/b, a mod b     [b - 2·E, b + 2·E] reaches both sides of 0, the pole
+    0 · ∞, 0 / 0, ∞ / ∞     an operand has an error
+    WHERE                   the error of the condition may flip it, and one of the branches is NaN, undecidable, or infinitely far away
+    a load, argmax, …       its place is not certain
+    anything else           an operand is undecidable
+
+An argument whose whole interval is outside of the domain gives a NaN for certain. An argument that cannot leave the domain, such as a sum
+of squares, has an interval that ends at 0 (value_ranges.py). A comparison of a sum of float32 or float64 knows that sums round to nearest:
+u = 1 + x is 1 for certain where x is small enough. log1p relies on that.
 
 g covers any order of summation, vectors, partial sums and fused multiply-adds: the deterministic bound is (n-1)·u·Σ|x|, the
 probabilistic one λ·√n·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
@@ -28,13 +43,14 @@ The bound is a kernel AST again, evaluated by the same evaluator as the referenc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
 from svod.core.ir.uop import COMPARISONS, Ops, UOp
+from svod.tune.measure.value_ranges import ValueRange, range_of
 
 UNIT = {dtypes.float16: 2.0**-11, dtypes.bfloat16: 2.0**-8, dtypes.float32: 2.0**-24, dtypes.float64: 2.0**-53}
 SMALLEST = {dtypes.float16: 2.0**-24, dtypes.bfloat16: 2.0**-126, dtypes.float32: 2.0**-126, dtypes.float64: 2.0**-1022}
@@ -42,18 +58,21 @@ FUNCTION_ULPS = 8.0        # units of roundoff that an expanded function may be 
 SAFETY = 2.0               # both sides round
 TINY = 1e-300
 FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # functions that end a mask of -∞
+POLES = frozenset({Ops.RECIPROCAL, Ops.FDIV, Ops.LOG, Ops.LOG2, Ops.POW})
 F64 = dtypes.float64
 
 
 class ErrorBound(NamedTuple):
-    """E(v) = rel·|v| + abs. `abs` is a float64 expression, None where it is 0."""
+    """E(v) = rel·|v| + abs. `abs` is a float64 expression; None: it is 0. Where the truth value `undecidable` is true, v may be anything;
+    None: it is false everywhere."""
 
     rel: float = 0.0
     abs: UOp | None = None
+    undecidable: UOp | None = None
 
     @property
     def is_zero(self) -> bool:
-        return self.rel == 0.0 and self.abs is None
+        return self.rel == 0.0 and self.abs is None and self.undecidable is None
 
 
 ZERO = ErrorBound()
@@ -89,6 +108,21 @@ def _add(*terms: UOp | None) -> UOp | None:
     return total
 
 
+def _any(*conditions: UOp | None) -> UOp | None:
+    found: UOp | None = None
+    for c in conditions:
+        if c is not None and c is not found:
+            found = c if found is None else found.alu(Ops.OR, c)
+    return found
+
+
+def _reaches(distance: UOp, e: UOp) -> UOp:
+    """Whether the results of two right programs may lie on either side of a place at this distance: both are within e of the true value.
+    An e that is NaN, because infinities met in it, reaches everywhere. A distance that is NaN is that of a NaN."""
+    zero = _const(0.0)
+    return (zero <= distance) & (e * _const(SAFETY) < distance).alu(Ops.OR, e <= zero).alu(Ops.NOT)
+
+
 def summation_factor(n: int, unit: float) -> float:
     """g of a sum of n terms: min(n, 6·√n + 8)·u."""
     return min(float(n), 6.0 * math.sqrt(n) + 8.0) * unit
@@ -105,8 +139,14 @@ class _Analysis:
     def __post_init__(self) -> None:
         self.bounds: dict[UOp, ErrorBound] = {}
         self.sizes: dict[UOp, Magnitude] = {}
-        self.stages: dict[UOp, UOp] = {}
+        self.ranges: dict[UOp, ValueRange] = {}
         self.infinite: set[UOp] = set()         # values that a constant may have made infinite
+        self.unbounded: set[UOp] = set()        # values that may be infinite where all inputs are small
+
+    def _at_pole(self, v: UOp) -> UOp | None:
+        """E(v) for a function that is steep at 0: also what the smallest numbers lose, of which some processors make zeros, counts."""
+        e = self.total(v)
+        return None if e is None else e + _const(SMALLEST[v.dtype])
 
     def total(self, v: UOp) -> UOp | None:
         """E(v) as one float64 expression; None where it is 0."""
@@ -122,6 +162,9 @@ class _Analysis:
             if u.dtype.is_float and u.op not in FINITE_OF_INFINITE and (
                     math.isinf(u.arg) if u.op is Ops.CONST else any(s in self.infinite for s in u.src)):
                 self.infinite.add(u)
+            if u.dtype.is_float and (u in self.infinite or u.op in POLES or any(s in self.unbounded for s in u.src)):
+                self.unbounded.add(u)
+            self.ranges[u] = range_of(u, self.ranges)
             size = self.size(u)
             if size is not None and u.dtype.is_float and size > 1.0 / UNIT[u.dtype]:
                 size = None
@@ -183,32 +226,40 @@ class _Analysis:
     def bound(self, u: UOp) -> ErrorBound:
         op = u.op
         if op is Ops.REDUCE:
-            return self._reduce(u)
+            flags = _any(*(self.bounds[v].undecidable for v in u.src[:u.arg[1]]))
+            undecidable = None if flags is None else UOp(Ops.REDUCE, dtypes.bool, (flags, *u.src[u.arg[1]:]), ("OR", 1))
+            return self._reduce(u)._replace(undecidable=undecidable)
         if op is Ops.STAGE:
-            return self._stage(u)
+            return self.bounds[u.src[0]]
         if op is Ops.INDEX and u.src[0].op is Ops.STAGE:
-            b = self.bounds[u.src[0]]
-            return b if b.abs is None else ErrorBound(b.rel, UOp(Ops.INDEX, F64, (self.stages[u.src[0]], *u.src[1:])))
-        if op is Ops.GEP:
-            # component i > 0 is the place of an extremum: certain where the values are, else not judged
-            return self.bounds[u.src[0]] if u.arg == 0 else self._unsure(u, [u.src[0]])
-        if op is Ops.LOAD:
-            return self._unsure(u, [u.src[0]])
-        if op in (Ops.INDEX, Ops.SINK, Ops.STORE):
-            return ZERO if all(self.bounds[s].is_zero for s in u.src[:2]) else ErrorBound(0.0, self._largest(u.src[:2]))
-        if op is Ops.CAST:
-            return self._cast(u)
+            b, place = self.bounds[u.src[0]], self._unsure(u.src[1:])
+            return ErrorBound(b.rel, _read(u, b.abs), _any(_read(u, b.undecidable), place.undecidable))
         if op is Ops.WHERE:
             return self._where(u)
         if op in COMPARISONS:
             return self._compare(u)
+        own = self._operation(u)
+        return own._replace(undecidable=_any(own.undecidable, *(self.bounds[s].undecidable for s in u.src)))
+
+    def _operation(self, u: UOp) -> ErrorBound:
+        """The bound of an operation. What its operands leave undecidable, `bound` adds."""
+        op = u.op
+        if op is Ops.GEP:
+            # component i > 0 is the place of an extremum: certain where the values are, else not judged
+            return self.bounds[u.src[0]] if u.arg == 0 else self._unsure(u.src)
+        if op is Ops.LOAD:
+            return self._unsure(u.src)
+        if op in (Ops.INDEX, Ops.SINK, Ops.STORE):
+            return ErrorBound(0.0, self._largest(u.src[:2]))
+        if op is Ops.CAST:
+            return self._cast(u)
         if not u.src or (all(self.bounds[s].is_zero for s in u.src) and not u.dtype.is_float):
             return ZERO
         if u.dtype.is_float:
             return self._float(u)
         return self._integer(u)
 
-    def _largest(self, nodes: tuple[UOp, ...] | list[UOp]) -> UOp | None:
+    def _largest(self, nodes: Sequence[UOp]) -> UOp | None:
         worst: UOp | None = None
         for n in nodes:
             e = self.total(n)
@@ -216,18 +267,11 @@ class _Analysis:
                 worst = e if worst is None else _max(worst, e)
         return worst
 
-    def _unsure(self, u: UOp, nodes: list[UOp]) -> ErrorBound:
-        """Nothing can be said about u where one of `nodes` is uncertain."""
+    def _unsure(self, nodes: Sequence[UOp]) -> ErrorBound:
+        """Nothing can be said about a value where one of `nodes` is uncertain."""
         worst = self._largest(nodes)
-        if worst is None:
-            return ZERO
-        return ErrorBound(0.0, (_const(0.0) < worst).alu(Ops.WHERE, _const(math.inf), _const(0.0)))
-
-    def _stage(self, u: UOp) -> ErrorBound:
-        b = self.bounds[u.src[0]]
-        if b.abs is not None:
-            self.stages[u] = UOp(Ops.STAGE, F64, (b.abs, *u.src[1:]))
-        return b
+        flags = _any(*(self.bounds[n].undecidable for n in nodes))
+        return ErrorBound(undecidable=_any(None if worst is None else (worst <= _const(0.0)).alu(Ops.NOT), flags))
 
     def _reduce(self, u: UOp) -> ErrorBound:
         combiner, count = u.arg
@@ -264,36 +308,56 @@ class _Analysis:
         if e is None:
             return ZERO
         if u.dtype.kind == "b":
-            return self._unsure_bool(_abs64(x), e)
-        if x.dtype.is_float:
-            return ErrorBound(0.0, (_wide(x) + e).alu(Ops.TRUNC) - (_wide(x) - e).alu(Ops.TRUNC))
-        return ErrorBound(0.0, e)
-
-    def _unsure_bool(self, distance: UOp, e: UOp) -> ErrorBound:
-        """A truth value that flips within `distance`: off by 1 where e reaches that far."""
-        return ErrorBound(0.0, (distance <= e).alu(Ops.WHERE, _const(1.0), _const(0.0)))
+            return ErrorBound(0.0, _step(_reaches(_abs64(x), e)))
+        return ErrorBound(0.0, _steps(x, e, Ops.TRUNC) if x.dtype.is_float else e)
 
     def _compare(self, u: UOp) -> ErrorBound:
+        """A truth value is 0 or 1: it is off by 1 where an operand is undecidable, or where the errors may flip it."""
         a, b = u.src
+        flags = _any(*(self.bounds[s].undecidable for s in u.src), self._may_flip(a, b))
+        return ZERO if flags is None else ErrorBound(0.0, _step(flags))
+
+    def _may_flip(self, a: UOp, b: UOp) -> UOp | None:
         e = _add(self.total(a), self.total(b))
         if e is None:
-            return ZERO
-        return self._unsure_bool((_wide(a) - _wide(b)).alu(Ops.ABS), e)
+            return None
+        if not (self._is_sum(a) or self._is_sum(b)):
+            return _reaches((_wide(a) - _wide(b)).alu(Ops.ABS), e)
+        (low_a, high_a), (low_b, high_b) = self._ends(a), self._ends(b)
+        apart = (high_a < low_b).alu(Ops.OR, high_b < low_a)
+        single = (high_a <= low_a) & (high_b <= low_b)
+        numbers = a.alu(Ops.CMPEQ, a) & b.alu(Ops.CMPEQ, b)
+        return numbers & apart.alu(Ops.OR, single).alu(Ops.NOT)
+
+    def _is_sum(self, v: UOp) -> bool:
+        """Whether v is a sum that every right program rounds to v's dtype, and to the same number where its operands are the same."""
+        return v.op in (Ops.ADD, Ops.SUB) and v.dtype in (dtypes.float32, dtypes.float64) and not self.bounds[v].is_zero
+
+    def _ends(self, v: UOp) -> tuple[UOp, UOp]:
+        """The least and the largest number that v may be in a right program, in float64."""
+        if self._is_sum(v):
+            exact, e = _wide(v.src[0]).alu(v.op, _wide(v.src[1])), self.bounds[v].abs
+            error = _const(0.0) if e is None else e * _const(SAFETY)
+            return _wide((exact - error).cast(v.dtype)), _wide((exact + error).cast(v.dtype))
+        total = self.total(v)
+        error = _const(0.0) if total is None else total * _const(SAFETY)
+        return _wide(v) - error, _wide(v) + error
 
     def _where(self, u: UOp) -> ErrorBound:
         c, a, b = u.src
         ea, eb, ec = self.total(a), self.total(b), self.total(c)
-        if ec is None and ea is None and eb is None:
-            return ZERO
-        zero = _const(0.0)
+        flags_a, flags_b = self.bounds[a].undecidable, self.bounds[b].undecidable
+        zero, no = _const(0.0), UOp.const(dtypes.bool, False)
         inner = None if ea is None and eb is None else c.alu(Ops.WHERE, ea or zero, eb or zero)
-        if ec is None:
-            return ErrorBound(0.0, inner)
+        flags = None if flags_a is None and flags_b is None else c.alu(Ops.WHERE, flags_a or no, flags_b or no)
+        may_flip = _any(None if ec is None else zero < ec, self.bounds[c].undecidable)
+        if may_flip is None:
+            return ErrorBound(0.0, inner, flags)
         apart = (_wide(a) - _wide(b)).alu(Ops.ABS) if a.dtype.kind != "b" else _const(1.0)
         height = _add(apart, ea, eb) or zero
-        # a branch that is not a number is what a WHERE keeps away: a right program does not take it
-        crossed = ((zero < ec) & (height <= _const(math.inf))).alu(Ops.WHERE, height, zero)
-        return ErrorBound(0.0, _add(inner, crossed))
+        either = _any(flags_a, flags_b, (height < _const(math.inf)).alu(Ops.NOT))
+        assert either is not None
+        return ErrorBound(0.0, _add(inner, may_flip.alu(Ops.WHERE, height, zero)), _any(flags, may_flip & either))
 
     def _integer(self, u: UOp) -> ErrorBound:
         """Integers and truth values with an uncertain operand."""
@@ -301,7 +365,7 @@ class _Analysis:
             return ErrorBound(0.0, _add(*(self.total(s) for s in u.src)))
         if u.op in (Ops.NEG, Ops.ABS, Ops.MAX, Ops.MIN) or (u.dtype.kind == "b" and u.op in (Ops.AND, Ops.OR, Ops.XOR, Ops.NOT)):
             return ErrorBound(0.0, self._largest(u.src))
-        return self._unsure(u, list(u.src))
+        return self._unsure(u.src)
 
     def _float(self, u: UOp) -> ErrorBound:
         unit = UNIT[u.dtype]
@@ -314,18 +378,21 @@ class _Analysis:
             return ErrorBound(0.0, self._largest(src))
         if op in (Ops.ADD, Ops.SUB):
             return ErrorBound(unit, _add(self.total(src[0]), self.total(src[1])))
-        if op is Ops.MUL:
-            return self._product(src[0], src[1], unit)
-        if op is Ops.MULACC:
+        if op in (Ops.MUL, Ops.MULACC):
             p = self._product(src[0], src[1], unit)
+            if any(s in self.unbounded for s in src):
+                p = p._replace(undecidable=self._made_nan(u))
+            if op is Ops.MUL:
+                return p
             product = _abs64(src[0]) * _abs64(src[1]) * _const(p.rel)
-            return ErrorBound(unit, _add(product, p.abs, self.total(src[2])))
+            return p._replace(rel=unit, abs=_add(product, p.abs, self.total(src[2])))
         if op in (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.ROUND):
             e = self.total(src[0])
-            return ZERO if e is None else ErrorBound(0.0, (_wide(src[0]) + e).alu(op) - (_wide(src[0]) - e).alu(op))
-        if op in (Ops.BITCAST, Ops.IDIV, Ops.MOD):
-            exact = self._unsure(u, list(src))
-            return exact if op is Ops.BITCAST else ErrorBound(unit, exact.abs)
+            return ZERO if e is None else ErrorBound(0.0, _steps(src[0], e, op))
+        if op in (Ops.BITCAST, Ops.IDIV):
+            return self._unsure(src)._replace(rel=0.0 if op is Ops.BITCAST else unit)
+        if op is Ops.MOD:
+            return self._remainder(src[0], src[1], unit)
         if op in (Ops.RECIPROCAL, Ops.FDIV):
             return self._quotient(u, 2 * unit)
         if op is Ops.POW:
@@ -345,22 +412,60 @@ class _Analysis:
         ba, bd = self.bounds[a] if a is not None else ZERO, self.bounds[d]
         if ba.abs is None and bd.abs is None:
             return ErrorBound(ba.rel + bd.rel + unit, None)
-        ea, ed = self.total(a) if a is not None else None, self.total(d)
-        least = _max(_abs64(d) if ed is None else _abs64(d) - ed, _const(TINY))
+        ea, ed = self.total(a) if a is not None else None, self._at_pole(d)
         above = _add(ea, None if ed is None else ed * _abs64(u))
-        return ErrorBound(unit, above / least if above is not None else None)
+        if above is None:
+            return ErrorBound(unit)
+        meets_zero = self._meets_zero(d, ed)
+        if a is None or (a not in self.unbounded and (self.ranges[d].low > 0 or self.ranges[d].high < 0)):
+            return ErrorBound(unit, above / self._least(d, ed), meets_zero)
+        return ErrorBound(unit, above / self._least(d, ed), _any(meets_zero, self._made_nan(u)))
+
+    def _remainder(self, a: UOp, d: UOp, unit: float) -> ErrorBound:
+        """a - d·⌊a/d⌋: the floor of the quotient is certain where that is not next to an integer."""
+        ea, ed = self.total(a), self.total(d)
+        quotient = _wide(a).alu(Ops.FDIV, _wide(d))
+        error = _add(ea, None if ed is None else ed * (_abs64(quotient) + _const(1.0)))
+        if error is None:
+            return ErrorBound(unit)
+        return ErrorBound(unit, error + _abs64(d) * _steps(quotient, error / self._least(d, ed), Ops.FLOOR), self._meets_zero(d, ed))
+
+    def _made_nan(self, u: UOp) -> UOp | None:
+        """Where an operation that has infinite operands, or divides by zero, makes a NaN of numbers, and an operand has an error."""
+        errors = [(e <= _const(0.0)).alu(Ops.NOT) for s in u.src if (e := self.total(s)) is not None]
+        if not errors:
+            return None
+        uncertain = _any(*errors)
+        assert uncertain is not None
+        for s in u.src:
+            uncertain &= s.alu(Ops.CMPEQ, s)
+        return uncertain & u.alu(Ops.CMPNE, u)
+
+    def _least(self, x: UOp, e: UOp | None) -> UOp:
+        """The least magnitude of x where it does not meet 0."""
+        r = self.ranges[x]
+        return _max(_abs64(x) if e is None else _abs64(x) - e, _const(max(r.low, -r.high, TINY)))
+
+    def _meets_zero(self, x: UOp, e: UOp | None) -> UOp | None:
+        """Where x may be 0, or on either side of it, in one right program and not in another; None: nowhere."""
+        r = self.ranges[x]
+        return None if e is None or r.low > 0 or r.high < 0 else _reaches(_abs64(x), e)
 
     def _power(self, u: UOp, unit: float) -> ErrorBound:
         a, b = u.src
-        ea, eb = self.total(a), self.total(b)
+        ea, eb = self._at_pole(a), self.total(b)
         # the result is exp(b·log a): its relative error is the absolute error of the exponent
-        log_a = _abs64(a).alu(Ops.LOG).alu(Ops.ABS)
+        log_a = (_const(0.0) < _abs64(a)).alu(Ops.WHERE, _abs64(a).alu(Ops.LOG).alu(Ops.ABS), _const(0.0))
         exponent = _add(_abs64(b) * log_a * _const(unit), None if eb is None else eb * log_a)
         if ea is not None:
-            least = _max(_abs64(a) - ea, _const(TINY))
-            exponent = _add(exponent, (_abs64(b) if eb is None else _abs64(b) + eb) * ea / least)
+            exponent = _add(exponent, (_abs64(b) if eb is None else _abs64(b) + eb) * ea / self._least(a, ea))
         assert exponent is not None
-        return ErrorBound(unit, _abs64(u) * (exponent.alu(Ops.EXP) - _const(1.0)))
+        undecidable = self._meets_zero(a, ea)
+        if eb is not None and self.ranges[a].low <= 0:
+            # a negative number has powers of integers only; those of 0 are 0, 1 and infinite; the power 0 of a NaN is 1
+            near_integer = _reaches((_wide(b) - _wide(b).alu(Ops.ROUND)).alu(Ops.ABS), eb)
+            undecidable = _any(undecidable, (_const(0.0) < _wide(a)).alu(Ops.NOT) & near_integer)
+        return ErrorBound(unit, _abs64(u) * (exponent.alu(Ops.EXP) - _const(1.0)), undecidable)
 
     def _function(self, u: UOp, unit: float) -> ErrorBound:
         x, e, op = u.src[0], self.total(u.src[0]), u.op
@@ -370,17 +475,20 @@ class _Analysis:
             return ErrorBound(unit, floor)
         if op in (Ops.EXP, Ops.EXP2):
             return ErrorBound(unit, _abs64(u) * (e.alu(op) - _const(1.0)))
+        near = self._at_pole(x)
+        assert near is not None
         if op in (Ops.LOG, Ops.LOG2):
-            slope = e / _max(_abs64(x) - e, _const(TINY))
-            return ErrorBound(unit, _add(slope if op is Ops.LOG else slope * _const(1.4426950408889634), floor))
+            slope = near / self._least(x, near)
+            slope = slope if op is Ops.LOG else slope * _const(1.4426950408889634)
+            return ErrorBound(unit, _add(slope, floor), self._meets_zero(x, near))
         if op is Ops.SQRT:
-            low = _max(_wide(x) - e, _const(0.0))
-            return ErrorBound(unit, (_wide(x) + e).alu(Ops.SQRT) - low.alu(Ops.SQRT))
+            low = _max(_wide(x) - near, _const(0.0))
+            leaves = None if self.ranges[x].low >= 0 else self._meets_zero(x, e)
+            return ErrorBound(unit, (_wide(x) + near).alu(Ops.SQRT) - low.alu(Ops.SQRT), leaves)
         steepest = {Ops.SIN: 1.0, Ops.COS: 1.0, Ops.TANH: 1.0, Ops.ERF: 1.1283791670955126}.get(op)
         if steepest is None:
-            return self._unsure(u, [x])
+            return self._unsure([x])
         return ErrorBound(unit, _add(e * _const(steepest), floor))
-
 
     def _rounded_factors(self, x: UOp) -> float:
         """The relative error of a product whose factors a matrix instruction may round."""
@@ -388,6 +496,23 @@ class _Analysis:
             return 0.0
         exact = [size is not None and size <= 2.0**self.significand for size in (self.sizes[s] for s in x.src)]
         return exact.count(False) * 2.0**-self.significand
+
+
+def _read(index: UOp, of_stage: UOp | None) -> UOp | None:
+    """What is known of a stage's values, where `index` reads that stage; None: nothing is."""
+    if of_stage is None:
+        return None
+    return UOp(Ops.INDEX, of_stage.dtype, (UOp(Ops.STAGE, of_stage.dtype, (of_stage, *index.src[0].src[1:])), *index.src[1:]))
+
+
+def _step(flags: UOp) -> UOp:
+    """The error of a truth value that may flip where `flags` is true."""
+    return flags.alu(Ops.WHERE, _const(1.0), _const(0.0))
+
+
+def _steps(x: UOp, e: UOp, op: Ops) -> UOp:
+    """How far apart ⌊x⌋, ⌈x⌉, … of two right programs may be."""
+    return (_wide(x) + e * _const(SAFETY)).alu(op) - (_wide(x) - e * _const(SAFETY)).alu(op)
 
 
 def _magnitude(x: UOp) -> UOp:
@@ -406,7 +531,8 @@ def terms(reduce: UOp) -> int:
 
 
 def error_bounds(ast: UOp, integers: int | None = None, significand: int = 0) -> list[UOp | None]:
-    """For each STORE of a kernel AST a STORE of 2·E of its value, in float64, at the same coordinates; None where E is 0.
+    """For each STORE of a kernel AST a STORE of 2·E of its value, in float64, at the same coordinates; None where E is 0. ∞: the element is
+    undecidable; NaN: E is not known, but that of a NaN, which is certain.
 
     `integers`: all float inputs hold integers of at most this magnitude; None: any reals. `significand`: bits to which factors of float32
     in sums of products may be rounded; 0: they are not. The i-th bound is stored to a PARAM of
@@ -417,12 +543,21 @@ def error_bounds(ast: UOp, integers: int | None = None, significand: int = 0) ->
     stores: list[UOp | None] = []
     for i, store in enumerate(ast.src):
         index, value, ranges = store.src[0], store.src[1], store.src[2:]
-        e = analysis.total(value)
-        if e is None:
+        e, undecidable = analysis.total(value), analysis.bounds[value].undecidable
+        if e is None and undecidable is None:
             stores.append(None)
             continue
+        e = e or _const(0.0)
         if value.dtype.is_float:
             e = e + _const(SMALLEST[value.dtype])
+        bound = e * _const(SAFETY)
+        if undecidable is not None:
+            bound = undecidable.alu(Ops.WHERE, _const(math.inf), bound)
         param = UOp(Ops.PARAM, F64, index.src[0].src, Param(slots + i, index.src[0].arg.size))
-        stores.append(UOp(Ops.STORE, dtypes.void, (UOp(Ops.INDEX, F64, (param, *index.src[1:])), e * _const(SAFETY), *ranges)))
+        stores.append(UOp(Ops.STORE, dtypes.void, (UOp(Ops.INDEX, F64, (param, *index.src[1:])), bound, *ranges)))
     return stores
+
+
+def may_be_undecidable(bound: UOp) -> bool:
+    """Whether a bound of `error_bounds` has a condition under which an element is undecidable."""
+    return bound.src[1].op is Ops.WHERE

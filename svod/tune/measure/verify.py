@@ -8,8 +8,11 @@ wants to keep runs on two or more sets of inputs, and every output element is co
     all negative,       where the kernel takes a maximum or minimum: a wrong identity hides behind values of the other sign
     all positive
 
-The intervals of the inputs are chosen so that the reference stays finite and does not collapse to zeros; integers are drawn inside
-`Param.vmin`/`vmax`, so that gathers stay inside their tables.
+Elements are not compared where rounding decides whether they are numbers: √(a·b - c) next to 0 is a NaN in one right program and none in
+another. Their tolerance is infinite. A kernel that has no other elements in an output is not judged.
+
+The intervals of the inputs are chosen so that the reference stays finite, does not collapse to zeros and can be compared. Integers are
+drawn inside `Param.vmin`/`vmax`, so that gathers stay inside their tables.
 
 Where evaluating every element would cost more than `FULL_COST`, the reference is *sampled*: 1,024 points are evaluated (corners, borders
 of tiles, random points), and the whole output is compared with that of a *baseline*. The baseline is the heuristic's kernel, else the
@@ -36,7 +39,8 @@ from svod.core.kernel.kernel import Kernel, own_reduces, reduce_parts
 from svod.core.schedule.regions import regions_of
 from svod.core.spec.evaluate import MATMUL_GAIN, evaluate, evaluate_points, store_addresses, store_extents
 from svod.core.spec.values import Array, from_float, to_float
-from svod.tune.measure.bounds import error_bounds
+from svod.system.quantities import percent
+from svod.tune.measure.bounds import error_bounds, may_be_undecidable
 from svod.tune.measure.measurer import Verification
 
 GUARD = 4096                     # bytes before and after each buffer: more than any vector store reaches
@@ -65,6 +69,11 @@ class InputSet(NamedTuple):
     low: float
     high: float
     seed: int
+
+    @property
+    def integers(self) -> int | None:
+        """The largest magnitude of the integers; None: reals."""
+        return int(max(abs(self.low), abs(self.high))) if self.kind == "integers" else None
 
 
 @dataclass(frozen=True)
@@ -118,8 +127,13 @@ class Expected:
 
     slot: int
     want: Array                   # memory form
-    tolerance: Array | None       # float64 per element; None: exact
+    tolerance: Array | None       # float64 per element, ∞ where anything is right; None: exact
     flat: Array | None            # positions of the sampled points
+
+    @property
+    def compared(self) -> int:
+        """How many elements are compared."""
+        return self.want.size if self.tolerance is None else int(np.count_nonzero(self.tolerance != np.inf))
 
 
 # -- inputs -------------------------------------------------------------------------------------------------------------------
@@ -169,12 +183,22 @@ def whole(values: Sequence[Repeated]) -> list[Array]:
     return [v.whole() for v in values]
 
 
-def _finite_share(values: Array, dtype: DType) -> float:
-    """How much of a probe is worth comparing: finite and, for floats, not zero."""
-    if not dtype.is_float:
-        return 1.0
-    x = to_float(values, dtype)
-    return float(np.mean(np.isfinite(x) & (x != 0))) if x.size else 1.0
+def _share_worth_comparing(values: Array, tolerance: Array | None, dtype: DType) -> float:
+    """How much of a probe is worth comparing: where the tolerance is not infinite and floats are finite and not zero."""
+    worth = np.ones(values.size, np.bool_) if tolerance is None else tolerance != np.inf
+    if dtype.is_float:
+        x = to_float(values, dtype)
+        worth &= np.isfinite(x) & (x != 0)
+    return float(np.mean(worth)) if worth.size else 1.0
+
+
+def _of_numbers(tolerance: Array, want: Array, dtype: DType) -> Array:
+    """Tolerances as they are compared with: that of a number is NaN where infinities met in it, and any result may be right. That of a NaN
+    does not matter: it is certain, if the tolerance is not infinite."""
+    unknown = np.isnan(tolerance)
+    if dtype.is_float:
+        unknown &= ~np.isnan(to_float(want, dtype))
+    return np.where(unknown, np.inf, tolerance)
 
 
 class Reference:
@@ -187,6 +211,7 @@ class Reference:
         self.kernel, self.seed, self.significand = kernel, seed, significand
         self.ops = {u.op for u in kernel.ast.toposort() if u.dtype != dtypes.index}
         self.full = evaluation_cost(kernel) <= FULL_COST
+        self._bounds: dict[int | None, list[UOp | None]] = {}
         self.sets = self._choose_sets()
         self._expected: dict[int, list[Expected]] = {}
         drawn = sum(min(p.arg.size, DRAWN) * p.dtype.itemsize for p in kernel.params) * len(self.sets)
@@ -195,28 +220,32 @@ class Reference:
 
     # -- which inputs -----------------------------------------------------------------------------------------------------
     def _choose_sets(self) -> list[InputSet]:
-        self._bounds: dict[str, list[UOp | None]] = {}
-        size = next((a for a in INTEGER_SIZES if all(b is None for b in error_bounds(self.kernel.ast, a, self.significand))), 4)
+        size = next((a for a in INTEGER_SIZES if all(b is None for b in self._bounds_of(a))), 4)
         sets = [InputSet("integers", "integers", *self._best_range("integers", [(-size, size), (1, size), (0, 1)]), self.seed + 1),
                 InputSet("reals", "reals", *self._best_range("reals", list(REAL_RANGES)), self.seed + 2)]
         combiners = {u.arg[0] for u in self.kernel.ast.walk(Ops.REDUCE)}
         if combiners - {"ADD", "MUL", "AND", "OR"} and sets[0].low < 0:
             sets += [InputSet("negative integers", "integers", -size, -1, self.seed + 3),
                      InputSet("positive integers", "integers", 1, size, self.seed + 4)]
-        for s in sets:
-            largest = int(max(abs(s.low), abs(s.high))) if s.kind == "integers" else None
-            self._bounds[s.name] = error_bounds(self.kernel.ast, largest, self.significand)
         return sets
 
+    def _bounds_of(self, integers: int | None) -> list[UOp | None]:
+        """The bounds of inputs that are integers of at most this magnitude; None: reals."""
+        if integers not in self._bounds:
+            self._bounds[integers] = error_bounds(self.kernel.ast, integers, self.significand)
+        return self._bounds[integers]
+
     def _best_range(self, kind: Literal["integers", "reals"], ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """The first interval whose reference is finite and not zero nearly everywhere, else the best one."""
+        """The first interval whose reference is finite, not zero, and can be compared nearly everywhere, else the best one."""
         best, best_share = ranges[0], -1.0
         for low, high in ranges:
-            args = whole(make_inputs(self.kernel, InputSet("probe", kind, low, high, self.seed)))
+            probe = InputSet("probe", kind, low, high, self.seed)
+            args, bounds = whole(make_inputs(self.kernel, probe)), self._bounds_of(probe.integers)
             share = 1.0
-            for i, store in enumerate(self.kernel.ast.src):
-                values = evaluate_points(self.kernel.ast, args, self._sample(i, PROBE_POINTS), store=i)
-                share = min(share, _finite_share(values, store.src[0].src[0].dtype))
+            for i, (store, bound) in enumerate(zip(self.kernel.ast.src, bounds, strict=True)):
+                matters = bound if bound is not None and may_be_undecidable(bound) else None
+                e = self._expected_at(i, self._sample(i, PROBE_POINTS), args, matters)
+                share = min(share, _share_worth_comparing(e.want, e.tolerance, store.src[0].src[0].dtype))
             if share > best_share + 0.05:
                 best, best_share = (low, high), share
             if share >= 0.95:
@@ -254,7 +283,7 @@ class Reference:
         if number not in self._expected:
             inputs = self.sets[number]
             args = whole(self.given(number))
-            bounds = self._bounds[inputs.name]
+            bounds = self._bounds_of(inputs.integers)
             self._expected[number] = self._whole(args, bounds) if self.full else self._sampled(args, bounds)
         return self._expected[number]
 
@@ -266,7 +295,7 @@ class Reference:
             if bound is not None:
                 slot = store.src[0].src[0].arg.slot
                 room = _with_room(args, bound)
-                tolerance = evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0]
+                tolerance = _of_numbers(evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0], outputs[slot], store.src[1].dtype)
                 tolerances[slot] = np.maximum(tolerances[slot], tolerance) if slot in tolerances else tolerance
         return [Expected(slot, outputs[slot], tolerances.get(slot), None) for slot in slots]
 
@@ -275,16 +304,18 @@ class Reference:
 
     def _expected_at(self, store: int, points: list[Array], args: list[Array], bound: UOp | None) -> Expected:
         ast, tolerance = self.kernel.ast, None
+        param = ast.src[store].src[0].src[0]
+        want = evaluate_points(ast, args, points, store=store)
         if bound is not None:
             tolerance = evaluate_points(UOp(Ops.SINK, dtypes.void, (bound,)), _with_room(args, bound), points)
-        want = evaluate_points(ast, args, points, store=store)
+            tolerance = _of_numbers(tolerance, want, param.dtype)
         flat = store_addresses(ast, points, store=store, args=args)
-        return Expected(ast.src[store].src[0].src[0].arg.slot, want, tolerance, flat)
+        return Expected(param.arg.slot, want, tolerance, flat)
 
     def expected_at(self, number: int, slot: int, flat: Array) -> list[Expected]:
         """What these positions of an output must hold after set `number`: an entry for each STORE that writes some of them, and one for
         those that no STORE writes."""
-        args, bounds = whole(self.given(number)), self._bounds[self.sets[number].name]
+        args, bounds = whole(self.given(number)), self._bounds_of(self.sets[number].integers)
         stores = [i for i, store in enumerate(self.kernel.ast.src) if store.src[0].src[0].arg.slot == slot]
         found = [self._expected_at(i, self._coordinates_of(i, flat, args), args, bounds[i]) for i in stores]
         rest = np.setdiff1d(flat, np.concatenate([e.flat for e in found if e.flat is not None]))
@@ -474,7 +505,8 @@ def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Ba
     """Run the program on every set of inputs and compare.
 
     `run` is given the guarded arrays, one per slot. Where the reference is sampled, the whole output is compared with `baseline`.
-    `keep` receives this program's outputs, so that it can be the baseline of others."""
+    `keep` receives this program's outputs, so that it can be the baseline of others. A program that is not found wrong is not right either
+    where an output has no element that can be compared."""
     kernel = reference.kernel
     sampled = not reference.full
     how = f"{POINTS} points" if sampled else "every element"
@@ -495,6 +527,19 @@ def verify(reference: Reference, run: Run, buffers: GuardedBuffers, baseline: Ba
             return Verification(False, how, reason)
         if keep is not None:
             keep.outputs.append({slot: buffers.arrays[slot].copy() for slot in sorted(set(kernel.outs))})
+    return _judged(reference, how)
+
+
+def _judged(reference: Reference, how: str) -> Verification:
+    """The verdict on a program that is not wrong anywhere, with how much of the outputs was compared."""
+    expected = [e for number in range(len(reference.sets)) for e in reference.expected(number)]
+    total, compared = sum(e.want.size for e in expected), sum(e.compared for e in expected)
+    if compared < total:
+        how += f" ({percent(1 - compared / total)} of the elements undecidable)"
+    for slot in sorted(set(reference.kernel.outs)):
+        of_slot = [e for e in expected if e.slot == slot]
+        if any(e.want.size for e in of_slot) and not any(e.compared for e in of_slot):
+            return Verification(None, how, f"rounding decides every element of output {slot}: none can be compared")
     return Verification(True, how)
 
 
@@ -510,7 +555,8 @@ def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputS
 
 def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseline: Baseline) -> list[Expected]:
     """What the elements must hold that differ most from the baseline's. Both are within their bound of the true value, so two right ones
-    differ by more than the largest sum of two bounds only where a bound is larger than at all of the sampled points."""
+    differ by more than the largest sum of two bounds only where a bound is larger than at all of the sampled points. Where only one of them
+    has a NaN or an infinity, both may be right. Many such places do not hide those where two numbers differ."""
     tolerances: dict[int, float] = {}
     for e in reference.expected(number):
         if e.tolerance is not None:
@@ -518,9 +564,14 @@ def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseli
             tolerances[e.slot] = max(float(largest), tolerances.get(e.slot, 0.0))
     suspects: list[Expected] = []
     for slot, theirs in baseline.outputs[number].items():
-        found = beyond(buffers.arrays[slot], theirs, 2 * tolerances.get(slot, 0.0) or None, reference.kernel.params[slot].dtype)
+        mine, dtype, limit = buffers.arrays[slot], reference.kernel.params[slot].dtype, 2 * tolerances.get(slot, 0.0) or None
+        found = beyond(mine, theirs, limit, dtype)
+        places = found.worst
+        if found.total > places.size and dtype.is_float:
+            numbers = np.isfinite(to_float(mine, dtype)) & np.isfinite(to_float(theirs, dtype))
+            places = np.union1d(places, beyond(mine, np.where(numbers, theirs, mine), limit, dtype).worst)
         if found.total:
-            suspects += reference.expected_at(number, slot, found.worst)
+            suspects += reference.expected_at(number, slot, places)
     return suspects
 
 

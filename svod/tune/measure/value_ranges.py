@@ -1,0 +1,104 @@
+"""What is known of a kernel's values whatever its inputs hold: an interval for each node of the AST.
+
+    |x|, x·x, √x, eˣ, max(x, 0)                [0, ∞]
+    min(max(x, -1), 1)                         [-1, 1]
+    1 - y·y  of a y in [-1, 1]                 [0, 1]
+    Σ of terms that are not negative           [0, ∞]
+
+The intervals hold for every right program, fused multiply-adds and any order of summation included: rounding is monotone, so what is not
+negative before it is rounded is not negative afterwards. A NaN is outside of every interval and is not spoken of.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from svod.core.ir.dtype import DType
+from svod.core.ir.uop import COMPARISONS, Ops, UOp
+from svod.core.spec.values import round_to
+
+
+class ValueRange(NamedTuple):
+    """low ≤ v ≤ high, or v is NaN."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+
+ANY = ValueRange()
+POSITIVE = ValueRange(0.0)      # or zero
+NEGATIVE = ValueRange(high=0.0)
+POSITIVE_RESULTS = frozenset({Ops.EXP, Ops.EXP2, Ops.SQRT})
+POSITIVE_OF_POSITIVE = frozenset({Ops.RECIPROCAL, Ops.FDIV, Ops.POW})
+WHOLE = {Ops.FLOOR: np.floor, Ops.CEIL: np.ceil, Ops.TRUNC: np.trunc, Ops.ROUND: np.rint}
+
+
+def range_of(u: UOp, known: Mapping[UOp, ValueRange]) -> ValueRange:
+    """The interval of a node's values; `known`: those of its sources."""
+    if u.op is Ops.CONST:
+        return ANY if math.isnan(u.arg) else ValueRange(float(u.arg), float(u.arg))
+    if not u.dtype.is_float:
+        return ValueRange(0.0, 1.0) if u.dtype.kind == "b" or u.op in COMPARISONS else ANY if u.dtype.is_signed else POSITIVE
+    src = [known[s] for s in u.src]
+    if u.op in (Ops.STAGE, Ops.INDEX) and u.src[0].op is not Ops.PARAM:
+        return src[0]
+    if u.op is Ops.GEP:
+        return src[0] if u.arg == 0 else ANY
+    if u.op is Ops.REDUCE:
+        return _reduced(u.arg[0], src[0])
+    if u.op in POSITIVE_RESULTS or (u.op in POSITIVE_OF_POSITIVE and all(r.low >= 0 for r in src)):
+        return POSITIVE
+    if u.op is Ops.MOD:     # of the sign of the divisor
+        return ValueRange(0.0, src[1].high) if src[1].low >= 0 else ANY
+    low, high = _ends(u, src)
+    return ValueRange(_rounded(low, u.dtype, -math.inf), _rounded(high, u.dtype, math.inf))
+
+
+def _ends(u: UOp, src: list[ValueRange]) -> tuple[float, float]:
+    """The interval of an operation that is exact but for its rounding."""
+    op = u.op
+    if op is Ops.NEG:
+        return -src[0].high, -src[0].low
+    if op is Ops.ABS:
+        a = src[0]
+        return max(0.0, a.low, -a.high), max(-a.low, a.high)
+    if op is Ops.CAST:
+        return src[0]
+    if op in WHOLE:
+        return float(WHOLE[op](src[0].low)), float(WHOLE[op](src[0].high))
+    if op is Ops.WHERE:
+        return min(src[1].low, src[2].low), max(src[1].high, src[2].high)
+    if op is Ops.MAX:
+        return max(src[0].low, src[1].low), max(src[0].high, src[1].high)
+    if op is Ops.MIN:
+        return min(src[0].low, src[1].low), min(src[0].high, src[1].high)
+    if op is Ops.ADD:
+        return src[0].low + src[1].low, src[0].high + src[1].high
+    if op is Ops.SUB:
+        return src[0].low - src[1].high, src[0].high - src[1].low
+    if op is Ops.MUL:
+        return _product(u.src[0] is u.src[1], *src)
+    if op is Ops.MULACC:
+        low, high = _product(u.src[0] is u.src[1], *src[:2])
+        return low + src[2].low, high + src[2].high
+    return ANY
+
+
+def _product(is_square: bool, a: ValueRange, b: ValueRange) -> tuple[float, float]:
+    # an infinite end stands for values that grow without bound, whose product with 0 is 0
+    ends = [0.0 if x == 0 or y == 0 else x * y for x in a for y in b]
+    return max(0.0, min(ends)) if is_square else min(ends), max(ends)
+
+
+def _reduced(combiner: str, x: ValueRange) -> ValueRange:
+    if combiner in ("ADD", "MUL"):
+        return POSITIVE if x.low >= 0 else NEGATIVE if combiner == "ADD" and x.high <= 0 else ANY
+    return x
+
+
+def _rounded(end: float, dtype: DType, unknown: float) -> float:
+    """An end as a number of the dtype; `unknown` where infinities cancel."""
+    return unknown if math.isnan(end) else float(round_to(np.asarray(end, np.float64), dtype))
