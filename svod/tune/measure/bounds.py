@@ -12,7 +12,7 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits: no integer below 2^11
     cast                    rel = rel + u of the narrower type
     a < b, floor(a), …      a step that the error of a may cross counts with its full height
-    ±∞                      rel does not count: a value that a constant made infinite (a mask) does not round
+    ±∞                      rel does not count: what a constant (a mask) or a pole made infinite does not round
 
 An element is *undecidable* where rounding decides whether it is a number, a NaN or infinite. Its bound is infinite, and a right program may
 give anything:
@@ -20,7 +20,7 @@ give anything:
     √a, log a, a^b          [a - 2·E, a + 2·E] reaches both sides of 0, the border of the domain
     a^b                     a is not positive, and [b - 2·E, b + 2·E] holds an integer
     a / b, 1/b, a mod b     [b - 2·E, b + 2·E] reaches both sides of 0, the pole
-    0 · ∞, 0 / 0, ∞ / ∞     an operand has an error
+    0 · ∞, 0 / 0            the 0 has an error
     WHERE                   the error of the condition may flip it, and one of the branches is NaN, undecidable, or infinitely far away
     a load, argmax, …       its place is not certain
     anything else           an operand is undecidable
@@ -58,7 +58,7 @@ FUNCTION_ULPS = 8.0        # units of roundoff that an expanded function may be 
 SAFETY = 2.0               # both sides round
 TINY = 1e-300
 FINITE_OF_INFINITE = frozenset({Ops.EXP, Ops.EXP2, Ops.TANH, Ops.ERF})      # functions that end a mask of -∞
-POLES = frozenset({Ops.RECIPROCAL, Ops.FDIV, Ops.LOG, Ops.LOG2, Ops.POW})
+POLES = {Ops.RECIPROCAL: 0, Ops.FDIV: 1, Ops.LOG: 0, Ops.LOG2: 0, Ops.POW: 0}       # the operand that makes them infinite where it is 0
 F64 = dtypes.float64
 
 
@@ -140,8 +140,7 @@ class _Analysis:
         self.bounds: dict[UOp, ErrorBound] = {}
         self.sizes: dict[UOp, Magnitude] = {}
         self.ranges: dict[UOp, ValueRange] = {}
-        self.infinite: set[UOp] = set()         # values that a constant may have made infinite
-        self.unbounded: set[UOp] = set()        # values that may be infinite where all inputs are small
+        self.infinite: set[UOp] = set()         # values that may be infinite though no operation overflows
 
     def _at_pole(self, v: UOp) -> UOp | None:
         """E(v) for a function that is steep at 0: also what the smallest numbers lose, of which some processors make zeros, counts."""
@@ -159,12 +158,9 @@ class _Analysis:
 
     def run(self, root: UOp) -> None:
         for u in root.toposort():
-            if u.dtype.is_float and u.op not in FINITE_OF_INFINITE and (
-                    math.isinf(u.arg) if u.op is Ops.CONST else any(s in self.infinite for s in u.src)):
-                self.infinite.add(u)
-            if u.dtype.is_float and (u in self.infinite or u.op in POLES or any(s in self.unbounded for s in u.src)):
-                self.unbounded.add(u)
             self.ranges[u] = range_of(u, self.ranges)
+            if u.dtype.is_float and self._may_be_infinite(u):
+                self.infinite.add(u)
             size = self.size(u)
             if size is not None and u.dtype.is_float and size > 1.0 / UNIT[u.dtype]:
                 size = None
@@ -172,6 +168,16 @@ class _Analysis:
             exact = u.dtype.is_float and size is not None and all(self.bounds[s].is_zero for s in u.src if s in self.bounds)
             exact = exact and not (u.op is Ops.REDUCE and u.arg[0] == "ADD" and self._rounded_factors(u.src[0]))
             self.bounds[u] = ZERO if exact else self.bound(u)
+
+    def _may_be_infinite(self, u: UOp) -> bool:
+        if u.op is Ops.CONST:
+            return math.isinf(u.arg)
+        if u.op in POLES and not self._is_apart_from_zero(u.src[POLES[u.op]]):
+            return True
+        return u.op not in FINITE_OF_INFINITE and any(s in self.infinite for s in u.src)
+
+    def _is_apart_from_zero(self, x: UOp) -> bool:
+        return self.ranges[x].low > 0 or self.ranges[x].high < 0
 
     # -- magnitudes of integers -------------------------------------------------------------------------------------------
     def size(self, u: UOp) -> Magnitude:
@@ -227,8 +233,7 @@ class _Analysis:
         op = u.op
         if op is Ops.REDUCE:
             flags = _any(*(self.bounds[v].undecidable for v in u.src[:u.arg[1]]))
-            undecidable = None if flags is None else UOp(Ops.REDUCE, dtypes.bool, (flags, *u.src[u.arg[1]:]), ("OR", 1))
-            return self._reduce(u)._replace(undecidable=undecidable)
+            return self._reduce(u)._replace(undecidable=None if flags is None else _any_of(flags, u.src[u.arg[1]:]))
         if op is Ops.STAGE:
             return self.bounds[u.src[0]]
         if op is Ops.INDEX and u.src[0].op is Ops.STAGE:
@@ -380,8 +385,6 @@ class _Analysis:
             return ErrorBound(unit, _add(self.total(src[0]), self.total(src[1])))
         if op in (Ops.MUL, Ops.MULACC):
             p = self._product(src[0], src[1], unit)
-            if any(s in self.unbounded for s in src):
-                p = p._replace(undecidable=self._made_nan(u))
             if op is Ops.MUL:
                 return p
             product = _abs64(src[0]) * _abs64(src[1]) * _const(p.rel)
@@ -401,11 +404,15 @@ class _Analysis:
 
     def _product(self, x: UOp, y: UOp, unit: float) -> ErrorBound:
         bx, by = self.bounds[x], self.bounds[y]
+        # ∞ · x is a NaN where x is 0
+        infinite = [_abs64(a) < _const(math.inf) for a, b in ((x, by), (y, bx)) if a in self.infinite and not b.is_zero]
+        undecidable = _any(*(finite.alu(Ops.NOT) for finite in infinite))
         if bx.abs is None and by.abs is None:
-            return ErrorBound(bx.rel + by.rel + unit, None)
+            return ErrorBound(bx.rel + by.rel + unit, None, undecidable)
         ex, ey = self.total(x), self.total(y)
         cross = None if ex is None or ey is None else ex * ey
-        return ErrorBound(unit, _add(None if ex is None else ex * _abs64(y), None if ey is None else ey * _abs64(x), cross))
+        error = _add(None if ex is None else ex * _abs64(y), None if ey is None else ey * _abs64(x), cross)
+        return ErrorBound(unit, error, undecidable)
 
     def _quotient(self, u: UOp, unit: float) -> ErrorBound:
         a, d = (None, u.src[0]) if u.op is Ops.RECIPROCAL else (u.src[0], u.src[1])
@@ -416,10 +423,15 @@ class _Analysis:
         above = _add(ea, None if ed is None else ed * _abs64(u))
         if above is None:
             return ErrorBound(unit)
-        meets_zero = self._meets_zero(d, ed)
-        if a is None or (a not in self.unbounded and (self.ranges[d].low > 0 or self.ranges[d].high < 0)):
-            return ErrorBound(unit, above / self._least(d, ed), meets_zero)
-        return ErrorBound(unit, above / self._least(d, ed), _any(meets_zero, self._made_nan(u)))
+        error, meets_zero = above / self._least(d, ed), self._meets_zero(d, ed)
+        if self._is_apart_from_zero(d):
+            return ErrorBound(unit, error)
+        # a / 0 is infinite for certain, if a certainly is not 0
+        is_pole = _abs64(d) <= _const(0.0)
+        if ea is not None:
+            assert a is not None
+            meets_zero = _any(meets_zero, is_pole & _reaches(_abs64(a), ea))
+        return ErrorBound(unit, is_pole.alu(Ops.WHERE, _const(0.0), error), meets_zero)
 
     def _remainder(self, a: UOp, d: UOp, unit: float) -> ErrorBound:
         """a - d·⌊a/d⌋: the floor of the quotient is certain where that is not next to an integer."""
@@ -430,17 +442,6 @@ class _Analysis:
             return ErrorBound(unit)
         return ErrorBound(unit, error + _abs64(d) * _steps(quotient, error / self._least(d, ed), Ops.FLOOR), self._meets_zero(d, ed))
 
-    def _made_nan(self, u: UOp) -> UOp | None:
-        """Where an operation that has infinite operands, or divides by zero, makes a NaN of numbers, and an operand has an error."""
-        errors = [(e <= _const(0.0)).alu(Ops.NOT) for s in u.src if (e := self.total(s)) is not None]
-        if not errors:
-            return None
-        uncertain = _any(*errors)
-        assert uncertain is not None
-        for s in u.src:
-            uncertain &= s.alu(Ops.CMPEQ, s)
-        return uncertain & u.alu(Ops.CMPNE, u)
-
     def _least(self, x: UOp, e: UOp | None) -> UOp:
         """The least magnitude of x where it does not meet 0."""
         r = self.ranges[x]
@@ -448,8 +449,7 @@ class _Analysis:
 
     def _meets_zero(self, x: UOp, e: UOp | None) -> UOp | None:
         """Where x may be 0, or on either side of it, in one right program and not in another; None: nowhere."""
-        r = self.ranges[x]
-        return None if e is None or r.low > 0 or r.high < 0 else _reaches(_abs64(x), e)
+        return None if e is None or self._is_apart_from_zero(x) else _reaches(_abs64(x), e)
 
     def _power(self, u: UOp, unit: float) -> ErrorBound:
         a, b = u.src
@@ -465,7 +465,8 @@ class _Analysis:
             # a negative number has powers of integers only; those of 0 are 0, 1 and infinite; the power 0 of a NaN is 1
             near_integer = _reaches((_wide(b) - _wide(b).alu(Ops.ROUND)).alu(Ops.ABS), eb)
             undecidable = _any(undecidable, (_const(0.0) < _wide(a)).alu(Ops.NOT) & near_integer)
-        return ErrorBound(unit, _abs64(u) * (exponent.alu(Ops.EXP) - _const(1.0)), undecidable)
+        error = _abs64(u) * (exponent.alu(Ops.EXP) - _const(1.0))
+        return ErrorBound(unit, (_const(0.0) < _abs64(a)).alu(Ops.WHERE, error, _const(0.0)), undecidable)
 
     def _function(self, u: UOp, unit: float) -> ErrorBound:
         x, e, op = u.src[0], self.total(u.src[0]), u.op
@@ -499,10 +500,30 @@ class _Analysis:
 
 
 def _read(index: UOp, of_stage: UOp | None) -> UOp | None:
-    """What is known of a stage's values, where `index` reads that stage; None: nothing is."""
+    """What is known of a stage's values, where `index` reads that stage; None: nothing is. It becomes a stage of the axes that it reads."""
     if of_stage is None:
         return None
-    return UOp(Ops.INDEX, of_stage.dtype, (UOp(Ops.STAGE, of_stage.dtype, (of_stage, *index.src[0].src[1:])), *index.src[1:]))
+    reads = _ranges_read(of_stage)
+    kept = [(r, place) for r, place in zip(index.src[0].src[1:], index.src[1:], strict=True) if r in reads]
+    stage = UOp(Ops.STAGE, of_stage.dtype, (of_stage, *(r for r, _ in kept)))
+    return UOp(Ops.INDEX, of_stage.dtype, (stage, *(place for _, place in kept)))
+
+
+def _any_of(flags: UOp, ranges: Sequence[UOp]) -> UOp | None:
+    """Whether `flags` is true anywhere along `ranges`. Each part becomes a stage of the axes that it reads."""
+    if flags.op is Ops.OR:
+        return _any(*(_any_of(f, ranges) for f in flags.src))
+    reads = _ranges_read(flags)
+    summed, outer = [r for r in reads if r in ranges], [r for r in reads if r not in ranges]
+    if not summed:
+        return flags
+    stage = UOp(Ops.STAGE, dtypes.bool, (UOp(Ops.REDUCE, dtypes.bool, (flags, *summed), ("OR", 1)), *outer))
+    return UOp(Ops.INDEX, dtypes.bool, (stage, *outer))
+
+
+def _ranges_read(u: UOp) -> list[UOp]:
+    """The axes that an expression of one stage reads."""
+    return [n for n in u.toposort(gate=lambda n: n.op not in (Ops.STAGE, Ops.RANGE)) if n.op is Ops.RANGE]
 
 
 def _step(flags: UOp) -> UOp:
