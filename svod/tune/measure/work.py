@@ -232,7 +232,8 @@ def _verify_at(context: KernelContext, built: Built, baseline: Built | None, siz
         if baseline is None:
             return verification
         if not verification.right:
-            return Verification(None, verification.how, f"the baseline is wrong: {verification.reason}")
+            verdict = "is wrong" if verification.right is False else "cannot be judged"
+            return Verification(None, verification.how, f"the baseline {verdict}: {verification.reason}")
     return _run_and_compare(context, built, size, outputs, None, limit)
 
 

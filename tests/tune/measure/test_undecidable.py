@@ -1,6 +1,6 @@
 """Where rounding decides whether a value is a number, no right program is wrong, and a wrong one still is.
 
-Right programs are the evaluator's: with products and sums fused or not, sums of float32 in another order, and functions that are an ulp off.
+Right programs are the evaluator's, with sums in float32, products and sums fused or not, and functions that are an ulp off.
 """
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL, Ops, UOp
 from svod.core.kernel.kernel import Kernel
 from svod.core.spec import evaluate as evaluator
 from svod.core.spec.values import apply_alu
-from svod.tune.measure.verify import GuardedBuffers, Reference, verify
+from svod.system.quantities import percent
+from svod.tune.measure import verify as module
+from svod.tune.measure.bounds import error_bounds
+from svod.tune.measure.measurer import Verification
+from svod.tune.measure.value_ranges import ValueRange, range_of
+from svod.tune.measure.verify import Baseline, GuardedBuffers, Reference, verify
+from tests import draws
 from tests.tune.search_kernels import axis, kernel, load, param, read, reduce, stage, store
 
 Array = np.ndarray[Any, Any]
@@ -133,3 +139,167 @@ def with_wrong_last_element(k: Kernel) -> UOp:
     first = min((u for u in k.ast.walk(Ops.LOAD)), key=lambda u: u.src[0].src[0].arg.slot)
     p, flat = first.src[0].src
     return k.ast.substitute({first: load(p, flat.alu(Ops.MIN, p.arg.size - 2))})
+
+
+# -- tests --------------------------------------------------------------------------------------------------------------------
+def judge(k: Kernel, run: Run, reference: Reference | None = None, **more: Any) -> Verification:
+    return verify(reference or Reference(k), run, GuardedBuffers(k), **more)
+
+
+def test_right_programs_of_random_kernels_pass_and_wrong_ones_do_not() -> None:
+    kernels = found = 0
+    for seed in range(draws.count(60)):
+        k = random_kernel(random.Random(seed))
+        reference = Reference(k)
+        for number, run in enumerate(right_programs(k)):
+            verification = judge(k, run, reference)
+            assert verification.right is not False, f"seed {seed}, program {number}: {verification.reason}"
+        if any(k.ast.walk(Ops.LOAD)):
+            kernels += 2
+            found += (judge(k, program(k, with_wrong_index(k)), reference).right is False) \
+                + (judge(k, program(k, with_wrong_last_element(k)), reference).right is False)
+    # some do not depend on the input that is read at a wrong place, or only where they are infinite
+    assert found > 0.8 * kernels
+
+
+def half_undecidable(n: int) -> Kernel:
+    """√(a·b - b·a) at even places, √(a·b - c·c) at odd ones."""
+    i = axis(0, n)
+    a, b, c = (load(param(slot, n), i) for slot in (1, 2, 3))
+    return kernel(store(param(0, n), i, (i % 2 < 1).alu(Ops.WHERE, a * b - b * a, a * b - c * c).alu(Ops.SQRT), i))
+
+
+def test_a_fused_product_may_make_nans_of_zeros_and_nothing_else() -> None:
+    k = half_undecidable(400)
+    fused, reference = program(k, contracted(k.ast)), Reference(k)
+    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    expected = reference.expected(reals)[0]
+    assert expected.tolerance is not None
+    undecidable = expected.tolerance == np.inf
+    given = [v.whole() for v in reference.given(reals)]
+    np.testing.assert_array_equal(undecidable, np.arange(400) % 2 == 0)
+    fused(given)
+    assert (np.isnan(given[0]) & undecidable).any() and not np.isnan(expected.want[undecidable]).any(), "no element tells"
+    result = judge(k, fused, reference)
+    assert result.right, result.reason
+    assert f"{percent(undecidable.sum() / 800)} of the elements undecidable" in result.how
+    number, nan = (np.flatnonzero(~undecidable & found)[0] for found in (expected.want > 0, np.isnan(expected.want)))
+
+    def damaged(at: int, value: float) -> Run:
+        def run(arrays: Sequence[Array]) -> None:
+            fused(arrays)
+            if np.array_equal(arrays[1], given[1]):
+                arrays[0][at] = value
+        return run
+    edge = np.flatnonzero(undecidable)[0]
+    for at, value, right in ((edge, 7.0, True), (edge, np.nan, True), (number, expected.want[number] * np.float32(1 + 1e-5), False),
+                             (number, np.nan, False), (nan, 0.0, False)):
+        assert judge(k, damaged(at, value), reference).right is right, (at, value)
+
+
+@pytest.mark.parametrize("wrong", [with_wrong_index, with_wrong_last_element])
+def test_a_wrong_difference_under_a_root_is_found(wrong: Callable[[Kernel], UOp]) -> None:
+    """√(Σ x·y - z): also where a product of the sum is left out, or an element of another place is read."""
+    i, p, q, r = axis(0, SIZE), axis(1, SIZE), axis(2, DEPTH), axis(3, DEPTH)
+    x, y = (load(param(slot, SIZE * DEPTH), p * DEPTH + q) for slot in (2, 3))
+
+    def root(products: UOp) -> Kernel:
+        total = reduce(read(stage(products, p, q), i, r), "ADD", r)
+        return kernel(store(param(0, SIZE), i, (total - load(param(1, SIZE), i)).alu(Ops.SQRT), i))
+    k = root(x * y)
+    for run in right_programs(k):
+        result = judge(k, run)
+        assert result.right, result.reason
+    assert judge(k, program(k, wrong(k))).right is False
+    too_few = root((q < DEPTH - 1).alu(Ops.WHERE, x * y, 0.0))
+    assert judge(k, program(k, too_few.ast)).right is False
+
+
+def test_inputs_are_drawn_where_elements_can_be_compared() -> None:
+    """1 / ((a + 10⁶) - (10⁶ - b)): the sums round to sixteenths, and a + b may be nothing where the inputs have both signs."""
+    i = axis(0, SIZE)
+    a, b = load(param(1, SIZE), i), load(param(2, SIZE), i)
+    million = UOp.const(F32, 1e6)
+    k = kernel(store(param(0, SIZE), i, ((a + million) - (million - b)).alu(Ops.RECIPROCAL), i))
+    reference = Reference(k)
+    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    expected = reference.expected(reals)[0]
+    assert reference.sets[reals].low > 0 and expected.tolerance is not None and np.mean(expected.tolerance == np.inf) < 0.1
+    for run in right_programs(k):
+        assert judge(k, run, reference).right
+
+    def wrong_for_reals(arrays: Sequence[Array]) -> None:
+        inputs = [arrays[0], np.floor(arrays[1]), np.floor(arrays[2])]
+        program(k, k.ast)(inputs)
+    result = judge(k, wrong_for_reals, reference)
+    assert result.right is False and "reals" in result.reason
+
+
+def test_nothing_is_said_where_nothing_can_be_compared() -> None:
+    i = axis(0, SIZE)
+    grown = load(param(1, SIZE), i).alu(Ops.EXP)
+    k = kernel(store(param(0, SIZE), i, (grown - grown).alu(Ops.SQRT), i))
+    for run in right_programs(k):
+        result = judge(k, run)
+        assert result.right is None and "rounding decides every element of output 0" in result.reason
+
+
+def test_many_undecidable_elements_do_not_hide_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the reference is sampled, and more elements than are looked at are NaN in one program only."""
+    monkeypatch.setattr(module, "FULL_COST", 0)
+    k = half_undecidable(20_011)
+    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
+    fused = program(k, contracted(k.ast))
+    assert verify(reference, program(k, k.ast), buffers, keep=baseline).right
+    result = verify(reference, fused, buffers, baseline)
+    assert result.right, result.reason
+    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    one_is_nan = np.isnan(buffers.arrays[0]) != np.isnan(baseline.outputs[reals][0])
+    assert one_is_nan.sum() > 2 * module.POINTS
+    flat = reference.expected(reals)[0].flat
+    assert flat is not None
+    number = baseline.outputs[reals][0] > 0.1
+    number[flat] = False
+    unseen = int(np.flatnonzero(number)[-1])
+
+    def one_wrong(arrays: Sequence[Array]) -> None:
+        fused(arrays)
+        arrays[0][unseen] *= np.float32(1.01)
+    result = verify(reference, one_wrong, buffers, baseline)
+    assert result.right is False and f"element {unseen}" in result.reason
+
+
+X, Y = (load(param(slot, 97), axis(0, 97)) for slot in (1, 2))
+CLIPPED = X.alu(Ops.MAX, -1.0).alu(Ops.MIN, 1.0)
+
+
+@pytest.mark.parametrize(("value", "low", "high"), [
+    (X, -np.inf, np.inf), (X.alu(Ops.ABS), 0.0, np.inf), (X * X, 0.0, np.inf), (X * Y, -np.inf, np.inf), (CLIPPED, -1.0, 1.0),
+    (UOp.const(F32, 1.0) - CLIPPED * CLIPPED, 0.0, 1.0), (UOp(Ops.MULACC, F32, (CLIPPED, CLIPPED, X * X)), 0.0, np.inf),
+    (CLIPPED.alu(Ops.NEG) + 0.1, float(np.float32(-0.9)), float(np.float32(1.1))), (X.alu(Ops.EXP) + 1.0, 1.0, np.inf),
+    (X.alu(Ops.ABS).alu(Ops.FDIV, Y * Y), 0.0, np.inf), ((X * 3.0).alu(Ops.MOD, UOp.const(F32, 0.5)), 0.0, 0.5),
+    ((X < Y).alu(Ops.WHERE, CLIPPED, UOp.const(F32, 3.0)), -1.0, 3.0), ((CLIPPED * 0.7).alu(Ops.FLOOR), -1.0, 0.0),
+    (CLIPPED.cast(dtypes.bfloat16).cast(F32) * 2.0, -2.0, 2.0), (X < Y, 0.0, 1.0)])
+def test_values_lie_in_their_intervals(value: UOp, low: float, high: float) -> None:
+    known: dict[UOp, ValueRange] = {}
+    for u in value.toposort():
+        known[u] = range_of(u, known)
+    assert known[value] == (low, high)
+    rng = np.random.default_rng(0)
+    ast = UOp(Ops.SINK, dtypes.void, (store(param(0, 97), axis(0, 97), value.cast(F32), axis(0, 97)),))
+    for scale in (0.5, 2.0, 1e6):
+        inputs = [np.zeros(97, np.float32), *(rng.uniform(-scale, scale, 97).astype(np.float32) for _ in range(2))]
+        got = evaluator.evaluate(ast, inputs, exact=False)[0]
+        assert ((got >= low) & (got <= high)).all()
+
+
+def test_a_remainder_is_uncertain_next_to_multiples_only() -> None:
+    i = axis(0, 5)
+    x = load(param(1, 5), i)
+    k = kernel(store(param(0, 5), i, (x * x).alu(Ops.MOD, UOp.const(F32, 0.25)), i))
+    bound = error_bounds(k.ast)[0]
+    assert bound is not None
+    room = [np.zeros(5, np.float32), np.array([0.5, 0.7, np.sqrt(0.75), 0.1, 1.0], np.float32), np.zeros(5)]
+    tolerance = evaluator.evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0]
+    np.testing.assert_array_equal(tolerance > 0.25, [True, False, True, False, True])
+    assert (tolerance[[1, 3]] < 1e-6).all()
