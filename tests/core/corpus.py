@@ -71,6 +71,7 @@ BUILDERS: dict[str, Build] = {
     "conv3x3": lambda: conv(3, 8, 10, 3, padding=1),
     "conv_stride": lambda: conv(4, 6, 11, 3, n=2, stride=2, padding=1),
     "conv_dilated": lambda: conv(2, 4, 12, 3, dilation=2),
+    "conv_wide_padding": lambda: conv(3, 6, 7, 3, dilation=5, padding=5),
     "conv_groups": lambda: conv(4, 6, 7, 3, padding=1, groups=2),
     "conv_depthwise": lambda: conv(6, 6, 9, 3, padding=1, groups=6),
     "conv1x1": lambda: conv(8, 5, 7, 1),

@@ -11,10 +11,11 @@ from typing import NamedTuple
 from svod.core.cost.memory_traffic import ANYWHERE, PAGE
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL
+from svod.core.kernel.contraction import skipping_window
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNest, StageNest
-from svod.core.kernel.placement import is_derived, vector_width
+from svod.core.kernel.placement import EmittedLoop, is_derived, vector_width
 from svod.core.kernel.scheduler import DOT, LOOP, UPCAST, Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
@@ -52,6 +53,16 @@ def compute_cost(state: Scheduler, nest: LoopNest, s: int) -> ComputeCost:
     return _StageCounter(state, nest, nest.stages[s]).count()
 
 
+def iterations(state: Scheduler, stage: StageNest, a: int, loop: EmittedLoop) -> float:
+    """How many iterations of a loop run, on average: those that add zeros are skipped."""
+    r = stage.r
+    window = skipping_window(state, r, a, stage.axes[a]) if a >= len(r.stage.outs) else None
+    if window is None:
+        return loop.extent
+    tile = math.prod(p.extent for p in stage.axes[window.output] if p.role != LOOP)
+    return loop.extent * window.used(tile, state.kernel.axes[r.axes[window.output]].extent, loop.extent)
+
+
 class _StageCounter:
     """Counts the instructions of one stage."""
 
@@ -62,8 +73,8 @@ class _StageCounter:
         self.width = vector_width(state, stage.r)
         self.dot = rate_of(nest.layouts.dots.get(stage.r.stage.index), state.target)
         self.runs_of_loop = [1.0]                       # how often the body of the first k loops runs
-        for _, loop in stage.loops:
-            self.runs_of_loop.append(self.runs_of_loop[-1] * loop.extent)
+        for a, loop in stage.loops:
+            self.runs_of_loop.append(self.runs_of_loop[-1] * iterations(state, stage, a, loop))
         self.body = self.runs_of_loop[-1]
         self.expanded = [1.0] * len(stage.axes)         # positions side by side per axis; vectors on the vector axis
         self.upcast = [1.0] * len(stage.axes)           # those of them that have accumulators of their own

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from svod.core.cost.compute_cost import iterations
 from svod.core.cost.memory_traffic import ANYWHERE, LINE, Access, Tile, Traffic, levels, traffic
 from svod.core.kernel.kernel import Node
 from svod.core.kernel.loop_nest import LoopNest, StageNest, stored_bytes
@@ -33,7 +34,8 @@ class DataCost:
         store = self._store(stage, non_temporal)
         if store is not None:
             accesses.append(_Read(store, False))
-        loops = [*((loop.moves, loop.iterations) for loop in stage.around), *((a, loop.extent) for a, loop in stage.loops)]
+        loops = [*((loop.moves, float(loop.iterations)) for loop in stage.around),
+                 *((a, iterations(self.state, stage, a, loop)) for a, loop in stage.loops)]
         cost = traffic(self.state.target, loops, len(stage.around), _body(stage), [a.access for a in accesses],
                        [a.is_shared for a in accesses], self.kept)
         _, near, far = levels(self.state.target)

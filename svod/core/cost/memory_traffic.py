@@ -165,7 +165,7 @@ class _Course(NamedTuple):
     footprints: list[Footprint]
 
 
-def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body: Sequence[float], accesses: Sequence[Access],
+def traffic(target: Target, loops: Sequence[tuple[int, float]], outside: int, body: Sequence[float], accesses: Sequence[Access],
             shared: Sequence[bool], kept: float = 0.0) -> Traffic:
     """Traffic of a nest with `loops` (axis, iterations), outermost first. The first `outside` of them belong to nests around it. `body`:
     positions of each axis in one innermost iteration. An axis of -1 moves no access. `shared`: a neighbour inside the same outer loops
@@ -191,7 +191,7 @@ def traffic(target: Target, loops: Sequence[tuple[int, int]], outside: int, body
     return Traffic(cycles[0], cycles[1], cycles[2], translated, moved)
 
 
-def _courses(loops: Sequence[tuple[int, int]], body: Sequence[float], accesses: Sequence[Access], sets2: int) -> list[_Course]:
+def _courses(loops: Sequence[tuple[int, float]], body: Sequence[float], accesses: Sequence[Access], sets2: int) -> list[_Course]:
     """The footprint of each access per depth, from one innermost iteration outwards."""
     extents = list(body)
     out = []
@@ -221,7 +221,7 @@ def _lost_inside(caches: tuple[CacheLevel, CacheLevel, CacheLevel], here: Sequen
     return _Lost((lost(first), lost(second), lost(room / l3.size)), (lost(pages / TLB), lost(pages / WALKS), lost(pages / STREAMS)))
 
 
-def _repeated(course: _Course, loops: Sequence[tuple[int, int]], gone: Sequence[_Lost]) -> tuple[list[float], list[float]]:
+def _repeated(course: _Course, loops: Sequence[tuple[int, float]], gone: Sequence[_Lost]) -> tuple[list[float], list[float]]:
     """Misses over all iterations: lines per cache and pages per table that are new or were evicted."""
     footprints = course.footprints
     one = footprints[len(loops)]

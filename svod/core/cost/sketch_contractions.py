@@ -25,6 +25,7 @@ from svod.core.cost.sketch_facts import (
     tile_amounts,
     try_opt,
 )
+from svod.core.kernel.contraction import skipping_window
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
@@ -68,10 +69,12 @@ class _RegisterTile:
 
 
 def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """Unroll the innermost reduce loop by two, a short one whole: less bookkeeping per multiply-add."""
-    if not r.stage.reds:
+    """Unroll the innermost reduce loop by two, a short one whole: less bookkeeping per multiply-add. Those that skip zeros stay loops."""
+    skipping = {r.axes[a] for a in _skipping_axes(state, r)}
+    summed = [a for a in r.stage.reds if a not in skipping]
+    if not summed:
         return state
-    axis = state.kernel.axes[r.stage.reds[-1]]
+    axis = state.kernel.axes[summed[-1]]
     if axis.extent <= _WHOLE:
         return try_opt(state, "UNROLL", axis.name, 0)
     return try_opt(state, "UNROLL", axis.name, 2)
@@ -170,8 +173,16 @@ def _two_orders(state: Scheduler, r: ResolvedStage, t: _RegisterTile) -> tuple[S
 
 
 def _ordered(state: Scheduler, r: ResolvedStage, axes: list[int]) -> Scheduler:
-    names = [name_of(state, r, a) for a in axes if extent_of(state, r, a) > 1]
+    skipping, summed = _skipping_axes(state, r), range(len(r.stage.outs), len(r.axes))
+    summed_in_order = [*skipping, *(a for a in summed if a not in skipping)] if skipping else []
+    names = [name_of(state, r, a) for a in (*axes, *summed_in_order) if extent_of(state, r, a) > 1]
     return try_opt(state, "ORDER", r.stage.name, tuple(names)) if len(names) > 1 else state
+
+
+def _skipping_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
+    """The reduce axes whose loops skip what adds zeros. Outside the others, their bounds are computed seldom and predicted well."""
+    axes = loop_nest(state).stages[r.stage.index].axes
+    return [a for a in range(len(r.stage.outs), len(r.axes)) if skipping_window(state, r, a, axes[a]) is not None]
 
 
 def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Scheduler:

@@ -1,7 +1,13 @@
-"""A stage as a contraction: a sum of products of two factors. Intrinsics and sketches ask here."""
+"""A stage as a contraction: a sum of products of two factors. Intrinsics, sketches and whoever skips products that are zero ask here."""
 from __future__ import annotations
 
-from svod.core.kernel.kernel import Node, ResolvedStage
+from typing import NamedTuple
+
+from svod.core.kernel.kernel import Kernel, Node, ResolvedStage
+from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.scheduler import LOOP, Scheduler
+
+_WORTH = 0.75       # a loop skips iterations where at most this share of them reads more than padding: bounds cost a few instructions
 
 
 def product_of(r: ResolvedStage) -> Node | None:
@@ -20,3 +26,89 @@ def through_casts(r: ResolvedStage, nodes: tuple[int, ...]) -> tuple[int, ...]:
             n = r.nodes[n].src[0]
         out.append(n)
     return tuple(out)
+
+
+class Window(NamedTuple):
+    """A factor is 0 unless low ≤ step·o + apart·q < high, for positions o and q of an output and a reduce axis. Steps are positive."""
+
+    output: int         # local axes
+    summed: int
+    step: int
+    apart: int
+    low: int
+    high: int
+
+    def used(self, tile: int, outputs: int, summed: int) -> float:
+        """The share of the positions of the reduce axis that are not skipped, of `summed`, where `outputs` positions are computed in tiles."""
+        starts = range(0, outputs, tile)
+        kept = 0
+        for start in starts:
+            first = -(-(self.low - self.step * (start + tile - 1)) // self.apart)
+            last = (self.high - 1 - self.step * start) // self.apart
+            kept += max(0, min(last, summed - 1) - max(first, 0) + 1)
+        return kept / (len(starts) * summed)
+
+
+def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tuple[EmittedLoop, ...]) -> Window | None:
+    """The window by which the loop over a reduce axis of a stage skips iterations that add zeros: a convolution with wide padding, at rows
+    whose first taps lie in it. None where the axis is cut (`pieces`) or too little is skipped."""
+    s, axis = r.stage.index, state.kernel.axes[r.axes[summed]]
+    if state.dots[s] is not None or state.target.has_groups or any(state.pads) \
+            or (state.split_reduce is not None and state.split_reduce.axis == axis.index) \
+            or sum(p.extent > 1 for p in pieces) != 1 or not any(p.role == LOOP and p.extent == axis.extent for p in pieces):
+        return None
+    found = state.kernel.windows.get(s)
+    if found is None:
+        found = state.kernel.windows[s] = _windows_of(state.kernel, s)
+    extents = [state.kernel.axes[a].extent for a in r.axes]
+    shares = [(w.used(1, extents[w.output], extents[summed]), w) for w in found if w.summed == summed]
+    share, window = min(shares, default=(1.0, None), key=lambda pair: pair[0])
+    return window if share <= _WORTH else None
+
+
+def _windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
+    """All windows of the factors of a stage."""
+    r = kernel.resolve(frozenset())[s]
+    product = product_of(r) if r is not None else None
+    if r is None or product is None:
+        return ()
+    outs, found = len(r.stage.outs), []
+    for node in (r.nodes[n] for n in through_casts(r, product.src)):
+        if node.kind != "read":
+            continue
+        inner = kernel.resolve(frozenset())[node.arg]
+        assert inner is not None        # nothing is inlined
+        for dim, (low, high) in _nonzero_range(kernel, inner).items():
+            lin = node.dims[dim]
+            if len(lin.coefs) != 2 or lin.atoms or any(kernel.axes[r.axes[a]].bound is not None for a, _ in lin.coefs):
+                continue
+            (a, step), (q, apart) = lin.coefs       # by axis: outputs come first
+            if a < outs <= q and step > 0 and apart > 0:
+                found.append(Window(a, q, step, apart, low - lin.const, high - lin.const))
+    return tuple(found)
+
+
+def _nonzero_range(kernel: Kernel, r: ResolvedStage) -> dict[int, tuple[int, int]]:
+    """Per dim of a stage where its value is 0 outside a range: that range."""
+    value = r.nodes[through_casts(r, (r.value,))[0]]
+    gate, other = (value.gate, value.alt) if value.kind == "load" else (value.src[0], value.src[2]) if value.op == "WHERE" else (-1, -1)
+    if gate < 0 or r.nodes[other].kind != "const" or r.nodes[other].arg != 0:
+        return {}
+    ranges: dict[int, tuple[int, int]] = {}
+    todo = [gate]
+    while todo:
+        n = r.nodes[todo.pop()]
+        if n.op == "AND":
+            todo += n.src
+            continue
+        if n.op not in ("CMPLT", "CMPLE"):
+            continue
+        x, y = (r.nodes[i] for i in n.src)
+        equal = n.op == "CMPLE"
+        if x.kind == "axis" and y.kind == "const":
+            low, high = ranges.get(x.arg, (0, kernel.axes[r.axes[x.arg]].extent))
+            ranges[x.arg] = low, min(high, y.arg + equal)
+        elif x.kind == "const" and y.kind == "axis":
+            low, high = ranges.get(y.arg, (0, kernel.axes[r.axes[y.arg]].extent))
+            ranges[y.arg] = max(low, x.arg + 1 - equal), high
+    return ranges

@@ -17,6 +17,7 @@ from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.contraction import skipping_window
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, Terms
 
@@ -149,7 +150,7 @@ class ReduceLoops:
         if whole > 1 and self.copies_ahead.of_loop(stage, loop):
             accs = self.copies_ahead.run(stage, loop, whole, stride, accs, inside)
         elif whole > 1 or (whole and not accs):   # where nothing is carried, one iteration is a loop as well
-            accs = looped(b.index(0), b.index(whole * stride), stride, accs)
+            accs = looped(*self._used_bounds(stage, a, whole * stride), stride, accs)
         elif whole == 1:
             accs = self._with_row(stage, a, ({}, 0), lambda: inside(accs))
         if rest:
@@ -195,6 +196,19 @@ class ReduceLoops:
         step = stage.tail_step(a)
         with stage.narrowed(a, step):
             return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, accs)
+
+    def _used_bounds(self, stage: OpenStage, a: int, end: int) -> tuple[int, int]:
+        """(start, stop) of a reduce loop without the iterations that add zeros to all positions of the tile."""
+        b = self.b
+        window = skipping_window(self.ctx.state, stage.r, a, stage.pieces[a])
+        if window is None:
+            return b.index(0), b.index(end)
+        first = b.mul(self.axes.ssa(self.axes.start(stage, window.output)), window.step)
+        apart, span = b.index(window.apart), window.step * (stage.span(window.output) - 1)
+        start = b.alu("SUB", dtypes.index, 1, b.index(window.low - span + window.apart - 1), first)
+        stop = b.alu("SUB", dtypes.index, 1, b.index(window.high - 1 + window.apart), first)
+        return (b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("IDIV", dtypes.index, 1, start, apart)),
+                b.alu("MIN", dtypes.index, 1, b.index(end), b.alu("IDIV", dtypes.index, 1, stop, apart)))
 
     def _is_cut(self, stage: OpenStage, a: int, at: int) -> bool:
         """Whether the cores share this loop: the outermost of the axis of a split reduction, in the output stage."""

@@ -1,0 +1,100 @@
+"""Windows of convolutions with wide padding: which iterations of a reduce loop add zeros, that loops skip them, and that numbers stay."""
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.core.cost.cost_model import cost_of
+from svod.core.cost.sketch import heuristic, sketches
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.contraction import Window, skipping_window
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
+from svod.core.kernel.scheduler import Opt, Scheduler
+from tests.agreement import Case, run_interpreted, run_native
+from tests.chains import random_state
+from tests.compile.native import AVX512, runnable_targets
+from tests.core.corpus import conv, kernel_of
+
+TARGET = replace(AVX512, threads=2)
+NATIVE = [replace(t, threads=2) for t in runnable_targets().values()]
+
+
+def windows(kernel: Kernel, *chain: Opt) -> dict[str, Window]:
+    """By the name of the reduce axis."""
+    state = apply_opts(Scheduler(kernel, TARGET), chain)
+    out = loop_nest(state).stages[kernel.output]
+    found = {kernel.axes[out.r.axes[a]].name: skipping_window(state, out.r, a, out.axes[a])
+             for a in range(len(out.r.stage.outs), len(out.r.axes))}
+    return {name: w for name, w in found.items() if w is not None}
+
+
+def dynamic_loops(program: Program) -> int:
+    """Loops of the last phase whose start is not a constant."""
+    code = program.code[-1]
+    return sum(i.op == "LOOP" and code[i.src[0]].op == "MAX" for i in code)
+
+
+def test_windows_of_wide_padding() -> None:
+    """Rows o and taps q of a dilation of 5: the padded row o + 5·q holds data from 5 to 12."""
+    wide = Kernel(kernel_of(conv(3, 6, 7, 3, dilation=5, padding=5)))
+    assert windows(wide) == {"r1": Window(1, 4, 1, 5, 5, 12), "r2": Window(2, 5, 1, 5, 5, 12)}
+    assert windows(wide, Opt("UNROLL", "r2", 0)).keys() == {"r1"}, "straight-line code has no bounds"
+    assert not windows(Kernel(kernel_of(conv(3, 6, 7, 3, padding=1)))), "nineteen of twenty-one taps are used"
+    assert not windows(Kernel(kernel_of(conv(3, 6, 7, 3, dilation=2))))
+    strided = windows(Kernel(kernel_of(conv(3, 6, 12, 3, dilation=5, padding=5, stride=3))))
+    assert strided["r1"][2:4] == (3, 5)
+
+
+def test_the_share_of_taps_that_are_used() -> None:
+    """Against positions counted one by one."""
+    rng = random.Random(3)
+    for _ in range(200):
+        outputs, summed, tile = rng.randint(1, 17), rng.randint(1, 7), rng.randint(1, 5)
+        low = rng.randint(-3, 12)
+        w = Window(0, 1, rng.randint(1, 3), rng.randint(1, 7), low, low + rng.randint(1, 20))
+        starts = range(0, outputs, tile)
+        used = sum(any(w.low <= w.step * o + w.apart * q < w.high for o in range(start, start + tile))
+                   for start in starts for q in range(summed))
+        # between the first and the last position of a tile all are asked for
+        assert used / (len(starts) * summed) <= w.used(tile, outputs, summed) <= 1.0
+        if tile == 1:
+            assert w.used(1, outputs, summed) == used / (outputs * summed)
+
+
+def test_loops_over_padding_are_skipped_and_cost_less() -> None:
+    kernel = Kernel(kernel_of(conv(16, 16, 16, 3, dilation=12, padding=12)))
+    state = Scheduler(kernel, TARGET)
+    assert dynamic_loops(lower(state)) == 2
+    order = apply_opts(state, [Opt("ORDER", "out", ("o0", "o1", "o2", "r1", "r2", "r0"))])
+    unrolled = apply_opts(order, [Opt("UNROLL", "r1", 0), Opt("UNROLL", "r2", 0)])
+    assert cost_of(order).cycles < 0.5 * cost_of(unrolled).cycles, "a quarter of the products remains"
+    chosen = heuristic(state)
+    loops = [chosen.rows[row].name for row in chosen.order[kernel.output]]
+    assert loops.index("r1") < loops.index("r0") and loops.index("r2") < loops.index("r0")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_stay(seed: int) -> None:
+    """Sketches and random chains, extents and strides drawn, against the evaluator: tiles that do not divide, output loops inside reduce
+    loops, sums in parts."""
+    rng = random.Random(seed)
+    target = NATIVE[-1] if NATIVE else TARGET
+    stood = 0
+    for size in (1, 7, rng.randint(2, 13), rng.choice((8, 11, 16))):
+        apart = rng.randint(max(2, size // 2 + 1), size + 2)
+        taps, stride = rng.choice((2, 3, 5)), rng.choice((1, 1, 2))
+        case = Case(Kernel(kernel_of(conv(rng.choice((1, 3)), rng.choice((5, 17)), size, taps, dilation=apart, padding=apart,
+                                          stride=stride))))
+        start = Scheduler(case.kernel, target)
+        for state in (*sketches(start)[:12], *(random_state(rng, start, rng.randint(1, 8)) for _ in range(12))):
+            program = lower(state)
+            validate(program)
+            stood += dynamic_loops(program) > 0
+            (run_native(case, program, target, 2) if NATIVE else run_interpreted(case, program, 2))
+    assert stood >= 8
