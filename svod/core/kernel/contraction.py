@@ -39,7 +39,7 @@ class Window(NamedTuple):
     high: int
 
     def used(self, tile: int, outputs: int, summed: int) -> float:
-        """The share of the positions of the reduce axis that are not skipped, of `summed`, where `outputs` positions are computed in tiles."""
+        """The share of the `summed` positions of the reduce axis that are not skipped, where `outputs` positions are computed in tiles."""
         starts = range(0, outputs, tile)
         kept = 0
         for start in starts:
