@@ -264,9 +264,10 @@ def test_many_undecidable_elements_do_not_hide_a_wrong_one(monkeypatch: pytest.M
 
     def one_wrong(arrays: Sequence[Array]) -> None:
         fused(arrays)
-        arrays[0][unseen] *= np.float32(1.01)
+        if (arrays[1] % 1).any():       # small integers leave nothing undecidable
+            arrays[0][unseen] *= np.float32(1.01)
     result = verify(reference, one_wrong, buffers, baseline)
-    assert result.right is False and f"element {unseen}" in result.reason
+    assert result.right is False and f"reals; the worst is element {unseen}" in result.reason
 
 
 X, Y = (load(param(slot, 97), axis(0, 97)) for slot in (1, 2))
