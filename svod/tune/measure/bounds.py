@@ -22,7 +22,8 @@ give anything:
     a / b, 1/b, a mod b     [b - 2·E, b + 2·E] reaches both sides of 0, the pole
     0 · ∞, 0 / 0            the 0 has an error
     WHERE                   the error of the condition may flip it, and one of the branches is NaN, undecidable, or infinitely far away
-    a load, argmax, …       its place is not certain
+    argmax                  another value reaches the extremum
+    a load                  its place is not certain
     anything else           an operand is undecidable
 
 An argument whose whole interval is outside of the domain gives a NaN for certain. An argument that cannot leave the domain, such as a sum
@@ -250,8 +251,7 @@ class _Analysis:
         """The bound of an operation. What its operands leave undecidable, `bound` adds."""
         op = u.op
         if op is Ops.GEP:
-            # component i > 0 is the place of an extremum: certain where the values are, else not judged
-            return self.bounds[u.src[0]] if u.arg == 0 else self._unsure(u.src)
+            return self.bounds[u.src[0]] if u.arg == 0 else self._component(u.src[0])
         if op is Ops.LOAD:
             return self._unsure(u.src)
         if op in (Ops.INDEX, Ops.SINK, Ops.STORE):
@@ -300,6 +300,20 @@ class _Analysis:
         e = self.total(x)
         return ZERO if e is None else ErrorBound(0.0, UOp(Ops.REDUCE, F64, (e, *ranges), ("MAX", 1)))
 
+    def _component(self, reduce: UOp) -> ErrorBound:
+        """A component of a REDUCE that is not the first. The place of an extremum is certain where no other value reaches it."""
+        combiner, count = reduce.arg
+        (x, *others), ranges = reduce.src[:count], reduce.src[count:]
+        e = self.total(x)
+        if combiner not in ("ARGMAX", "ARGMIN") or not all(self.bounds[o].is_zero for o in others):
+            return self._unsure([reduce])
+        if e is None:
+            return ZERO
+        value, error = _wide(x) if combiner == "ARGMAX" else _wide(x).alu(Ops.NEG), e * _const(SAFETY)
+        least = _hoisted(UOp(Ops.REDUCE, F64, (value - error, *ranges), ("MAX", 1)), ranges)
+        rivals = (value + error < least).alu(Ops.WHERE, _const(0.0), _const(1.0))
+        return ErrorBound(undecidable=_const(1.0) < UOp(Ops.REDUCE, F64, (rivals, *ranges), ("ADD", 1)))
+
     def _cast(self, u: UOp) -> ErrorBound:
         x = u.src[0]
         b = self.bounds[x]
@@ -319,12 +333,21 @@ class _Analysis:
     def _compare(self, u: UOp) -> ErrorBound:
         """A truth value is 0 or 1: it is off by 1 where an operand is undecidable, or where the errors may flip it."""
         a, b = u.src
-        flags = _any(*(self.bounds[s].undecidable for s in u.src), self._may_flip(a, b))
+        if u.op is Ops.CMPLT and a.op is Ops.BITCAST and a.src[0].dtype.is_float and b.op is Ops.CONST and b.arg == 0:
+            flags = self._sign_may_flip(a.src[0])
+        else:
+            flags = _any(*(self.bounds[s].undecidable for s in u.src), self._may_flip(a, b))
         return ZERO if flags is None else ErrorBound(0.0, _step(flags))
+
+    def _sign_may_flip(self, x: UOp) -> UOp | None:
+        """Where the sign bit of x is uncertain: next to 0, and where x is a NaN that was computed."""
+        e = self.total(x)
+        is_nan = None if e is None else x.alu(Ops.CMPNE, x)
+        return _any(self.bounds[x].undecidable, self._meets_zero(x, e), is_nan)
 
     def _may_flip(self, a: UOp, b: UOp) -> UOp | None:
         e = _add(self.total(a), self.total(b))
-        if e is None:
+        if e is None or a is b:     # a number that is compared with itself tells whether it is a NaN
             return None
         if not (self._is_sum(a) or self._is_sum(b)):
             return _reaches((_wide(a) - _wide(b)).alu(Ops.ABS), e)
@@ -510,15 +533,17 @@ def _read(index: UOp, of_stage: UOp | None) -> UOp | None:
 
 
 def _any_of(flags: UOp, ranges: Sequence[UOp]) -> UOp | None:
-    """Whether `flags` is true anywhere along `ranges`. Each part becomes a stage of the axes that it reads."""
+    """Whether `flags` is true anywhere along `ranges`. Each part is computed apart, for the axes that it reads."""
     if flags.op is Ops.OR:
         return _any(*(_any_of(f, ranges) for f in flags.src))
-    reads = _ranges_read(flags)
-    summed, outer = [r for r in reads if r in ranges], [r for r in reads if r not in ranges]
-    if not summed:
-        return flags
-    stage = UOp(Ops.STAGE, dtypes.bool, (UOp(Ops.REDUCE, dtypes.bool, (flags, *summed), ("OR", 1)), *outer))
-    return UOp(Ops.INDEX, dtypes.bool, (stage, *outer))
+    read = [r for r in _ranges_read(flags) if r in ranges]
+    return _hoisted(UOp(Ops.REDUCE, dtypes.bool, (flags, *read), ("OR", 1)), read) if read else flags
+
+
+def _hoisted(reduce: UOp, ranges: Sequence[UOp]) -> UOp:
+    """A REDUCE over `ranges` as a stage of the other axes that it reads, read there."""
+    outer = [r for r in _ranges_read(reduce) if r not in ranges]
+    return UOp(Ops.INDEX, reduce.dtype, (UOp(Ops.STAGE, reduce.dtype, (reduce, *outer)), *outer))
 
 
 def _ranges_read(u: UOp) -> list[UOp]:

@@ -294,6 +294,46 @@ def test_values_lie_in_their_intervals(value: UOp, low: float, high: float) -> N
         assert ((got >= low) & (got <= high)).all()
 
 
+@pytest.mark.parametrize("combiner", ["ARGMAX", "ARGMIN"])
+def test_the_place_of_an_extremum_is_certain_where_nothing_else_reaches_it(combiner: str) -> None:
+    """Of sin(x) along rows. In the first rows, the largest magnitude stands twice."""
+    rows, columns = 9, 13
+    i, j, p, q = (axis(at, n) for at, n in enumerate((rows, columns, rows, columns)))
+    whole = stage(load(param(1, rows * columns), p * columns + q).alu(Ops.SIN), p, q)
+    extremum = UOp(Ops.REDUCE, F32, (read(whole, i, j), j.cast(dtypes.int32), j), (combiner, 2))
+    k = kernel(store(param(0, rows, dtypes.int32), i, UOp(Ops.GEP, dtypes.int32, (extremum,), 1), i))
+    bound = error_bounds(k.ast)[0]
+    assert bound is not None
+    x = np.random.default_rng(1).uniform(-1, 1, (rows, columns)).astype(np.float32)
+    x[:3, 4] = x[:3, 7] = 1.25 if combiner == "ARGMAX" else -1.25
+    room = [np.zeros(rows, np.int32), x.reshape(-1), np.zeros(rows)]
+    tolerance = evaluator.evaluate(UOp(Ops.SINK, dtypes.void, (bound,)), room)[0]
+    np.testing.assert_array_equal(tolerance, [np.inf] * 3 + [0.0] * 6)
+    for run in right_programs(k):
+        assert judge(k, run).right
+
+    def next_place(arrays: Sequence[Array]) -> None:
+        program(k, k.ast)(arrays)
+        arrays[0][:] = (arrays[0] + 1) % columns
+    assert judge(k, next_place).right is False
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_the_sign_bit_and_a_test_for_nan_are_certain_apart_from_zero(shift: float) -> None:
+    """copysign(2, x·y - z·z + shift) where that is a number."""
+    i = axis(0, SIZE)
+    x, y, z = (load(param(slot, SIZE), i) for slot in (1, 2, 3))
+    value = x * y - z * z + shift
+    two = UOp.const(F32, 2.0)
+    sign = (UOp(Ops.BITCAST, dtypes.int32, (value,)) < 0).alu(Ops.WHERE, two.alu(Ops.NEG), two)
+    k = kernel(store(param(0, SIZE), i, value.alu(Ops.CMPEQ, value).alu(Ops.WHERE, sign, UOp.const(F32, float("nan"))), i))
+    reference = Reference(k)
+    assert all(e.tolerance is None or (e.tolerance < 1e-5).mean() > 0.99 for n in range(len(reference.sets)) for e in reference.expected(n))
+    for run in right_programs(k):
+        assert judge(k, run, reference).right
+    assert judge(k, program(k, with_wrong_index(k)), reference).right is False
+
+
 def test_a_remainder_is_uncertain_next_to_multiples_only() -> None:
     i = axis(0, 5)
     x = load(param(1, 5), i)
