@@ -512,7 +512,9 @@ class _Analysis:
         steepest = {Ops.SIN: 1.0, Ops.COS: 1.0, Ops.TANH: 1.0, Ops.ERF: 1.1283791670955126}.get(op)
         if steepest is None:
             return self._unsure([x])
-        return ErrorBound(unit, _add(e * _const(steepest), floor))
+        # the sine of a number that is huge in one program and infinite in another
+        overflows = x.alu(Ops.CMPEQ, x) & (e < _const(math.inf)).alu(Ops.NOT) if op in (Ops.SIN, Ops.COS) else None
+        return ErrorBound(unit, _add(e * _const(steepest), floor), overflows)
 
     def _rounded_factors(self, x: UOp) -> float:
         """The relative error of a product whose factors a matrix instruction may round."""
