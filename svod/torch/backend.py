@@ -2,7 +2,8 @@
 
     Dynamo's graph → AOT autograd: functional, decomposed, an inference graph → GraphFunction
 
-PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing of PyTorch's is changed.
+PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing of PyTorch's is changed. What it would take apart though
+svod has it whole is an operator of svod's in the graph (`whole.py`).
 """
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from svod.torch.memory import is_representable
 from svod.torch.plans import Program, attributes_of
 from svod.torch.settings import Settings
 from svod.torch.translate import place_of_entry
+from svod.torch.whole import keep_whole
 
 ENTRY = 'torch.compile(backend="svod")'
 _said: set[tuple[str, str]] = set()     # graphs that PyTorch runs, and why: each is said once
@@ -81,6 +83,7 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
     def compiler(functional: Any, fake_inputs: Sequence[Any]) -> Any:
         return boxed(GraphFunction(Program(name, functional.graph, attributes_of(functional), {}), static_arguments(functional), _refuse,
                                    settings, ENTRY))
+    keep_whole(gm)
     with torch.backends.mkldnn.flags(enabled=False):        # while it is traced: an LSTM is taken apart, and not left to oneDNN
         compiled = aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
                                 keep_inference_input_mutations=True)(gm, example_inputs)

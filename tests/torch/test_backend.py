@@ -136,6 +136,37 @@ def test_channels_last_in_and_out_without_copies() -> None:
     assert [s.order for s in plan.sources] == [(0, 2, 3, 1)]
 
 
+RESIZED = {
+    "a size": (lambda x: torch.nn.functional.interpolate(x, (9, 23), mode="bilinear"), (2, 3, 5, 7)),
+    "a factor": (lambda x: torch.nn.functional.interpolate(x, scale_factor=2.3, mode="bilinear"), (2, 3, 5, 7)),
+    "factors": (lambda x: torch.nn.functional.interpolate(x, scale_factor=(2, 1.5), mode="bicubic", align_corners=True), (1, 3, 5, 7)),
+    "one position": (lambda x: torch.nn.functional.interpolate(x, 7, mode="linear"), (1, 3, 1)),
+    "a module": (torch.nn.Upsample(scale_factor=2, mode="trilinear"), (1, 2, 3, 4, 5)),
+    "a computed size": (lambda x: torch.nn.functional.interpolate(x, (x.shape[2] * 2, x.shape[3] + 1), mode="bilinear"), (1, 2, 6, 5)),
+    "a factor of the size": (lambda x: torch.nn.functional.interpolate(x, scale_factor=1.7, mode="bilinear", recompute_scale_factor=True),
+                             (1, 2, 6, 5)),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_images_are_resized_whole(name: str, dynamic: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """PyTorch would take them apart into gathers of neighbours; other sizes than those that were traced, too."""
+    function, shape = RESIZED[name]
+    compiled = torch.compile(function, backend="svod", dynamic=dynamic, options={"strict": True})
+    for more in (0, 1) if dynamic else (0,):
+        x = torch.randn([n + more if n > 1 else n for n in shape])
+        torch.testing.assert_close(compiled(x), function(x), rtol=1e-5, atol=1e-5)
+    assert not warnings_of(caplog)
+    if name != "a factor of the size":
+        assert "svod.interpolate.default" in operations_of_last_graph()
+
+
+def operations_of_last_graph() -> set[str]:
+    graph = svod.torch.report().graphs[-1].function.program.graph
+    return {str(node.target) for node in graph.nodes}
+
+
 def test_outputs_have_the_strides_of_pytorch() -> None:
     def function(x: Any) -> Any:
         y = x * 2

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from svod.errors import UnsupportedError
 from svod.tensor import Tensor
-from svod.torch.operations.table import aten
+from svod.torch.operations.table import aten, own
 
 
 @aten("convolution")
@@ -38,6 +38,11 @@ def _resize(mode: str, spatial: int, corners: bool) -> Callable[..., Tensor]:
         assert size is not None
         return x.interpolate(tuple(size), mode=mode, align_corners=align)
     return resize
+
+
+@own("interpolate")
+def interpolate(x: Tensor, size: Sequence[int] | None, scales: Sequence[float] | None, mode: str, corners: bool) -> Tensor:
+    return _resize(mode, x.ndim - 2, True)(x, size, corners, scales)
 
 
 def _sizes(x: Tensor, scales: Sequence[Scales]) -> tuple[int, ...]:

@@ -38,6 +38,14 @@ def aten(*overloads: str, promotes: bool = False) -> Callable[[F], F]:
     return put
 
 
+def own(name: str) -> Callable[[F], F]:
+    """Decorate the function of an operator of svod's own (`svod/torch/whole.py`)."""
+    def put(function: F) -> F:
+        TABLE[f"svod.{name}.default"] = Operation(function)
+        return function
+    return put
+
+
 def methods(names: str, promotes: bool = False) -> None:
     """Operations that a method of Tensor of the same name does. `names` with spaces between: "abs", or "add.Tensor"."""
     for name in names.split():

@@ -1,0 +1,51 @@
+"""Operations that PyTorch takes apart whatever table of decompositions it is given, though svod has them.
+
+    F.interpolate(x, size, None, "bilinear", False)   →   svod::interpolate(x, size, None, "bilinear", False)     in Dynamo's graph
+
+AOT autograd then sees an operator of svod's, which it leaves as it is. Taken apart, a resized image is a gather of four neighbours per pixel;
+svod resizes one axis after the other.
+"""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+MODES = ("linear", "bilinear", "trilinear", "bicubic")
+_SCHEMA = "(Tensor x, SymInt[]? size, float[]? scales, str mode, bool corners) -> Tensor"
+
+
+def _resized(x: Any, size: Sequence[int] | None, scales: Sequence[float] | None, mode: str, corners: bool) -> Any:
+    """What PyTorch computes where it runs the graph, and the shape that it traces."""
+    return functional.interpolate(x, size, scales, mode, corners)
+
+
+_interpolate = torch.library.custom_op("svod::interpolate", _resized, mutates_args=(), schema=_SCHEMA)
+_interpolate.register_fake(_resized)
+
+
+def keep_whole(gm: Any) -> None:
+    """Put operators of svod's into one of Dynamo's graphs, in the place of functions that svod has whole."""
+    parameters = inspect.signature(functional.interpolate)
+    for node in [n for n in gm.graph.nodes if n.op == "call_function" and n.target is functional.interpolate]:
+        given = parameters.bind(*node.args, **node.kwargs)
+        given.apply_defaults()
+        a = given.arguments
+        if a["mode"] not in MODES or a["antialias"] or a["recompute_scale_factor"]:
+            continue
+        spatial = a["input"].meta["example_value"].ndim - 2
+        with gm.graph.inserting_before(node):
+            kept = gm.graph.call_function(torch.ops.svod.interpolate.default, (
+                a["input"], _each(a["size"], spatial), _each(a["scale_factor"], spatial), a["mode"], bool(a["align_corners"])))
+        kept.meta = dict(node.meta)
+        node.replace_all_uses_with(kept)
+        gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _each(value: Any, spatial: int) -> list[Any] | None:
+    """A value per axis: one for all of them is repeated."""
+    return None if value is None else list(value) if isinstance(value, (list, tuple)) else [value] * spatial
