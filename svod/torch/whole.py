@@ -2,8 +2,8 @@
 
     F.interpolate(x, size, None, "bilinear", False)   →   svod::interpolate(x, size, None, "bilinear", False)     in Dynamo's graph
 
-AOT autograd then sees an operator of svod's, which it leaves as it is. Taken apart, a resized image is a gather of four neighbours per pixel;
-svod resizes one axis after the other.
+AOT autograd then sees an operator of svod's, which it leaves as it is. Taken apart, a resized image is a gather of four neighbours per
+pixel; svod resizes one axis after the other.
 """
 from __future__ import annotations
 
