@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 import torch.nn.functional as F  # noqa: E402
 
 import svod.torch  # noqa: E402
-import svod.torch.whole  # noqa: E402, F401
+import svod.torch.whole  # noqa: E402
 from svod.torch.operations import TABLE  # noqa: E402
 
 HALVES = (torch.float16, torch.bfloat16)
