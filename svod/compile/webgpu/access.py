@@ -25,7 +25,7 @@ class Memory:
     def __init__(self, w: Writer, op: str, number: int, dtype: DType) -> None:
         self.w, self.op, self.number, self.dtype = w, op, number, dtype
         self.name = f"{op.lower()}{number}"
-        self.base = f"base_{self.name}" if op == "ARG" and not w.aligned else ""
+        self.base = w.launch_number(2 + len(w.spec.variables) + number) if op == "ARG" and not w.aligned else ""
         self.whole: bool = w.aligned or op != "ARG"     # begins at a multiple of 16 bytes
         self.scalar_stores = self.vector_accesses = self.stored = self.accessed = self.loose = False
         self.parts: Counter[tuple[int, int]] = Counter()        # scalar loads by the vector that holds them: (index, offset)
@@ -94,10 +94,9 @@ class Memory:
             return "u32"
         return vector(scalar, WIDEST) if self.is_vectors else scalar
 
-    def declare(self, binding: int) -> list[str]:
+    def declare(self, binding: int) -> str:
         """A variable that is bound."""
-        lines = [f"@group(0) @binding({binding}) var<storage, read_write> {self.name}: array<{self.stored_type()}>;"]
-        return [*lines, f"override {self.base}: i32 = 0;"] if self.base else lines
+        return f"@group(0) @binding({binding}) var<storage, read_write> {self.name}: array<{self.stored_type()}>;"
 
     def declare_private(self, size: int) -> str:
         """Scratch or shared memory of so many elements."""

@@ -1,4 +1,4 @@
-"""Loaded programs: a pipeline for each phase, made once for each device and each place where arguments begin."""
+"""Loaded programs: a pipeline for each phase and each of its forms, made once for each device."""
 from __future__ import annotations
 
 from svod.compile.lower.program import ProgramSpec
@@ -6,22 +6,18 @@ from svod.compile.webgpu.device import Device, device, error_text, trusted_modul
 from svod.compile.webgpu.render import ENTRY, Module, read_modules
 from svod.errors import CompileError, UnsupportedError
 
-Bases = tuple[tuple[int, int], ...]     # (slot, elements after a place where a binding may begin), of those that do not begin there
-
 
 class Pipeline:
     """A phase on a device. `bindings`: what stands at the bindings after the first."""
 
-    def __init__(self, made: Device, module: Module, symbol: str, bases: Bases) -> None:
+    def __init__(self, made: Device, module: Module, symbol: str) -> None:
         if len(module.bindings) > made.most_bindings:
             raise UnsupportedError(f"phase {symbol} uses {len(module.bindings)} buffers; this device binds {made.most_bindings} at a time: "
                                    "realize() some of what is put together before")
         self.bindings = module.bindings
-        constants = {f"base_arg{slot}": float(elements) for slot, elements in bases if f"base_arg{slot}:" in module.wgsl}
         try:
             shader = trusted_module(made, module.wgsl)
-            self.wgpu = made.wgpu.create_compute_pipeline(
-                layout="auto", compute={"module": shader, "entry_point": ENTRY, "constants": constants})
+            self.wgpu = made.wgpu.create_compute_pipeline(layout="auto", compute={"module": shader, "entry_point": ENTRY})
             self.layout = self.wgpu.get_bind_group_layout(0)
             self._warm(made)
         except Exception as error:      # wgpu's own, of several kinds
@@ -50,17 +46,17 @@ class WebGpuCode:
         self.spec, self.modules = spec, read_modules(source)
         if len(self.modules) != len(spec.phases):
             raise CompileError(f"the code has {len(self.modules)} phases, the program {spec.name} {len(spec.phases)}")
-        self._pipelines: dict[tuple[int, int, Bases], Pipeline] = {}
+        self._pipelines: dict[tuple[int, int, bool], Pipeline] = {}
         for number in range(len(self.modules)):
-            self.pipeline(device(), number, ())
+            self.pipeline(device(), number, aligned=True)
 
-    def pipeline(self, made: Device, phase: int, bases: Bases) -> Pipeline:
-        """The pipeline of a phase, for arguments that begin where bindings may, but those in `bases`."""
-        key = (id(made), phase, bases)
+    def pipeline(self, made: Device, phase: int, aligned: bool) -> Pipeline:
+        """The pipeline of a phase, for arguments that begin where bindings may, or for any."""
+        key = (id(made), phase, aligned)
         pipeline = self._pipelines.get(key)
         if pipeline is None:
             forms = self.modules[phase]
-            pipeline = self._pipelines[key] = Pipeline(made, forms.any if bases else forms.aligned, self.spec.phases[phase].symbol, bases)
+            pipeline = self._pipelines[key] = Pipeline(made, forms.aligned if aligned else forms.any, self.spec.phases[phase].symbol)
         return pipeline
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
     run([k0 p0, k0 p1, k1 p0], 3)    one pass of nine dispatches, one submission
 
 wgpu puts a barrier between dispatches of which one writes what another uses. Bind groups are kept until an address changes. What a launch
-begins and ends with, and the values of variables, lie in one small buffer, which is written where they change.
+begins and ends with, the values of variables, and where in their bindings arguments begin lie in one small buffer, which is written where
+they change.
 """
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kern
 from svod.compile.webgpu.adapter import NAME, package
 from svod.compile.webgpu.code import WebGpuCode
 from svod.compile.webgpu.device import Device, device, error_text
-from svod.compile.webgpu.render import groups_of
+from svod.compile.webgpu.render import groups_of, launch_bytes
 from svod.errors import LaunchError
 
 MOST_DISPATCHES = 256       # of a submission: drivers end what keeps a device from everything else for too long
@@ -62,8 +63,7 @@ class WebGpuQueue(LaunchRecords):
         self.numbers = {launch: n for n, launch in enumerate(self.ranges)}
         self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
         usage = package().BufferUsage
-        sizes = [16 * -(-(2 + len(k.spec.variables)) // 4) for k in kernels]
-        self._slot = max([SLOT, *[-(-size // SLOT) * SLOT for size in sizes]])
+        self._slot = max([SLOT, *[-(-launch_bytes(k.spec) // SLOT) * SLOT for k in kernels]])
         self._uniforms = self.device.wgpu.create_buffer(size=max(self._slot, self._slot * len(self.numbers)),
                                                         usage=usage.UNIFORM | usage.COPY_DST)
         self._stale = set(self.ranges)      # launches whose numbers are to be written
@@ -118,11 +118,22 @@ class WebGpuQueue(LaunchRecords):
         return groups_of(end - begin, int(self.device.wgpu.limits["max-compute-workgroups-per-dimension"]))
 
     def _write_numbers(self, launch: Launch) -> None:
-        """Write the bounds of a launch and the values of its variables."""
+        """Write the bounds of a launch, the values of its variables, and where its arguments begin."""
+        bases = self._bases(launch)
         numbers = [*self.ranges[launch], *self.program_values(launch[0]).values()]
+        numbers += [bases.get(slot, 0) for slot in range(len(self.kernels[launch[0]].spec.params))]
         numbers += [0] * (-len(numbers) % 4)
         self.device.queue.write_buffer(self._uniforms, self.numbers[launch] * self._slot, struct.pack(f"<{len(numbers)}i", *numbers))
         self._stale.discard(launch)
+
+    def _bases(self, launch: Launch) -> dict[int, int]:
+        """Elements between a place where a binding may begin and an argument, of the arguments that do not begin at such a place."""
+        kernel, made = self.kernels[launch[0]], self.device
+        assert isinstance(kernel.loaded, WebGpuCode)
+        addresses, _ = self.arguments(launch[0])
+        beyond = {n: made.find(addresses[n])[1] % made.alignment // kernel.spec.params[n][0].itemsize      # others may not be bound yet
+                  for op, n in kernel.loaded.modules[launch[1]].any.bindings if op == "ARG"}               # when phases run once
+        return {slot: elements for slot, elements in beyond.items() if elements}
 
     def _group(self, launch: Launch) -> tuple[Any, Any]:
         """The pipeline of a launch and what is bound to it."""
@@ -136,13 +147,8 @@ class WebGpuQueue(LaunchRecords):
         kernel, made = self.kernels[k], self.device
         assert isinstance(kernel.loaded, WebGpuCode)
         spec, (addresses, _) = kernel.spec, self.arguments(k)
-        bases: list[tuple[int, int]] = []
-        for op, slot in kernel.loaded.modules[p].any.bindings:      # others may not be bound yet when phases run once
-            beyond = made.find(addresses[slot])[1] % made.alignment if op == "ARG" else 0
-            if beyond:
-                bases.append((slot, beyond // spec.params[slot][0].itemsize))
-        pipeline = kernel.loaded.pipeline(made, p, tuple(bases))
-        entries = [self._entry(0, self._uniforms, self.numbers[launch] * self._slot, 16 * -(-(2 + len(spec.variables)) // 4))]
+        pipeline = kernel.loaded.pipeline(made, p, aligned=not self._bases(launch))
+        entries = [self._entry(0, self._uniforms, self.numbers[launch] * self._slot, launch_bytes(spec))]
         for number, (op, n) in enumerate(pipeline.bindings):
             address = addresses[n] if op == "ARG" else self.addresses[self.temps[k][n]]
             nbytes = spec.params[n][1] * spec.params[n][0].itemsize if op == "ARG" else spec.temps[n]

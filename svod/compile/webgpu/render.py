@@ -4,11 +4,11 @@
     LOCAL_ID        local_invocation_index
     LOOP            for; a block where it is the phase's own group; an if where it runs once at most
     CARRY, RESULT   a variable of the function
-    VAR             a number of the uniform buffer `launch`, behind begin and end
+    VAR             a number of the uniform buffer `launch`, behind begin and end; where each argument begins stands behind them
     BARRIER         workgroupBarrier, and storageBarrier where the phase reads what it writes
 
-A module comes in two forms: for arguments that begin where bindings may, and for any, which it reads and writes element by element from a
-given one on.
+A module comes in two forms: for arguments that begin where bindings may, and for any, which it reads and writes element by element from
+the one on that the launch names. (An `override` would name it, too, but naga then folds constants once more and refuses its own result.)
 """
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ def read_modules(source: str) -> list[PhaseModules]:
         raise CompileError(f"these are no modules of WGSL: {error}") from error
 
 
+def launch_bytes(spec: ProgramSpec) -> int:
+    """The size of a launch's numbers: begin, end, the variables, where each argument begins."""
+    return 16 * -(-(2 + len(spec.variables) + len(spec.params)) // 4)
+
+
 def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], facts: Facts, target: Target, aligned: bool) -> Module:
     w = Writer(target, spec, phase, code, facts, aligned)
     memories = memories_of(w)
@@ -75,10 +80,9 @@ def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], 
     used = {(m.op, m.number): m for m in memories.values()}
     bound = [m for m in used.values() if m.op in GLOBAL and m.accessed]
     head = ["enable f16;"] if w.uses_half else []
-    count = -(-(2 + len(spec.variables)) // 4)        # begin, end, variables
-    head.append(f"@group(0) @binding(0) var<uniform> launch: array<vec4<i32>, {count}>;")
+    head.append(f"@group(0) @binding(0) var<uniform> launch: array<vec4<i32>, {launch_bytes(spec) // 16}>;")
     for number, memory in enumerate(bound):
-        head += memory.declare(number + 1)
+        head.append(memory.declare(number + 1))
     for op, nbytes in (("SCRATCH", phase.scratch_bytes), ("SHARED", phase.shared_bytes)):
         areas = sorted((m for m in used.values() if m.op == op and m.accessed), key=lambda m: m.number)
         for memory, end in zip(areas, [*[m.number for m in areas[1:]], nbytes], strict=False):
@@ -130,8 +134,7 @@ class _Body:
         elif op == "LOCAL_ID":
             w.value.append([w.let("i32(thread)")])
         elif op == "VAR":
-            at = 2 + w.spec.variables.index(arg)
-            w.value.append([w.let(f"launch[{at // 4}].{'xyzw'[at % 4]}")])
+            w.value.append([w.let(w.launch_number(2 + w.spec.variables.index(arg)))])
         elif op == "LOOP":
             self._open(i, src, arg)
         elif op == "ENDLOOP":

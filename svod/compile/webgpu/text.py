@@ -116,6 +116,10 @@ class Writer:
         self.loaded[-1][text] = self.let(text)
         return self.loaded[-1][text]
 
+    def launch_number(self, at: int) -> str:
+        """One of the numbers of a launch: begin, end, the variables, where each argument begins."""
+        return f"launch[{at // WIDEST}].{COMPONENTS[at % WIDEST]}"
+
     def has(self, feature: str) -> bool:
         return feature in self.target.features
 

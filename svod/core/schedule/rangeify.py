@@ -419,7 +419,7 @@ _ON_INDEX = {Ops.ADD: sy.add, Ops.SUB: sy.sub, Ops.MUL: sy.mul, Ops.CMPLT: sy.le
 
 def elementwise(u: UOp, made: list[UOp]) -> UOp:
     """The node u over the expressions `made`. Integers that come from IOTA stay index arithmetic while they cannot overflow, so that
-    a causal mask is a gate over ranges: CAST(i) ≤ CAST(j) → i ≤ j."""
+    a causal mask is a gate over ranges: CAST(i) ≤ CAST(j) → i ≤ j. Beyond 32 bits they are numbers: devices have indices of 32 bits."""
     rule = _ON_INDEX.get(u.op)
     if rule is not None and made[0].dtype.is_int and any(m.op is Ops.CAST for m in made):
         operands = [as_index(m) for m in made]
@@ -429,7 +429,7 @@ def elementwise(u: UOp, made: list[UOp]) -> UOp:
             if result.dtype == dtypes.bool:
                 return result
             lo, hi = sy.bounds(result)
-            if u.dtype.min <= lo and hi <= u.dtype.max:
+            if max(u.dtype.min, dtypes.int32.min) <= lo and hi <= min(u.dtype.max, dtypes.int32.max):
                 return UOp.const(u.dtype, result.arg) if result.op is Ops.CONST else result.cast(u.dtype)
     return UOp(u.op, u.dtype, tuple(made))
 

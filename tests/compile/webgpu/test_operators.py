@@ -61,6 +61,10 @@ CASES: dict[str, tuple[Callable[[], Tensor], Callable[[], Any]]] = {
     "narrow integers": (lambda: Tensor(N.astype(np.int8)) * 3 + 7, lambda: N.astype(np.int8) * np.int8(3) + np.int8(7)),
     "floor division": (lambda: Tensor(N) // 7 + Tensor(N) % -5, lambda: N // 7 + N % -5),
     "wide integers": (lambda: Tensor(WIDE) * 5 - Tensor(WIDE) // 9, lambda: WIDE * 5 - WIDE // 9),
+    "integers of another sign": (lambda: Tensor(N.astype(np.int8)).cast("uint64") - Tensor(N.astype(np.int32)).cast("uint32").cast("int64")
+                                 .cast("uint64"), lambda: N.astype(np.int8).astype(np.uint64) - N.astype(np.uint32).astype(np.uint64)),
+    "numbers beyond 32 bits": (lambda: Tensor.arange(2**33, 2**33 + 3) + Tensor.arange(0, 3 * 2**31 - 3, 2**31 - 1),
+                               lambda: np.arange(2**33, 2**33 + 3) + np.arange(0, 3 * 2**31 - 3, 2**31 - 1)),
     "widened integers": (lambda: svod.where(Tensor(N.astype(np.int32)).cast("int64") < 5, Tensor(X), 0.0), lambda: np.where(N < 5, X, 0)),
     "rounded numbers": (lambda: Tensor(N.astype(np.int32)) * 0 + Tensor(np.float64(-16777217.5)).cast("int32"),
                         lambda: np.full(N.shape, -16777217, np.int32)),
@@ -91,6 +95,6 @@ def test_types_that_an_adapter_lacks_are_refused(name: str) -> None:
         render(lower(Scheduler(Kernel(call.ast), target)), target)
 
 
-def test_positions_beyond_32_bits_are_refused(webgpu: Target) -> None:
+def test_ranges_beyond_32_bits_are_refused(webgpu: Target) -> None:
     with pytest.raises(UnsupportedError, match="unset SVOD_DEVICE"):
-        svod.Tensor.arange(2**33, 2**33 + 3).prepare(CONFIG)
+        Tensor(X).pad(((0, 0), (2**32, 0))).max().prepare(CONFIG)

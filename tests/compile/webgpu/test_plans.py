@@ -48,6 +48,8 @@ def test_arguments_that_begin_anywhere(webgpu: Target) -> None:
     memory = RNG.standard_normal(1 + 24 * 32).astype(np.float32)
     a, b = memory[1:].reshape(24, 32), RNG.standard_normal((32, 16)).astype(np.float32)
     np.testing.assert_allclose((Tensor(a) @ Tensor(b)).realize(CONFIG).numpy(), a @ b, rtol=1e-4, atol=1e-5)
+    padded = Tensor(memory)[1:23].reshape(11, 2)[:, :1].pad(((0, 0), (0, 1)), value=1)
+    np.testing.assert_allclose(padded.sin().realize(CONFIG).numpy(), np.sin([[x, 1] for x in memory[1:23:2]]), rtol=1e-5)
 
 
 def test_results_stay_on_the_adapter(webgpu: Target) -> None:
