@@ -286,13 +286,18 @@ def convert(w: Writer, of: DType, to: DType, width: int, text: str) -> str:
         return text if is_narrow_float(of) and not is_narrow_float(to) else fit(w, to, width, text)
     if to.name == "index":
         return _as_index(w, of, width, text)
+    return _as_integer(w, of, to, width, text)
+
+
+def _as_integer(w: Writer, of: DType, to: DType, width: int, text: str) -> str:
+    """A number as an integer type other than index."""
     if of.kind == "f" and to.kind == "u" and to.bits < 32:      # by way of a signed number, which negative ones have
         text, of = f"{vector('i32', width)}({text})", dtypes.int32
-    if of.kind in "iu" and of.kind != to.kind and REGISTERS[of.name] in ("i32", "u32") and to.bits == 64:
-        kind = "i64" if of.kind == "i" else "u64"       # naga widens as the result has it: the sign of a number is to be the operand's
-        text, of = f"{vector(kind, width)}({text})", dtypes.int64 if of.kind == "i" else dtypes.uint64
+    if REGISTERS[of.name] in ("i32", "u32") and to.bits == 64 and of.kind != to.kind:      # naga extends by the sign of the result's type
+        of, kind = (dtypes.int64, "i64") if of.kind == "i" else (dtypes.uint64, "u64")
+        text = f"{vector(kind, width)}({text})"
     kept = of.kind in "iu" and of.bits <= to.bits and (of.kind == to.kind or of.kind == "u") and of.name != "index"
-    text = f"{v}({text})" if REGISTERS[of.name] != REGISTERS[to.name] else text
+    text = f"{register(to, width)}({text})" if REGISTERS[of.name] != REGISTERS[to.name] else text
     return text if kept else fit(w, to, width, text)
 
 

@@ -17,8 +17,9 @@ class Pipeline:
         self.bindings = module.bindings
         try:
             shader = trusted_module(made, module.wgsl)
-            self.wgpu = made.wgpu.create_compute_pipeline(layout="auto", compute={"module": shader, "entry_point": ENTRY})
-            self.layout = self.wgpu.get_bind_group_layout(0)
+            self.layout = made.bind_group_layout(len(module.bindings))
+            self.wgpu = made.wgpu.create_compute_pipeline(layout=made.wgpu.create_pipeline_layout(bind_group_layouts=[self.layout]),
+                                                          compute={"module": shader, "entry_point": ENTRY})
             self._warm(made)
         except Exception as error:      # wgpu's own, of several kinds
             raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error

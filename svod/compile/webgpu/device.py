@@ -60,6 +60,7 @@ class Device:
         self._starts: list[int] = []
         self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
         self._staging: Any = None
+        self._layouts: dict[int, Any] = {}
         self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: launches of no groups
                         self.wgpu.create_buffer(size=256, usage=wgpu.BufferUsage.STORAGE))
 
@@ -68,6 +69,15 @@ class Device:
         api = importlib.import_module("wgpu.backends.wgpu_native._api")
         period = getattr(api.libf, "wgpuQueueGetTimestampPeriod", None)
         return 1e-9 * (float(period(self.queue._internal)) if period is not None else 1.0)
+
+    def bind_group_layout(self, storages: int) -> Any:
+        """The layout of a launch's numbers and so many buffers. (That which wgpu finds by itself lacks what is bound but not read.)"""
+        layout = self._layouts.get(storages)
+        if layout is None:
+            types = ["uniform", *["storage"] * storages]
+            layout = self._layouts[storages] = self.wgpu.create_bind_group_layout(entries=[
+                {"binding": n, "visibility": package().ShaderStage.COMPUTE, "buffer": {"type": t}} for n, t in enumerate(types)])
+        return layout
 
     # -- memory -----------------------------------------------------------------------------------
     def make(self, nbytes: int) -> int:

@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], Callable[[], Any]]] = {
     "halves": (lambda: (Tensor(X.astype(np.float16)) * 3).sum(1).cast("float32"),
                lambda: (X.astype(np.float16) * np.float16(3)).sum(1, np.float32)),
     "doubles": (lambda: Tensor(X.astype(np.float64)).exp() @ Tensor(W.astype(np.float64)), lambda: np.exp(X.astype(np.float64)) @ W),
+    "what is not read": (lambda: Tensor(X > 0) | True, lambda: np.ones(X.shape, bool)),
     "truth": (lambda: (Tensor(X) > 0) & ~(Tensor(N) > 3) | (Tensor(X) != Tensor(X)), lambda: (X > 0) & ~(N > 3)),
 }
 
