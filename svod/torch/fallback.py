@@ -104,9 +104,9 @@ def _callback(name: str, compute: Callable[..., Any], tensors: Sequence[Tensor],
         start = time.perf_counter()
         given = [tensor_to_read(a) for a in arrays]
         made = pytree.tree_leaves(compute(*[t.bfloat16() if n else t for t, n in zip(given, narrow, strict=True)]))
-        results = tuple([_as_array(made[i]) for i in chosen])
+        found = tuple([_as_array(made[i], *result) for i, result in zip(chosen, results, strict=True)])
         clock.seconds += time.perf_counter() - start
-        return results
+        return found
     call.__name__ = name
     declared = [dtypes.float32 if dtype == dtypes.bfloat16 else dtype for _, dtype in results]
     made = custom_function(call, *[t.cast(dtypes.float32) if n else t for t, n in zip(tensors, narrow, strict=True)],
@@ -114,6 +114,9 @@ def _callback(name: str, compute: Callable[..., Any], tensors: Sequence[Tensor],
     return [t.cast(dtype) for t, (_, dtype) in zip(made, results, strict=True)]
 
 
-def _as_array(t: Any) -> Any:
+def _as_array(t: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    """The values of a result. Zeros for one that PyTorch declares and leaves out in inference, such as the workspace of a backward pass."""
+    if t is None:
+        t = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
     t = t.detach().resolve_conj().resolve_neg()
     return (t.float() if t.dtype is torch.bfloat16 else t).contiguous().numpy()
