@@ -72,7 +72,7 @@ class Compiled:
         self._is_one = self._out == pytree.tree_flatten(0)[1]
         self._kinds = [_kind(e) for e in self._expected]
         program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
-        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile")
+        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile", is_bound=True)
 
     def _eager(self, *given: Any) -> list[Any]:
         args, kwargs = pytree.tree_unflatten([given[i] for i in self._inputs], self._in)

@@ -28,13 +28,17 @@ functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # those alive
 class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
-    `static`: the numbers of arguments that are weights. `eager`: the same function, run by PyTorch."""
+    `static`: the numbers of arguments that are weights; `is_bound`: these are the same tensors in every call. `eager`: the same function,
+    run by PyTorch."""
 
-    def __init__(self, program: Program, static: Sequence[int], eager: Callable[..., Any], settings: Settings, entry: str) -> None:
+    def __init__(self, program: Program, static: Sequence[int], eager: Callable[..., Any], settings: Settings, entry: str, *,
+                 is_bound: bool = False) -> None:
+        self.is_bound = is_bound
         self.program, self.eager, self.settings, self.entry = program, eager, settings, entry
         self.static = list(static) if settings.freeze else []
         self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
-        self.weights: dict[tuple[int, ...], Weights] = {}
+        self.weights: dict[tuple[int, ...], Weights] = {}       # by the identities of their tensors
+        self._latest: Weights | None = None
         self.refused: dict[Any, str] = {}       # signatures that PyTorch runs, and why
         self.missing: list[Missing] = []        # operations that PyTorch runs inside plans
         self.calls = self.changes = self.prepared = 0
@@ -76,11 +80,18 @@ class GraphFunction:
 
     def _weights(self, given: Sequence[Any]) -> Weights:
         """The set of weights of a call, read now unless it is known and unchanged."""
+        known = self._latest
+        if known is None or not (self.is_bound or known.is_of([given[i] for i in self.static])):
+            known = self.weights.get(tuple([id(given[i]) for i in self.static]))        # tensors of a set live, and keep their identities
+        if known is None or not known.is_unchanged():
+            return self._read(given, known)
+        self._latest = known
+        return known
+
+    def _read(self, given: Sequence[Any], known: Weights | None) -> Weights:
+        """A new set of weights, in place of `known`, the one that these tensors were."""
         static = [given[i] for i in self.static]
         key = tuple(map(id, static))
-        known = self.weights.get(key)
-        if known is not None and known.holds(static):
-            return known
         with self._lock:
             if known is not None:
                 self._count_change(static)
@@ -89,7 +100,7 @@ class GraphFunction:
             self.weights.pop(key, None)
             while len(self.weights) >= MOST_WEIGHTS:
                 del self.weights[next(iter(self.weights))]
-            made = self.weights[key] = Weights(static)
+            made = self._latest = self.weights[key] = Weights(static)
         return made
 
     def _count_change(self, static: Sequence[Any]) -> None:
@@ -100,6 +111,7 @@ class GraphFunction:
                         self.changes)
             self.static = []
             self.weights.clear()
+            self._latest = None
             self._split()
         else:
             log.info("svod: the weights of %s changed: %d MB are packed again", self.name, bytes_of(static) // 2 ** 20)

@@ -1,7 +1,9 @@
 """`torch.compile(model, backend="svod")` and `svod.torch.compile`: weights, in-place updates, sizes, layouts, and what PyTorch runs."""
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
 import svod.torch  # noqa: E402
+import svod.torch.watch as watch_module  # noqa: E402
 from svod.errors import ArgumentError, ConfigError, ShapeError, UnsupportedError  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
-from svod.torch.weights import Content, Weights, sampled  # noqa: E402
+from svod.torch.watch import Watch, sampled  # noqa: E402
+from svod.torch.weights import Weights  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -63,13 +67,11 @@ def test_weights_are_packed_once_and_again_after_they_change() -> None:
     assert function.changes == 3
 
 
-def test_weights_that_are_no_more_are_not_those_of_a_tensor_over_the_same_memory() -> None:
-    """Its address and its version are the same, as its identity may be."""
+def test_weights_are_those_of_the_same_tensors_alone() -> None:
+    """One over the same memory has the same address and version."""
     first = torch.randn(5, 3)
-    second, weights = first.detach(), Weights([first])
-    assert weights.holds([first])
-    del first
-    assert not weights.holds([second])
+    weights = Weights([first])
+    assert weights.is_of([first]) and not weights.is_of([first.detach()]) and not weights.is_of([]) and weights.is_unchanged()
 
 
 def test_modules_that_share_code_have_weights_of_their_own() -> None:
@@ -395,11 +397,41 @@ def test_what_is_sampled_of_a_tensor_lies_in_it(size: int, dtype: str) -> None:
     begin, end = t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()
     words = sampled(t, 16)
     assert len(words) == len(set(words)) <= 16 and all(begin <= 4 * w and 4 * w + 4 <= end for w in words)
-    other = torch.zeros(5)
-    content = Content([t, other])
-    assert content.is_unchanged()
-    t.view(torch.uint8).add_(1)
-    assert content.is_unchanged() == (not len(words))
+    watch = Watch([t, torch.zeros(5)])
+    assert watch.is_unchanged()
+    t.detach().numpy().view("uint8").__iadd__(1)        # which counts no version
+    assert watch.is_unchanged() == (not len(words))
+
+
+def _set_data(t: Any) -> None:
+    t.data = t.data.clone()
+
+
+@pytest.mark.parametrize("is_native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("inference", [False, True], ids=["counted", "inference"])
+def test_changes_that_are_watched(is_native: bool, inference: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch_module.native() is not None, "this PyTorch has the functions that it takes"
+    if not is_native:
+        monkeypatch.setattr(watch_module, "native", lambda: None)
+    with torch.inference_mode(inference):
+        tensors = [torch.randn(40, 7), torch.ones(3), torch.zeros(0), torch.tensor(1.5), torch.ones(6, dtype=torch.int64)]
+        for t in [t for t in tensors if t.numel()]:
+            for change in (lambda t: t.add_(1), _set_data, lambda t: t.data.add_(1), lambda t: t.numpy().__iadd__(1)):
+                watch = Watch(tensors)
+                assert watch.is_unchanged() and watch.is_unchanged()
+                change(t)
+                assert not watch.is_unchanged()
+
+
+def test_a_watch_lets_its_tensors_go() -> None:
+    t = torch.randn(64)
+    memory = weakref.ref(t)
+    watch = Watch([t])
+    del t
+    assert memory() is not None
+    del watch
+    gc.collect()
+    assert memory() is None
 
 
 def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -105,20 +105,19 @@ def runtime(cache: ObjectCache | None = None) -> Runtime:
     global _loaded
     with _load_lock:
         if _loaded is None:
-            code = LoadedProgram(_object(cache or ObjectCache(None)), SYMBOLS)
+            code = LoadedProgram(native_object("runtime", runtime_ir(host_target().arch), cache), SYMBOLS)
             worker, run_plan, run_group, stop, spin = code.addresses
             one, two = ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
             _loaded = Runtime(one(run_plan), two(worker), two(stop), two(spin), run_group, code)
         return _loaded
 
 
-def _object(cache: ObjectCache) -> bytes:
-    """The runtime's object, from the cache or compiled."""
-    target = host_target()
-    ir = runtime_ir(target.arch)
-    key = object_key(hashlib.blake2b(ir.encode(), digest_size=16).hexdigest(), "runtime", target.key, CODEGEN_REVISION, COMPILER)
+def native_object(name: str, ir: str, cache: ObjectCache | None = None) -> bytes:
+    """The object of functions that svod has as LLVM IR, for this machine: from the cache, or compiled."""
+    cache, target = cache or ObjectCache(None), host_target()
+    key = object_key(hashlib.blake2b(ir.encode(), digest_size=16).hexdigest(), name, target.key, CODEGEN_REVISION, COMPILER)
     entry = cache.get(key)
     if entry is None:
-        entry = CachedObject(ProgramSpec("runtime", (), (), (), ()), compile_object(ir, target, True))
+        entry = CachedObject(ProgramSpec(name, (), (), (), ()), compile_object(ir, target, True))
         cache.put(key, entry)
     return entry.code

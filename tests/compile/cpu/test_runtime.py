@@ -12,13 +12,13 @@ def test_made_once():
 
 def test_the_object_is_kept(tmp_path, monkeypatch):
     cache = ObjectCache(tmp_path)
-    first = rt._object(cache)
+    first = rt.native_object("runtime", rt.runtime_ir(rt.host_target().arch), cache)
 
     def fail(*args):
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(rt, "compile_object", fail)
-    assert rt._object(cache) == first
+    assert rt.native_object("runtime", rt.runtime_ir(rt.host_target().arch), cache) == first
     assert all(LoadedProgram(first, rt.SYMBOLS).addresses)
 
 
