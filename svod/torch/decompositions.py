@@ -5,10 +5,11 @@ from typing import Any
 
 from torch._decomp import core_aten_decompositions
 
-from svod.torch.operations import TABLE
+from svod.torch.operations import COMPLEX, TABLE
 
 
 def decompositions() -> dict[Any, Any]:
     """PyTorch's decompositions into core ATen operations, without those of operations that svod has itself: graphs stay small, and svod's
     own forms fuse."""
-    return {operation: apart for operation, apart in core_aten_decompositions().items() if str(operation) not in TABLE}
+    own = TABLE.keys() | COMPLEX.keys()
+    return {operation: apart for operation, apart in core_aten_decompositions().items() if str(operation) not in own}

@@ -2,8 +2,8 @@
 
     f = an operation that svod has not        svod tensors → callback: f of PyTorch tensors over the same memory → svod tensors
 
-Values that svod cannot have (complex numbers) stay in PyTorch: an operation that makes one is not run by itself, but together with the
-operations that read it, by the callback of the first results that svod can have.
+Values that svod cannot have stay in PyTorch, such as complex numbers that are no pairs (`operations/complex_numbers.py`): an operation that
+makes one is not run by itself, but together with the operations that read it, by the callback of the first results that svod can have.
 """
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from svod.errors import SvodError, UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock, Foreign, run_in_torch
 from svod.torch.memory import DTYPES, TORCH_DTYPES, svod_dtype
-from svod.torch.operations import TABLE, Operation
+from svod.torch.operations import COMPLEX, TABLE, Operation
+from svod.torch.operations.complex_numbers import Complex
 
 _PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")    # where memory lies, and how
 _IGNORED = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
@@ -76,7 +77,8 @@ def unsupported(graph: Any) -> list[Missing]:
 
 def _is_known(node: Any) -> bool:
     name = str(node.target)
-    return name in TABLE or name in _IGNORED or name.startswith(("aten.sym_", "aten.copy_.", "prims.convert_element_type"))
+    found = name in TABLE or name in COMPLEX or name in _IGNORED
+    return found or name.startswith(("aten.sym_", "aten.copy_.", "prims.convert_element_type"))
 
 
 def place_of(node: Any) -> str:
@@ -142,7 +144,7 @@ class _Walk:
             return self._plain(node, args, kwargs)
         if name.startswith("aten.as_strided"):
             _check_contiguous(node.args[0])
-        operation = TABLE.get(name)
+        operation = _operation(name, args, node.meta.get("val"))
         if operation is None and name == "prims.convert_element_type.default":
             return args[0].cast(svod_dtype(args[1]))
         why = "svod has no such operation"
@@ -160,7 +162,7 @@ class _Walk:
             raise UnsupportedError("it reads values that svod has no dtype for")
         wanted = node.meta.get("val")
         for w in wanted if isinstance(wanted, (tuple, list)) else (wanted,):
-            if isinstance(w, torch.Tensor):
+            if isinstance(w, torch.Tensor) and not w.dtype.is_complex:
                 svod_dtype(w.dtype)
         given = [_known(a) for a in args]
         named = {k: _known(v) for k, v in kwargs.items() if k not in _PLACES and v is not None}
@@ -212,17 +214,31 @@ def _value_of(output: Any) -> Any:
     return output() if callable(output) and not isinstance(output, (Tensor, torch.fx.Node)) else output
 
 
+def _operation(name: str, args: Sequence[Any], wanted: Any) -> Operation | None:
+    """What svod does for an operation; None where it does nothing. `wanted`: a fake tensor like the result."""
+    makes = isinstance(wanted, torch.Tensor) and wanted.dtype.is_complex
+    if makes or any(isinstance(a, Complex) for a in args):
+        function = COMPLEX.get(name)
+        return None if function is None else Operation(function)
+    return TABLE.get(name)
+
+
 def _has_foreign(args: Any) -> bool:
-    return any(isinstance(a, Foreign) or (isinstance(a, (list, tuple)) and _has_foreign(a)) for a in args)
+    return any((isinstance(a, Foreign) and not isinstance(a, Complex)) or (isinstance(a, (list, tuple)) and _has_foreign(a)) for a in args)
 
 
 def _known(value: Any) -> Any:
-    """A dtype as svod's; what else there is unchanged."""
-    return svod_dtype(value) if isinstance(value, torch.dtype) else value
+    """A dtype as svod's, of complex numbers that of their parts; what else there is unchanged."""
+    if not isinstance(value, torch.dtype):
+        return value
+    return svod_dtype(value.to_real() if value.is_complex else value)
 
 
 def _with_dtypes(made: Any, wanted: Any) -> Any:
     """Results cast to the dtypes of PyTorch's results."""
+    if isinstance(made, Complex):
+        parts = DTYPES[wanted.dtype.to_real()]
+        return Complex(made.real.cast(parts), made.imag.cast(parts))
     if isinstance(made, Tensor):
         dtype = DTYPES.get(getattr(wanted, "dtype", None))
         return made if dtype is None else made.cast(dtype)

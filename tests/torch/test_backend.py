@@ -182,7 +182,7 @@ def test_outputs_have_the_strides_of_pytorch() -> None:
 def test_what_svod_has_not_runs_in_pytorch_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     def function(x: Any) -> Any:
         return torch.special.bessel_j0(x * 2) + torch.fft.fft(x).abs()
-    x = torch.rand(3, 8)
+    x = torch.rand(3, 1031)         # a prime number of positions, which has no products
     run = torch.compile(function, backend="svod")
     for _ in range(3):
         torch.testing.assert_close(run(x), function(x))
@@ -190,6 +190,32 @@ def test_what_svod_has_not_runs_in_pytorch_and_is_said_once(caplog: pytest.LogCa
     assert "bessel_j0" in said and "_fft_" in said and "% of the time" in said and "test_backend.py:" in said
     with pytest.raises(UnsupportedError, match=r"(?s)bessel_j0.*_fft_|_fft_.*bessel_j0"):
         svod.torch.compile(_Module(function), x, options={"strict": True})(x)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.fft.rfft(x).abs(),
+    lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, 30),
+    lambda x: torch.view_as_real(torch.fft.ifft(torch.fft.fft(x, norm="ortho"), norm="forward")),
+    lambda x: torch.fft.irfft2(torch.fft.rfft2(x.reshape(7, 5, 6)), s=(5, 6), norm="ortho"),
+    lambda x: torch.fft.fft2(x.reshape(7, 5, 6)).transpose(0, 1).abs(),
+    lambda x: torch.stft(x, 16, 5, window=torch.hann_window(16), return_complex=True).abs(),
+    lambda x: torch.istft(torch.stft(x, 8, window=torch.hann_window(8), return_complex=True), 8, window=torch.hann_window(8)),
+    lambda x: (torch.fft.fft(x) - 2j).conj().imag + (1 + torch.fft.fft(x)).real,
+    lambda x: torch.fft.fft(x * 1e30).abs(),
+    lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(7, 15, 2)) * torch.polar(torch.ones(15), torch.arange(15.0))).flatten(1),
+], ids=["rfft", "irfft", "fft", "rfft2", "fft2", "stft", "istft", "sums", "large", "rotation"])
+def test_complex_numbers_are_pairs(function: Any) -> None:
+    x = torch.randn(7, 30)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(function, backend="svod")(x), function(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_spectrogram_runs_in_svod_alone(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x: Any) -> Any:
+        return torch.stft(x, 16, window=torch.hann_window(16), return_complex=True).abs().square().log1p()
+    run, x = svod.torch.compile(_Module(function), torch.randn(2, 97), options={"strict": True}), torch.randn(2, 97)
+    torch.testing.assert_close(run(x), function(x), rtol=1e-4, atol=1e-5)
+    assert not warnings_of(caplog)
 
 
 class _Module(torch.nn.Module):

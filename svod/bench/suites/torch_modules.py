@@ -343,7 +343,7 @@ def unet(scale: Scale) -> Made:
 
 @_model("others")
 def mel_spectrogram(scale: Scale) -> Made:
-    """A classifier of sound over a spectrogram: complex numbers stay in PyTorch."""
+    """A classifier of sound over a spectrogram."""
     import torch
 
     class Audio(torch.nn.Module):  # type: ignore[misc]

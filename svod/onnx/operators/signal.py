@@ -1,4 +1,4 @@
-"""Windows, and Fourier transforms, which NumPy computes on the host."""
+"""Windows, and Fourier transforms."""
 from __future__ import annotations
 
 import math

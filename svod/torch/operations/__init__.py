@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from svod.torch.operations import (
                                    attention,
+                                   complex_numbers,
                                    convolutions,
                                    creation,
                                    elementwise,
@@ -17,7 +18,8 @@ from svod.torch.operations import (
                                    scatter,
                                    views,
 )
+from svod.torch.operations.complex_numbers import COMPLEX
 from svod.torch.operations.table import TABLE, Operation
 
-__all__ = ["TABLE", "Operation", "attention", "convolutions", "creation", "elementwise", "indexing", "norms", "pooling", "products",
-           "reductions", "scatter", "views"]
+__all__ = ["COMPLEX", "TABLE", "Operation", "attention", "complex_numbers", "convolutions", "creation", "elementwise", "indexing", "norms",
+           "pooling", "products", "reductions", "scatter", "views"]

@@ -14,6 +14,7 @@ methods("abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin
         "trunc erf erfc reciprocal sigmoid relu isnan isinf isfinite isposinf isneginf logical_not square frac signbit "
         "deg2rad rad2deg silu hardswish hardsigmoid mish selu celu hardshrink softshrink hardtanh leaky_relu softplus gelu "
         "threshold glu logit nan_to_num sinc relu6")
+aten("_neg_view")(Tensor.neg)       # of the imaginary part of a conjugate
 methods("maximum minimum logical_and logical_or logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar "
         "bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor bitwise_left_shift.Tensor_Scalar "
         "bitwise_right_shift.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar "
