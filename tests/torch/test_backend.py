@@ -188,7 +188,7 @@ def test_what_svod_has_not_runs_in_pytorch_and_is_said_once(caplog: pytest.LogCa
         torch.testing.assert_close(run(x), function(x))
     (said,) = warnings_of(caplog)
     assert "bessel_j0" in said and "_fft_" in said and "% of the time" in said and "test_backend.py:" in said
-    with pytest.raises(UnsupportedError, match=r"(?s)bessel_j0.*_fft_|_fft_.*bessel_j0"):
+    with pytest.raises(UnsupportedError, match="bessel_j0"):
         svod.torch.compile(_Module(function), x, options={"strict": True})(x)
 
 
