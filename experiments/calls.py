@@ -98,6 +98,7 @@ def with_torch() -> Iterator[tuple[str, Callable[[], object], int]]:
     backend = torch.compile(Double(), backend="svod")
     backend(x)
     yield 'torch.compile(backend="svod")', lambda: backend(x), 500
+    yield from with_many_weights()
     compiled = torch.compile(lambda a: a * 2)
     try:
         compiled(x)
@@ -105,6 +106,25 @@ def with_torch() -> Iterator[tuple[str, Callable[[], object], int]]:
         print(f"torch.compile: {type(error).__name__}")
         return
     yield "torch.compile", lambda: compiled(x), 500
+
+
+def with_many_weights() -> Iterator[tuple[str, Callable[[], object], int]]:
+    """A module whose weights, 244 tensors, are looked at in every call."""
+    import torch
+
+    import svod.torch
+    from svod.bench.suites.torch_modules import REAL, make
+    try:
+        model, args, _ = make("mobilenet_v3_small", REAL)
+    except ImportError:
+        print("torchvision is not installed")
+        return
+    exported, backend = svod.torch.compile(model, *args), torch.compile(model, backend="svod")
+    exported(*args), backend(*args)
+    (plan,) = exported.plans
+    yield "MobileNet v3 small, the native plan", plan.execute, 20
+    yield "MobileNet v3 small, svod.torch.compile", lambda: exported(*args), 20
+    yield 'MobileNet v3 small, torch.compile("svod")', lambda: backend(*args), 20
 
 
 class Decoder(nn.Module):
