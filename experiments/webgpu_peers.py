@@ -89,6 +89,8 @@ class Svod:
 
     def prepare(self, name: str, arrays: list[Array]) -> Array:
         from svod import Tensor
+        from svod.tune.at_prepare import begin_budget
+        begin_budget()      # each kernel has its own seconds
         given, weights = [Tensor(a) for a in arrays], list[Any]()
 
         def weight(array: Array) -> Any:
