@@ -84,6 +84,7 @@ from svod.tune.workers.start import ExecutorStart, check_reachable
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
 GRACE_SECONDS = 15.0        # beyond the budget, within which the command ends
 LATE_SECONDS = 10.0         # beyond the budget, after which nothing more is measured
+START_SECONDS = 5.0         # beyond the budget, by which workers have to be up
 CLOSE_SECONDS = 2.0         # to write what was found
 RAY_BUDGET = 20.0           # seconds: smaller budgets use local workers, unless ray:N asks for Ray
 CHECK_SECONDS = 4.0         # the longest check of one plan
@@ -435,12 +436,17 @@ class _TuneRun:
         """The workers, up. Raises TuneError where none starts."""
         with waiting(f"starting the workers ({self._workers()})"):
             executor = self._up_executor()
-            executor.wait_until_ready()
+            executor.wait_until_ready(self._patience)
         return executor
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that workers may still take to start."""
+        return max(1.0, self.left + START_SECONDS)
 
     def _up_executor(self) -> Executor:
         """The workers, some of which may still be starting. Raises TuneError."""
-        executor = self._start_executor().result()
+        executor = self._start_executor().result(self._patience)
         signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which prints a stack
         return executor
 

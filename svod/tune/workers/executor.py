@@ -32,6 +32,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import math
 import os
 import queue
 import sys
@@ -59,6 +60,7 @@ MAX_ATTEMPTS = 3            # workers that may be lost under one item
 YIELD_SECONDS = 5.0         # that a compile item waits for another process that times on the same few cores
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
 OVERDUE_POLL = 1.0          # seconds between looks for such items
+CLOSE_SECONDS = 2.0         # that workers have to end before what they depend on is killed
 CLOSED = Outcome("lost", kind="closed")
 SWITCH_SECONDS = 5e-4       # that one thread may keep the others from running: Python's 5 ms hold up each item on its way to a worker
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
@@ -190,8 +192,8 @@ class Executor(ABC):
         """End all workers now. Idempotent."""
 
     @abstractmethod
-    def wait_until_ready(self) -> None:
-        """Wait until the first item can start at once. Raises TuneError when workers cannot start."""
+    def wait_until_ready(self, seconds: float = math.inf) -> None:
+        """Wait until the first item can start at once. Raises TuneError when workers cannot start, or not within `seconds`."""
 
     def run(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None) -> list[Outcome]:
         """`submit`, and the outcomes in the order of the items."""
@@ -276,7 +278,7 @@ class InlineExecutor(Executor):
         kind, job, since = self._doing
         return [Activity("inline", kind, "", "busy" if job else "idle", time.monotonic() - since, job, int(bool(job)))]
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, seconds: float = math.inf) -> None:
         """There is nothing to wait for."""
 
     def close(self) -> None:
@@ -626,13 +628,20 @@ class DispatchingExecutor(Executor):
             self._changed.notify_all()
             for task in pending:
                 self._settle(task, CLOSED)
+        patience = threading.Timer(CLOSE_SECONDS, self._abort)
+        patience.daemon = True
+        patience.start()
         for thread, carrier in self._threads:
             while thread.is_alive() and not self.abandoned:
                 carrier.interrupt()     # repeatedly, as it may have just started something
                 thread.join(0.05)
+        patience.cancel()
         self._threads.clear()
         self._shut_down()
         atexit.unregister(self.close)
+
+    def _abort(self) -> None:
+        """Kill what carriers wait for. Called while they end, by another thread, when that takes too long."""
 
     def _shut_down(self) -> None:
         """End what all carriers share. Called after the last thread has ended."""
@@ -705,8 +714,8 @@ class LocalExecutor(DispatchingExecutor):
             self._add(_LocalCarrier(self, "compile", f"local-compile-{i}"))
         self._add(_LocalCarrier(self, "bench", "local-bench-0"))
 
-    def wait_until_ready(self) -> None:
-        self.server().wait_until_ready()
+    def wait_until_ready(self, seconds: float = math.inf) -> None:
+        self.server().wait_until_ready(seconds)
 
     def server(self) -> ForkServer:
         with self._server_lock:
@@ -719,6 +728,9 @@ class LocalExecutor(DispatchingExecutor):
                 log.warning("the fork server of the workers ended unexpectedly; starting another")
                 self._server.close()
                 self._server = ForkServer(self.config)
+
+    def _abort(self) -> None:
+        self._server.abort()
 
     def _shut_down(self) -> None:
         self._server.close()

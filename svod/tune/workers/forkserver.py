@@ -28,6 +28,7 @@ from svod.tune.workers.jobs import WorkerConfig, package_roots
 CLOSED = -1               # in place of a descriptor that was closed
 START_DEADLINE = 60.0     # seconds until the server must have said hello, also with a cold disk and on a busy machine
 REQUEST_DEADLINE = 15.0   # seconds for one request; a fork takes milliseconds
+CLOSE_DEADLINE = 2.0      # seconds until a server that was told to end is killed
 REAP_DEADLINE = 5.0       # seconds that a killed process may take to end, as it may have gigabytes to unmap
 
 # BLAS must not start threads in a process that forks, so this comes before any import of numpy.
@@ -101,10 +102,16 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_until_ready(self) -> None:
-        """Wait for the server's hello."""
+    def wait_until_ready(self, seconds: float = START_DEADLINE) -> None:
+        """Wait for the server's hello. Raises TuneError where it does not come within `seconds`."""
         with self._lock:
+            if not self._ready:
+                self._socket.settimeout(max(0.1, min(seconds, START_DEADLINE)))
             self._await_hello()
+
+    def abort(self) -> None:
+        """Kill the server, whatever it does. The operating system ends its children with it, and requests that wait raise ServerLost."""
+        self._process.kill()
 
     def _await_hello(self) -> None:
         if self._ready:
@@ -114,7 +121,7 @@ class ForkServer:
         try:
             hello = self._read_line()
         except ServerLost as e:
-            self._process.kill()
+            self.abort()
             hello = {"error": f"{e}; {read_log(self._log)}"}
         if "error" in hello:
             self._broken = f"worker processes could not start: {hello['error']}"
@@ -130,6 +137,7 @@ class ForkServer:
                     raise ServerLost("the fork server ended")
                 self._buffer += chunk
         except OSError as e:
+            self.abort()        # it may have been stopped: nobody is to wait for it again
             raise ServerLost(f"the fork server does not answer: {e}") from e
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
@@ -169,7 +177,7 @@ class ForkServer:
         """End the server and all its children, and wait until the server is gone. Idempotent."""
         self._socket.close()
         try:
-            self._process.wait(REAP_DEADLINE + 1)
+            self._process.wait(CLOSE_DEADLINE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

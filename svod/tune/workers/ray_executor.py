@@ -18,6 +18,7 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -51,7 +52,8 @@ PENDING_NOTICE = 10.0       # seconds that an actor waits for a place before a m
 PLACE_SECONDS = 60.0        # that a cluster has to bring up the first worker of a kind, or one when the last is lost
 BENCH = "bench"             # the resource of nodes whose machines time; any amount
 BENCH_SHARE = 0.001         # of it that a bench worker takes: the machine lock makes drivers take turns, and none waits for a place
-LEAVE_SECONDS = 15.0        # that Ray has to stop
+LEAVE_SECONDS = 15.0        # that the connection to a cluster has to end
+OWN_LEAVE_SECONDS = 4.0     # that an own Ray has to stop before its processes are killed
 HEAD_SECONDS = 20.0         # of a silent head after which a cluster is given up: after 60 s Ray ends this process
 PROBE_SECONDS = 2.0         # one attempt to reach the head
 
@@ -213,9 +215,14 @@ class _EmbeddedRay:
             self._error = e
 
     def close(self) -> None:
-        """Stop Ray, remove its session, and wait until both are done, or for LEAVE_SECONDS: Ray's processes end with this one."""
+        """Stop Ray, remove its session, and wait until both are done. Processes of it that do not end in time are killed."""
         self._over.set()
-        self._thread.join(LEAVE_SECONDS)
+        self._thread.join(OWN_LEAVE_SECONDS)
+        if self._thread.is_alive():
+            for pid in processes_of(self._directory.path):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self._thread.join(1.0)
 
 
 # -- carrying ----------------------------------------------------------------------------------------
@@ -511,9 +518,10 @@ class RayExecutor(DispatchingExecutor):
         """Whether this executor started Ray, on this machine only."""
         return self._embedded is not None
 
-    def wait_until_ready(self, end: float = math.inf) -> None:
+    def wait_until_ready(self, seconds: float = math.inf) -> None:
         """An embedded Ray's workers start within two seconds, and would disturb what is timed: all are waited for. A cluster may take long
-        to place all: the first compile worker counts. Raises TuneError where that is not so by `end`, on the monotonic clock."""
+        to place all: the first compile worker counts."""
+        end = time.monotonic() + seconds
         with self._changed:
             while not self.closing and time.monotonic() < end:
                 waited = [c.name in self._up or c.name in self._aside for c in self._carriers if self.embedded or c.kind == "compile"]
@@ -539,6 +547,16 @@ class RayExecutor(DispatchingExecutor):
             leaving.start()
             leaving.join(PROBE_SECONDS if self.abandoned else LEAVE_SECONDS)
         self._quiet.restore()
+
+
+def processes_of(directory: str) -> list[int]:
+    """Ids of the processes that name a directory among their arguments; none without /proc."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):      # gone meanwhile
+            if int(entry.name) != os.getpid() and directory.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def _listens(address: str) -> bool:
@@ -615,7 +633,7 @@ def start_ray_executor(count: int | None, address: str | None, config: WorkerCon
         workers = f"{count} worker{'s' * (count != 1)}" if count else "workers"
         executor = RayExecutor(ray, f"{workers} on {where}", count, embedded, connected, quiet, config or WorkerConfig(), device,
                                shared_cores, start_deadline)
-        executor.wait_until_ready(started + start_deadline if embedded is not None else math.inf)
+        executor.wait_until_ready(started + start_deadline - time.monotonic() if embedded is not None else math.inf)
     except BaseException as e:
         if executor is not None:
             executor.close()

@@ -72,9 +72,12 @@ class ExecutorStart:
         if self._closed and self._made is not None:
             self._made.close()
 
-    def result(self) -> Executor:
-        """The executor. Raises what `make_executor` raised."""
-        self._thread.join()
+    def result(self, seconds: float | None = None) -> Executor:
+        """The executor. Raises what `make_executor` raised, TuneError where it is not there after `seconds`."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise TuneError(f"the workers have not started within {seconds:.0f} s; a larger --budget, or a machine that is less busy, "
+                            "helps")
         if self._error is not None:
             raise self._error
         assert self._made is not None

@@ -1,6 +1,7 @@
 """What the worker measurer makes of outcomes that are no answers: crashes, deadlines, lost workers, another machine."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class Told(Executor):
     def workers(self, kind: Any) -> int:
         return 1
 
-    def wait_until_ready(self) -> None: ...
+    def wait_until_ready(self, seconds: float = math.inf) -> None: ...
 
     def activity(self) -> list[Activity]:
         return []

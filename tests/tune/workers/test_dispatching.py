@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -54,7 +55,7 @@ class ScriptedExecutor(DispatchingExecutor):
         self._add(carrier)
         return carrier
 
-    def wait_until_ready(self) -> None: ...
+    def wait_until_ready(self, seconds: float = math.inf) -> None: ...
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pytest
 
 from svod.errors import ConfigError, FormatError, TuneError
 from svod.tune.workers import executor as executor_module
+from svod.tune.workers import forkserver
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, parse_workers
 from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.machine_lock import MachineLock
@@ -219,6 +220,32 @@ class TestLocal:
             outcome = executor.run(f"{JOBS}:kill_parent", [None], kind="compile", deadline=LONG)[0]
             assert (outcome.status, outcome.kind, outcome.attempts) == ("lost", "worker", 3)
             assert executor.run(f"{JOBS}:echo", [7], kind="compile", deadline=LONG)[0].value == 7
+
+    def test_a_fork_server_that_stands_still_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(executor_module, "CLOSE_SECONDS", 0.2)
+        monkeypatch.setattr(forkserver, "CLOSE_DEADLINE", 0.2)
+        with LocalExecutor(1, CONFIG, "TEST") as executor:
+            executor.wait_until_ready()
+            stopped = executor.server().pid
+            os.kill(stopped, signal.SIGSTOP)
+            batch = executor.submit(f"{JOBS}:echo", [1], kind="compile", deadline=LONG)
+            assert batch.poll(0.2) is None, "it waits for a child"
+        assert batch.poll(0.0) is not None and is_gone(stopped)
+
+    def test_a_fork_server_that_does_not_answer_makes_room_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(forkserver, "REQUEST_DEADLINE", 0.3)
+        with LocalExecutor(1, CONFIG, "TEST") as executor:
+            executor.wait_until_ready()
+            stopped = executor.server().pid
+            os.kill(stopped, signal.SIGSTOP)
+            [outcome] = executor.run(f"{JOBS}:echo", [7], kind="compile", deadline=LONG)
+            assert (outcome.value, outcome.attempts) == (7, 2) and executor.server().pid != stopped
+
+    def test_a_fork_server_that_does_not_start_is_waited_for_no_longer_than_asked(self) -> None:
+        with LocalExecutor(1, CONFIG, "TEST") as executor:
+            os.kill(executor.server().pid, signal.SIGSTOP)
+            with pytest.raises(TuneError, match=r"could not start.* does not answer"):
+                executor.wait_until_ready(0.2)
 
     def test_workers_that_cannot_start_are_an_error_that_says_why(self) -> None:
         import dataclasses

@@ -93,6 +93,23 @@ print(json.dumps({
     assert list(home.iterdir()) == []
 
 
+def test_an_own_ray_that_stands_still_is_ended() -> None:
+    done = run_driver("""
+import signal, time
+import svod.tune.workers.ray_executor as r
+r.OWN_LEAVE_SECONDS = 0.5
+e = make_executor("ray:1", config=CONFIG, start_deadline=START)
+assert facts(e)["core"] == 0
+directory = e._embedded._directory.path
+stopped = [p for p in r.processes_of(directory) if "raylet" in open(f"/proc/{p}/comm").read()]
+os.kill(stopped[0], signal.SIGSTOP)
+e.close()
+while r.processes_of(directory): time.sleep(0.05)
+print(len(stopped))
+""")
+    assert done.stdout == "1\n"
+
+
 @pytest.mark.parametrize("embedded", [True, False])
 def test_a_place_is_waited_for_in_a_cluster_alone(embedded: bool, monkeypatch: pytest.MonkeyPatch,
                                                   caplog: pytest.LogCaptureFixture) -> None:
@@ -112,7 +129,7 @@ def test_an_own_ray_without_a_worker_of_each_kind_by_its_deadline_is_not_ready(u
                                  _aside={"c": "no cores"}, _is_any_up=lambda kind: any(c.kind == kind and c.name in up for c in carriers),
                                  _of_kind=lambda kind: [c for c in carriers if c.kind == kind])
     with pytest.raises(TuneError, match=why):
-        ray_executor.RayExecutor.wait_until_ready(owner, time.monotonic() + 0.05)
+        ray_executor.RayExecutor.wait_until_ready(owner, 0.05)
     owner._up |= {"c", "b"}
     ray_executor.RayExecutor.wait_until_ready(owner)
 
