@@ -642,7 +642,7 @@ class NoExecutor:
     def __init__(self, *a: Any, **k: Any) -> None:
         NoExecutor.started += 1
 
-    def result(self) -> InlineExecutor:
+    def result(self, seconds: float | None = None) -> InlineExecutor:
         return InlineExecutor()
 
     def close(self) -> None:
@@ -947,7 +947,7 @@ def test_each_target_of_a_cluster_is_searched_and_reported(tmp_path: Path, fake:
 
 
 def test_without_workers(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> None:
+    def fail(self: Any, seconds: float | None) -> None:
         raise TuneError("no worker could be started: out of processes")
     monkeypatch.setattr(NoExecutor, "result", fail)
     done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"))
