@@ -926,7 +926,7 @@ def test_each_target_of_a_cluster_is_searched_and_reported(tmp_path: Path, fake:
             raise TuneError("no worker is left that can bench")
         FakeSession.__init__(self, tasks, target, **others)
     monkeypatch.setattr(tune_run, "TuneSession", type("Session", (FakeSession,), {"__init__": begin}))
-    monkeypatch.setattr(NoExecutor, "result", lambda self: InlineExecutor())
+    monkeypatch.setattr(NoExecutor, "result", lambda self, seconds: InlineExecutor())
     monkeypatch.setattr(InlineExecutor, "targets", lambda self: [TARGET, far])
     file, db, report = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "r.json"
     arguments = ("--from", file, "--db", db, "--address", "auto", "--json", str(report))
