@@ -240,9 +240,11 @@ class TuneSession:
                 search = self._begin_again(search, searches, e)
             if search.finished:
                 self._finish(search, searches)
-        for s in searches:
-            if isinstance(s, _Planned):         # `--resume` goes on with it
-                self.db.end_search(self._begin_record(s.task), BUDGET_SPENT)
+        for s in list(searches):
+            if isinstance(s, _Planned):
+                if self._claim(s, searches, waiting):       # `--resume` goes on with it
+                    self.db.end_search(self._begin_record(s.task), BUDGET_SPENT)
+                    self._claims.pop(s.key).release()
             elif s.key not in self.result.findings:
                 self._finish(s, searches)
 
@@ -251,17 +253,22 @@ class TuneSession:
         """The search of an entry, which takes the place of its plan; None where another process has its kernel."""
         if isinstance(entry, KernelSearch):
             return entry
-        at = searches.index(entry)
+        if not self._claim(entry, searches, waiting):
+            return None
+        made = self._make(entry.task)
+        searches[searches.index(entry)] = made
+        return made
+
+    def _claim(self, entry: _Planned, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask]) -> bool:
+        """Claim a kernel. One that another process has leaves `searches`, and stands in `waiting`."""
         claim = self.db.claim(entry.key, self.target.key)
         if claim is None:
             waiting[entry.key] = entry.task
-            del searches[at]
-            return None
+            searches.remove(entry)
+            return False
         self._claims[entry.key] = claim
         waiting.pop(entry.key, None)
-        made = self._make(entry.task)
-        searches[at] = made
-        return made
+        return True
 
     def _begin_again(self, search: KernelSearch, searches: list[KernelSearch | _Planned], why: MachineChanged) -> KernelSearch:
         """A new search in place of one whose machine changed: times of two machines are not compared. What was stored are its seeds."""

@@ -236,20 +236,24 @@ def test_the_budget_is_kept_and_every_kernel_has_an_answer(db: TuningDB, executo
     assert now[0] <= 8.0 + 3 * 4 * 0.05 + 0.1
 
 
-def test_a_kernel_whose_turn_does_not_come_costs_nothing_and_is_left_to_search(db: TuningDB, executor: Executor) -> None:
+def test_a_kernel_whose_turn_does_not_come_costs_nothing_and_is_left_to_search(tmp_path: Any, executor: Executor) -> None:
     now = [0.0]
     slow = ReplayedMeasurer(clock=lambda seconds: now.__setitem__(0, now[0] + 1e3))
     measurers = {k.key: slow for k in (GEMM, SUM, RELU)}
     made: list[str] = []
-    session = replayed_session(db, executor, GEMM, SUM, RELU, measurers=measurers, budget=ModelBudget(8.0, 40.0, lambda: now[0]))
-    make = session._make
-    session._make = lambda task: [made.append(task.key), make(task)][1]     # type: ignore[method-assign, assignment]
-    result = session.run()
-    [first] = made
-    assert set(result.findings) == {first} and set(result.unbegun) == {GEMM.key, SUM.key, RELU.key} - {first}
-    for key in result.unbegun:
-        [end] = [s for s, _ in db.select(Search, key) if s.ended_at is not None]
-        assert end.outcome == BUDGET_SPENT and left_to_search(db, key, session.target.key, session.config)
+    with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
+        session = replayed_session(mine, executor, GEMM, SUM, RELU, measurers=measurers, budget=ModelBudget(8.0, 40.0, lambda: now[0]))
+        make = session._make
+        session._make = lambda task: [made.append(task.key), make(task)][1]     # type: ignore[method-assign, assignment]
+        first, second, last = [t.key for t in session.tasks]
+        assert theirs.claim(last, TARGET.key) is not None
+        result = session.run()
+        assert made == [first] and set(result.findings) == {first}
+        assert result.unbegun == (second,) and result.pending == (last,)
+        [end] = [s for s, _ in mine.select(Search, second) if s.ended_at is not None]
+        assert end.outcome == BUDGET_SPENT and left_to_search(mine, second, TARGET.key, session.config)
+        assert not mine.select(Search, last), "another process searches it"
+        assert not mine.holder(first, TARGET.key) and not mine.holder(second, TARGET.key)
 
 
 def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, executor: Executor) -> None:
