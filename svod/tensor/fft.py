@@ -141,7 +141,7 @@ def _by_products(name: str, t: Tensor, n: int, dim: int, from_pairs: bool, to_pa
     return pairs.mul(1 / n) if name == "ifft" else pairs
 
 
-def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_pairs: bool) -> Tensor:
+def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_pairs: bool, host: bool = False) -> Tensor:
     """Lengths: `n` positions before and after, but n//2 + 1 numbers where one side is real."""
     t = as_float(name, a)
     shape = list(t.shape[:-1] if from_pairs else t.shape)
@@ -153,7 +153,7 @@ def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_
     length = n if n is not None else 2 * (shape[dim] - 1) if name == "irfft" else shape[dim]
     if length < 1:
         raise ShapeError(f"{name} of {t.shape} along {dim}: {length} positions; give n, at least 1")
-    if has_products(length):
+    if has_products(length) and not host:
         return _by_products(name, t, length, dim, from_pairs, to_pairs)
     shape[dim] = length // 2 + 1 if name == "rfft" else length
     result: Tensor = on_host(_run, t, shape=(*shape, 2) if to_pairs else tuple(shape), dtype=t.dtype.name,
@@ -166,9 +166,9 @@ def fft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
     return _transform("fft", a, n, dim, True, True)
 
 
-def ifft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
-    """The inverse of `fft`."""
-    return _transform("ifft", a, n, dim, True, True)
+def ifft(a: Any, n: int | None = None, dim: int = -1, *, host: bool = False) -> Tensor:
+    """The inverse of `fft`. `host`: by NumPy in any case, with its rounding."""
+    return _transform("ifft", a, n, dim, True, True, host)
 
 
 def rfft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:

@@ -35,7 +35,8 @@ def transformed(x: Tensor, axis: int, n: int, inverse: bool, onesided: bool) -> 
     if onesided:
         return fft.rfft(x[..., 0], n, axis).cast(x.dtype)
     whole = x if x.shape[-1] == 2 else x.pad([(0, 0)] * (x.ndim - 1) + [(0, 1)])
-    return (fft.ifft if inverse else fft.fft)(whole, n, axis).cast(x.dtype)
+    # the backend tests expect of an inverse NumPy's rounding errors, to 1e-7, where the exact result is 0
+    return (fft.ifft(whole, n, axis, host=True) if inverse else fft.fft(whole, n, axis)).cast(x.dtype)
 
 
 @operator("DFT", 17, known=("length",))
