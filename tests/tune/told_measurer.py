@@ -29,21 +29,22 @@ COMPILE_SECONDS = 5.0   # one compilation: no healthy one takes as long, on a ma
 TOLD_SECONDS = 20.0     # one answer of the bench worker
 
 
-def draw(candidate: Candidate, purpose: str) -> random.Random:
-    """A generator that is the same for a candidate wherever and whenever it is asked for."""
-    return random.Random(blake2b(purpose.encode() + candidate.digest, digest_size=8).digest())
+def drawn(purpose: str, of: bytes) -> random.Random:
+    """A generator that is the same wherever and whenever it is asked for."""
+    return random.Random(blake2b(purpose.encode() + of, digest_size=8).digest())
 
 
 def told_seconds(candidate: Candidate) -> float:
     """A table that needs no machine: the cost model's time, with a spread."""
-    return cost_of(candidate.state).cycles / 3e9 * draw(candidate, "seconds").lognormvariate(0.0, SPREAD)
+    return cost_of(candidate.state).cycles / 3e9 * drawn("seconds", candidate.digest).lognormvariate(0.0, SPREAD)
 
 
 def planted(candidate: Candidate) -> tuple[str, str]:
-    """(where, fault) of a candidate that fails: while compiling or in its first run; ("", "") for one that does not."""
+    """(where, fault) of a candidate that fails: while compiling or in its first run; ("", "") for one that does not. The LINEAR decides:
+    candidates that have one in common are compiled once, whichever of them was lowered first."""
     if candidate.origin is Origin.HEURISTIC:
         return "", ""
-    at = draw(candidate, "fault").random()
+    at = drawn("fault", candidate.linear.encode()).random()
     for fault, share in SHARES:
         if at < share:
             return ("compile" if at < share / 2 else "run"), fault
