@@ -9,16 +9,17 @@ import math
 from collections.abc import Iterable, Iterator
 
 from svod.core.cost.cost_model import cost_of
-from svod.core.cost.memory_traffic import KEPT
 from svod.core.cost.sketch_ahead import ahead
 from svod.core.cost.sketch_contractions import contraction_sketches, inner_contraction
 from svod.core.cost.sketch_facts import (
+    bytes_of_arguments,
     contiguous_axes,
     extent_of,
     factors_of,
     is_constant,
     lane_amounts,
     name_of,
+    outgrows_caches,
     resolved,
     tile_amounts,
     try_opt,
@@ -37,7 +38,6 @@ _COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", 
 _MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
 _EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
 _STREAM_GAIN = 1.03            # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
-_SHARED = 32 << 20             # bytes of a last cache that may be free for one program: larger ones have many cores
 _SHORT_STRIDE = 0.15           # worth of an access every few elements along a vector axis, which wide loads and shuffles make
 TIE = 1.015                    # predictions this near each other say nothing
 _ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
@@ -76,10 +76,10 @@ def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
 
 
 def _streamed(state: Scheduler) -> Scheduler:
-    """STREAM where the second cache does not hold the output: neighbours share the last cache, and its free part is not known."""
-    output = resolved(state, state.kernel.output)
-    stored = state.kernel.params[output.store_slot].arg.size * output.stage.dtype.itemsize
-    return try_opt(state, "STREAM", output.stage.name) if stored > state.target.l2 and has_non_temporal_stores(state) else state
+    """STREAM where the caches do not keep the output, though the prediction does not gain: the free part of the last cache is not known."""
+    if not outgrows_caches(state) or not has_non_temporal_stores(state):
+        return state
+    return try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
 
 
 def _generate(state: Scheduler) -> Iterator[Scheduler]:
@@ -250,11 +250,8 @@ def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
 
 
 def _past_caches(state: Scheduler) -> Scheduler:
-    """STREAM where it changes how the output is stored and the prediction gains. What the caches hold stays there: the kernel that reads
-    it comes next."""
-    if _bytes_of_arguments(state) <= max(state.target.l2, KEPT * min(state.target.l3, _SHARED)) or not has_non_temporal_stores(state):
-        return state
-    past = try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
+    """STREAM where the prediction gains."""
+    past = _streamed(state)
     return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state
 
 
@@ -396,12 +393,7 @@ def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
 
 def _is_past_caches(state: Scheduler) -> bool:
     """Whether no cache holds the kernel's buffers."""
-    return _bytes_of_arguments(state) > max(state.target.l2, state.target.l3)
-
-
-def _bytes_of_arguments(state: Scheduler) -> int:
-    size: int = sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params)
-    return size
+    return bytes_of_arguments(state) > max(state.target.l2, state.target.l3)
 
 
 def _is_large(state: Scheduler) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from svod.core.cost.memory_traffic import KEPT
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.contraction import product_of, through_casts
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 
+_SHARED = 32 << 20  # bytes of a last cache that may be free for one program: larger ones have many cores
 _ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less than straight-line code
 
 
@@ -119,6 +121,17 @@ def bytes_of(state: Scheduler, s: int) -> int:
     for a in st.outs:
         total *= state.kernel.axes[a].extent
     return total
+
+
+def bytes_of_arguments(state: Scheduler) -> int:
+    size: int = sum(p.arg.size * p.dtype.itemsize for p in state.kernel.params)
+    return size
+
+
+def outgrows_caches(state: Scheduler) -> bool:
+    """Whether the caches lose the output of a run before it is read. Where they keep it, storing past them is fast for this kernel and slow
+    for the next one, which reads it; a kernel timed by itself shows the first and not the second."""
+    return bytes_of_arguments(state) > max(state.target.l2, KEPT * min(state.target.l3, _SHARED))
 
 
 def is_constant(state: Scheduler, s: int) -> bool:

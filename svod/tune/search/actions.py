@@ -13,7 +13,7 @@ This file decides which amounts are worth an attempt, not which are legal: an op
                     TILE, THREAD as above
     stages          STAGE at every loop and at the root, INLINE
     order           SWAP of two serial loops of one nest
-    output          STREAM where it is larger than the second-level cache
+    output          STREAM where the caches do not keep it
     vectors         LANES of each upcast axis
     groups          LOCAL, GROUP, GROUPTOP, SPLITK               threads and parts, where the target launches groups
                     PIPELINE of loops in which values are
@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from svod.core.cost.sketch_facts import bytes_of, rows_held
+from svod.core.cost.sketch_facts import outgrows_caches, rows_held
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt
@@ -165,10 +165,10 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
 
 
 def _placements(state: Any, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
-    """Where each stage may be placed, and non-temporal stores of outputs that are too large for the cache."""
+    """Where each stage may be placed, and non-temporal stores of outputs that the caches do not keep."""
     for s in state.kernel.stages:
         if s.is_output:
-            if bytes_of(state, s.index) > state.target.l2:
+            if outgrows_caches(state):
                 yield Opt("STREAM", s.name)
             continue
         yield Opt("INLINE", s.name)
