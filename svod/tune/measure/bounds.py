@@ -48,7 +48,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from svod.core.ir.dtype import dtypes
+from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.param import Param
 from svod.core.ir.uop import COMPARISONS, Ops, UOp
 from svod.tune.measure.value_ranges import ValueRange, range_of
@@ -141,6 +141,7 @@ class _Analysis:
         self.bounds: dict[UOp, ErrorBound] = {}
         self.sizes: dict[UOp, Magnitude] = {}
         self.ranges: dict[UOp, ValueRange] = {}
+        self.read_as: dict[int, DType] = {}
         self.infinite: set[UOp] = set()         # values that may be infinite though no operation overflows
 
     def _at_pole(self, v: UOp) -> UOp | None:
@@ -158,6 +159,7 @@ class _Analysis:
         return _add(relative, b.abs)
 
     def run(self, root: UOp) -> None:
+        self.read_as.update(read_as(root))
         for u in root.toposort():
             self.ranges[u] = range_of(u, self.ranges)
             if u.dtype.is_float and self._may_be_infinite(u):
@@ -189,6 +191,9 @@ class _Analysis:
         if u.op is Ops.LOAD:
             return self._load_size(u)
         src = [self.sizes[s] for s in u.src]
+        if u.op is Ops.BITCAST:
+            load = u.src[0]
+            return float(self.integers) if load.op is Ops.LOAD and load.src[0].src[0].arg.slot in self.read_as else None
         if u.op is Ops.REDUCE:
             return self._reduce_size(u, src)
         if u.op in (Ops.STAGE, Ops.INDEX, Ops.GEP, Ops.NEG, Ops.ABS, Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.ROUND):
@@ -576,6 +581,17 @@ def terms(reduce: UOp) -> int:
     for r in reduce.src[reduce.arg[1]:]:
         n *= int(r.src[0].arg)
     return n
+
+
+def read_as(ast: UOp) -> dict[int, DType]:
+    """By slot, the float dtype as which a kernel reads the bits of a parameter of integers, where it reads them as nothing else: NumPy has
+    no bfloat16, so its users pass the bits as uint16."""
+    dtypes_of: dict[int, set[DType]] = {}
+    for u in ast.toposort():
+        for s in u.src:
+            if s.op is Ops.LOAD and s.dtype.is_int:
+                dtypes_of.setdefault(s.src[0].src[0].arg.slot, set()).add(u.dtype if u.op is Ops.BITCAST else s.dtype)
+    return {slot: next(iter(found)) for slot, found in dtypes_of.items() if len(found) == 1 and all(d.is_float for d in found)}
 
 
 def error_bounds(ast: UOp, integers: int | None = None, significand: int = 0) -> list[UOp | None]:

@@ -40,7 +40,7 @@ from svod.core.schedule.regions import regions_of
 from svod.core.spec.evaluate import MATMUL_GAIN, evaluate, evaluate_points, store_addresses, store_extents
 from svod.core.spec.values import Array, from_float, to_float
 from svod.system.quantities import percent
-from svod.tune.measure.bounds import error_bounds, may_be_undecidable
+from svod.tune.measure.bounds import error_bounds, may_be_undecidable, read_as
 from svod.tune.measure.measurer import Verification
 
 GUARD = 4096                     # bytes before and after each buffer: more than any vector store reaches
@@ -163,9 +163,11 @@ def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vm
 
 
 def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
-    """What each slot holds, in memory form: drawn from the set's seed, poison in outputs that the kernel does not read."""
+    """What each slot holds, in memory form: drawn from the set's seed, poison in outputs that the kernel does not read. Integers whose bits
+    are read as floats hold the bits of floats."""
     divides = any(u.op in (Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR) and u.dtype != dtypes.index for u in kernel.ast.toposort())
     read = {u.src[0].src[0].arg.slot for u in kernel.ast.walk(Ops.LOAD)}
+    bits_of = read_as(kernel.ast)
     contents = []
     for p in kernel.params:
         rng = np.random.default_rng((inputs.seed, p.arg.slot))
@@ -173,7 +175,7 @@ def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
         if p.arg.slot in kernel.outs and p.arg.slot not in read:
             part = np.full(min(drawn, BLOCK) * p.dtype.itemsize, _poison_bytes(p.dtype), np.uint8).view(to_numpy(p.dtype))
         else:
-            part = draw(p.dtype, drawn, inputs, rng, p.arg.vmin, p.arg.vmax, divides)
+            part = draw(bits_of.get(p.arg.slot, p.dtype), drawn, inputs, rng, p.arg.vmin, p.arg.vmax, divides).view(to_numpy(p.dtype))
         contents.append(Repeated(part, p.arg.size))
     return contents
 

@@ -192,6 +192,27 @@ def test_gathered_indices_stay_inside_their_table() -> None:
     assert index.max() == 6
 
 
+@pytest.mark.parametrize("dtype", [dtypes.bfloat16, dtypes.float16])
+def test_bits_that_are_read_as_floats_are_those_of_floats(dtype: DType) -> None:
+    """Integers of a few bits would be numbers next to 0, whose products nothing tells from 0."""
+    n = 23
+    i, r = axis(0, 5), axis(1, n)
+    a, b = (UOp(Ops.BITCAST, dtype, (load(param(slot, 5 * n, dtypes.uint16), i * n + r),)).cast(dtypes.float32) for slot in (1, 2))
+    k = kernel(store(param(0, 5), i, reduce(a * b, "ADD", r), i))
+    reference = Reference(k)
+    [integers, reals] = (reference.expected(number)[0] for number in range(2))
+    assert integers.tolerance is None and np.any(integers.want != 0), "small integers are exact, whatever their bits are called"
+    assert reals.tolerance is not None and np.all(reals.tolerance < 1e-4 * np.abs(reals.want).max())
+
+    def without(skipped: int) -> Callable[[Arrays], None]:
+        def run(arrays: Arrays) -> None:
+            x, y = (to_float(values.view(to_numpy(dtype)).reshape(5, n), dtype).astype(np.float64) for values in arrays[1:])
+            arrays[0][:] = (x * y)[:, :n - skipped].sum(1)
+        return run
+    assert check(k, without(0))[0]
+    assert check(k, without(1))[0] is False
+
+
 @pytest.mark.parametrize("op", [Ops.LOG, Ops.SQRT])
 def test_inputs_are_drawn_where_the_reference_is_finite(op: Ops) -> None:
     y, x = param(0, 200), param(1, 200)
