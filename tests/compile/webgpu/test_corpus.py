@@ -31,15 +31,16 @@ CHAINS = 1                  # per kernel
 MOST_INSTRUCTIONS = 2500    # the driver compiles about ten thousand a second
 
 
-def run(program: Program, target: Target, args: list[Array], values: dict[str, int] | None = None) -> list[Array]:
-    """The arguments after one run of a program on the device."""
+def run(kernel: Kernel, program: Program, target: Target, args: list[Array], values: dict[str, int] | None = None) -> list[Array]:
+    """The arguments after one run of a kernel's program on the device."""
     pair = backend_named("WEBGPU").compilers[0]
     code = pair.load(pair.binary_of(program, target), program.spec)
     arrays = []
     for array in args:
         arrays.append(aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype))
         arrays[-1][:] = array
-    plan = ExecutionPlan.of_kernel(program.spec, code, arrays, device="WEBGPU")
+    constants = [p.arg.slot for p in kernel.params if p.arg.constant]
+    plan = ExecutionPlan.of_kernel(program.spec, code, arrays, constants=constants, device="WEBGPU")
     plan.execute(**(values or {}))
     return arrays
 
@@ -68,7 +69,7 @@ def test_random_chains(name: str, webgpu: Target, ran: Counter[str]) -> None:
             continue
         try:
             args = case.fresh()
-            case.check(run(program, webgpu, args), "WebGPU")
+            case.check(run(case.kernel, program, webgpu, args), "WebGPU")
         except Exception as e:
             raise AssertionError(f"{name}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
         ran.update(ran=1, groups=any(p.block > 1 for p in program.spec.phases))
@@ -92,7 +93,7 @@ def test_extents_that_depend_on_variables(name: str, webgpu: Target) -> None:
         numbers = np.random.default_rng(seed)
         args = [draw(p.dtype, p.arg.size, numbers, p.arg.vmin, p.arg.vmax) for p in kernel.params]
         want, = evaluate(kernel.ast, args, values)
-        got = run(program, webgpu, args, values)[kernel.outs[0]]
+        got = run(kernel, program, webgpu, args, values)[kernel.outs[0]]
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=f"{values}: {[o.to_json() for o in state.applied_opts]}")
         ran += 1
     assert ran
