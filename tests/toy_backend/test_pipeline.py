@@ -10,6 +10,7 @@ import pytest
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
+from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -22,6 +23,7 @@ from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
 from tests.toy_backend.test_shared import TILED, ops, run
 
+BULK = replace(TOY, has_bulk_copies=True)
 WITHOUT = replace(TOY, has_async_copies=False)
 
 
@@ -32,6 +34,25 @@ def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -
     """Whole and cut tiles, more buffers than iterations, a remainder behind the loop."""
     program = run(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], target)
     assert ("COPY_ASYNC" in ops(program)) == target.has_async_copies
+
+
+@pytest.mark.parametrize("buffers", [2, 3])
+@pytest.mark.parametrize(("extents", "bulk"), [((16, 32, 32), True), ((8, 16, 16), True), ((16, 32, 64), True), ((17, 33, 30), False),
+                                               ((9, 17, 70), False)])
+def test_rows_in_bulk(extents: tuple[int, int, int], bulk: bool, buffers: int) -> None:
+    program = run(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], BULK)
+    assert ("COPY_BULK" in ops(program)) == bulk and ("COPY_ASYNC" in ops(program)) != bulk
+
+
+@pytest.mark.parametrize("op", ["BULK_BEGIN", "COPY_BULK", "BULK_WAIT", "BARRIER"])
+def test_what_is_missing_of_bulk_copies_is_found(op: str) -> None:
+    program = lower(apply_opts(Scheduler(Kernel(gemm(16, 32, 64)), BULK), [Opt.from_json(o) for o in [*TILED, ["PIPELINE", "r0", 2]]]))
+    code = tuple(Instruction("COMMIT", dtypes.void, 1, (), None) if i.op == op else i for i in program.code[0])
+    case = Case(Kernel(gemm(16, 32, 64)))
+    args = case.fresh()
+    with pytest.raises((CompileError, AssertionError)), np.errstate(all="ignore"):
+        run_program(replace(program, code=(code,)), args, seed=1)
+        case.check(args, "toy device")
 
 
 def test_one_barrier_an_iteration() -> None:

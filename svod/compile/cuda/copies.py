@@ -5,6 +5,12 @@
     … at an address that is not known to be a multiple of as many bytes       a load and a store
     … where `inside` is false                 a store of zeros
     COMMIT, WAIT                              cp.async.commit_group, cp.async.wait_group
+    BULK_BEGIN, BULK_END                      mbarrier.init and inval of each buffer's, by the first thread
+    COPY_BULK                                 mbarrier.arrive.expect_tx with the bytes of a row, cp.async.bulk
+    BULK_WAIT                                 mbarrier.try_wait.parity until it holds
+
+A thread that arrives tells how many bytes it expects, so that a barrier's phase ends when as many threads have arrived as there are rows,
+and the bytes of all of them.
 """
 from __future__ import annotations
 
@@ -66,9 +72,26 @@ _COPY = re.compile(r"  call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.
                    r"\((ptr addrspace\(3\) %\w+), (ptr addrspace\(1\) %\w+)\)")
 
 
+SHARED = "ptr addrspace(3)"
+EXPECT = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
+BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [$0];"
+TRY = "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.b32 $0, 1, 0, p; }"
+PROXY_FENCE = "fence.proxy.async.shared::cta;"
+MEMCPY = "llvm.memcpy.p3.p1.i64"
+_ROW = re.compile(r'  call void asm sideeffect "' + re.escape(EXPECT) + r'".*\n  call void asm sideeffect "' + re.escape(BULK)
+                  + r'", "[^"]*"\((ptr addrspace\(3\) %\w+), (ptr addrspace\(1\) %\w+), i32 (\d+), (ptr addrspace\(3\) %\w+)\)')
+
+
 def by_bytes(source: str) -> str:
     """The text with asynchronous copies as loads and stores, from addresses that are a multiple of nothing."""
     numbers = iter(range(source.count(PREFIX)))
+
+    def row(m: re.Match[str]) -> str:
+        arrived = f'  call void asm sideeffect "{ARRIVE}", "l,~{{memory}}"({m[4]})'
+        return f"  call void @{MEMCPY}({m[1]}, {m[2]}, i64 {m[3]}, i1 false)\n{arrived}"
+    if EXPECT in source:
+        source = f"declare void @{MEMCPY}(ptr addrspace(3), ptr addrspace(1), i64, i1)\n" + _ROW.sub(row, source)
 
     def one(m: re.Match[str]) -> str:
         n = next(numbers)
@@ -86,4 +109,62 @@ def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     w.lines.append(f"  call void @{PREFIX}wait.group(i32 {arg})")
 
 
-HANDLERS: dict[str, Handler] = {"COPY_ASYNC": _copy, "COMMIT": _commit, "WAIT": _wait}
+def _of_first(w: Writer, body: Callable[[], None]) -> None:
+    """What the first thread of a block does alone."""
+    register = "llvm.nvvm.read.ptx.sreg.tid.x"
+    w.declared.add(f"declare i32 @{register}()")
+    first, alone, behind = w.temp(f"icmp eq i32 {w.temp(f'call i32 @{register}()')}, 0"), w.fresh_label("first"), w.fresh_label("behind")
+    w.lines.append(f"  br i1 {first}, label %{alone}, label %{behind}")
+    w.label(alone)
+    body()
+    w.lines.append(f"  br label %{behind}")
+    w.label(behind)
+
+
+def _in_shared(w: Writer, address: str) -> str:
+    return w.temp(f"addrspacecast ptr {address} to {SHARED}")
+
+
+def _counts(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    begins = w.code[i].op == "BULK_BEGIN"
+    name = f"llvm.nvvm.mbarrier.{'init' if begins else 'inval'}.shared"
+    w.declared.add(f"declare void @{name}({SHARED}{', i32' * begins})")
+
+    def each() -> None:
+        for k in range(arg[0] if begins else arg):
+            count = _in_shared(w, w.temp(f"getelementptr i64, ptr {w.value[src[0]]}, i64 {k}"))
+            w.lines.append(f"  call void @{name}({SHARED} {count}{f', i32 {arg[1]}' if begins else ''})")
+        if begins:
+            w.lines.append(f'  call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
+    _of_first(w, each)
+
+
+def _copy_row(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    to, to_index, source, index, stores, counts, number = src
+    nbytes = lanes * dtype.itemsize
+    places = address_of(w, to, to_index, arg[0]), address_of(w, source, index, arg[1]), address_of(w, counts, number, 0)
+
+    def copied() -> None:
+        target, count = _in_shared(w, places[0]), _in_shared(w, places[2])
+        origin = w.temp(f"addrspacecast ptr {places[1]} to ptr addrspace(1)")
+        w.lines += [f'  call void asm sideeffect "{EXPECT}", "l,r,~{{memory}}"({SHARED} {count}, i32 {nbytes})',
+                    f'  call void asm sideeffect "{BULK}", "l,l,r,l,~{{memory}}"'
+                    f"({SHARED} {target}, ptr addrspace(1) {origin}, i32 {nbytes}, {SHARED} {count})"]
+    _either(w, stores, copied, lambda: None)
+
+
+def _wait_rows(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    counts, number, parity = src
+    count = _in_shared(w, address_of(w, counts, number, 0))
+    value = w.value[parity]
+    wanted = value if w.code[parity].dtype.bits == 32 else w.temp(f"trunc i64 {value} to i32")
+    again, behind = w.fresh_label("wait"), w.fresh_label("behind")
+    w.lines.append(f"  br label %{again}")
+    w.label(again)
+    done = w.temp(f'call i32 asm sideeffect "{TRY}", "=r,l,r,~{{memory}}"({SHARED} {count}, i32 {wanted})')
+    w.lines.append(f"  br i1 {w.temp(f'icmp eq i32 {done}, 0')}, label %{again}, label %{behind}")
+    w.label(behind)
+
+
+HANDLERS: dict[str, Handler] = {"COPY_ASYNC": _copy, "COMMIT": _commit, "WAIT": _wait, "BULK_BEGIN": _counts, "BULK_END": _counts,
+                                "COPY_BULK": _copy_row, "BULK_WAIT": _wait_rows}

@@ -26,13 +26,18 @@ SPECIAL: dict[str, str] = {
     **{f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}{kind}.b16.p3": "ldmatrix" for n in (1, 2, 4) for kind in ("", ".trans")},
     **{f"llvm.nvvm.cp.async.{what}": "cp.async" for what in ("commit.group", "wait.group", *(
         f"{kind}.shared.global.{n}" for kind, n in (("ca", 4), ("ca", 8), ("cg", 16))))},
+    **{f"llvm.nvvm.mbarrier.{what}.shared": "tma" for what in ("init", "inval")},
+    "llvm.memcpy.p3.p1.i64": "tma",
     **{dot.llvm: dot.features[0] for dot in DOTS.values() if dot.fragments and dot.llvm},
 }
 """NVIDIA's: name → what the architecture must have, by the names of `Architecture.features`; "": all have it."""
 
 ASSEMBLY: dict[str, str] = {
     r"\.reg \.pred p|setp\.eq\.u32 p, 0, 0": "",
-    r"fence\.proxy\.async\.shared::cta|wgmma\.(?:fence|commit_group)\.sync\.aligned|wgmma\.wait_group\.sync\.aligned 0": "wgmma",
+    r"fence\.proxy\.async\.shared::cta|mbarrier\.arrive\.(?:expect_tx\.)?shared::cta\.b64 _, \[\$0\](?:, \$1)?": "tma",
+    r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes \[\$0\], \[\$1\], \$2, \[\$3\]": "tma",
+    r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[\$1\], \$2|selp\.b32 \$0, 1, 0, p": "tma",
+    r"wgmma\.(?:fence|commit_group)\.sync\.aligned|wgmma\.wait_group\.sync\.aligned 0": "wgmma",
     r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(bf16|f16)\.\1 \{[$\d, ]+\}, \$\d+, \$\d+, p, 1, 1, [01], [01]": "wgmma",
     r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8 \{[$\d, ]+\}, \$\d+, \$\d+, p": "wgmma",
 }

@@ -11,6 +11,7 @@
     LOADMATRIX, MMA                           ldmatrix, mma.sync (matrix.py)
     MMASHARED                                 wgmma (warpgroup.py)
     COPY_ASYNC, COMMIT, WAIT                  cp.async (copies.py)
+    COPY_BULK, BULK_WAIT                      cp.async.bulk, mbarrier
 
 A phase whose groups are one thread has independent iterations: `PACKED` of them run as one block. Pointers are generic in the text; LLVM
 infers what they point to. An access is as wide as the alignment of its address allows, up to 16 bytes, and one that is masked off stands

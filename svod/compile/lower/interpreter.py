@@ -169,6 +169,14 @@ _INDEX_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+class BulkBuffer:
+    """A buffer that rows are copied into. `filled`: how often all of them have come."""
+
+    def __init__(self, expected: int):
+        self.expected, self.filled = expected, 0
+        self.copies: list[Step] = []    # those under way
+
+
 class ThreadState(NamedTuple):
     """What a thread of a group that waits has of its own."""
 
@@ -196,6 +204,7 @@ class PhaseInterpreter:
         self.scratch_areas, self.shared_areas = _areas(code, "SCRATCH", self.scratch), _areas(code, "SHARED", self.shared)
         self.begin = self.end = self.thread = 0
         self.copies: list[list[Step]] = [[]]    # asynchronous copies of the thread that runs, those committed together; the last are open
+        self.rows: list[BulkBuffer] = []        # asynchronous copies of rows of the group that runs, by buffer
         self.sent: dict[int, Any] = {}          # per thread what it has given to others since they last went on
         self.received: dict[int, Any] = {}      # and before
         self.steps: Body = []
@@ -280,6 +289,8 @@ class PhaseInterpreter:
                 nest[-1].append(self.loop(src[0], body, src[1:]))
             elif op == "BARRIER":
                 nest[-1].append(self.barrier(i, tuple(open_loops)))
+            elif op == "BULK_WAIT":
+                nest[-1].append(self.bulk_wait(i, tuple(open_loops)))
             elif op in TOGETHER:
                 nest[-1].append(self.exchange(i, tuple(open_loops)))
             elif (step := self.step(i)) is not None:
@@ -421,6 +432,8 @@ class PhaseInterpreter:
             return self.store(i)
         elif op in ("COPY_ASYNC", "COMMIT", "WAIT"):
             return self.copy_async(i)
+        elif op in ("BULK_BEGIN", "COPY_BULK", "BULK_END"):
+            return self.copy_bulk(i)
         elif op in LOADS_OPS:
             return self.load(i)
         elif op != "PREFETCH":      # changes no value
@@ -571,6 +584,53 @@ class PhaseInterpreter:
                 to.array[where] = source.array[here] if inside else unhold(np.zeros(lanes, held_dtype(dtype)), dtype)
             self.copies[-1].append(end)
         return begin
+
+    def copy_bulk(self, i: int) -> Step:
+        """Rows are copied as late as they may be: when a thread waits for the buffer of which they are a part."""
+        op, _, lanes, src, arg = self.code[i]
+        regs, elements = self.regs, np.arange(lanes)
+        if op != "COPY_BULK":
+            def all_of_them() -> None:
+                if self.thread == 0:
+                    if any(buffer.copies for buffer in self.rows):
+                        raise self.failed(i, "copies are under way")
+                    self.rows = [BulkBuffer(arg[1]) for _ in range(arg[0])] if op == "BULK_BEGIN" else []
+            return all_of_them
+        to, source = regs[src[0]], regs[src[2]]
+
+        def begin() -> None:
+            if not bool(np.all(regs[src[4]])):
+                return
+            where, number = regs[src[1]] + arg[0] + elements, regs[src[6]]
+            if where[0] < 0 or where[-1] >= to.size:
+                raise self.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
+            if not 0 <= number < len(self.rows):
+                raise self.failed(i, f"buffer {number} of {len(self.rows)}")
+            self.in_flight(i, to, where)
+            here, began = self.checked(i, source, regs[src[3]] + arg[1] + elements, None, False), self.thread
+
+            def end() -> None:
+                waits, self.thread = self.thread, began
+                self.touched(i, to, where, True)
+                self.thread = waits
+                to.array[where] = source.array[here]
+            self.rows[number].copies.append(end)
+        return begin
+
+    def bulk_wait(self, i: int, loops: tuple[int, ...]) -> Pause:
+        _, number, parity = self.code[i].src
+
+        def wait() -> Iterator[Barrier]:
+            yield Barrier(i, tuple([self.regs[head] for head in loops]), False)
+            buffer = self.rows[self.regs[number]]
+            if len(buffer.copies) == buffer.expected:
+                for copy in buffer.copies:
+                    copy()
+                buffer.copies.clear()
+                buffer.filled += 1
+            if buffer.filled % 2 == self.regs[parity]:
+                raise self.failed(i, f"waits for ever: {len(buffer.copies)} of {buffer.expected} copies have begun")
+        return Pause(wait)
 
     def tile_memory(self, i: int) -> Step:
         op, dtype, lanes, src, (offset, rows, stride) = self.code[i]

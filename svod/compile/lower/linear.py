@@ -26,7 +26,8 @@ BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
 POINTERS = frozenset({"ARG", "TEMP", "SCRATCH", "SHARED"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
 STORE_OPS = frozenset({"STORE", "STORES", "SCATTER"})
-NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT"}
+BULK_OPS = frozenset({"BULK_BEGIN", "COPY_BULK", "BULK_WAIT", "BULK_END"})    # rows on their way to shared memory, counted there
+NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT", *BULK_OPS}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 HELD_OPS = frozenset({"LOADMATRIX", "MMA", "MMASHARED"})      # on tiles that the threads of one or several subgroups hold together
 TOGETHER = HELD_OPS | {"SHFL_XOR"}               # of the threads of a subgroup
@@ -161,6 +162,26 @@ class _PhaseCheck:
         self.require(self.code[src[2]][:2] == ("ARG", dtype), f"operand %{src[2]} is no argument of {dtype.name}")
         self.require(lanes * dtype.itemsize in (4, 8, 16), "copies 4, 8 or 16 bytes")
         for s, of in ((src[1], INDEX), (src[3], INDEX), (src[4], BOOL), (src[5], BOOL)):
+            self.operand(s, of, 1, "operand")
+        self.require(isinstance(arg, tuple) and len(arg) == 2 and all(isinstance(n, int) for n in arg), "the arg is two offsets")
+
+    def copy_bulk(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        counts = src[-2:] if op == "COPY_BULK" else src
+        self.require(len(src) == {"COPY_BULK": 7, "BULK_WAIT": 3}.get(op, 1), "has another number of operands")
+        self.require(self.code[counts[0]][:2] == ("SHARED", dtypes.int64), f"operand %{counts[0]} is no pointer to int64 in shared memory")
+        for s in counts[1:]:
+            self.operand(s, INDEX, 1, "operand")
+        if op != "COPY_BULK":
+            self.require((dtype, lanes) == (dtypes.void, 1), "has no type")
+            pair = isinstance(arg, tuple) and len(arg) == 2 and all(isinstance(n, int) and n > 0 for n in arg)
+            self.require(pair if op == "BULK_BEGIN" else isinstance(arg, int) and arg > 0 if op == "BULK_END" else arg is None,
+                         "the arg is how many buffers there are, and how many copies fill one")
+            self.runs_together()
+            return
+        self.require(self.code[src[0]][:2] == ("SHARED", dtype), f"operand %{src[0]} is no pointer to {dtype.name} in shared memory")
+        self.require(self.code[src[2]][:2] == ("ARG", dtype), f"operand %{src[2]} is no argument of {dtype.name}")
+        self.require(lanes * dtype.itemsize % 16 == 0, "copies multiples of 16 bytes")
+        for s, of in ((src[1], INDEX), (src[3], INDEX), (src[4], BOOL)):
             self.operand(s, of, 1, "operand")
         self.require(isinstance(arg, tuple) and len(arg) == 2 and all(isinstance(n, int) for n in arg), "the arg is two offsets")
 
@@ -372,6 +393,7 @@ _CHECKS: dict[str, Check] = {
         (("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"), _PhaseCheck.lanes_and_types), (("CONST", "VCONST"), _PhaseCheck.constant),
         (POINTERS, _PhaseCheck.pointer), (("BARRIER",), _PhaseCheck.barrier),
         (("SHFL_XOR",), _PhaseCheck.exchange), (HELD_OPS, _PhaseCheck.held), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async),
+        (BULK_OPS, _PhaseCheck.copy_bulk),
         (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
         ({o.value for o in TRANSCENDENTAL}, _PhaseCheck.transcendental))
     for op in ops

@@ -3,6 +3,7 @@
     ptr addrspace(3), addrspacecast            ptr, the same pointer
     call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
     cp.async                                   noted, and done when the thread waits for it; a thread that ends without is an error
+    cp.async.bulk                              noted with its mbarrier, and done when a thread waits for the end of its phase
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
     assembly with wgmma                        the same, of the threads of a warpgroup
 
@@ -32,11 +33,14 @@ Array = np.ndarray[Any, Any]
 WORDS = 384             # of a thread's context: registers 0…7, why it waits 8 and 9, operands and results from 16 on
 OPERANDS = 16
 REGISTERS = {"tid.x": 0, "ctaid.x": 1, "ctaid.y": 2, "nctaid.x": 3}
+TRY_WAIT = "mbarrier.try_wait.parity"
 BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
 WARPGROUP = 128
 NAN = 0x7FC0_7FC0       # NaN as float32, and as two bfloat16
 _CALL = re.compile(r"\s*(?:(%\S+) = )?call (.+?) @(llvm\.nvvm\.[\w.]+)\((.*)\)$")
 _ASSEMBLY = re.compile(r'\s*(%\S+) = call (.+?) asm sideeffect "\{ \.reg \.pred p; setp\.eq\.u32 p, 0, 0; (wgmma.*)\}", "[^"]*"\((.*)\)$')
+_BULK = re.compile(r'\s*(?:(%\S+) = )?call (?:void|i32) asm sideeffect "((?:mbarrier|cp\.async\.bulk|\{ \.reg \.pred p; mbarrier)[^"]*)", '
+                   r'"[^"]*"\((.*)\)$')
 _WIDTH = {"i32": 4, "float": 4, "i64": 8, "ptr": 8, "<2 x half>": 4, "ptr addrspace(3)": 8, "ptr addrspace(1)": 8}
 _BFLOAT = re.compile(r"\s*(%\S+) = fptrunc (<(\d+) x float>|float) (\S+) to (<\d+ x bfloat>|bfloat)$")
 _SPACE = re.compile(r"= addrspacecast ptr(?: addrspace\(\d\))? (\S+) to ptr(?: addrspace\(\d\))?$")
@@ -69,6 +73,8 @@ declare ptr @aligned_alloc(i64, i64)
 declare void @free(ptr)
 declare void @emulated_copy(ptr, ptr, ptr, i32)
 declare void @emulated_wait(ptr, i32)
+declare void @emulated_count(ptr, i32)
+declare void @emulated_row(ptr, ptr, i32, ptr)
 """
 
 
@@ -100,9 +106,65 @@ def _waited(thread: int, number: int) -> None:
     del own[:done]
 
 
+class Counted:
+    """An mbarrier: the arrivals of a phase, those to come, bytes to come, the number of the phase, and copies under way."""
+
+    def __init__(self, arrivals: int):
+        self.arrivals = self.to_come = arrivals
+        self.nbytes = self.phase = 0
+        self.rows: list[tuple[int, int, int]] = []
+
+    def has_ended(self, parity: int) -> bool:
+        """Whether the phase of a parity has. What is under way arrives now, no sooner."""
+        if self.to_come == 0:
+            for to, source, nbytes in self.rows:
+                ctypes.memmove(to, source, nbytes)
+                self.nbytes -= nbytes
+            self.rows.clear()
+            if self.nbytes == 0:
+                self.to_come, self.phase = self.arrivals, self.phase + 1
+        return self.phase % 2 != parity
+
+
+INIT, INVALIDATE, ARRIVED = -1, -2, -3        # what `_counted` is told beside bytes: INIT with the arrivals further below
+_counts: dict[int, Counted] = {}              # mbarriers by address
+
+
+def _counted(at: int, number: int) -> None:
+    """arrive.expect_tx of so many bytes where the number is not negative, arrive, inval, or init of ARRIVED - number arrivals."""
+    if at % 8:
+        _faults.append("an mbarrier at an address that is no multiple of 8")
+    if number < ARRIVED:
+        if at in _counts:
+            _faults.append("an mbarrier is made twice")
+        _counts[at] = Counted(ARRIVED - number)
+    elif at not in _counts:
+        _faults.append("there is no mbarrier")
+    elif number == INVALIDATE:
+        if _counts.pop(at).rows:
+            _faults.append("an mbarrier goes while rows are under way")
+    else:
+        count = _counts[at]
+        count.to_come -= 1
+        count.nbytes += max(0, number)
+        if count.to_come < 0:
+            _faults.append("more arrive at an mbarrier than it expects")
+
+
+def _row(to: int, source: int, nbytes: int, at: int) -> None:
+    if to % 16 or source % 16 or nbytes % 16:
+        _faults.append(f"cp.async.bulk of {nbytes} bytes, which or whose addresses are no multiples of 16")
+    if at not in _counts:
+        _faults.append("there is no mbarrier")
+    else:
+        _counts[at].rows.append((to, source, nbytes))
+
+
 _STARTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(_started)
 _WAITED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(_waited)
-for _name, _function in (("emulated_copy", _STARTED), ("emulated_wait", _WAITED)):
+_COUNTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(_counted)
+_ROW = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)(_row)
+for _name, _function in (("emulated_copy", _STARTED), ("emulated_wait", _WAITED), ("emulated_count", _COUNTED), ("emulated_row", _ROW)):
     llvm.add_symbol(_name, ctypes.cast(_function, ctypes.c_void_p).value)
 
 
@@ -119,6 +181,8 @@ class _Rewriter:
         self.symbol = ""
         self.renamed: dict[str, str] = {}       # block → the last block that it was cut into
         self.block = ""
+        ir = ir.replace("llvm.memcpy.p3.p1.i64(ptr addrspace(3), ptr addrspace(1)", "llvm.memcpy.p0.p0.i64(ptr, ptr")
+        ir = ir.replace("llvm.memcpy.p3.p1.i64", "llvm.memcpy.p0.p0.i64")
         functions = re.split(r"(?m)^(?=define )", ir)
         head = [line for line in functions[0].splitlines() if not line.startswith("declare") or "llvm.nvvm" not in line]
         self.text = "\n".join([_DECLARATIONS, *map(self._global, head), *map(self._function, functions[1:])])
@@ -164,6 +228,8 @@ class _Rewriter:
             self.lines.append(line)
         elif (call := _CALL.match(line) or _ASSEMBLY.match(line)) is not None:
             self._call(*call.groups())
+        elif (bulk := _BULK.match(line)) is not None:
+            self._bulk(bulk[2], re.sub(r" addrspace\(\d\)", "", bulk[3]), bulk[1])
         elif "asm sideeffect \"fence.proxy.async.shared::cta;\"" in line:
             pass
         elif (memory := _SCRATCH.match(line)) is not None:
@@ -193,6 +259,10 @@ class _Rewriter:
             bits, up = self._name(), self._name()
             self.lines += [f"  {bits} = bitcast {operands} to i32", f"  {up} = add i32 {bits}, 4096", f"  {result} = and i32 {up}, -8192"]
             return
+        if name.startswith("llvm.nvvm.mbarrier."):
+            at, *arrivals = operands.replace(" addrspace(3)", "").split(", i32 ")
+            self.lines.append(f"  call void @emulated_count({at}, i32 {ARRIVED - int(arrivals[0]) if arrivals else INVALIDATE})")
+            return
         values = [v.rsplit(" ", 1) for v in re.split(r", (?![^<{]*[>}])", operands)] if operands else []
         for kind, value in values:
             kind = kind.strip()
@@ -206,6 +276,15 @@ class _Rewriter:
         self.renamed[self.block] = resumed
         if result:
             self.lines.append(f"  {result} = load {type_}, ptr {self._word(OPERANDS)}, align 4")
+
+    def _bulk(self, assembly: str, operands: str, result: str | None) -> None:
+        """Assembly with mbarriers."""
+        if "try_wait" in assembly:
+            self._call(result, "i32", TRY_WAIT, operands)
+        elif assembly.startswith("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"):
+            self.lines.append(f"  call void @emulated_row({operands})")
+        else:
+            self.lines.append(f"  call void @emulated_count({operands if 'expect_tx' in assembly else f'{operands}, i32 {ARRIVED}'})")
 
     def _copy(self, name: str, operands: str) -> None:
         """A call of the host's `_started`, `_committed` or `_waited`."""
@@ -283,6 +362,8 @@ class Emulated:
         contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
         contexts[:, 0] = np.arange(block)
         contexts[:, 1:4] = place
+        for left in (_copies, _counts, _faults):        # by a block with a fault
+            left.clear()
         self.shared_at = memory     # where shared memory begins
         base = contexts.ctypes.data
         handles = [0] * block
@@ -298,6 +379,10 @@ class Emulated:
             _resume(handle, 1)
         under_way = any(group for own in _copies.values() for group in own)
         _copies.clear()
+        under_way |= any(count.rows for count in _counts.values())
+        if _counts:
+            _faults.append("an mbarrier is left in shared memory")
+        _counts.clear()
         if _faults or under_way:
             raise DeviceFault(_faults.pop() if _faults else "a thread ends while its copies are under way")
 
@@ -314,12 +399,14 @@ class Emulated:
     def _meet(self, waiting: list[int], contexts: Array, handles: Sequence[int]) -> list[int]:
         """The threads that go on: those of a warp that have all arrived at what it does together, else all, at a barrier."""
         alive = set(waiting)
-        ready: list[int] = []
+        ready = self._at_mbarriers(waiting, contexts)
+        if ready:
+            return ready
         for first in range(0, len(handles), WARP):
             warp = [t for t in range(first, min(first + WARP, len(handles))) if t in alive]
             sites = {int(contexts[t, 8]) for t in warp}
             names = {self.sites[s] for s in sites}
-            if not warp or (names == {BARRIER} and len(sites) == 1):
+            if not warp or (len(names) == 1 and names <= {BARRIER, TRY_WAIT} and len(sites) == 1):
                 continue
             if any(name.startswith("wgmma") for name in names):
                 if first % WARPGROUP == 0:
@@ -331,6 +418,8 @@ class Emulated:
             ready += warp
         if ready:
             return ready
+        if any(self.sites[int(contexts[t, 8])] == TRY_WAIT for t in waiting):
+            raise DeviceFault("threads wait for ever at an mbarrier")
         if any(self.sites[int(contexts[t, 8])].startswith("wgmma") for t in waiting):
             raise DeviceFault("some threads of a warpgroup wait at wgmma, others elsewhere")
         if len({int(contexts[t, 8]) for t in waiting}) > 1 or len(waiting) < len(handles):
@@ -338,6 +427,19 @@ class Emulated:
                               f"{len({int(contexts[t, 8]) for t in waiting})} places")
         return waiting
 
+    def _at_mbarriers(self, waiting: list[int], contexts: Array) -> list[int]:
+        """The threads for which a phase of an mbarrier has ended."""
+        ready = []
+        for t in waiting:
+            if self.sites[int(contexts[t, 8])] == TRY_WAIT:
+                low, high, parity = (int(word) for word in contexts[t, OPERANDS:OPERANDS + 3])
+                count = _counts.get(low | high << 32)
+                if count is None:
+                    raise DeviceFault("a thread waits where there is no mbarrier")
+                if count.has_ended(parity):
+                    contexts[t, OPERANDS] = 1
+                    ready.append(t)
+        return ready
 
     def _warpgroup(self, first: int, alive: set[int], contexts: Array) -> list[int]:
         """The threads of a warpgroup, if all are at the same wgmma; their results are in their contexts."""

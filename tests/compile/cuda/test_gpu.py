@@ -26,6 +26,7 @@ from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, KernelOptError
 from tests.agreement import Case
+from tests.compile.cuda.test_bulk import BF16, ROWS
 from tests.compile.cuda.test_core_suite import SMALL, check_case
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
@@ -95,6 +96,17 @@ def test_matrix_instructions(name: str, transposed: bool, gpu: Device) -> None:
                 except KernelOptError:      # fewer tiles than that
                     continue
             check(gpu, case, state)
+
+
+def test_rows_in_bulk(gpu: Device) -> None:
+    target = target_of(gpu)
+    if not target.has_bulk_copies:
+        pytest.skip(f"{target.cpu} has no cp.async.bulk")
+    for buffers in (2, 3):
+        kernel = gemm(128, 128, 32 * 7, BF16, BF16)
+        state = apply_opts(Scheduler(kernel, target), [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), *ROWS, Opt("PIPELINE", "r0", buffers)])
+        assert any(i.op == "COPY_BULK" for code in lower(state).code for i in code)
+        check(gpu, Case(kernel, buffers), state)
 
 
 @pytest.mark.parametrize("dtype", list(OF_PRODUCTS), ids=lambda d: OF_PRODUCTS[d])

@@ -205,6 +205,16 @@ class Values:
         b.store("COPY_ASYNC", node.dtype, width, (pointer, at, source, start, stores, inside), (const, offset))
         return True
 
+    def copy_bulk(self, stage: OpenStage, pointer: int, at: int, const: int, counts: int, number: int) -> None:
+        """Start to copy the row at the current position, of the argument that the stage holds; it is counted in entry `number`."""
+        b, packed = self.b, self.ctx.facts.packed.get(stage.index)
+        node = stage.r.nodes[stage.r.value if packed is None else stored_node(stage.r, packed)]
+        assert node.linear is not None
+        source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
+        start, offset, _, _ = self.address(stage, node.linear)
+        stores = stage.stores if stage.stores >= 0 else b.const(dtypes.bool, 1, True)
+        b.store("COPY_BULK", node.dtype, stage.chunk.width, (pointer, at, source, start, stores, counts, number), (const, offset))
+
     def prefix_mask(self, chunk: Chunk) -> int:
         return self.b.vconst(dtypes.bool, tuple(i < chunk.active for i in range(chunk.width)))
 

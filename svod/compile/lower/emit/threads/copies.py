@@ -26,11 +26,11 @@ class GroupCopies:
         self.ctx, self.b = ctx, ctx.b
         self.axes = axes
 
-    def open(self, r: ResolvedStage, extents: list[int], base: list[Lin]) -> OpenStage:
-        """Open a copy of a region."""
+    def open(self, r: ResolvedStage, extents: list[int], base: list[Lin], rows: bool = False) -> OpenStage:
+        """Open a copy of a region. `rows`: a part is a whole row."""
         copy = self.ctx.facts.nest.stages[r.stage.index].copy
         assert copy is not None
-        width = copy.width if copy.vector >= 0 and extents[copy.vector] % copy.width == 0 else 1
+        width = extents[copy.vector] if rows else copy.width if copy.vector >= 0 and extents[copy.vector] % copy.width == 0 else 1
         pieces: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
         if copy.vector >= 0:
             whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)

@@ -4,10 +4,17 @@
 
 One barrier an iteration: behind it, what was copied for this iteration is there, and nobody reads the buffer that is filled next. Where
 copies are not asynchronous they are loaded before the iteration computes and stored behind it. Copies beyond the last iteration take its
-data once more: they are not read."""
+data once more: they are not read.
+
+Where the target has bulk copies, and all rows of a stage lie inside an argument and begin at multiples of 16 bytes on both sides, each
+copy is of a whole row. What has arrived is counted in shared memory, a count for each buffer of the loop:
+
+    BULK_BEGIN; BARRIER; COPY_BULK to p[0]; for i: BULK_WAIT; BARRIER; COPY_BULK to p[(i + 1) % 2]; … p[i % 2] …; BULK_WAIT; BULK_END
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import NamedTuple
 
 from svod.compile.lower.emit.addresses import Addresses
@@ -20,10 +27,22 @@ from svod.compile.lower.emit.values import Address, Values
 from svod.compile.lower.linear import STORE_OPS
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import AREA
+from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin
 
 INDEX = dtypes.index
+BULK = 16               # bytes of which addresses and lengths of bulk copies are multiples
+MOST_BULK = 1 << 20     # bytes and copies that one count can tell are below this
+COUNT_BYTES = 8
+
+
+class Counts(NamedTuple):
+    """What counts the rows that arrive. `parts`: rows of all stages, into one buffer of each."""
+
+    pointer: int
+    stages: frozenset[int]
+    parts: int
 
 
 class Buffers(NamedTuple):
@@ -44,6 +63,7 @@ class CopiesAhead:
         self.addresses, self.values, self.regions, self.copies, self.packing = addresses, values, regions, copies, packing
         self.running: tuple[int, ...] = ()      # the copies of the loop that is open
         self.is_async = ctx.state.target.has_async_copies
+        self.counts: Counts | None = None       # of the loop that is open
         self.deferred: list[int] = []           # stores that follow what is computed meanwhile
 
     def of_loop(self, stage: OpenStage, loop: StageLoop) -> tuple[int, ...]:
@@ -56,6 +76,7 @@ class CopiesAhead:
         """`whole` iterations around `inside`, which takes accumulators and gives the next ones."""
         b, a, copies = self.b, loop.axis, self.of_loop(stage, loop)
         count = self.facts.nest.stages[copies[0]].buffers
+        self.counts = self._begin_bulk(stage, loop, copies, stride, count)
         for k in range(count - 1):
             stage.open_row(a, ({}, min(k, whole - 1) * stride))
             for s in copies:
@@ -64,8 +85,9 @@ class CopiesAhead:
             self._async("COMMIT")
         index, carried = b.open(b.index(0), b.index(whole * stride), stride, tuple(accs))
         self._async("WAIT", count - 2)
-        self.ctx.group.shared.barrier()
         number = b.alu("IDIV", INDEX, 1, index, b.index(stride))
+        self._wait_bulk(number, count)
+        self.ctx.group.shared.barrier()
         later = b.alu("MIN", INDEX, 1, b.add(index, b.index((count - 1) * stride)), b.index((whole - 1) * stride))
         following = b.alu("MOD", INDEX, 1, b.add(number, b.index(count - 1)), b.index(count))
         stage.open_row(a, ({later: 1}, 0))
@@ -85,7 +107,66 @@ class CopiesAhead:
         out = b.close(index, tuple(following_accs))
         stage.memo.clear()
         self._async("WAIT", 0)
+        self._end_bulk(whole, count)
         return out
+
+    def _begin_bulk(self, stage: OpenStage, loop: StageLoop, copies: tuple[int, ...], stride: int, count: int) -> Counts | None:
+        """Make the counts of a loop whose iterations are `stride` apart; None: nothing is copied in bulk."""
+        rows: dict[int, int] = {}
+        for s in copies if self.ctx.state.target.has_bulk_copies else ():
+            found = []
+            for first in (0, stride):
+                stage.open_row(loop.axis, ({}, first))
+                found.append(self._bulk_rows(s))
+                stage.close_row(loop.axis)
+            if all(found):
+                rows[s] = found[0]
+        if not rows:
+            return None
+        shared = self.ctx.group.shared
+        offset = shared.area(("counts", stage.index, loop.point), COUNT_BYTES * count)
+        counts = Counts(shared.pointer(dtypes.int64, offset), frozenset(rows), sum(rows.values()))
+        self.b.store("BULK_BEGIN", dtypes.void, 1, (counts.pointer,), (count, counts.parts))
+        shared.barrier()
+        return counts
+
+    def _wait_bulk(self, number: int, count: int) -> None:
+        """Wait until all rows of iteration `number` are there."""
+        if self.counts is not None:
+            b = self.b
+            of, turn = (b.alu(op, INDEX, 1, number, b.index(count)) for op in ("MOD", "IDIV"))
+            b.store("BULK_WAIT", dtypes.void, 1, (self.counts.pointer, of, b.alu("MOD", INDEX, 1, turn, b.index(2))), None)
+
+    def _end_bulk(self, whole: int, count: int) -> None:
+        """Wait for what nobody reads, and give the counts back."""
+        if self.counts is not None:
+            for k in range(count - 1):
+                self._wait_bulk(self.b.index(whole + k), count)
+            self.ctx.group.shared.barrier()
+            self.b.store("BULK_END", dtypes.void, 1, (self.counts.pointer,), count)
+            self.counts = None
+
+    def _bulk_rows(self, s: int) -> int:
+        """How many rows fill a buffer of a copy, under the loops that are open; 0 where it is not copied in bulk."""
+        r, copy, (extents, base, layout, _, _) = self.facts.placement.resolved[s], self.facts.nest.stages[s].copy, self._buffers(s)
+        assert r is not None and copy is not None
+        packed = self.facts.packed.get(s)
+        node = r.nodes[r.value if packed is None else stored_node(r, packed)]
+        inner = copy.vector
+        if node.kind != "load" or node.linear is None or node.linear.atoms or node.gate >= 0 or inner < 0 or layout.tiled >= 0 \
+                or layout.strides[inner] != 1 or node.linear.coef(inner) != 1 or any(a in self.facts.unsafe for a in r.axes):
+            return 0
+        if any(extent > self.facts.positions(s, d) for d, extent in enumerate(extents)):
+            return 0
+        terms, first = base[inner]
+        apart = [first, node.linear.const, extents[inner], *(c * self.b.multiple_of(v) for v, c in terms.items())]
+        for d, extent in enumerate(extents):
+            if d != inner:
+                apart += [node.linear.coef(d), layout.strides[d] if extent > 1 else 0]
+        size = node.dtype.itemsize
+        rows = prod(extents) // extents[inner]
+        fits = prod(extents) * size < MOST_BULK and all(n * size % BULK == 0 for n in apart)
+        return rows if fits else 0
 
     def _async(self, op: str, arg: int | None = None) -> None:
         if self.is_async:
@@ -109,9 +190,18 @@ class CopiesAhead:
             shared.before_writing((buffers.offset,))
             shared.touched.add(buffers.offset)
         pointer = shared.pointer(self.facts.stored(s), buffers.offset)
-        stage = self.copies.open(r, buffers.extents, buffers.base)
+        counts = self.counts if self.counts is not None and s in self.counts.stages else None
+        stage = self.copies.open(r, buffers.extents, buffers.base, counts is not None)
         self.ctx.open_stages[s] = stage
-        self.copies.emit(stage, copy, lambda one: self._store(one, pointer, self.b.mul(number, buffers.elements), buffers, level))
+        moved = self.b.mul(number, buffers.elements)
+
+        def store(one: OpenStage) -> None:
+            if counts is None:
+                self._store(one, pointer, moved, buffers, level)
+                return
+            start, const, _ = self.addresses.in_layout(one, pointer, buffers.layout, buffers.base)
+            self.values.copy_bulk(one, pointer, self.b.add(start, moved), const, counts.pointer, number)
+        self.copies.emit(stage, copy, store)
         del self.ctx.open_stages[s]
         self.ctx.forget_values()
 

@@ -1,0 +1,119 @@
+"""Bulk copies: cp.async.bulk and mbarriers as svod writes them, run on the CPU. Rows arrive when a thread waits for them, no sooner."""
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from svod.compile.cuda import ptxas
+from svod.compile.cuda.intrinsics import check_intrinsics
+from svod.compile.cuda.ptx import emit_ptx
+from svod.compile.cuda.queue import grid_of
+from svod.compile.cuda.render import block_of, render, without_assumptions
+from svod.compile.lower.linear import validate
+from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.errors import CompileError
+from tests.agreement import Case
+from tests.compile.cuda.emulator import DeviceFault, Emulated, run_program
+from tests.compile.cuda.target import card_target
+from tests.compile.lower.test_intrinsics import gemm
+from tests.draws import count
+
+BF16 = dtypes.bfloat16
+TARGET = card_target("sm_90", group_threads=128)
+ROWS = [Opt("UPCAST", "o0", 2), Opt("LOCAL", "o0", 2), Opt("LOCAL", "o1", 2), Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"),
+        Opt("STAGE", "s1", "r0")]
+EXTENTS = (64, 96, 101, 104, 127, 128)
+
+
+def product(m: int, n: int, k: int, transposed: bool, buffers: int, arch: str = "sm_90") -> tuple[Case, Scheduler]:
+    kernel = gemm(m, n, k, BF16, BF16, transposed=transposed)
+    chain = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), *ROWS, Opt("PIPELINE", "r0", buffers)]
+    return Case(kernel, m), apply_opts(Scheduler(kernel, card_target(arch, group_threads=128)), chain)
+
+
+def bulk_copies(program: Program) -> int:
+    return sum(i.op == "COPY_BULK" for code in program.code for i in code)
+
+
+def run(case: Case, source: str, program: Program) -> None:
+    """Run LLVM IR, which may not be what svod writes."""
+    args = case.fresh()
+    module, phase = Emulated(source, 1), program.spec.phases[0]
+    module.launch(phase.symbol, grid_of(phase, phase.extent), block_of(phase), 0, [*(a.ctypes.data for a in args), 0, phase.extent])
+    case.check(args, "LLVM IR for NVIDIA's GPUs")
+
+
+def test_random_shapes() -> None:
+    """Primes among them: rows that are cut off, and rows that begin anywhere, are not copied in bulk."""
+    ran = {True: 0, False: 0}
+    for seed in range(count(8)):
+        rng = random.Random(f"bulk {seed}")
+        extents = ((64, 64, 96), (101, 64, 70))[seed] if seed < 2 else (rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((70, 72, 96)))
+        case, state = product(*extents, rng.random() < 0.5, rng.randint(2, 4))
+        program = lower(state)
+        validate(program)
+        args = case.fresh()
+        run_program(program, TARGET, args, seed=seed)
+        case.check(args, f"{extents}: {[o.to_json() for o in state.applied_opts]}")
+        ran[bulk_copies(program) > 0] += 1
+    assert ran[True] and ran[False], ran
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
+def test_ptxas_accepts_them(arch: str) -> None:
+    program = lower(product(64, 64, 96, True, 2, arch)[1])
+    source = render(program, card_target(arch))
+    plain = without_assumptions(source)
+    assert bulk_copies(program) and "cp.async.bulk" in emit_ptx(source, arch)
+    assert "cp.async.bulk" not in emit_ptx(plain, arch), "threads copy what is not aligned"
+    if ptxas.ptxas_version() is None:
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    for ir in (source, plain):
+        _, (report,) = ptxas.assemble(emit_ptx(ir, arch), arch)
+        assert not report.spill_loads and not report.spill_stores
+    if ptxas.tool("nvdisasm") is None and ptxas.tool("cuobjdump") is None:
+        pytest.skip("there is no nvdisasm: the package nvidia-cuda-nvdisasm has it")
+    assert "UBLKCP" in ptxas.disassemble(ptxas.assemble(emit_ptx(source, arch), arch)[0])
+
+
+def test_arguments_that_are_not_aligned() -> None:
+    case, state = product(64, 64, 96, False, 3)
+    program = lower(state)
+    run(case, without_assumptions(render(program, TARGET)), program)
+
+
+FAULTS = {
+    "no wait": (r'call i32 asm sideeffect "\{ \.reg \.pred p; mbarrier.*', "add i32 0, 1"),
+    "another phase": (r"(mbarrier\.try_wait.*, i32 )%\w+\)", r"\g<1>1)"),
+    "fewer bytes expected": (r"(mbarrier\.arrive\.expect_tx.*, i32 )\d+\)", r"\g<1>16)"),
+    "more arrivals expected": (r"(mbarrier\.init\.shared\(.*, i32 )\d+\)", r"\g<1>1000)"),
+    "left behind": (r"  call void @llvm\.nvvm\.mbarrier\.inval.*", ""),
+}
+
+
+@pytest.mark.parametrize("planted", FAULTS)
+def test_faults_are_found(planted: str) -> None:
+    """What is read without a wait is what shared memory held before."""
+    case, state = product(64, 64, 96, True, 2)
+    program = lower(state)
+    source = render(program, TARGET)
+    run(case, source, program)
+    changed = re.sub(*FAULTS[planted], source)
+    assert changed != source
+    with pytest.raises((AssertionError, DeviceFault)), np.errstate(all="ignore"):
+        run(case, changed, program)
+
+
+def test_older_architectures_have_none() -> None:
+    source = render(lower(product(64, 64, 96, True, 2)[1]), TARGET)
+    check_intrinsics(source, "sm_90")
+    with pytest.raises(CompileError, match="svod does not know"):
+        check_intrinsics(source, "sm_80")
+    assert not bulk_copies(lower(product(64, 64, 96, True, 2, "sm_80")[1]))
