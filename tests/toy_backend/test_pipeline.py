@@ -23,7 +23,7 @@ from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
 from tests.toy_backend.test_shared import TILED, ops, run
 
-BULK = replace(TOY, has_bulk_copies=True)
+BULK = replace(TOY, bulk_row=16)
 WITHOUT = replace(TOY, has_async_copies=False)
 
 

@@ -14,6 +14,7 @@ from svod.errors import DeviceError
 DEVICE = "CUDA"
 WARP = 32
 REGISTERS = 255                 # most of a thread
+BULK_ROW = 512                  # bytes from which a row is copied in bulk; a guess: shorter ones are hundreds of copies an iteration
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more is asked for when it is launched
 GRID = ((1 << 31) - 1, 65535, 65535)
 BLOCK = (1024, 1024, 64)
@@ -94,7 +95,7 @@ def target_of(architecture: Architecture, card: Card, device: str) -> Target:
         vector_bytes=16, vector_registers=(REGISTERS - 31) // 4,
         l1=card.unit_cache, l2=card.l2, l3=0, threads=1,
         has_masked_memory=False, has_non_temporal=False, has_async_copies="cp.async" in architecture.features,
-        has_bulk_copies="tma" in architecture.features,
+        bulk_row=BULK_ROW if "tma" in architecture.features else 0,
         group_threads=card.group_threads, shared_bytes=card.group_shared, subgroup=WARP,
         registers_per_thread=REGISTERS, group_registers=card.unit_registers, units=card.units, unit_threads=card.unit_threads,
         unit_groups=card.unit_groups, unit_shared_bytes=card.unit_shared, clock=card.clock, memory_rate=card.memory_rate,

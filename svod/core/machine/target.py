@@ -51,7 +51,7 @@ class Target:
     shared_bytes: int = 0           # memory that the threads of a group share
     subgroup: int = 0               # threads of a group that run in lockstep and exchange registers; 0: none do
     has_async_copies: bool = False  # copies from arguments to shared memory bypass registers, and a thread waits for them later
-    has_bulk_copies: bool = False   # and whole rows of them, which a barrier in shared memory counts
+    bulk_row: int = 0               # least bytes of a row that is copied in bulk, counted by a barrier in shared memory; 0: none is
     registers_per_thread: int = 0   # most 32-bit registers of a thread; this and what follows are 0 where they are not known
     group_registers: int = 0        # registers of a unit, which the groups on it divide; a group has at most all of them
     units: int = 0                  # of the device: streaming multiprocessors, compute units, Xe cores; each runs several groups at a time

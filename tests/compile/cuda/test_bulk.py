@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from svod.compile.lower.program import Program
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
 from svod.errors import CompileError
 from tests.agreement import Case
 from tests.compile.cuda.emulator import DeviceFault, Emulated, run_program
@@ -26,16 +28,17 @@ from tests.compile.lower.test_intrinsics import gemm
 from tests.draws import count
 
 BF16 = dtypes.bfloat16
-TARGET = card_target("sm_90", group_threads=128)
+BULK = 16               # bytes: rows of any length, also those that a card's target leaves to cp.async
+TARGET = replace(card_target("sm_90", group_threads=128), bulk_row=BULK)
 ROWS = [Opt("UPCAST", "o0", 2), Opt("LOCAL", "o0", 2), Opt("LOCAL", "o1", 2), Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"),
         Opt("STAGE", "s1", "r0")]
 EXTENTS = (64, 96, 101, 104, 127, 128)
 
 
-def product(m: int, n: int, k: int, transposed: bool, buffers: int, arch: str = "sm_90") -> tuple[Case, Scheduler]:
+def product(m: int, n: int, k: int, transposed: bool, buffers: int, target: Target = TARGET) -> tuple[Case, Scheduler]:
     kernel = gemm(m, n, k, BF16, BF16, transposed=transposed)
     chain = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), *ROWS, Opt("PIPELINE", "r0", buffers)]
-    return Case(kernel, m), apply_opts(Scheduler(kernel, card_target(arch, group_threads=128)), chain)
+    return Case(kernel, m), apply_opts(Scheduler(kernel, target), chain)
 
 
 def bulk_copies(program: Program) -> int:
@@ -68,8 +71,9 @@ def test_random_shapes() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
 def test_ptxas_accepts_them(arch: str) -> None:
-    program = lower(product(64, 64, 96, True, 2, arch)[1])
-    source = render(program, card_target(arch))
+    target = replace(card_target(arch, group_threads=128), bulk_row=BULK)
+    program = lower(product(64, 64, 96, True, 2, target)[1])
+    source = render(program, target)
     plain = without_assumptions(source)
     assert bulk_copies(program) and "cp.async.bulk" in emit_ptx(source, arch)
     assert "cp.async.bulk" not in emit_ptx(plain, arch), "threads copy what is not aligned"
@@ -116,4 +120,14 @@ def test_older_architectures_have_none() -> None:
     check_intrinsics(source, "sm_90")
     with pytest.raises(CompileError, match="svod does not know"):
         check_intrinsics(source, "sm_80")
-    assert not bulk_copies(lower(product(64, 64, 96, True, 2, "sm_80")[1]))
+    assert not bulk_copies(lower(product(64, 64, 96, True, 2, card_target("sm_80", group_threads=128))[1]))
+
+
+def test_short_rows_are_left_to_the_threads() -> None:
+    def rows(least: int) -> list[int]:
+        program = lower(product(64, 64, 96, True, 2, replace(TARGET, bulk_row=least))[1])
+        return [i.lanes * i.dtype.itemsize for code in program.code for i in code if i.op == "COPY_BULK"]
+    shortest, longest = min(rows(BULK)), max(rows(BULK))
+    assert min(rows(shortest)) == shortest
+    assert shortest not in rows(shortest + 1) and not rows(longest + 1)
+    assert longest < card_target("sm_90").bulk_row

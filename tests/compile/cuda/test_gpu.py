@@ -26,7 +26,7 @@ from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, KernelOptError
 from tests.agreement import Case
-from tests.compile.cuda.test_bulk import BF16, ROWS
+from tests.compile.cuda.test_bulk import BF16, BULK, ROWS
 from tests.compile.cuda.test_core_suite import SMALL, check_case
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
@@ -99,9 +99,9 @@ def test_matrix_instructions(name: str, transposed: bool, gpu: Device) -> None:
 
 
 def test_rows_in_bulk(gpu: Device) -> None:
-    target = target_of(gpu)
-    if not target.has_bulk_copies:
-        pytest.skip(f"{target.cpu} has no cp.async.bulk")
+    if not target_of(gpu).bulk_row:
+        pytest.skip(f"{target_of(gpu).cpu} has no cp.async.bulk")
+    target = replace(target_of(gpu), bulk_row=BULK)
     for buffers in (2, 3):
         kernel = gemm(128, 128, 32 * 7, BF16, BF16)
         state = apply_opts(Scheduler(kernel, target), [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), *ROWS, Opt("PIPELINE", "r0", buffers)])

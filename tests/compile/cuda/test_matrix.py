@@ -125,7 +125,7 @@ def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
 
 @pytest.mark.parametrize(("arch", "dtype", "product", "operations"), [
     ("sm_75", F16, "HMMA.1688.F32", {"LDSM", "STS"}), ("sm_80", BF16, "HMMA.16816.F32.BF16", {"LDSM", "LDGSTS"}),
-    ("sm_90", F16, "HMMA.16816.F32", {"LDSM", "UBLKCP"}), ("sm_80", I8, "IMMA.16832.S8.S8", {"LDSM", "LDGSTS"})])
+    ("sm_90", F16, "HMMA.16816.F32", {"LDSM", "LDGSTS"}), ("sm_80", I8, "IMMA.16832.S8.S8", {"LDSM", "LDGSTS"})])
 def test_the_machine_code_of_the_heuristics_matmul(arch: str, dtype: DType, product: str, operations: set[str]) -> None:
     """The instructions of tensor cores, and no memory of a thread's own."""
     if ptxas.ptxas_version() is None or ptxas.tool("nvdisasm") is None:

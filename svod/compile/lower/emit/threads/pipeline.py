@@ -6,8 +6,8 @@ One barrier an iteration: behind it, what was copied for this iteration is there
 copies are not asynchronous they are loaded before the iteration computes and stored behind it. Copies beyond the last iteration take its
 data once more: they are not read.
 
-Where the target has bulk copies, and all rows of a stage lie inside an argument and begin at multiples of 16 bytes on both sides, each
-copy is of a whole row. What has arrived is counted in shared memory, a count for each buffer of the loop:
+Where the target has bulk copies, and all rows of a stage are long enough, lie inside an argument and begin at multiples of 16 bytes on both
+sides, each copy is of a whole row. What has arrived is counted in shared memory, a count for each buffer of the loop:
 
     BULK_BEGIN; BARRIER; COPY_BULK to p[0]; for i: BULK_WAIT; BARRIER; COPY_BULK to p[(i + 1) % 2]; … p[i % 2] …; BULK_WAIT; BULK_END
 """
@@ -62,7 +62,7 @@ class CopiesAhead:
         self.ctx, self.b, self.facts = ctx, ctx.b, ctx.facts
         self.addresses, self.values, self.regions, self.copies, self.packing = addresses, values, regions, copies, packing
         self.running: tuple[int, ...] = ()      # the copies of the loop that is open
-        self.is_async = ctx.state.target.has_async_copies
+        self.is_async, self.least_row = ctx.state.target.has_async_copies, ctx.state.target.bulk_row
         self.counts: Counts | None = None       # of the loop that is open
         self.deferred: list[int] = []           # stores that follow what is computed meanwhile
 
@@ -113,7 +113,7 @@ class CopiesAhead:
     def _begin_bulk(self, stage: OpenStage, loop: StageLoop, copies: tuple[int, ...], stride: int, count: int) -> Counts | None:
         """Make the counts of a loop whose iterations are `stride` apart; None: nothing is copied in bulk."""
         rows: dict[int, int] = {}
-        for s in copies if self.ctx.state.target.has_bulk_copies else ():
+        for s in copies if self.least_row else ():
             found = []
             for first in (0, stride):
                 stage.open_row(loop.axis, ({}, first))
@@ -165,7 +165,7 @@ class CopiesAhead:
                 apart += [node.linear.coef(d), layout.strides[d] if extent > 1 else 0]
         size = node.dtype.itemsize
         rows = prod(extents) // extents[inner]
-        fits = prod(extents) * size < MOST_BULK and all(n * size % BULK == 0 for n in apart)
+        fits = extents[inner] * size >= self.least_row and prod(extents) * size < MOST_BULK and all(n * size % BULK == 0 for n in apart)
         return rows if fits else 0
 
     def _async(self, op: str, arg: int | None = None) -> None:
