@@ -70,9 +70,8 @@ class Compiled:
         # calls of tensors alone, and results of one, need no walk through nested containers
         self._is_flat = self._in == pytree.tree_flatten((tuple(range(len(self._inputs))), {}))[1]
         self._is_one = self._out == pytree.tree_flatten(0)[1]
-        self._kinds = [_kind(e) for e in self._expected]
         program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
-        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile", is_bound=True)
+        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile", is_bound=True, check=self._check)
 
     def _eager(self, *given: Any) -> list[Any]:
         args, kwargs = pytree.tree_unflatten([given[i] for i in self._inputs], self._in)
@@ -85,8 +84,6 @@ class Compiled:
             if form != self._in:
                 raise ArgumentError(f"{self.function.name} was compiled for the arguments {_in_words(*self._example())}, and is called "
                                     f"with {_in_words(args, kwargs)}")
-        if list(map(_kind, leaves)) != self._kinds:
-            self._check(leaves)
         given = list(self._state)
         for i, leaf in zip(self._inputs, leaves, strict=True):
             given[i] = leaf
@@ -98,15 +95,15 @@ class Compiled:
         args, kwargs = pytree.tree_unflatten(self._expected, self._in)
         return args, kwargs
 
-    def _check(self, leaves: Sequence[Any]) -> None:
+    def _check(self, given: Sequence[Any]) -> None:
         """Raise ShapeError for arguments that are not what the module was compiled for, all at once."""
         wrong = []
-        for i, (t, example) in enumerate(zip(leaves, self._expected, strict=True)):
+        for i, (t, example) in enumerate(zip([given[i] for i in self._inputs], self._expected, strict=True)):
             if isinstance(example, torch.Tensor):
                 if not isinstance(t, torch.Tensor) or t.dtype != example.dtype or not _fits(t.shape, example.shape):
                     got = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
                     wrong.append(f"argument {i}: expected {example.dtype} {tuple(example.shape)}, got {got}")
-            elif not isinstance(example, (torch.SymInt, type(None))) and t != example:
+            elif not isinstance(example, (torch.SymInt, type(None))) and (type(t) is not type(example) or t != example):
                 wrong.append(f"argument {i}: {example!r} was compiled in, got {t!r}")
             if isinstance(t, torch.Tensor) and not is_representable(t):
                 kind = str(t.layout).removeprefix("torch.")
@@ -118,11 +115,6 @@ class Compiled:
     def plans(self) -> tuple[Any, ...]:
         """The execution plans so far, one per set of sizes."""
         return tuple([p.captured.plan for p in self.function.plans if p.captured is not None])
-
-
-def _kind(leaf: Any) -> Any:
-    """Dtype, shape, device and layout of a tensor; any other value with its type."""
-    return (leaf.dtype, leaf.shape, leaf.device, leaf.layout) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
 
 
 def _in_words(args: Any, kwargs: Any) -> str:

@@ -29,11 +29,11 @@ class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
     `static`: the numbers of arguments that are weights; `is_bound`: these are the same tensors in every call. `eager`: the same function,
-    run by PyTorch."""
+    run by PyTorch. `check` raises for arguments that the function is not for; it is asked once for arguments of a form."""
 
     def __init__(self, program: Program, static: Sequence[int], eager: Callable[..., Any], settings: Settings, entry: str, *,
-                 is_bound: bool = False) -> None:
-        self.is_bound = is_bound
+                 is_bound: bool = False, check: Callable[[Sequence[Any]], None] = lambda given: None) -> None:
+        self.is_bound, self.check = is_bound, check
         self.program, self.eager, self.settings, self.entry = program, eager, settings, entry
         self.static = list(static) if settings.freeze else []
         self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
@@ -59,6 +59,7 @@ class GraphFunction:
         key = tuple([_form(given[i]) for i in self._others])
         plan = weights.plans.get(key)
         if plan is None:
+            self.check(given)
             plan = self._planned(weights, key, given)
             if plan is None:
                 return list(self.eager(*given))
@@ -185,7 +186,7 @@ def _form(argument: Any) -> Any:
     if isinstance(argument, torch.Tensor):
         return (argument.shape, argument.stride() if argument.layout is torch.strided else argument.layout, argument.dtype,
                 argument.device)
-    return argument
+    return type(argument), argument
 
 
 def missing_text(name: str, missing: Sequence[Missing]) -> str:

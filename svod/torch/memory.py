@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,8 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 def array_over(t: Any) -> Array:
     """The array over the memory of a CPU tensor, in its shape and strides; bfloat16 as its bits."""
-    t = t.detach()
+    if t.requires_grad:
+        t = t.detach()
     if t.dtype is torch.bfloat16:
         return t.view(torch.int16).numpy().view(np.uint16)     # type: ignore[no-any-return]
     return t.numpy()       # type: ignore[no-any-return]
@@ -90,6 +91,15 @@ def array_over(t: Any) -> Array:
 def memory_over(t: Any) -> Array | Tensor:
     """What a plan reads for a contiguous tensor: the array over its memory, or the svod tensor on its GPU."""
     return Tensor.from_dlpack(t.detach()) if gpu_of(t) else array_over(t)
+
+
+def reader(t: Any, order: tuple[int, ...] | None) -> Callable[[Any], Array | Tensor]:
+    """How a plan gets at the memory of tensors like `t`. `order`: the axes that are contiguous in this order, (): as they are; None: they
+    are not, and a copy is read."""
+    over = memory_over if gpu_of(t) else array_over
+    if order is None:
+        return lambda t: over(t.contiguous())
+    return (lambda t: over(t.permute(order))) if order else over
 
 
 def svod_tensor(t: Any, *, shared: bool) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from svod.config import PrepareConfig
 from svod.core.machine.target import HOST
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock
-from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, memory_over, order_in_memory, svod_dtype, svod_tensor, torch_tensor
+from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, order_in_memory, reader, svod_dtype, svod_tensor, torch_tensor
 from svod.torch.translate import Missing, Translation, translate
 from svod.torch.weights import constant
 from svod.tracing.capture import capture
@@ -42,10 +42,12 @@ def attributes_of(module: Any) -> dict[str, Any]:
 
 
 class Source(NamedTuple):
-    """An argument that the plan reads: its number, and its axes from the outermost in memory to the innermost; None: it is copied."""
+    """An argument that the plan reads: its number, its axes from the outermost in memory to the innermost, (): as they are, None: it is
+    copied; and what gives its memory to a run."""
 
     argument: int
     order: tuple[int, ...] | None
+    read: Callable[[Any], Any]
 
 
 class Result(NamedTuple):
@@ -79,18 +81,13 @@ class Plan:
         made: Any = ()
         start = time.perf_counter()
         if self.captured is not None:
-            made = self.captured.run([_memory(given[i], order) for i, order in self.sources], {})
+            made = self.captured.run([read(given[i]) for i, _, read in self.sources], {})
         self.runs += 1
         outputs = [_output(r, made, given) for r in self.results]
         for argument, number in self.copied:
             given[argument].copy_(outputs[number])
         self.seconds = min(self.seconds, time.perf_counter() - start)
         return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
-
-
-def _memory(t: Any, order: tuple[int, ...] | None) -> Any:
-    """What a kernel reads for an argument (`memory_over`)."""
-    return memory_over(_in_order(t, order))
 
 
 def _in_order(t: Any, order: tuple[int, ...] | None) -> Any:
@@ -185,7 +182,8 @@ def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[lis
         if i not in constants and isinstance(t, torch.Tensor) and t.numel():
             svod_dtype(t.dtype)
             order = order_in_memory(t.shape, t.stride())
-            sources.append(Source(i, () if order == tuple(range(t.ndim)) else order))
+            order = () if order == tuple(range(t.ndim)) else order
+            sources.append(Source(i, order, reader(t, order)))
     return sources, {s.argument: s for s in sources}
 
 

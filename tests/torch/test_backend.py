@@ -495,6 +495,22 @@ def test_graphs_that_pytorch_runs_say_why(function: Any, why: str, caplog: pytes
     assert why in warnings_of(caplog)[-1]
 
 
+def test_numbers_that_are_equal_and_of_another_type_are_refused_in_every_call() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: Any, n: Any) -> Any:
+            return x * n if isinstance(n, int) else x - n
+    x = torch.randn(3, 5, requires_grad=True)
+    with torch.no_grad():
+        run = svod.torch.compile(Scaled().eval(), x, 1)
+        for _ in range(2):
+            torch.testing.assert_close(run(x, 1), x.detach())
+            for n in (2, True):
+                with pytest.raises(ShapeError, match=f"argument 1: .* was compiled in, got {n}"):
+                    run(x, n)
+            with pytest.raises(ShapeError, match="expected torch.float32"):
+                run(x.double(), 1)
+
+
 def test_exported_modules_take_strided_tensors_on_the_cpu() -> None:
     run = svod.torch.compile(torch.nn.Linear(4, 4), torch.ones(4, 4))
     for x, text in ((torch.ones(4, 4, device="meta"), "strided tensor on meta"), (torch.eye(4).to_sparse(), "sparse_coo tensor on cpu")):

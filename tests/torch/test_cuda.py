@@ -18,7 +18,7 @@ from svod import Tensor  # noqa: E402
 from svod.compile.backend import BACKENDS  # noqa: E402
 from svod.errors import UnsupportedError  # noqa: E402
 from svod.tensor import dlpack  # noqa: E402
-from svod.torch import memory, weights  # noqa: E402
+from svod.torch import memory, watch  # noqa: E402
 from tests.compile.cuda.fake_driver import FakeDriver, fake_backend  # noqa: E402
 
 
@@ -57,7 +57,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
     from_dlpack = Tensor.from_dlpack
     on_gpu: Callable[[Any], str] = lambda t: "CUDA:0" if t.ndim else ""        # noqa: E731
-    for place in (memory, weights):
+    for place in (memory, watch):
         monkeypatch.setattr(place, "gpu_of", on_gpu)
     monkeypatch.setattr(Tensor, "from_dlpack", lambda t: from_dlpack(OnGpu(t) if isinstance(t, torch.Tensor) else t))
     monkeypatch.setattr(torch, "from_dlpack", over_device_memory)
