@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
+from peer_process import Peer, peers, serve
 
 Array = np.ndarray[Any, Any]
 ROUNDS, SECONDS = 15, 0.05      # a sample takes about so long
@@ -216,56 +214,28 @@ class Torch:
         return float(first.elapsed_time(last)) / 1e3
 
 
-def serve(library: Any, small: bool, answers: TextIO) -> None:
-    """Answer lines of standard input, the name of a case or how often to run it, with results and seconds."""
-    known = cases(small)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if isinstance(asked, str):
-            got = library.prepare(known[asked]).astype(np.float64).ravel()
-            answer: Any = got[:: max(1, got.size // 997)].tolist()
-        else:
-            answer = library.sample(asked)
-        print(json.dumps(answer), file=answers, flush=True)
+def answer(library: Any, known: dict[str, Case], asked: str | int) -> Any:
+    """The result of a case, or the seconds of so many calls of the one that was asked for last."""
+    if isinstance(asked, int):
+        return library.sample(asked)
+    got = library.prepare(known[asked]).astype(np.float64).ravel()
+    return got[:: max(1, got.size // 997)].tolist()
 
 
 # -- who asks ---------------------------------------------------------------------------------------------
-class Peer:
-    """A process that runs one library."""
-
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
-        self.times = 1
-
-    def ask(self, question: str | int) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(question), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            sys.exit(f"{self.process.args} has ended; its error stands above")
-        return json.loads(answer)
-
-    def settle(self) -> None:
-        """Choose how many calls a sample has."""
-        self.times = 1
-        while (seconds := self.ask(self.times)) < SECONDS and self.times < 1 << 14:
-            self.times = max(2 * self.times, int(self.times * SECONDS / max(seconds, 1e-6) / 2))
-
-    def call(self) -> float:
-        return float(self.ask(self.times)) / self.times
+def calls_of_a_sample(peer: Peer) -> int:
+    """How many calls take about SECONDS."""
+    times = 1
+    while (seconds := peer.ask(times)) < SECONDS and times < 1 << 14:
+        times = max(2 * times, int(times * SECONDS / max(seconds, 1e-6) / 2))
+    return times
 
 
-@contextmanager
-def peers(args: argparse.Namespace) -> Iterator[list[Peer]]:
+def commands(args: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
+    """svod's process and PyTorch's."""
     here, shared = str(Path(__file__).resolve()), ["--device", args.device, *(["--small"] if args.small else [])]
-    both = [Peer([sys.executable, here, "--serve", "svod", "--tune", str(args.tune), *shared], {}),
-            Peer([args.torch, here, "--serve", "torch", *shared], {"PYTHONPATH": ""})]
-    try:
-        yield both
-    finally:
-        for p in both:
-            p.process.kill()
-            p.process.wait()
+    return [([sys.executable, here, "--serve", "svod", "--tune", str(args.tune), *shared], {}),
+            ([args.torch, here, "--serve", "torch", *shared], {"PYTHONPATH": ""})]
 
 
 def compare(name: str, case: Case, both: list[Peer]) -> str:
@@ -274,9 +244,8 @@ def compare(name: str, case: Case, both: list[Peer]) -> str:
     apart = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
     if not apart <= TOLERANCE[case.dtype]:
         return f"{name:<12} the results differ by {apart:.2g} of the largest"
-    for p in both:
-        p.settle()
-    rounds = [[p.call() for p in (both if i % 2 else both[::-1])][:: 1 if i % 2 else -1] for i in range(ROUNDS)]
+    turns = [(p, calls_of_a_sample(p)) for p in both]
+    rounds = [[p.ask(n) / n for p, n in (turns if i % 2 else turns[::-1])][:: 1 if i % 2 else -1] for i in range(ROUNDS)]
     low, ratio, high = statistics.quantiles([t / s for s, t in rounds], n=4)
     seconds = [1e6 * statistics.median(column) for column in zip(*rounds, strict=True)]
     goal = f"goal {case.goal:.2f}" if case.goal else ""
@@ -293,14 +262,13 @@ def main() -> None:
     parser.add_argument("--serve", choices=("svod", "torch"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        answers, sys.stdout = sys.stdout, sys.stderr        # what libraries print is no answer
-        serve(Svod(args.device, args.tune) if args.serve == "svod" else Torch(args.device), args.small, answers)
+        serve(lambda: partial(answer, Svod(args.device, args.tune) if args.serve == "svod" else Torch(args.device), cases(args.small)))
         return
     if not args.torch:
         parser.error("--torch PYTHON is needed")
     known = cases(args.small)
     print(f"{'':<12} {'svod':>13} {'PyTorch':>13} {'PyTorch / svod':>8}")
-    with peers(args) as both:
+    with peers(*commands(args)) as both:
         for name in args.only.split(",") if args.only else known:
             print(compare(name, known[name], both), flush=True)
 

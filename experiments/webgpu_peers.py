@@ -12,18 +12,16 @@ SVOD_TUNE_DB, by tinygrad in its own cache, so a tuned run may be ended and begu
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
+from peer_process import Peer, peers, serve
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = 1e-3            # of the largest result: float32, sums in other orders
@@ -123,49 +121,24 @@ class Tinygrad:
         self.wait()
 
 
-def serve(library: Any, answers: TextIO) -> None:
-    """Answer lines of standard input, [name] or null, with results and seconds."""
-    for line in sys.stdin:
-        name = json.loads(line)
-        if name is not None:
-            rng = np.random.default_rng(1)
-            got = library.prepare(name, [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES[name]])
-            answer: Any = [got.astype(np.float64).ravel()[:: max(1, got.size // 997)].tolist()]
-        else:
-            started = time.perf_counter()
-            library.call()
-            answer = time.perf_counter() - started
-        print(json.dumps(answer), file=answers, flush=True)
+def answer(library: Any, name: str | None) -> Any:
+    """The result of a kernel; None: the seconds of a call of the one that was asked for last."""
+    if name is None:
+        started = time.perf_counter()
+        library.call()
+        return time.perf_counter() - started
+    rng = np.random.default_rng(1)
+    got = library.prepare(name, [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES[name]])
+    return [got.astype(np.float64).ravel()[:: max(1, got.size // 997)].tolist()]
 
 
 # -- who asks ---------------------------------------------------------------------------------------------
-class Peer:
-    """A process that runs one library."""
-
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
-
-    def ask(self, question: str | None) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(question), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            sys.exit(f"{self.process.args} has ended; its error stands above")
-        return json.loads(answer)
-
-
-@contextmanager
-def peers(args: argparse.Namespace) -> Iterator[list[Peer]]:
+def commands(args: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
+    """svod's process and tinygrad's."""
     here = str(Path(__file__).resolve())
     dawn = {"WEBGPU_PATH": args.dawn} if args.dawn else {}
-    both = [Peer([sys.executable, here, "--serve", "svod", "--tune", str(args.tune)], {}),
-            Peer([args.tinygrad, here, "--serve", "tinygrad"], {"DEV": "WEBGPU", "BEAM": str(args.beam), "PYTHONPATH": "", **dawn})]
-    try:
-        yield both
-    finally:
-        for p in both:
-            p.process.kill()
-            p.process.wait()
+    return [([sys.executable, here, "--serve", "svod", "--tune", str(args.tune)], {}),
+            ([args.tinygrad, here, "--serve", "tinygrad"], {"DEV": "WEBGPU", "BEAM": str(args.beam), "PYTHONPATH": "", **dawn})]
 
 
 def compare(name: str, both: list[Peer]) -> str:
@@ -190,13 +163,12 @@ def main() -> None:
     parser.add_argument("--serve", choices=("svod", "tinygrad"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        answers, sys.stdout = sys.stdout, sys.stderr        # what libraries print is no answer
-        serve(Svod(args.tune) if args.serve == "svod" else Tinygrad(), answers)
+        serve(lambda: partial(answer, Svod(args.tune) if args.serve == "svod" else Tinygrad()))
         return
     if not args.tinygrad:
         parser.error("--tinygrad PYTHON is needed")
     print(f"{'':<12} {'svod':>12} {'tinygrad':>12} {'tinygrad / svod':>16}")
-    with peers(args) as both:
+    with peers(*commands(args)) as both:
         for name in args.only.split(","):
             print(compare(name, both), flush=True)
 
