@@ -207,7 +207,7 @@ class TuneSession:
         return self.result
 
     def _is_done(self, task: KernelTask) -> bool:
-        """Whether the process that searched a kernel meanwhile has left nothing to search."""
+        """Whether a process that searched a kernel meanwhile has left nothing to search."""
         if self.config.ignore_cache or not any(s.ended_at is not None for s, _ in self.db.select(Search, task.key, self.target.key)):
             return False
         return left_to_search(self.db, task.key, self.target.key, self.config) is None
@@ -242,8 +242,9 @@ class TuneSession:
                 self._finish(search, searches)
         for s in list(searches):
             if isinstance(s, _Planned):
-                if self._claim(s, searches, waiting):       # `--resume` goes on with it
-                    self.db.end_search(self._begin_record(s.task), BUDGET_SPENT)
+                if self._claim(s, searches, waiting):
+                    if not self._is_done(s.task):           # `--resume` goes on with it
+                        self.db.end_search(self._begin_record(s.task), BUDGET_SPENT)
                     self._claims.pop(s.key).release()
             elif s.key not in self.result.findings:
                 self._finish(s, searches)

@@ -21,7 +21,7 @@ from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
 from svod.tune.search.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
 from svod.tune.session import KernelTask, SessionResult, TuneSession
-from svod.tune.unfinished import left_to_search
+from svod.tune.unfinished import left_to_search, was_cut_short
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
 from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds
 from tests.tune.search_kernels import TARGET, elementwise, gemm, row_reduce
@@ -254,6 +254,15 @@ def test_a_kernel_whose_turn_does_not_come_costs_nothing_and_is_left_to_search(t
         assert end.outcome == BUDGET_SPENT and left_to_search(mine, second, TARGET.key, session.config)
         assert not mine.select(Search, last), "another process searches it"
         assert not mine.holder(first, TARGET.key) and not mine.holder(second, TARGET.key)
+
+
+def test_a_kernel_that_another_process_has_searched_to_its_end_meanwhile_is_not_left_to_resume(tmp_path: Any, executor: Executor) -> None:
+    with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
+        first = replayed_session(theirs, executor, RELU)
+        first.run()
+        assert left_to_search(theirs, RELU.key, TARGET.key, first.config) is None, "its search is complete"
+        result = replayed_session(mine, executor, RELU, budget=ModelBudget(0.0)).run()
+        assert result.unbegun == (RELU.key,) and not was_cut_short(mine, RELU.key, TARGET.key)
 
 
 def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, executor: Executor) -> None:

@@ -63,8 +63,8 @@ class _Seconds(Finite):
 @click.option("--fresh", is_flag=True, help="Read nothing that is in the database; record what is found.")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="Only the N kernels that take most of the time.")
 @click.option("--only", multiple=True, metavar="KEY", help="Only kernels whose key begins with KEY, or whose name or origin has it.")
-@click.option("--capture-for", type=_Seconds(), help="End the script after this time; without it, after 30 s without a new "
-              "kernel, before the first one after half of the budget.")
+@click.option("--capture-for", type=_Seconds(), help="End the script after this time; without it, after half of the budget, "
+              "or before that after 30 s without a new kernel.")
 @click.option("--from", "source", metavar="FILE", type=click.Path(),
               help="Tune a capture (a file or directory) instead of running a script.")
 @click.option("--capture-to", metavar="FILE", type=click.Path(), help="Also keep the capture, for --from here or elsewhere.")

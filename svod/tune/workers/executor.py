@@ -360,6 +360,9 @@ class DispatchingExecutor(Executor):
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
         self.closing = False
+        self._ending, self._ended = threading.Event(), threading.Event()
+        # from now on, as Python 3.12 and later start no thread while they exit
+        threading.Thread(target=self._limit_end, name="svod-executor-end", daemon=True).start()
         self._switch_seconds = sys.getswitchinterval()      # of the user's process, which has it back at the end
         sys.setswitchinterval(min(self._switch_seconds, SWITCH_SECONDS))
         atexit.register(self.close)
@@ -628,17 +631,21 @@ class DispatchingExecutor(Executor):
             self._changed.notify_all()
             for task in pending:
                 self._settle(task, CLOSED)
-        patience = threading.Timer(CLOSE_SECONDS, self._abort)
-        patience.daemon = True
-        patience.start()
+        self._ending.set()
         for thread, carrier in self._threads:
             while thread.is_alive() and not self.abandoned:
                 carrier.interrupt()     # repeatedly, as it may have just started something
                 thread.join(0.05)
-        patience.cancel()
+        self._ended.set()
         self._threads.clear()
         self._shut_down()
         atexit.unregister(self.close)
+
+    def _limit_end(self) -> None:
+        """Kill what carriers wait for, where they have not ended in time. The body of a thread."""
+        self._ending.wait()
+        if not self._ended.wait(CLOSE_SECONDS):
+            self._abort()
 
     def _abort(self) -> None:
         """Kill what carriers wait for. Called while they end, by another thread, when that takes too long."""

@@ -179,10 +179,10 @@ class _EmbeddedRay:
         self._environment.enter_context(config.default_environment(RAY_AUTH_TOKEN=TOKEN, RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"))
         self._up = threading.Event()
         self._over = threading.Event()
+        self._gone = threading.Event()
         # In a thread: init has no timeout, and only in the main thread it replaces the program's SIGTERM handler. The thread lives until
         # the end because the operating system kills Ray's processes together with the thread that started them.
-        self._thread = threading.Thread(target=self._live, args=(workers,), name="ray_start", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._live, args=(workers,), name="ray_start", daemon=True).start()
         if not self._up.wait(deadline):
             self._over.set()
             raise RayUnavailable(f"Ray was not up after {deadline:g} s")
@@ -199,6 +199,7 @@ class _EmbeddedRay:
             self._ray.shutdown()
         self._environment.close()
         self._directory.remove()
+        self._gone.set()
 
     def _start(self, workers: int) -> None:
         # Ray's workers import svod from where this process imports it
@@ -217,12 +218,11 @@ class _EmbeddedRay:
     def close(self) -> None:
         """Stop Ray, remove its session, and wait until both are done. Processes of it that do not end in time are killed."""
         self._over.set()
-        self._thread.join(OWN_LEAVE_SECONDS)
-        if self._thread.is_alive():
+        if not self._gone.wait(OWN_LEAVE_SECONDS):
             for pid in processes_of(self._directory.path):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            self._thread.join(1.0)
+            self._gone.wait(1.0)
 
 
 # -- carrying ----------------------------------------------------------------------------------------
@@ -550,13 +550,19 @@ class RayExecutor(DispatchingExecutor):
 
 
 def processes_of(directory: str) -> list[int]:
-    """Ids of the processes that name a directory among their arguments; none without /proc."""
-    found = []
+    """Ids of the other processes that name a directory among their arguments, and of their descendants: Ray's workers and agents
+    overwrite their arguments. None without /proc."""
+    parents: dict[int, int] = {}
+    found: set[int] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):      # gone meanwhile
-            if int(entry.name) != os.getpid() and directory.encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
+            pid = int(entry.name)
+            parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            if pid != os.getpid() and directory.encode() in (entry / "cmdline").read_bytes():
+                found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found)
 
 
 def _listens(address: str) -> bool:

@@ -61,8 +61,8 @@ class ExecutorStart:
         self._made: Executor | None = None
         self._closed = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._make, args=(args, kwargs), name="svod-executor-start", daemon=True)
-        self._thread.start()
+        self._done = threading.Event()      # not a join: a thread whose join Ctrl-C interrupts counts as ended, though it runs
+        threading.Thread(target=self._make, args=(args, kwargs), name="svod-executor-start", daemon=True).start()
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -71,11 +71,11 @@ class ExecutorStart:
             self._error = e
         if self._closed and self._made is not None:
             self._made.close()
+        self._done.set()
 
     def result(self, seconds: float | None = None) -> Executor:
         """The executor. Raises what `make_executor` raised, TuneError where it is not there after `seconds`."""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
+        if not self._done.wait(seconds):
             raise TuneError(f"the workers have not started within {seconds:.0f} s; a larger --budget, or a machine that is less busy, "
                             "helps")
         if self._error is not None:
@@ -86,7 +86,6 @@ class ExecutorStart:
     def close(self) -> None:
         """End the executor. One that is still starting ends itself when it is up, or with this process. Idempotent."""
         self._closed = True
-        self._thread.join(CLOSE_SECONDS)
-        if not self._thread.is_alive():
+        if self._done.wait(CLOSE_SECONDS):
             with contextlib.suppress(Exception):    # an executor that did not start needs no end; `result` raises the error
                 self.result().close()

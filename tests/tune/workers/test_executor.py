@@ -16,6 +16,7 @@ import pytest
 from svod.errors import ConfigError, FormatError, TuneError
 from svod.tune.workers import executor as executor_module
 from svod.tune.workers import forkserver
+from svod.tune.workers import start as start_module
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, parse_workers
 from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.machine_lock import MachineLock
@@ -232,6 +233,15 @@ class TestLocal:
             assert batch.poll(0.2) is None, "it waits for a child"
         assert batch.poll(0.0) is not None and is_gone(stopped)
 
+    def test_it_ends_where_no_thread_can_be_started_any_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As at the exit of Python 3.12 and later."""
+        executor = LocalExecutor(1, CONFIG, "TEST")
+        executor.wait_until_ready()
+        server = executor.server().pid
+        monkeypatch.setattr(threading.Thread, "start", None)
+        executor.close()
+        assert is_gone(server)
+
     def test_a_fork_server_that_does_not_answer_makes_room_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(forkserver, "REQUEST_DEADLINE", 0.3)
         with LocalExecutor(1, CONFIG, "TEST") as executor:
@@ -319,6 +329,24 @@ class TestChoosing:
         with pytest.raises(ConfigError):
             failing.result()
         failing.close()
+
+    def test_a_start_that_ctrl_c_interrupts_is_still_waited_for_and_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made, go = InlineExecutor(CONFIG), threading.Event()
+        monkeypatch.setattr(start_module, "make_executor", lambda: [go.wait(LONG), made][1])
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            start = ExecutorStart()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                start.result(LONG)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+        with pytest.raises(TuneError, match="have not started"):
+            start.result(0.0)
+        go.set()
+        start.close()
+        assert made.closed
 
     def test_inline_closes(self) -> None:
         executor = InlineExecutor(CONFIG)

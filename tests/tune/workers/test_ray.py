@@ -101,13 +101,15 @@ r.OWN_LEAVE_SECONDS = 0.5
 e = make_executor("ray:1", config=CONFIG, start_deadline=START)
 assert facts(e)["core"] == 0
 directory = e._embedded._directory.path
-stopped = [p for p in r.processes_of(directory) if "raylet" in open(f"/proc/{p}/comm").read()]
-os.kill(stopped[0], signal.SIGSTOP)
+names = {p: open(f"/proc/{p}/comm").read() for p in r.processes_of(directory)}
+[stopped] = [p for p, name in names.items() if "raylet" in name]
+os.kill(stopped, signal.SIGSTOP)
 e.close()
-while r.processes_of(directory): time.sleep(0.05)
-print(len(stopped))
+print(json.dumps(names))
 """)
-    assert done.stdout == "1\n"
+    names = json.loads(done.stdout)
+    assert any(name.startswith("ray::") for name in names.values()), "workers, which overwrite their arguments"
+    assert all(wait_until(lambda p=p: is_gone(int(p)), 5.0) for p in names)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("embedded", [True, False])
