@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -186,7 +186,7 @@ def _form(argument: Any) -> Any:
     if isinstance(argument, torch.Tensor):
         return (argument.shape, argument.stride() if argument.layout is torch.strided else argument.layout, argument.dtype,
                 argument.device)
-    return type(argument), argument
+    return (type(argument), argument) if isinstance(argument, Hashable) else type(argument)
 
 
 def missing_text(name: str, missing: Sequence[Missing]) -> str:

@@ -195,6 +195,8 @@ class TuneSession:
         except KeyboardInterrupt:
             self.result.interrupted = True
             self._wind_up([s for s in [*searches, *late] if isinstance(s, KernelSearch) and s.key not in self.result.findings])
+            for planned in (searches, late):
+                self._record_unbegun(planned, waiting, INTERRUPTED)
         finally:
             for task in self.tasks:
                 self.db.release_claims(task.key, self.target.key)
@@ -240,14 +242,18 @@ class TuneSession:
                 search = self._begin_again(search, searches, e)
             if search.finished:
                 self._finish(search, searches)
-        for s in list(searches):
-            if isinstance(s, _Planned):
-                if self._claim(s, searches, waiting):
-                    if not self._is_done(s.task):           # `--resume` goes on with it
-                        self.db.end_search(self._begin_record(s.task), BUDGET_SPENT)
-                    self._claims.pop(s.key).release()
-            elif s.key not in self.result.findings:
+        self._record_unbegun(searches, waiting, BUDGET_SPENT)
+        for s in searches:
+            if isinstance(s, KernelSearch) and s.key not in self.result.findings:
                 self._finish(s, searches)
+
+    def _record_unbegun(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask], why: str) -> None:
+        """Record that kernels had no turn, so that `--resume` goes on with them."""
+        for s in list(searches):
+            if isinstance(s, _Planned) and (s.key in self._claims or self._claim(s, searches, waiting)):
+                if s.key not in self._searches and not self._is_done(s.task):
+                    self.db.end_search(self._begin_record(s.task), why)
+                self._claims.pop(s.key).release()
 
     def _begun(self, entry: KernelSearch | _Planned, searches: list[KernelSearch | _Planned],
                waiting: dict[str, KernelTask]) -> KernelSearch | None:

@@ -509,6 +509,8 @@ def test_numbers_that_are_equal_and_of_another_type_are_refused_in_every_call() 
                     run(x, n)
             with pytest.raises(ShapeError, match=r"expected torch\.float32"):
                 run(x.double(), 1)
+            with pytest.raises(ShapeError, match="got ndarray"):
+                run(x.detach().numpy(), 1)
 
 
 def test_exported_modules_take_strided_tensors_on_the_cpu() -> None:

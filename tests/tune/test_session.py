@@ -15,7 +15,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import TuneError
 from svod.tune.db import Measurement, Search, TargetFacts, TuningDB, Verdict
-from svod.tune.db.records import BUDGET_SPENT
+from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
@@ -199,7 +199,8 @@ def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search
         assert result.interrupted and not result.findings and not result.pending
         assert not [k for k in (GEMM, SUM) if db.holder(k.key, TARGET.key)]
         ended = {s.search: s.outcome for s, _ in db.select(Search) if s.ended_at is not None}
-        assert {s.search for s, _ in db.select(Search)} == set(ended) and list(ended.values()) == ["interrupted"]
+        assert {s.search for s, _ in db.select(Search)} == set(ended) and list(ended.values()) == [INTERRUPTED] * 2
+        assert all(was_cut_short(db, k.key, TARGET.key) for k in (GEMM, SUM)), "--resume goes on with both"
 
 
 def test_an_interrupt_keeps_what_was_found_for_a_kernel_that_another_process_gave_back(tmp_path: Any, executor: Executor) -> None:

@@ -134,9 +134,9 @@ def _counts(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
         for k in range(arg[0] if begins else arg):
             count = _in_shared(w, w.temp(f"getelementptr i64, ptr {w.value[src[0]]}, i64 {k}"))
             w.lines.append(f"  call void @{name}({SHARED} {count}{f', i32 {arg[1]}' if begins else ''})")
-        if begins:
-            w.lines.append(f'  call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
     _of_first(w, each)
+    if begins:      # each thread, for what it has written there before
+        w.lines.append(f'  call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
 
 
 def _copy_row(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
