@@ -152,11 +152,12 @@ class _Analysis:
     def total(self, v: UOp) -> UOp | None:
         """E(v) as one float64 expression; None where it is 0."""
         b = self.bounds[v]
-        size = None if b.rel == 0.0 else _abs64(v)
-        if size is not None and v in self.infinite:
-            size = (size < _const(math.inf)).alu(Ops.WHERE, size, _const(0.0))
-        relative = None if size is None else size * _const(b.rel)
-        return _add(relative, b.abs)
+        return _add(None if b.rel == 0.0 else self._finite(v) * _const(b.rel), b.abs)
+
+    def _finite(self, v: UOp) -> UOp:
+        """|v|, or 0 where v is infinite, which does not round."""
+        size = _abs64(v)
+        return (size < _const(math.inf)).alu(Ops.WHERE, size, _const(0.0)) if v in self.infinite else size
 
     def run(self, root: UOp) -> None:
         self.read_as.update(read_as(root))
@@ -415,7 +416,7 @@ class _Analysis:
             p = self._product(src[0], src[1], unit)
             if op is Ops.MUL:
                 return p
-            product = _abs64(src[0]) * _abs64(src[1]) * _const(p.rel)
+            product = self._finite(src[0]) * self._finite(src[1]) * _const(p.rel)
             return p._replace(rel=unit, abs=_add(product, p.abs, self.total(src[2])))
         if op in (Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.ROUND):
             e = self.total(src[0])
@@ -432,14 +433,14 @@ class _Analysis:
 
     def _product(self, x: UOp, y: UOp, unit: float) -> ErrorBound:
         bx, by = self.bounds[x], self.bounds[y]
-        # ∞ · x is a NaN where x is 0
-        infinite = [_abs64(a) < _const(math.inf) for a, b in ((x, by), (y, bx)) if a in self.infinite and not b.is_zero]
-        undecidable = _any(*(finite.alu(Ops.NOT) for finite in infinite))
+        ex, ey = self.total(x), self.total(y)
+        # ∞ · 0 is a NaN, and ∞ · b has the sign of b
+        meets_zero = [(a, self._meets_zero(b, e)) for a, b, e in ((x, y, ey), (y, x, ex)) if a in self.infinite]
+        undecidable = _any(*((_abs64(a) < _const(math.inf)).alu(Ops.NOT) & zero for a, zero in meets_zero if zero is not None))
         if bx.abs is None and by.abs is None:
             return ErrorBound(bx.rel + by.rel + unit, None, undecidable)
-        ex, ey = self.total(x), self.total(y)
         cross = None if ex is None or ey is None else ex * ey
-        error = _add(None if ex is None else ex * _abs64(y), None if ey is None else ey * _abs64(x), cross)
+        error = _add(None if ex is None else ex * self._finite(y), None if ey is None else ey * self._finite(x), cross)
         return ErrorBound(unit, error, undecidable)
 
     def _quotient(self, u: UOp, unit: float) -> ErrorBound:
@@ -448,7 +449,7 @@ class _Analysis:
         if ba.abs is None and bd.abs is None:
             return ErrorBound(ba.rel + bd.rel + unit, None)
         ea, ed = self.total(a) if a is not None else None, self._at_pole(d)
-        above = _add(ea, None if ed is None else ed * _abs64(u))
+        above = _add(ea, None if ed is None else ed * self._finite(u))
         if above is None:
             return ErrorBound(unit)
         error, meets_zero = above / self._least(d, ed), self._meets_zero(d, ed)
@@ -541,10 +542,14 @@ def _read(index: UOp, of_stage: UOp | None) -> UOp | None:
 
 def _any_of(flags: UOp, ranges: Sequence[UOp]) -> UOp | None:
     """Whether `flags` is true anywhere along `ranges`. Each part is computed apart, for the axes that it reads."""
-    if flags.op is Ops.OR:
-        return _any(*(_any_of(f, ranges) for f in flags.src))
-    read = [r for r in _ranges_read(flags) if r in ranges]
-    return _hoisted(UOp(Ops.REDUCE, dtypes.bool, (flags, *read), ("OR", 1)), read) if read else flags
+    parts = (f for f in flags.toposort(gate=lambda n: n.op is Ops.OR) if f.op is not Ops.OR)
+    return _any(*(_any_along(f, ranges) for f in parts))
+
+
+def _any_along(flag: UOp, ranges: Sequence[UOp]) -> UOp:
+    """Whether `flag` is true anywhere along those of `ranges` that it reads."""
+    read = [r for r in _ranges_read(flag) if r in ranges]
+    return _hoisted(UOp(Ops.REDUCE, dtypes.bool, (flag, *read), ("OR", 1)), read) if read else flag
 
 
 def _hoisted(reduce: UOp, ranges: Sequence[UOp]) -> UOp:

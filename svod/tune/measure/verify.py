@@ -399,7 +399,7 @@ def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DTy
     else:
         apart = np.where(got == want, 0.0, np.maximum(np.abs(got.astype(np.float64) - want.astype(np.float64)), 1.0))
     limit = 0.0 if tolerance is None else tolerance
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         excess = np.nan_to_num(apart / np.maximum(limit, TINY), nan=np.inf, posinf=np.inf)
         return np.where((apart == 0.0) | (apart <= limit), 0.0, excess)
 
