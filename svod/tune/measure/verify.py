@@ -394,8 +394,9 @@ def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DTy
             same = (a == b) | (np.isnan(a) & np.isnan(b))
         apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
     elif dtype.kind == "b":
-        # as bytes: a truth value is stored as 0 or 1, nothing else
-        apart = np.abs(got.view(np.uint8).astype(np.float64) - want.view(np.uint8))
+        # as bytes: a truth value is stored as 0 or 1, nothing else, also where either is right
+        stored = got.view(np.uint8)
+        apart = np.where(stored > 1, np.inf, (stored != want.view(np.uint8)).astype(np.float64))
     else:
         apart = np.where(got == want, 0.0, np.maximum(np.abs(got.astype(np.float64) - want.astype(np.float64)), 1.0))
     limit = 0.0 if tolerance is None else tolerance
@@ -404,14 +405,18 @@ def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DTy
         return np.where((apart == 0.0) | (apart <= limit), 0.0, excess)
 
 
-def beyond(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Beyond:
-    """The elements of `got` that are further from `want` than `tolerance` (None: 0); both in memory form, one length."""
+def beyond(got: Array, want: Array, tolerance: Array | float | None, dtype: DType, relative: float = 0.0) -> Beyond:
+    """The elements of `got` that are further from `want` than `tolerance` (None: 0), or than `relative`·|want| where that is more; both in
+    memory form, one length."""
     total, exact = 0, True
     positions, excesses = [np.zeros(0, np.int64)], [np.zeros(0)]
     for start in range(0, got.size, BLOCK):
         a, b = got[start:start + BLOCK], want[start:start + BLOCK]
         exact = exact and a.dtype == b.dtype and _same_bytes(np.ascontiguousarray(a), np.ascontiguousarray(b))
         limit = tolerance[start:start + BLOCK] if isinstance(tolerance, np.ndarray) and tolerance.ndim else tolerance
+        if relative:
+            size = np.abs(to_float(b, dtype).astype(np.float64))
+            limit = np.maximum(0.0 if limit is None else limit, relative * np.where(np.isfinite(size), size, 0.0))
         if exact or _is_near(a, b, limit, dtype):
             continue
         excess = _excess(a, b, limit, dtype)
@@ -556,25 +561,34 @@ def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputS
 
 
 def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseline: Baseline) -> list[Expected]:
-    """What the elements must hold that differ most from the baseline's. Both are within their bound of the true value, so two right ones
-    differ by more than the largest sum of two bounds only where a bound is larger than at all of the sampled points. Where only one of them
-    has a NaN or an infinity, both may be right. Many such places do not hide those where two numbers differ."""
-    tolerances: dict[int, float] = {}
-    for e in reference.expected(number):
-        if e.tolerance is not None:
-            largest = np.max(e.tolerance, initial=0.0, where=np.isfinite(e.tolerance))
-            tolerances[e.slot] = max(float(largest), tolerances.get(e.slot, 0.0))
+    """What the elements must hold that differ most from the baseline's, and by more than is usual. Two right programs may differ by the sum
+    of two bounds, which is known at the sampled points only: the medians of the bounds, and of the bounds by magnitude, stand for the
+    others. Where only one of the programs has a NaN or an infinity, both may be right. Many such places do not hide those where two numbers
+    differ."""
     suspects: list[Expected] = []
     for slot, theirs in baseline.outputs[number].items():
-        mine, dtype, limit = buffers.arrays[slot], reference.kernel.params[slot].dtype, 2 * tolerances.get(slot, 0.0) or None
-        found = beyond(mine, theirs, limit, dtype)
+        mine, dtype = buffers.arrays[slot], reference.kernel.params[slot].dtype
+        limit, relative = _usual_distance([e for e in reference.expected(number) if e.slot == slot], dtype)
+        found = beyond(mine, theirs, limit, dtype, relative)
         places = found.worst
         if found.total > places.size and dtype.is_float:
             numbers = np.isfinite(to_float(mine, dtype)) & np.isfinite(to_float(theirs, dtype))
-            places = np.union1d(places, beyond(mine, np.where(numbers, theirs, mine), limit, dtype).worst)
+            places = np.union1d(places, beyond(mine, np.where(numbers, theirs, mine), limit, dtype, relative).worst)
         if found.total:
             suspects += reference.expected_at(number, slot, places)
     return suspects
+
+
+def _usual_distance(expected: Sequence[Expected], dtype: DType) -> tuple[float, float]:
+    """How far apart two right programs' elements usually are at most, and how far by their magnitude."""
+    bounds = np.concatenate([np.zeros(e.want.size) if e.tolerance is None else e.tolerance for e in expected])
+    finite = np.isfinite(bounds)
+    distance = 2 * float(np.median(bounds[finite])) if finite.any() else 0.0
+    if not dtype.is_float:
+        return distance, 0.0
+    size = np.concatenate([np.abs(to_float(e.want, dtype).astype(np.float64)) for e in expected])
+    known = finite & np.isfinite(size) & (size > 0)
+    return distance, 2 * float(np.median(bounds[known] / size[known])) if known.any() else 0.0
 
 
 def describe(m: Mismatch, slot: int, flat: int, inputs: InputSet) -> str:

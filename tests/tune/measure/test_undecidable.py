@@ -270,6 +270,63 @@ def test_many_undecidable_elements_do_not_hide_a_wrong_one(monkeypatch: pytest.M
     assert result.right is False and f"reals; the worst is element {unseen}" in result.reason
 
 
+def test_an_element_with_a_large_bound_does_not_hide_other_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """a / (a·b - c) where the reference is sampled: next to the pole the bound is 1,000 times that of most elements."""
+    monkeypatch.setattr(module, "FULL_COST", 0)
+    i = axis(0, 20_011)
+    a, b, c = (load(param(slot, 20_011), i) for slot in (1, 2, 3))
+    k = kernel(store(param(0, 20_011), i, a.alu(Ops.FDIV, a * b - c), i))
+    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
+    fused = program(k, contracted(k.ast))
+    assert verify(reference, program(k, k.ast), buffers, keep=baseline).right
+    result = verify(reference, fused, buffers, baseline)
+    assert result.right, result.reason
+    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    [expected] = reference.expected(reals)
+    assert expected.tolerance is not None and expected.flat is not None
+    largest = np.max(expected.tolerance, where=np.isfinite(expected.tolerance), initial=0.0)
+    assert largest > 1000 * np.median(expected.tolerance)
+    size = np.abs(baseline.outputs[reals][0])
+    usual = (size > 0.5) & (size < 1.0)
+    usual[expected.flat] = False
+    unseen = int(np.flatnonzero(usual)[0])
+
+    def one_wrong(arrays: Sequence[Array]) -> None:
+        fused(arrays)
+        if (arrays[1] % 1).any():
+            arrays[0][unseen] += np.float32(largest)
+    result = verify(reference, one_wrong, buffers, baseline)
+    assert result.right is False and f"element {unseen}" in result.reason
+
+
+def test_the_bound_of_a_long_chain_of_quotients_is_short() -> None:
+    """Newton's √y = ½·(√y + y/√y), 40 times, summed: each quotient may be undecidable, and each step reads the one before twice."""
+    i, r = axis(0, 5), axis(1, 7)
+    y = value = load(param(1, 35), i * 7 + r) * load(param(2, 35), i * 7 + r) + 1.5
+    for _ in range(40):
+        value = (value + y.alu(Ops.FDIV, value)) * 0.5
+    k = kernel(store(param(0, 5), i, reduce(value, "ADD", r), i))
+    bound = error_bounds(k.ast)[0]
+    assert bound is not None and len(bound.toposort()) < 100 * len(k.ast.toposort())
+    assert judge(k, program(k, k.ast)).right
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_mask_is_certain_also_where_it_is_scaled_by_what_was_computed(divided: bool) -> None:
+    """exp(x · s) or exp(x / s), where s is z² + ½ and x is -∞ at odd places: the summed rows are certain."""
+    i, r = axis(0, 5), axis(1, 8)
+    z = load(param(2, 5), i)
+    x = (r % 2 < 1).alu(Ops.WHERE, load(param(1, 40), i * 8 + r), UOp.const(F32, float("-inf")))
+    scaled = x.alu(Ops.FDIV if divided else Ops.MUL, z * z + 0.5)
+    k = kernel(store(param(0, 5), i, reduce(scaled.alu(Ops.EXP), "ADD", r), i))
+    reference = Reference(k)
+    for expected in (e for number in range(len(reference.sets)) for e in reference.expected(number)):
+        assert expected.tolerance is not None and (expected.tolerance < 1e-4 * np.abs(expected.want)).all()
+    for run in right_programs(k):
+        assert judge(k, run, reference).right
+    assert judge(k, program(k, with_wrong_index(k)), reference).right is False
+
+
 X, Y = (load(param(slot, 97), axis(0, 97)) for slot in (1, 2))
 CLIPPED = X.alu(Ops.MAX, -1.0).alu(Ops.MIN, 1.0)
 

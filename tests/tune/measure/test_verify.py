@@ -503,3 +503,6 @@ def test_a_truth_value_is_zero_or_one() -> None:
     want = np.array([True, False])
     got = np.array([0xA5, 0], np.uint8).view(to_numpy(dtypes.bool))
     assert compare(got, want, None, dtypes.bool) is not None
+    either = np.full(2, 2.0)        # the bound of a comparison that rounding may decide
+    assert compare(np.array([0, 1], np.uint8).view(to_numpy(dtypes.bool)), want, either, dtypes.bool) is None
+    assert compare(np.array([2, 1], np.uint8).view(to_numpy(dtypes.bool)), want, either, dtypes.bool) is not None
