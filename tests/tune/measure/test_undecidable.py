@@ -244,16 +244,22 @@ def test_nothing_is_said_where_nothing_can_be_compared() -> None:
         assert result.right is None and "rounding decides every element of output 0" in result.reason
 
 
+def sampled(k: Kernel) -> tuple[Reference, GuardedBuffers, Baseline, Run, int]:
+    """What a sampled reference compares with: buffers, the outputs of the program as it is, the program with fused products, which passes
+    and has run last, and the number of the set of reals."""
+    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
+    fused = program(k, contracted(k.ast))
+    assert not reference.full and verify(reference, program(k, k.ast), buffers, keep=baseline).right
+    result = verify(reference, fused, buffers, baseline)
+    assert result.right, result.reason
+    return reference, buffers, baseline, fused, next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+
+
 def test_many_undecidable_elements_do_not_hide_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the reference is sampled, and more elements than are looked at are NaN in one program only."""
     monkeypatch.setattr(module, "FULL_COST", 0)
     k = half_undecidable(20_011)
-    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
-    fused = program(k, contracted(k.ast))
-    assert verify(reference, program(k, k.ast), buffers, keep=baseline).right
-    result = verify(reference, fused, buffers, baseline)
-    assert result.right, result.reason
-    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    reference, buffers, baseline, fused, reals = sampled(k)
     one_is_nan = np.isnan(buffers.arrays[0]) != np.isnan(baseline.outputs[reals][0])
     assert one_is_nan.sum() > 2 * module.POINTS
     flat = reference.expected(reals)[0].flat
@@ -276,12 +282,7 @@ def test_an_element_with_a_large_bound_does_not_hide_other_elements(monkeypatch:
     i = axis(0, 20_011)
     a, b, c = (load(param(slot, 20_011), i) for slot in (1, 2, 3))
     k = kernel(store(param(0, 20_011), i, a.alu(Ops.FDIV, a * b - c), i))
-    reference, buffers, baseline = Reference(k), GuardedBuffers(k), Baseline([])
-    fused = program(k, contracted(k.ast))
-    assert verify(reference, program(k, k.ast), buffers, keep=baseline).right
-    result = verify(reference, fused, buffers, baseline)
-    assert result.right, result.reason
-    reals = next(n for n, s in enumerate(reference.sets) if s.kind == "reals")
+    reference, buffers, baseline, fused, reals = sampled(k)
     [expected] = reference.expected(reals)
     assert expected.tolerance is not None and expected.flat is not None
     largest = np.max(expected.tolerance, where=np.isfinite(expected.tolerance), initial=0.0)
