@@ -16,8 +16,8 @@ drawn inside `Param.vmin`/`vmax`, so that gathers stay inside their tables.
 
 Where evaluating every element would cost more than `FULL_COST`, the reference is *sampled*: 1,024 points are evaluated (corners, borders
 of tiles, random points), and the whole output is compared with that of a *baseline*. The baseline is the heuristic's kernel, else the
-untouched one, and has itself passed at the same points. Where the two differ, the reference is evaluated there as well, and decides: the
-error of an element may be allowed to be larger than that of any sampled point, and the baseline may be the one that is wrong.
+untouched one, and has itself passed at the same points. Where the two differ by more than is usual at these points, the reference is
+evaluated as well, and decides: the error of an element may be allowed to be larger, and the baseline may be the one that is wrong.
 
 Outputs are poisoned before each run (NaN; 0xA5 bytes for integers). Every buffer stands between guard bytes of the same pattern. Inputs,
 and the gaps between the parts of an output that a kernel writes, must be unchanged afterwards. All sets use the same buffers and the same
