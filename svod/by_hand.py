@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from svod.compile.backend import device_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.kernel_form import KernelForm
-from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.callback import functions_of
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import HOST
+from svod.core.machine.target import Target
 from svod.core.schedule.schedule_cache import schedule_of
 from svod.errors import ArgumentError, ScheduleError
-from svod.prepare import buffers_under, complete_config, database, make_unbound_plan
+from svod.prepare import Places, buffers_under, complete_config, database, make_unbound_plan
 from svod.tensor import Tensor
 from svod.tune.hand_kernel import HandKernel
 
@@ -40,11 +38,10 @@ def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, ch
         return _of_plan(source, which, chain, options)
     if not isinstance(source, Tensor):
         raise ArgumentError(f"svod.kernel takes a tensor that is not computed yet, or a plan, got {type(source).__name__}")
-    kernels = _kernels(source, constants)
+    kernels, targets = _kernels(source, constants, options)
     name, found = _chosen(kernels, which, "the tensor is computed by")
     _refuse_library_kernel(name, found)
-    target = device_named(options.device or HOST).backend.target(options.threads).allowing(*options.optimizer.allowed)
-    k = HandKernel.of(found, target, name, lambda: database(options))
+    k = HandKernel.of(found, targets[name], name, lambda: database(options))
     return k.apply(chain) if chain else k
 
 
@@ -63,18 +60,19 @@ def _refuse_library_kernel(name: str, kernel: Kernel) -> None:
                             "t.prepare().kernels[0].asm()")
 
 
-def _kernels(tensor: Tensor, constants: Iterable[Tensor]) -> dict[str, Kernel]:
-    """The kernels of a tensor's graph by the name of their first call."""
+def _kernels(tensor: Tensor, constants: Iterable[Tensor], options: PrepareConfig) -> tuple[dict[str, Kernel], dict[str, Target]]:
+    """The kernels of a tensor's graph, and the target that each is for, by the name of their first call on a device."""
     sink, _, _ = without_binds(graph.sink(tensor.uop))
     fixed = frozenset(graph.base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
-    unbound: UnboundPlan
-    unbound, _, _ = make_unbound_plan(schedule_of(sink, fixed), fixed, functions_of(sink))
-    named: dict[str, Kernel] = {}
+    schedule = schedule_of(sink, fixed)
+    places = Places(schedule, options)
+    unbound, _, _ = make_unbound_plan(schedule, fixed, functions_of(sink), places=places)
+    first: dict[tuple[str, str], str] = {}      # (kernel, device) → name
     for name, call in zip(unbound.names, unbound.calls, strict=True):
-        own = unbound.kernels.get(call.kernel)      # a call of a function of Python has none
-        if own is not None and own not in named.values():
-            named[name] = own
-    return named
+        if call.kernel in unbound.kernels:      # a call of a function of Python has none
+            first.setdefault((call.kernel, call.device or places.main), name)
+    return ({name: unbound.kernels[key] for (key, _), name in first.items()},
+            {name: places.target_of(device) for (_, device), name in first.items()})
 
 
 def _chosen(kernels: dict[str, Kernel], which: int | str | None, what: str) -> tuple[str, Kernel]:

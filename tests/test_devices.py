@@ -382,7 +382,7 @@ def test_an_operation_on_two_devices_names_both(toys: tuple[Counting, Counting])
 
 
 def test_a_device_that_is_not_there(toys: tuple[Counting, Counting]) -> None:
-    with pytest.raises(UnsupportedError, match="the device 'nowhere'"):
+    with pytest.raises(UnsupportedError, match="no device 'nowhere'"):
         Tensor(X).to("nowhere")
 
 

@@ -136,6 +136,7 @@ class Backend(ABC):
 
     name: str
     compilers: tuple[CompilerPair, ...]
+    compiled_only: str | None = None    # why kernels can be compiled for the device and not run, in words; None: they run
     reads_host_memory = True            # kernels read and write NumPy arrays where they lie
     dlpack_device: tuple[int, int] | None = None    # DLPack's type and number of its memory; None: other libraries cannot use it
     load_seconds = 5.0                  # most seconds that a program may take to load: the driver may compile it
@@ -149,6 +150,11 @@ class Backend(ABC):
     def device(self, rest: str) -> Backend | None:
         """The backend of the device that a name means with what follows the colon ('', '0', '1', …); None where there is no such device."""
         return self if rest in ("", "0") else None
+
+    def check_runs(self) -> None:
+        """Raise DeviceError where nothing runs on the device."""
+        if self.compiled_only is not None:
+            raise DeviceError(self.compiled_only)
 
     @property
     def names(self) -> str:
@@ -174,6 +180,10 @@ class Backend(ABC):
     @abstractmethod
     def allocate(self, nbytes: int, touch: bool = True) -> Memory:
         """Memory on the device. `touch`: False for memory that is written before any launch is timed."""
+
+    def has_lost(self, memory: Memory) -> bool:
+        """Whether the content of memory is gone with the device that it was on; another has taken its place."""
+        return False
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         """Copy from an address of the host to one of the device. Asked only of backends that do not read host memory."""
@@ -221,12 +231,12 @@ def device_named(name: str) -> Device:
     """The device that a name means: 'CPU', 'cpu:0', 'CPU:interpreter', 'CUDA:1'. Raises UnsupportedError for one that there is not."""
     base, *rest = name.split(":")
     if base.upper() not in BACKENDS:
-        raise UnsupportedError(f"the device {name!r}: svod has the devices {', '.join(BACKENDS)}; unset SVOD_DEVICE for the CPU")
+        raise UnsupportedError(f"there is no device {name!r}: use one of {', '.join(BACKENDS)}")
     family: Backend = importlib.import_module(BACKENDS[base.upper()]).BACKEND
     pair = next((p for p in family.compilers if rest and rest[-1].lower() == p.name), None)
     backend = family.device(":".join(rest if pair is None else rest[:-1]).lower())
     if backend is None:
-        raise UnsupportedError(f"the device {name!r}: there is one {family.name}; use {family.names}")
+        raise UnsupportedError(f"there is no device {name!r}: use {family.names}")
     return Device(backend, pair or backend.compilers[0])
 
 

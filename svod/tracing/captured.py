@@ -116,7 +116,11 @@ class Captured:
             for number, buffer in (*buffers.items(), *((number, buffer_of(node)) for number, node in nodes.items())):
                 plan.bind_buffer(number, buffer)
             plan.set_variables({n: v for n, v in values.items() if n in plan.variables})
-            plan.execute()
+            try:
+                plan.execute()
+            except LaunchError:     # its device may be gone: the next call has a plan on another
+                self.changed = lambda: "a run that failed"
+                raise
         return rebuild(self.structure, iter(self._tensors(nodes, given, values)))
 
     def _tensors(self, made: Mapping[int, Array | UOp], given: Sequence[Leaf], values: Mapping[str, int]) -> list[Tensor]:

@@ -23,6 +23,7 @@ from svod.core.graph.allocator import LARGE
 from svod.core.graph.buffer import Array, buffer_of
 from svod.core.graph.traits import BUFFERS, EFFECTS, VARIABLES, traits_of
 from svod.core.ir.uop import Ops, UOp, intern_arg
+from svod.errors import LaunchError
 from svod.prepare import Prepared, complete_config, prepare_graph
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, forget_pending
@@ -52,8 +53,12 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
         kept = _plans.get(key)
         if kept is not None:
             _plans.move_to_end(key)
-    if kept is not None and kept.run(tensors, roots, buffers):
-        return
+    try:
+        if kept is not None and kept.run(tensors, roots, buffers):
+            return
+    except LaunchError:     # its device may be gone: a plan that is prepared anew has another, or says what is wrong
+        with _lock:
+            _plans.pop(key, None)
     prepared = prepare_graph(roots, config, inputs=frozenset(buffers))
     if kept is None and _is_small(prepared):
         kept = _Kept(prepared, [graph.shape_of(graph.base_of(r)) for r in roots], buffers, config)

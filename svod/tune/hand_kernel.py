@@ -184,6 +184,7 @@ class HandKernel:
         return self._with(apply_opts(self.untouched().state, finding.chain))
 
     def _session(self, config: BeamConfig, budget: float) -> Any:
+        backend_named(self.state.target.device).check_runs()
         with LocalExecutor(None) as executor:
             return TuneSession([KernelTask(self.state.kernel, name=self.name)], self.state.target, executor=executor, db=self._database(),
                                config=config, budget=ModelBudget(budget), ceilings=self._ceilings).run()
@@ -235,7 +236,8 @@ class HandKernel:
         return self._timing(found.seconds, measurer)
 
     def _built(self, *kernels: HandKernel) -> tuple[WorkerMeasurer, list[Candidate]]:
-        """What measures the kernel, and a candidate for each chain, compiled with passes."""
+        """What measures the kernel, and a candidate for each chain, compiled with passes. Raises DeviceError where nothing runs."""
+        backend_named(self.state.target.device).check_runs()
         measurer = WorkerMeasurer(self.state.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
         candidates = [Candidate(k.state, k.opts, Origin.ACTION) for k in kernels]
         answers = dict(measurer.lower(candidates, 0))

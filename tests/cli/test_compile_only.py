@@ -13,7 +13,7 @@ from svod.compile.cuda import ptxas
 from svod.compile.cuda.code import Nvptx
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan
 from svod.core.ir.dtype import dtypes
-from svod.errors import CompileError
+from svod.errors import CompileError, SvodError
 from svod.tune import capture
 from svod.tune.db import layers
 from tests.compile.lower.test_intrinsics import gemm
@@ -63,7 +63,7 @@ def test_every_state_is_compiled_and_reported(captured: str, tmp_path: Path) -> 
 
 
 def test_a_state_that_is_refused_is_an_error_of_its_own(captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Nvptx, source: str, arch: str) -> tuple[str, bytes, tuple[ptxas.KernelReport, ...]]:
+    def refuse(self: Nvptx, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[ptxas.KernelReport, ...]]:
         if "cp.async.wait.group(i32 1)" in source:      # of three buffers
             raise CompileError("ptxas refuses it")
         return "ptx", b"", ()
@@ -72,6 +72,17 @@ def test_a_state_that_is_refused_is_an_error_of_its_own(captured: str, tmp_path:
     kernel, = report["kernels"]      # type: ignore[misc]
     errors = [s["error"] for s in kernel["states"]]       # type: ignore[index]
     assert status == 1 and None in errors and "ptxas refuses it" in errors and "ptxas refuses it" in output
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--device", "CUDA:sm_90"], "compiles for CUDA:sm_90, which is no device"),
+    (["--device", "CUDA:sm_12", "--compile-only"], "no device 'CUDA:sm_12'"),
+    (["--device", "TPU"], "no device 'TPU'")])
+def test_a_device_that_will_not_do_is_said_before_the_script_runs(captured: str, tmp_path: Path, arguments: list[str], said: str) -> None:
+    script, ran = tmp_path / "model.py", tmp_path / "ran"
+    script.write_text(f"open({str(ran)!r}, 'w')")
+    done = CliRunner().invoke(cli, [*arguments, str(script)])
+    assert isinstance(done.exception, SvodError) and said in str(done.exception) and not ran.exists(), done.output
 
 
 def test_the_table_counts_what_spills() -> None:

@@ -30,8 +30,8 @@ def test_names_of_devices() -> None:
     assert device_named("cpu") == device_named("CPU:0") == device_named("CPU")
     assert device_named("CPU").pair.name == "llvm" and device_named("cpu:Interpreter").pair.name == "interpreter"
     assert len({p.key for p in PAIRS}) == len(PAIRS) == 2
-    for name, said in (("TPU:1", "the device 'TPU:1': svod has the devices CPU, .*; unset SVOD_DEVICE for the CPU"),
-                       ("CPU:1", "there is one CPU; use CPU, CPU:llvm, CPU:interpreter"), ("CPU:gcc", "use CPU, CPU:llvm")):
+    for name, said in (("TPU:1", "no device 'TPU:1': use one of CPU, WEBGPU, CUDA"),
+                       ("CPU:1", "no device 'CPU:1': use CPU, CPU:llvm, CPU:interpreter"), ("CPU:gcc", "use CPU, CPU:llvm")):
         with pytest.raises(UnsupportedError, match=said):
             device_named(name)
 

@@ -191,8 +191,10 @@ def _known(path: Path | None, settings: Settings, target: Target) -> list[CaseRe
 
 
 def _target(prepare: config.PrepareConfig) -> Target:
-    """The device that a configuration names."""
-    return device_named(prepare.device or HOST).backend.target()
+    """The device that a configuration names. Raises DeviceError where nothing runs on it."""
+    backend = device_named(prepare.device or HOST).backend
+    backend.check_runs()
+    return backend.target()
 
 
 def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, prepare: config.PrepareConfig, db: str | None,

@@ -305,7 +305,12 @@ class _TuneRun:
         return self._write_json(status)
 
     def _check_needs(self) -> None:
-        """Raise what would end the command after the script, which may take long. Raises ConfigError, TuneError."""
+        """Raise what would end the command after the script, which may take long. Raises ConfigError, DeviceError, TuneError."""
+        if self.options.address is None:
+            backend = device_named(self.config.device or HOST).backend
+            backend.target()
+            if not self.options.compile_only:
+                backend.check_runs()
         if self.options.lock_path is not None:
             check_replaceable(Path(self.options.lock_path))
         if self.options.address is not None and (self.options.target or not self.options.dry_run):

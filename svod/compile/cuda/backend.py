@@ -33,8 +33,10 @@ class CompileOnly(_Nvidia):
 
     def __init__(self, architecture: Architecture, pair: Nvptx) -> None:
         super().__init__(pair)
-        self.label = f"{DEVICE}:{architecture.name}"
-        self._target = target_of(architecture, architecture.card, self.label)
+        label = f"{DEVICE}:{architecture.name}"
+        self.compiled_only = (f"svod compiles for {label}, which is no device: nothing runs there. On a machine with such a GPU use "
+                              f"SVOD_DEVICE={DEVICE}; svod-tune --compile-only shows what its kernels need")
+        self._target = target_of(architecture, architecture.card, label)
 
     def target(self, threads: int | None = None) -> Target:
         return self._target
@@ -43,11 +45,14 @@ class CompileOnly(_Nvidia):
         return _Nowhere(nbytes)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        """There is nowhere to copy to."""
+        """There is nowhere to copy to: a plan is made all the same."""
+
+    def copy_out(self, host: int, device: int, nbytes: int) -> None:
+        self.check_runs()
 
     def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
               threads: int | None) -> NoDeviceQueue:
-        return NoDeviceQueue(self.label, kernels, variants, addresses)
+        return NoDeviceQueue(self.check_runs, kernels, variants, addresses)
 
 
 class _Nowhere:

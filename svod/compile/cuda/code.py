@@ -14,6 +14,7 @@ from svod.compile.backend import CompilerPair
 from svod.compile.cuda import ptx, ptxas
 from svod.compile.cuda.ptxas import KernelReport
 from svod.compile.cuda.render import render, without_assumptions
+from svod.compile.cuda.targets import capability_of
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.core.machine.target import Target
@@ -58,10 +59,10 @@ class CudaCode:
         """What devices have loaded of it goes with their queues."""
 
 
-def compile_image(ir: str, arch: str) -> tuple[str, bytes, tuple[KernelReport, ...]]:
-    """(kind, image, reports) of LLVM IR: a cubin where there is ptxas, else PTX. Raises CompileError."""
+def compile_image(ir: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+    """(kind, image, reports) of LLVM IR: a cubin where there is ptxas and it is to be `assembled`, else PTX. Raises CompileError."""
     text = ptx.emit_ptx(ir, arch)
-    if ptxas.ptxas_version() is None:
+    if not assembled or ptxas.ptxas_version() is None:
         return PTX, text.encode() + b"\0", ()
     return CUBIN, *ptxas.assemble(text, arch)
 
@@ -84,16 +85,20 @@ class Nvptx(CompilerPair):
         kind, image, reports = self.image_of(source, target.cpu)
         return CudaCode(target.cpu, kind, image, reports, source).pack()
 
-    def image_of(self, source: str, arch: str) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+    def image_of(self, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
         """(kind, image, reports) of LLVM IR."""
-        return compile_image(source, arch)
+        return compile_image(source, arch, assembled)
 
     def load(self, code: bytes, spec: ProgramSpec) -> CudaCode:
         return CudaCode.unpack(code)
 
-    def plain_image(self, code: CudaCode) -> bytes:
-        """The image of a program without assumptions about its arguments."""
-        return self.image_of(without_assumptions(code.source), code.arch)[1]
+    def image_for(self, code: CudaCode, plain: bool, major: int) -> bytes:
+        """The image of a program for a device of this major compute capability; `plain`: without assumptions about its arguments. A cubin
+        is for one major capability; devices of a later one take PTX."""
+        fits = code.kind != CUBIN or capability_of(code.arch)[0] == major
+        if fits and not plain:
+            return code.image
+        return self.image_of(without_assumptions(code.source) if plain else code.source, code.arch, fits)[1]
 
     def optimize(self, source: str, target: Target) -> str:
         return ptx.after_passes(source, target.cpu)

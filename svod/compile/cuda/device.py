@@ -5,6 +5,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 from svod.compile.cuda.driver import Driver, OutOfMemory
@@ -27,7 +28,7 @@ class DeviceMemory:
     """Memory of a device. It goes back to the pool with the object."""
 
     def __init__(self, pool: Pool, nbytes: int) -> None:
-        self.nbytes = nbytes
+        self.pool, self.nbytes = pool, nbytes
         self.address = pool.take(rounded(nbytes))
         self._free = weakref.finalize(self, pool.give, rounded(nbytes), self.address)
         self._free.atexit = False       # the driver frees what a process leaves
@@ -41,10 +42,12 @@ class Pool:
         self.free: dict[int, list[int]] = {}
         self.lock = threading.Lock()
         self.held = 0                   # bytes of the driver's
+        self._given: deque[tuple[int, int]] = deque()       # (size, address) of pieces that are not in `free` yet
 
     def take(self, size: int) -> int:
         """The address of `size` bytes. Raises DeviceError where the device has too little memory."""
         with self.lock:
+            self._sort()
             waiting = self.free.get(size)
             if waiting:
                 return waiting.pop()
@@ -62,12 +65,18 @@ class Pool:
             return address
 
     def give(self, size: int, address: int) -> None:
-        """Keep memory for the next who needs as much."""
+        """Keep memory for the next who needs as much. Without waiting: the thread that holds the lock may be this one, inside a
+        collection."""
         if os.getpid() == self.device.process:
-            with self.lock:
-                self.free.setdefault(size, []).append(address)
+            self._given.append((size, address))
+
+    def _sort(self) -> None:
+        while self._given:
+            size, address = self._given.popleft()
+            self.free.setdefault(size, []).append(address)
 
     def _return(self, driver: Driver) -> None:
+        self._sort()
         for size, waiting in self.free.items():
             for address in waiting:
                 driver.free(address)
@@ -86,6 +95,7 @@ class GpuDevice:
         self.driver, self.ordinal, self.process = driver, ordinal, os.getpid()
         self.handle = driver.device(ordinal)
         self.name = driver.name(self.handle)
+        self.capability = driver.attribute(self.handle, "major"), driver.attribute(self.handle, "minor")
         self.context = driver.retain_context(self.handle)
         self.pool = Pool(self)
         self.lock = threading.RLock()       # of the stream: who holds it puts work there
@@ -106,7 +116,7 @@ class GpuDevice:
 
     def architecture(self) -> Architecture:
         """The architecture whose code the device runs."""
-        return architecture_of(self.driver.attribute(self.handle, "major"), self.driver.attribute(self.handle, "minor"))
+        return architecture_of(*self.capability)
 
     def target(self) -> Target:
         """The device as a target, from what the driver says of it."""

@@ -7,7 +7,7 @@
 A graph holds addresses and values: what is bound or set anew makes it void."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from svod.compile.cuda.alignment import WIDEST
@@ -143,15 +143,16 @@ class CudaQueue(LaunchRecords):
         assert isinstance(code, CudaCode)
         key = id(code), plain
         if key not in self._modules:
-            self._modules[key] = Module(self.device, self.pair.plain_image(code) if plain else code.image)
+            self._modules[key] = Module(self.device, self.pair.image_for(code, plain, self.device.capability[0]))
         return self._modules[key]
 
 
 class NoDeviceQueue(LaunchRecords):
-    """The launches of a plan that was only compiled."""
+    """The launches of a plan that was only compiled. `refuse` raises what says so."""
 
-    def __init__(self, name: str, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
-        self.name = name
+    def __init__(self, refuse: Callable[[], None], kernels: Sequence[PreparedKernel], variants: Sequence[Variant],
+                 addresses: Sequence[int]) -> None:
+        self.refuse = refuse
         super().__init__(kernels, variants, addresses)
 
     def once_launches(self, kernel: int) -> Launches:
@@ -161,5 +162,4 @@ class NoDeviceQueue(LaunchRecords):
         self.run(launches, times)
 
     def run(self, launches: Launches, times: int) -> None:
-        raise DeviceError(f"the plan was compiled for {self.name}, which is no device: it cannot run. On a machine with such a GPU use "
-                          "SVOD_DEVICE=CUDA")
+        self.refuse()

@@ -70,21 +70,27 @@ ARCHITECTURES: Mapping[str, Architecture] = {a.name: a for a in (
     Architecture("sm_90a", 80, (*_HOPPER, "wgmma"), _H100),
     # LLVM 22 ends the process over some vectors of 32 integers for sm_100, where pairs of them are registers
     Architecture("sm_100", 80, _HOPPER, Card("B200", 148, 2048, 32, 228 * KIB, 227 * KIB, 256 * KIB, 126 * MIB, 1.85e9, 7.7e12), "sm_90"),
+    Architecture("sm_120", 80, _HOPPER,
+                 Card("RTX 5090", 170, 1536, 24, 100 * KIB, 99 * KIB, 128 * KIB, 96 * MIB, 2.41e9, 1.792e12), "sm_90"),
 )}
+
+
+def capability_of(name: str) -> tuple[int, int]:
+    """The compute capability, (9, 0), of an architecture, sm_90 or sm_90a."""
+    return divmod(int(name.removeprefix("sm_").removesuffix("a")), 10)
 
 
 def architecture_of(major: int, minor: int) -> Architecture:
     """The architecture whose code a device of a compute capability runs best. Raises DeviceError for one that is too old."""
     known = [a for a in ARCHITECTURES.values() if not a.name.endswith("a")]
-    capabilities = {a.name: divmod(int(a.name[3:]), 10) for a in known}
-    exact = next((a for a in known if capabilities[a.name] == (major, minor)), None)
+    exact = next((a for a in known if capability_of(a.name) == (major, minor)), None)
     if exact is not None:
         return ARCHITECTURES.get(exact.name + "a", exact)
-    fitting = [a for a in known if capabilities[a.name] <= (major, minor)]
+    fitting = [a for a in known if capability_of(a.name) <= (major, minor)]
     if not fitting:
         raise DeviceError(f"the GPU has compute capability {major}.{minor}; svod needs 7.5 or later (Turing, 2018): use the CPU, "
                           "unset SVOD_DEVICE")
-    same = [a for a in fitting if capabilities[a.name][0] == major]
+    same = [a for a in fitting if capability_of(a.name)[0] == major]
     return (same or fitting)[-1]
 
 

@@ -13,8 +13,9 @@ from svod.compile.webgpu.code import WebGpuCode
 from svod.compile.webgpu.device import GpuMemory, device
 from svod.compile.webgpu.queue import WebGpuQueue
 from svod.compile.webgpu.render import read_modules, render
+from svod.core.graph.buffer import Memory
 from svod.core.machine.target import Target
-from svod.errors import CompileError
+from svod.errors import CompileError, UnsupportedError
 
 
 class Wgsl(CompilerPair):
@@ -34,6 +35,12 @@ class Wgsl(CompilerPair):
             return WebGpuCode(code.decode(), spec)
         except UnicodeDecodeError as error:
             raise CompileError(f"this is no text of WGSL: {error}") from error
+
+    def assemble(self, source: str, target: Target) -> str:
+        raise UnsupportedError("the driver makes machine code of WGSL and does not show it; llvm(True) shows the WGSL")
+
+    def disassemble(self, code: bytes, target: Target) -> str:
+        return self.assemble("", target)
 
     def optimize(self, source: str, target: Target) -> str:
         return "\n".join(f"// phase {k}\n{forms.aligned.wgsl}" for k, forms in enumerate(read_modules(source)))
@@ -55,6 +62,9 @@ class WebGpu(GroupBackend):
 
     def allocate(self, nbytes: int, touch: bool = True) -> GpuMemory:
         return GpuMemory(device(), nbytes)
+
+    def has_lost(self, memory: Memory) -> bool:
+        return isinstance(memory, GpuMemory) and bool(memory.device.lost)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         _device().write(device, host, nbytes)

@@ -24,7 +24,6 @@ class Pipeline:
         except Exception as error:      # wgpu's own, of several kinds
             raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
 
-
     def _warm(self, made: Device) -> None:
         """Launch one group that does nothing: drivers compile what is launched for the first time."""
         uniform, storage = made.nothing
@@ -47,13 +46,13 @@ class WebGpuCode:
         self.spec, self.modules = spec, read_modules(source)
         if len(self.modules) != len(spec.phases):
             raise CompileError(f"the code has {len(self.modules)} phases, the program {spec.name} {len(spec.phases)}")
-        self._pipelines: dict[tuple[int, int, bool], Pipeline] = {}
+        self._pipelines: dict[tuple[int, int, bool], Pipeline] = {}     # by the first address of the device, which no other has
         for number in range(len(self.modules)):
             self.pipeline(device(), number, aligned=True)
 
     def pipeline(self, made: Device, phase: int, aligned: bool) -> Pipeline:
         """The pipeline of a phase, for arguments that begin where bindings may, or for any."""
-        key = (id(made), phase, aligned)
+        key = (made.first, phase, aligned)
         pipeline = self._pipelines.get(key)
         if pipeline is None:
             forms = self.modules[phase]

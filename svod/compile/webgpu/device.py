@@ -1,7 +1,8 @@
 """The device of this process: its memory and copies.
 
 An address is a number: buffers lie one after the other in a range of addresses of their own, so that what is planned with addresses and
-offsets (`svod.compile.plan`) needs to know nothing of buffers.
+offsets (`svod.compile.plan`) needs to know nothing of buffers. No address is given out twice: one of a device that was lost is no address
+of the next.
 
     allocate(1000) → address a        a + 256 → (buffer, 256)
 """
@@ -14,6 +15,8 @@ import os
 import threading
 import weakref
 from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from svod.compile.webgpu.adapter import LIMITS, NAME, WISHED, adapter, package
@@ -35,9 +38,10 @@ class GpuMemory:
 
 
 class Device:
-    """A wgpu device. `lost`: why it cannot be used any more."""
+    """A wgpu device. Its addresses begin at `first`; the device of those before was lost because of `before`. `lost`: why this one cannot
+    be used any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = FIRST, before: str = "") -> None:
         wgpu = package()
         self.adapter = adapter()
         wished = [f for f in WISHED if f in self.adapter.features]
@@ -45,7 +49,7 @@ class Device:
         try:
             self.wgpu = self.adapter.request_device_sync(required_features=wished, required_limits=limits)
         except Exception as error:      # wgpu's own, of several kinds
-            raise DeviceError(f"{NAME}: the adapter {self.adapter.info['device']} gives no device: {_first_line(error)}") from error
+            raise DeviceError(f"{NAME}: the adapter {self.adapter.info['device']} gives no device: {error_text(error)}") from error
         self.queue = self.wgpu.queue
         self.has_timestamps = "timestamp-query" in wished
         self.alignment = int(self.wgpu.limits["min-storage-buffer-offset-alignment"])
@@ -54,9 +58,11 @@ class Device:
         self.tick = self._seconds_per_tick()
         self.process = os.getpid()
         self.lost = ""
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()            # of what reads by way of the staging buffer
         self._usage = wgpu.BufferUsage
-        self._next = FIRST
+        self.first, self.before, self.next = first, before, first
+        self._table = threading.Lock()          # of the lists of buffers
+        self._unused: deque[int] = deque()      # addresses of buffers that nobody needs any more
         self._starts: list[int] = []
         self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
         self._staging: Any = None
@@ -79,6 +85,22 @@ class Device:
                 {"binding": n, "visibility": package().ShaderStage.COMPUTE, "buffer": {"type": t}} for n, t in enumerate(types)])
         return layout
 
+    @contextlib.contextmanager
+    def trying(self, what: str) -> Iterator[None]:
+        """Do something with the device. Raises LaunchError where that fails, and remembers whether the device was lost."""
+        if self.lost:
+            raise LaunchError(f"this plan's device {NAME} is gone: {self.lost}; prepare the plan again")
+        try:
+            yield
+        except LaunchError:
+            raise
+        except Exception as error:      # wgpu's own, of several kinds
+            said = error_text(error)
+            if "lost" in said.lower():
+                self.lost = said
+            again = "; prepare the plan again, on a device that is opened anew" if self.lost else ""
+            raise LaunchError(f"{NAME} failed while {what}: {said}{again}") from error
+
     # -- memory -----------------------------------------------------------------------------------
     def make(self, nbytes: int) -> int:
         """The address of a new buffer. Raises LaunchError where the device has no room for it."""
@@ -88,35 +110,44 @@ class Device:
             raise LaunchError(f"{nbytes} bytes of memory on {NAME}: a buffer of this device has at most {most} bytes; use smaller "
                               "tensors, or the CPU (unset SVOD_DEVICE)")
         usage = self._usage.STORAGE | self._usage.COPY_SRC | self._usage.COPY_DST
-        with self.lock:
-            try:
+        with self._table:
+            self._destroy_unused()
+            with self.trying(f"it was asked for {nbytes} bytes of memory"):
                 buffer = self.wgpu.create_buffer(size=size, usage=usage)
-            except Exception as error:
-                raise LaunchError(f"{NAME} has no memory of {nbytes} bytes: {_first_line(error)}") from error
-            address = self._next
-            self._next += -(-(size + 1) // GRAIN) * GRAIN
+            address = self.next
+            self.next += -(-(size + 1) // GRAIN) * GRAIN
             self._starts.append(address)
             self._buffers.append((buffer, size))
         return address
 
     def free(self, address: int) -> None:
-        """Give a buffer back."""
-        with self.lock:
-            number = bisect_right(self._starts, address) - 1
+        """Give a buffer back. Without waiting: the thread that has the lists may be this one, inside a collection."""
+        self._unused.append(address)
+        if self._table.acquire(blocking=False):
+            try:
+                self._destroy_unused()
+            finally:
+                self._table.release()
+
+    def _destroy_unused(self) -> None:
+        while self._unused:
+            number = bisect_right(self._starts, self._unused.popleft()) - 1
             buffer, _ = self._buffers.pop(number)
             self._starts.pop(number)
-        if self.process == os.getpid() and not self.lost:       # a forked child has no such buffer
-            buffer.destroy()
+            if self.process == os.getpid() and not self.lost:       # a forked child has no such buffer
+                buffer.destroy()
 
     def find(self, address: int) -> tuple[Any, int, int]:
         """The buffer at an address: (buffer, offset, bytes from there to its end). Raises LaunchError for an address of nothing."""
-        with self.lock:
+        with self._table:
             number = bisect_right(self._starts, address) - 1
             if number >= 0:
                 buffer, size = self._buffers[number]
                 offset = address - self._starts[number]
                 if offset <= size:
                     return buffer, offset, size - offset
+        if address < self.first:
+            raise LaunchError(f"values on {NAME} are gone with its device ({self.before}): compute them again from tensors of the CPU")
         raise LaunchError(f"the address {address:#x} is no memory of {NAME}")
 
     # -- copies -----------------------------------------------------------------------------------
@@ -129,11 +160,13 @@ class Device:
         if before or after:         # whole words are written: their other bytes are read first
             words = bytearray(self.bytes_at(address - before, before + nbytes + after))
             words[before:before + nbytes] = ctypes.string_at(host, nbytes)
-            self.queue.write_buffer(buffer, offset - before, words)
+            with self.trying("values were copied to it"):
+                self.queue.write_buffer(buffer, offset - before, words)
             return
-        for at in range(0, nbytes, STAGING):
-            part = (ctypes.c_uint8 * min(STAGING, nbytes - at)).from_address(host + at)
-            self.queue.write_buffer(buffer, offset + at, part)
+        with self.trying("values were copied to it"):
+            for at in range(0, nbytes, STAGING):
+                part = (ctypes.c_uint8 * min(STAGING, nbytes - at)).from_address(host + at)
+                self.queue.write_buffer(buffer, offset + at, part)
 
     def read(self, host: int, address: int, nbytes: int) -> None:
         """Copy to the host's memory, after everything that was submitted before."""
@@ -144,7 +177,7 @@ class Device:
         if before or after:
             ctypes.memmove(host, self.bytes_at(address - before, before + nbytes + after)[before:before + nbytes], nbytes)
             return
-        with self.lock:
+        with self.lock, self.trying("values were copied from it"):
             for at in range(0, nbytes, STAGING):
                 self._read_part(host + at, address + at, min(STAGING, nbytes - at))
 
@@ -174,15 +207,10 @@ class Device:
         self.wgpu._poll_wait()
 
 
-def _first_line(error: BaseException) -> str:
-    """What an error of wgpu says, without the list of its causes."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in ("Validation Error", "Caused by:")]
-    return " ".join(lines)[:2000] or type(error).__name__
-
-
 def error_text(error: BaseException) -> str:
     """What an error of wgpu says, in one line."""
-    return _first_line(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in ("Validation Error", "Caused by:")]
+    return " ".join(lines)[:2000] or type(error).__name__
 
 
 _device: Device | None = None
@@ -195,7 +223,8 @@ def device() -> Device:
     global _device
     with _lock:
         if _device is None or _device.lost:
-            _device = Device()
+            gone = _device or (_abandoned[-1] if _abandoned else None)
+            _device = Device() if gone is None else Device(gone.next + GRAIN, gone.lost)
         return _device
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
-from svod.compile.webgpu.adapter import NAME, package
+from svod.compile.webgpu.adapter import package
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import Device, device, error_text
+from svod.compile.webgpu.device import Device, device
 from svod.compile.webgpu.render import groups_of, launch_bytes
 from svod.errors import LaunchError
 
@@ -85,12 +85,10 @@ class WebGpuQueue(LaunchRecords):
     def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None) -> None:
         """Submit launches `times` times and wait."""
         made = self.device
-        if made.lost:
-            raise LaunchError(f"this plan's device {NAME} is gone: {made.lost}; prepare the plan again")
         todo = [launch for launch in phases if self.ranges[launch][0] < self.ranges[launch][1]]
         if not todo or times < 1:
             return
-        try:
+        with made.trying(f"{', '.join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in todo[:8]))} ran"):
             for launch in self._stale.intersection(todo):
                 self._write_numbers(launch)
             ready = [(*self._group(launch), *self._dimensions(launch)) for launch in todo]
@@ -106,12 +104,6 @@ class WebGpuQueue(LaunchRecords):
                 compute.end()
                 made.queue.submit([encoder.finish()])
             made.wait()
-        except LaunchError:
-            raise
-        except Exception as error:      # wgpu's own, of several kinds
-            names = ", ".join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in todo[:8]))
-            made.lost = error_text(error)
-            raise LaunchError(f"{NAME} failed while {names} ran: {made.lost}; prepare the plan again") from error
 
     def _dimensions(self, launch: Launch) -> tuple[int, int]:
         begin, end = self.ranges[launch]

@@ -56,6 +56,7 @@ class Space(Protocol):
     """The memory of a device that does not read the host's (`svod.compile.backend.Backend`)."""
 
     def allocate(self, nbytes: int, touch: bool = True) -> Memory: ...
+    def has_lost(self, memory: Memory) -> bool: ...
     def copy_in(self, device: int, host: int, nbytes: int) -> None: ...
     def copy_out(self, host: int, device: int, nbytes: int) -> None: ...
 
@@ -187,7 +188,7 @@ class Buffer:
         svod can write to the array. `content` False: it need not be there yet."""
         with _placing:
             place = self._place
-            if place is None or place.space is not space:
+            if place is None or place.space is not space or (not place.ahead and space.has_lost(place.memory)):
                 if place is not None and place.ahead:
                     self._fetch()
                 place = self._place = _Place(space, space.allocate(max(1, self.nbytes)))

@@ -165,7 +165,7 @@ class Interpreted(Nvptx):
 
     key = "LLVM IR for NVIDIA's GPUs, emulated"     # type: ignore[assignment]
 
-    def image_of(self, source: str, arch: str) -> tuple[str, bytes, tuple[KernelReport, ...]]:
+    def image_of(self, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
         return "ir", source.encode(), ()
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from svod import Tensor, Variable
 from svod.compile.backend import backend_named, device_named
 from svod.compile.cuda import driver as driver_module
 from svod.compile.cuda import ptxas
-from svod.compile.cuda.code import CudaCode
+from svod.compile.cuda.code import CudaCode, Nvptx
+from svod.compile.cuda.device import DeviceMemory
 from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, architecture_of
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -60,8 +62,12 @@ def test_a_plan_is_compiled_where_there_is_no_device() -> None:
     assert isinstance(code, CudaCode) and code.arch == "sm_90"
     if ptxas.ptxas_version() is not None:
         assert code.kind == "cubin" and code.image[:4] == b"\x7fELF" and all(r.registers > 0 for r in code.reports)
-    with pytest.raises(DeviceError, match=r"compiled for CUDA:sm_90.*SVOD_DEVICE=CUDA"):
-        plan.execute()
+    there = Tensor(X).to("CUDA:sm_90")
+    k = svod.kernel((there @ W).relu())
+    assert k.state.target.cpu == "sm_90", "the device of the tensor"
+    for asked in (plan.execute, there.numpy, k.time, k.check, lambda: k.search(2, 1.0)):
+        with pytest.raises(DeviceError, match=r"compiles for CUDA:sm_90, which is no device.*SVOD_DEVICE=CUDA"):
+            asked()
 
 
 def test_what_is_compiled_for_is_another_target_than_a_device() -> None:
@@ -102,9 +108,22 @@ def test_what_the_driver_says_is_in_the_error() -> None:
 
 
 def test_architectures_of_devices() -> None:
-    assert architecture_of(9, 0).name == "sm_90a" and architecture_of(8, 7).name == "sm_86" and architecture_of(12, 0).name == "sm_100"
+    assert architecture_of(9, 0).name == "sm_90a" and architecture_of(8, 7).name == "sm_86"
+    assert architecture_of(10, 3).name == "sm_100" and architecture_of(12, 1).name == "sm_120" == architecture_of(13, 0).name
     with pytest.raises(DeviceError, match=r"7\.0.*needs 7\.5"):
         architecture_of(7, 0)
+
+
+def test_a_device_of_a_later_capability_gets_ptx() -> None:
+    """A cubin is for the minor capabilities of one major one."""
+    pair = device_named("CUDA:sm_120").pair
+    assert isinstance(pair, Nvptx)
+    code = svod.kernel(Tensor(X) + 1, config=replace(CONFIG, device="CUDA:sm_120")).apply("UPCAST(o0, 2)")._form
+    binary = CudaCode.unpack(pair.compile(code.source, code.target))
+    assert pair.image_for(binary, plain=False, major=12) == binary.image
+    later = pair.image_for(binary, plain=False, major=13)
+    assert b".target sm_90\n" in later and later.endswith(b"\0") and b".v2." in later
+    assert b".v2." not in pair.image_for(binary, plain=True, major=13)
 
 
 def test_without_ptxas_the_driver_gets_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +246,21 @@ def test_memory_is_used_again_and_given_back_where_it_runs_out(fake: FakeDriver)
     with pytest.raises(DeviceError, match=r"fake GPU 0 has no .* bytes of memory left; this process holds"):
         device.allocate(50_000)
     assert whole.address
+
+
+def test_memory_comes_back_inside_a_collection(fake: FakeDriver) -> None:
+    """The collector runs also in the thread that asks for memory."""
+    pool = backend_named("CUDA").allocate(100).pool     # type: ignore[attr-defined]
+    memory = [DeviceMemory(pool, 30_000)]
+    address = memory[0].address
+
+    def collected() -> None:
+        with pool.lock:
+            memory.clear()
+    thread = threading.Thread(target=collected, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive() and DeviceMemory(pool, 30_000).address == address
 
 
 def test_an_error_in_a_kernel_names_it(fake: FakeDriver) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.webgpu.device import GpuMemory, device
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
 from svod.core.machine.target import Target
+from svod.errors import LaunchError
 
 CONFIG = PrepareConfig(device="WEBGPU", db=":none:")
 RNG = np.random.default_rng(0)
@@ -74,3 +77,40 @@ def test_odd_sizes_and_types_are_copied(webgpu: Target) -> None:
         there = Tensor(values).to("WEBGPU").realize()
         np.testing.assert_array_equal(there.numpy(), values)
         np.testing.assert_array_equal(there.flip(0).to("CPU").numpy(), values[::-1])
+
+
+def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture) -> None:
+    """What lay on it alone is gone, and says so. All else is computed on the next one, which takes no address of the old one for its."""
+    a = RNG.standard_normal((3, 4)).astype(np.float32)
+    x = Tensor(a)
+    there, kept = (x.to("WEBGPU") * 2).realize(), x.to("WEBGPU")
+    f = svod.jit(lambda v: (v.to("WEBGPU") @ Tensor(a.T).to("WEBGPU")).to("CPU"))
+    plan = (there + 1).prepare(CONFIG)
+    for run in (plan.execute, lambda: (kept + 1).numpy(), lambda: f(a)):
+        run()
+    lost = device()
+    lost.wgpu.destroy()
+    with pytest.raises(LaunchError, match=r"WEBGPU failed while .* ran: .*lost.*; prepare the plan again"):
+        plan.execute()
+    np.testing.assert_array_equal((kept + 1).numpy(), a + 1)
+    assert device() is not lost and device().first > lost.next - 1
+    for gone in (there.numpy, lambda: (there + 1).numpy(), plan.execute):
+        with pytest.raises(LaunchError, match="gone"):
+            gone()
+    with pytest.raises(LaunchError, match="gone"):
+        f(a)
+    np.testing.assert_allclose(f(a).numpy(), a @ a.T, rtol=1e-5)
+    np.testing.assert_array_equal((Tensor(a) + 2).realize(CONFIG).numpy(), a + 2)
+
+
+def test_memory_comes_back_inside_a_collection(webgpu: Target) -> None:
+    """The collector runs also in the thread that asks for memory: it is given back later."""
+    made = device()
+    memory = [GpuMemory(made, 100)]
+    address = memory[0].address
+    with made._table:
+        memory.clear()
+    again = GpuMemory(made, 100)
+    with pytest.raises(LaunchError, match="is no memory"):
+        made.find(address)
+    assert made.find(again.address)[1:] == (0, 112)
