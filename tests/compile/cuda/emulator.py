@@ -2,13 +2,14 @@
 
     ptr addrspace(3), addrspacecast            ptr, the same pointer
     call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
-    cp.async                                   noted, and done when the thread waits for it; a thread that ends without is an error
-    cp.async.bulk                              noted with its mbarrier, and done when a thread waits for the end of its phase
+    cp.async                                   noted, and done at once or when the thread waits for it; a thread that ends without is an error
+    cp.async.bulk                              noted with its mbarrier, and done at once or when a thread waits for the end of its phase
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
     assembly with wgmma                        the same, of the threads of a warpgroup
 
-LLVM's coroutine passes cut a kernel where it suspends. The threads of a block run one after another, in an order drawn from a seed, each
-up to where it waits. What a warp computes together NumPy computes when all its threads have arrived. Threads that wait at different places
+LLVM's coroutine passes cut a kernel where it suspends. One warp is as far ahead of the next as it can get, in an order drawn from a seed; its
+threads run one after another, each up to where it waits. Which asynchronous copies are done at once is drawn too: who reads what is still
+under way, and who copies over what others still read, are both found out. What a warp computes together NumPy computes when all its threads have arrived. Threads that wait at different places
 where all have to wait at one are an error. Shared memory starts as NaNs."""
 from __future__ import annotations
 
@@ -82,15 +83,24 @@ class DeviceFault(CompileError):
     """A kernel does what no GPU may be asked to do."""
 
 
-Copies = list[list[tuple[int, int, int]]]       # (to, from, bytes), those committed together; the last are open
+Copies = list[list[tuple[int, int, int]]]       # (to, from, bytes left to copy), those committed together; the last are open
 _copies: dict[int, Copies] = {}                 # by the address of a thread's context
 _faults: list[str] = []
+_draws = random.Random(0)                       # of the module that runs
+
+
+def _left(to: int, source: int, nbytes: int) -> int:
+    """The bytes of a copy that are left to be copied later: it is done at once, or as late as may be."""
+    if _draws.random() < 0.5:
+        return nbytes
+    ctypes.memmove(to, source, nbytes)
+    return 0
 
 
 def _started(thread: int, to: int, source: int, nbytes: int) -> None:
     if to % nbytes or source % nbytes:
         _faults.append(f"cp.async of {nbytes} bytes at an address that is no multiple of them")
-    _copies.setdefault(thread, [[]])[-1].append((to, source, nbytes))
+    _copies.setdefault(thread, [[]])[-1].append((to, source, _left(to, source, nbytes)))
 
 
 def _waited(thread: int, number: int) -> None:
@@ -112,13 +122,13 @@ class Counted:
     def __init__(self, arrivals: int):
         self.arrivals = self.to_come = arrivals
         self.nbytes = self.phase = 0
-        self.rows: list[tuple[int, int, int]] = []
+        self.rows: list[tuple[int, int, int, int]] = []     # (to, from, bytes, bytes left to copy)
 
     def has_ended(self, parity: int) -> bool:
-        """Whether the phase of a parity has. What is under way arrives now, no sooner."""
+        """Whether the phase of a parity has. What is under way arrives now."""
         if self.to_come == 0:
-            for to, source, nbytes in self.rows:
-                ctypes.memmove(to, source, nbytes)
+            for to, source, nbytes, left in self.rows:
+                ctypes.memmove(to, source, left)
                 self.nbytes -= nbytes
             self.rows.clear()
             if self.nbytes == 0:
@@ -157,7 +167,7 @@ def _row(to: int, source: int, nbytes: int, at: int) -> None:
     if at not in _counts:
         _faults.append("there is no mbarrier")
     else:
-        _counts[at].rows.append((to, source, nbytes))
+        _counts[at].rows.append((to, source, nbytes, _left(to, source, nbytes)))
 
 
 _STARTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(_started)
@@ -337,6 +347,8 @@ class Emulated:
 
     def launch(self, symbol: str, grid: tuple[int, int], block: int, shared: int, numbers: Sequence[int]) -> None:
         """Run a grid of blocks, in any order. `shared`: bytes that the kernel does not declare; `numbers`: its arguments."""
+        global _draws
+        _draws = self.rng
         pointers = self.pointers[symbol]
         start = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_void_p] * pointers,
                                  *[ctypes.c_int64] * (len(numbers) - pointers))(self.engine.get_function_address(symbol))
@@ -369,12 +381,14 @@ class Emulated:
         handles = [0] * block
         for thread in self._order(range(block)):
             handles[thread] = start(base + thread * words * 4, *numbers)
-        waiting = self._waiting(range(block), handles)
-        while waiting:
-            ready = self._meet(waiting, contexts, handles)
+        warps = [self._waiting(range(first, min(first + WARP, block)), handles) for first in range(0, block, WARP)]
+        order = self._order(range(len(warps)))
+        while any(warps):
+            ready = next(filter(None, (self._of_warp(n, warps, contexts) for n in order)), None) or self._of_block(warps, contexts)
             for thread in self._order(ready):
                 _resume(handles[thread], 0)
-            waiting = self._waiting(waiting, handles)
+            for n in {t // WARP for t in ready}:
+                warps[n] = self._waiting(warps[n], handles)
         for handle in handles:
             _resume(handle, 1)
         under_way = any(group for own in _copies.values() for group in own)
@@ -396,35 +410,31 @@ class Emulated:
         """The threads that have not ended."""
         return [t for t in threads if ctypes.c_void_p.from_address(handles[t]).value]
 
-    def _meet(self, waiting: list[int], contexts: Array, handles: Sequence[int]) -> list[int]:
-        """The threads that go on: those of a warp that have all arrived at what it does together, else all, at a barrier."""
-        alive = set(waiting)
-        ready = self._at_mbarriers(waiting, contexts)
-        if ready:
+    def _of_warp(self, number: int, warps: Sequence[list[int]], contexts: Array) -> list[int]:
+        """The threads that go on, of a warp or of its warpgroup: those that have all arrived at what they do together."""
+        warp = warps[number]
+        ready = self._at_mbarriers(warp, contexts)
+        sites = {int(contexts[t, 8]) for t in warp}
+        names = {self.sites[s] for s in sites}
+        if ready or not warp or (len(sites) == 1 and names <= {BARRIER, TRY_WAIT}):
             return ready
-        for first in range(0, len(handles), WARP):
-            warp = [t for t in range(first, min(first + WARP, len(handles))) if t in alive]
-            sites = {int(contexts[t, 8]) for t in warp}
-            names = {self.sites[s] for s in sites}
-            if not warp or (len(names) == 1 and names <= {BARRIER, TRY_WAIT} and len(sites) == 1):
-                continue
-            if any(name.startswith("wgmma") for name in names):
-                if first % WARPGROUP == 0:
-                    ready += self._warpgroup(first, alive, contexts)
-                continue
-            if len(sites) > 1 or len(warp) < min(WARP, len(handles) - first):
-                raise DeviceFault(f"the threads of a warp wait at {', '.join(sorted(names))}, {len(sites)} places; {len(warp)} of them do")
-            collective(names.pop(), contexts[warp[0]:warp[-1] + 1, OPERANDS:WORDS])
-            ready += warp
-        if ready:
-            return ready
-        if any(self.sites[int(contexts[t, 8])] == TRY_WAIT for t in waiting):
+        if any(name.startswith("wgmma") for name in names):
+            return self._warpgroup(number * WARP // WARPGROUP * WARPGROUP, warps, contexts)
+        if len(sites) > 1 or len(warp) < min(WARP, len(contexts) - number * WARP):
+            raise DeviceFault(f"the threads of a warp wait at {', '.join(sorted(names))}, {len(sites)} places; {len(warp)} of them do")
+        collective(names.pop(), contexts[warp[0]:warp[-1] + 1, OPERANDS:WORDS])
+        return warp
+
+    def _of_block(self, warps: Sequence[list[int]], contexts: Array) -> list[int]:
+        """All threads, at a barrier. Raises DeviceFault where they are not."""
+        waiting = [t for warp in warps for t in warp]
+        sites = {int(contexts[t, 8]) for t in waiting}
+        if any(self.sites[s] == TRY_WAIT for s in sites):
             raise DeviceFault("threads wait for ever at an mbarrier")
-        if any(self.sites[int(contexts[t, 8])].startswith("wgmma") for t in waiting):
+        if any(self.sites[s].startswith("wgmma") for s in sites):
             raise DeviceFault("some threads of a warpgroup wait at wgmma, others elsewhere")
-        if len({int(contexts[t, 8]) for t in waiting}) > 1 or len(waiting) < len(handles):
-            raise DeviceFault(f"{len(waiting)} of {len(handles)} threads of a block wait at a barrier, at "
-                              f"{len({int(contexts[t, 8]) for t in waiting})} places")
+        if len(sites) > 1 or len(waiting) < len(contexts):
+            raise DeviceFault(f"{len(waiting)} of {len(contexts)} threads of a block wait at a barrier, at {len(sites)} places")
         return waiting
 
     def _at_mbarriers(self, waiting: list[int], contexts: Array) -> list[int]:
@@ -441,9 +451,9 @@ class Emulated:
                     ready.append(t)
         return ready
 
-    def _warpgroup(self, first: int, alive: set[int], contexts: Array) -> list[int]:
+    def _warpgroup(self, first: int, warps: Sequence[list[int]], contexts: Array) -> list[int]:
         """The threads of a warpgroup, if all are at the same wgmma; their results are in their contexts."""
-        threads = [t for t in range(first, first + WARPGROUP) if t in alive]
+        threads = [t for warp in warps[first // WARP:(first + WARPGROUP) // WARP] for t in warp]
         if len(threads) < WARPGROUP or len({int(contexts[t, 8]) for t in threads}) > 1:
             return []
         multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], self.shared_at)

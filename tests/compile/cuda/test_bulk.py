@@ -1,4 +1,4 @@
-"""Bulk copies: cp.async.bulk and mbarriers as svod writes them, run on the CPU. Rows arrive when a thread waits for them, no sooner."""
+"""Bulk copies: cp.async.bulk and mbarriers as svod writes them, run on the CPU. Rows arrive at once, or when a thread waits for them."""
 from __future__ import annotations
 
 import random
@@ -93,12 +93,14 @@ def test_arguments_that_are_not_aligned() -> None:
     run(case, without_assumptions(render(program, TARGET)), program)
 
 
+BARRIER_IN_LOOP = r"(?s)(mbarrier\.try_wait.*?)  call void @llvm\.nvvm\.barrier\.cta\.sync\.aligned\.all\(i32 0\)\n"
 FAULTS = {
     "no wait": (r'call i32 asm sideeffect "\{ \.reg \.pred p; mbarrier.*', "add i32 0, 1"),
     "another phase": (r"(mbarrier\.try_wait.*, i32 )%\w+\)", r"\g<1>1)"),
     "fewer bytes expected": (r"(mbarrier\.arrive\.expect_tx.*, i32 )\d+\)", r"\g<1>16)"),
     "more arrivals expected": (r"(mbarrier\.init\.shared\(.*, i32 )\d+\)", r"\g<1>1000)"),
     "left behind": (r"  call void @llvm\.nvvm\.mbarrier\.inval.*", ""),
+    "before all have read": (BARRIER_IN_LOOP, r"\1"),
 }
 
 
