@@ -55,6 +55,17 @@ def test_what_is_missing_of_bulk_copies_is_found(op: str) -> None:
         case.check(args, "toy device")
 
 
+@pytest.mark.parametrize("target", [TOY, BULK], ids=["by threads", "in bulk"])
+def test_each_barrier_is_needed(target: Target) -> None:
+    program = lower(apply_opts(Scheduler(Kernel(gemm(16, 32, 64)), target), [Opt.from_json(o) for o in [*TILED, ["PIPELINE", "r0", 2]]]))
+    barriers = [k for k, i in enumerate(program.code[0]) if i.op == "BARRIER"]
+    for k in barriers:
+        code = (*program.code[0][:k], Instruction("COMMIT", dtypes.void, 1, (), None), *program.code[0][k + 1:])
+        with pytest.raises(CompileError):
+            run_program(replace(program, code=(code,)), Case(Kernel(gemm(16, 32, 64))).fresh(), seed=1)
+    assert len(barriers) == (3 if target is BULK else 1)
+
+
 def test_one_barrier_an_iteration() -> None:
     program = run(gemm(16, 32, 64), [*TILED, ["PIPELINE", "r0", 2]])
     code = program.code[0]

@@ -622,6 +622,8 @@ class PhaseInterpreter:
 
         def wait() -> Iterator[Barrier]:
             yield Barrier(i, tuple([self.regs[head] for head in loops]), False)
+            if not 0 <= self.regs[number] < len(self.rows):
+                raise self.failed(i, f"buffer {self.regs[number]} of {len(self.rows)}")
             buffer = self.rows[self.regs[number]]
             if len(buffer.copies) == buffer.expected:
                 for copy in buffer.copies:

@@ -133,3 +133,17 @@ def test_short_rows_are_left_to_the_threads() -> None:
     assert min(rows(shortest)) == shortest
     assert shortest not in rows(shortest + 1) and not rows(longest + 1)
     assert longest < card_target("sm_90").bulk_row
+
+
+@pytest.mark.parametrize(("columns", "bulk"), [(512, True), (510, False)])
+def test_rows_that_are_long_enough_for_a_card(columns: int, bulk: bool) -> None:
+    """A tile of 256 columns has rows of 512 bytes. Rows of 510 elements do not all begin at a multiple of 16 bytes."""
+    target, kernel = card_target("sm_90"), gemm(16, columns, 96, BF16, BF16)
+    chain = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), Opt("UPCAST", "o1", 16), Opt("LOCAL", "o1", 2), Opt("TILE", "r0", 2),
+             Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
+    program, case = lower(apply_opts(Scheduler(kernel, target), chain)), Case(kernel, columns)
+    args = case.fresh()
+    run_program(program, target, args)
+    case.check(args, "LLVM IR for NVIDIA's GPUs")
+    copied = {(i.op, i.lanes * i.dtype.itemsize) for i in program.code[0] if i.op.startswith("COPY")}
+    assert (("COPY_BULK", target.bulk_row) in copied) == bulk and ("COPY_ASYNC", 16) in copied

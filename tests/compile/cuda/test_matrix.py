@@ -157,7 +157,7 @@ def test_three_buffers() -> None:
 
 
 def test_a_program_that_does_not_wait_is_found() -> None:
-    """Copies are done no sooner than they are waited for: what is read before is not there."""
+    """A thread that ends before its copies do, and one that copies over what another warp still reads."""
     kernel = gemm(32, 16, 64, F16, F16)
     state = tensorized(kernel, "mma_f16", "sm_80", Opt("TILE", "r0", 2), *STAGED)
     program, case = lower(state), Case(kernel, 1)
@@ -165,6 +165,14 @@ def test_a_program_that_does_not_wait_is_found() -> None:
         code = tuple(i if keep(i) else Instruction("CONST", dtypes.index, 1, (), 0) for i in program.code[0])
         with pytest.raises(error, match="under way"):
             run_program(Program(program.spec, (code,)), state.target, case.fresh())
+    state = tensorized(kernel, "mma_f16", "sm_80", Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2), *STAGED)
+    program, args = check(case, state), case.fresh()
+    ops = [i.op for i in program.code[0]]
+    at = ops.index("BARRIER", ops.index("WAIT"))
+    code = (*program.code[0][:at], Instruction("WAIT", dtypes.void, 1, (), 0), *program.code[0][at + 1:])
+    run_program(Program(program.spec, (code,)), state.target, args)
+    with pytest.raises(AssertionError), np.errstate(all="ignore"):
+        case.check(args, "without the barrier of the loop")
 
 
 def test_without_assumptions_no_copy_needs_alignment() -> None:
