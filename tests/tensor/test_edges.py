@@ -1,4 +1,4 @@
-"""Awkward operands: quotients that float32 cannot hold, numbers that no integer of a tensor is, extents of -1."""
+"""Awkward operands: quotients that float32 cannot hold, numbers that no integer of a tensor is, and floats, extents of -1."""
 from __future__ import annotations
 
 import math
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from svod.config import PrepareConfig
 from svod.core.ir.dtype import dtypes
 from svod.errors import DTypeError, ShapeError, SvodError, TensorIndexError
 from svod.tensor import Tensor
@@ -90,3 +91,15 @@ def test_extents_and_axes_that_are_not_there(make: Callable[[Tensor], Tensor]) -
 
 def test_an_axis_without_elements_has_as_many_chunks_as_asked_for() -> None:
     assert [part.shape for part in Tensor.zeros(0, 3).chunk(2, 0)] == [(0, 3), (0, 3)]
+
+
+@pytest.mark.parametrize("given", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("to", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_floats_beyond_an_integer_type_wrap(given: str, to: str) -> None:
+    """As in NumPy, and alike in vectors and behind them, and in the reference."""
+    values = np.resize([-2.5, -1.0, -0.5, 0.5, 127.9, 128.0, 255.0, 256.5, -129.0, 40000.0, -40000.0, 65536.0, 2.0**31 - 128, -2.0**31], 67)
+    with np.errstate(over="ignore"):
+        x = values.astype(given)[np.isfinite(values.astype(given))]
+    wanted = x.astype(np.int64).astype(to)
+    np.testing.assert_array_equal(Tensor(x).cast(to).numpy(), wanted)
+    np.testing.assert_array_equal(Tensor(x).cast(to).realize(PrepareConfig(device="CPU:interpreter", db=":none:")).numpy(), wanted)

@@ -4,8 +4,8 @@ No operation may become a call of a library function, trap, or have undefined be
 
 * integer division rounds to minus infinity; by zero it gives 0, as does the remainder; MIN // -1 wraps, as in NumPy;
 * shifts by the width or more give 0, or the sign;
-* float → integer truncates; what the target type cannot hold becomes some value of that type (LLVM's poison, frozen), because saturating
-  costs three instructions and NumPy leaves it undefined too;
+* float → integer truncates; what the target type cannot hold becomes some value of that type (LLVM's poison, frozen): what is to wrap goes
+  by way of a wider type in LINEAR (`Builder.cast`);
 * MAX and MIN return NaN if one operand is NaN: one instruction where an operand is a constant, else an ordered select and a fix;
 * 16-bit floats are computed in float32 and rounded after every instruction, to nearest even. float32 has more than twice
   their precision, so +, -, *, / and sqrt are correctly rounded. float64 → 16 bits goes through float32 rounded to odd, which

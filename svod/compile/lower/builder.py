@@ -158,8 +158,17 @@ class Builder:
         return self.vconst(dtype, tuple(map(fn, elements_a, elements_b)))
 
     def cast(self, dtype: DType, v: int) -> int:
+        """`v` as another type. A float that an integer type does not hold wraps, as it does in NumPy: a conversion instruction alone gives
+        what the machine gives, which differs even between vectors and scalars. It goes by way of a signed type, which holds it."""
         if self.dtype[v] == dtype:
             return v
+        if self.dtype[v].is_float and dtype.kind in "iu" and dtype.bits < 32:
+            return self.cast(dtype, self.cast(dtypes.int32, v))
+        if self.dtype[v].is_float and dtype.kind == "u":
+            lanes, signed = self.num_lanes[v], dtypes.int32 if dtype.bits == 32 else dtypes.int64
+            negative = self.alu("CMPLT", _BOOL, lanes, v, self.const(self.dtype[v], lanes, 0.0))
+            wrapped, held = self.cast(dtype, self.cast(signed, v)), self.pure("CAST", dtype, lanes, (v,))
+            return self.alu("WHERE", dtype, lanes, negative, wrapped, held)
         k = self.known(v)
         exact = dtype == dtypes.float32 or dtype == dtypes.float64 or dtype is _INDEX
         if k is not None and exact and self.dtype[v].kind in "iub" and abs(k) < 1 << 24:

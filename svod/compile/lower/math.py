@@ -339,7 +339,8 @@ def _log2(v: _Vector, x: int) -> int:
 def _sine(v: _Vector, x: int, quarter: int) -> int:
     """sin(x + quarter·π/2): x = n·π/2 + r, |r| ≤ π/4, then the sine or cosine of r by the last two bits of n + quarter.
 
-    The reduction is done in float64, where n·π/2 is exact as a fused product of two or three parts of π/2, or of short parts."""
+    The reduction is done in float64, where n·π/2 is exact as a fused product of two or three parts of π/2, or of short parts. With the
+    latter n is an int32, which no infinity becomes: those are set apart."""
     wide = v if v.double or not v.rules.has_float64 else _Vector(v.b, F64, v.lanes, v.rules)
     angle = v.b.cast(wide.dtype, x)
     parts: Sequence[float]
@@ -363,7 +364,8 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
     cosine = v.polynomial(z, (1.0, -0.5, *(_COS_64 if v.double else _COS_32)))
     odd = v.ne(v.integer("AND", turns, v.w(1)), v.w(0))
     sign = v.integer("SHL", v.integer("AND", turns, v.w(2)), v.w(v.dtype.bits - 2))
-    return v.value(v.integer("XOR", v.bits(v.where(odd, cosine, sine)), sign))
+    result = v.value(v.integer("XOR", v.bits(v.where(odd, cosine, sine)), sign))
+    return result if v.rules.is_strict else v.where(v.lt(v.absolute(x), v.c(math.inf)), result, v.c(math.nan))
 
 
 # -- sigmoid shapes ---------------------------------------------------------------------------------

@@ -185,10 +185,14 @@ def _shift(left: bool) -> Core:
         wide, operator, u = 64 if dtype.bits == 64 and dtype.name != "index" else 32, "<<" if left else ">>", vector("u32", width)
         if amount.op == "CONST" and 0 <= amount.arg < min(dtype.bits, wide):
             return f"({x[0]} {operator} {word(amount.arg, width)})"
-        shift = f"min({u}({x[1]}), {word(wide - 1, width)})"
+        by = f"{u}({x[1]})"
+        if wide == 64:      # an amount beyond 32 bits, or a negative one, is as 64
+            unsigned = f"bitcast<{vector('u64', width)}>({x[1]})" if dtype.kind == "i" else x[1]
+            by = w.let(f"{u}(min({unsigned}, {splat('u64', width, '64lu')}))")
+        shift = f"min({by}, {word(wide - 1, width)})"
         if not left and dtype.kind == "i":
             return f"({x[0]} >> {shift})"
-        inside = f"{u}({x[1]}) < {word(wide, width)}"
+        inside = f"{by} < {word(wide, width)}"
         return f"select({w.constant(dtype, width, 0)}, {x[0]} {operator} {shift}, {inside})"
     return core
 
@@ -291,8 +295,6 @@ def convert(w: Writer, of: DType, to: DType, width: int, text: str) -> str:
 
 def _as_integer(w: Writer, of: DType, to: DType, width: int, text: str) -> str:
     """A number as an integer type other than index."""
-    if of.kind == "f" and to.kind == "u" and to.bits < 32:      # by way of a signed number, which negative ones have
-        text, of = f"{vector('i32', width)}({text})", dtypes.int32
     if REGISTERS[of.name] in ("i32", "u32") and to.bits == 64 and of.kind != to.kind:      # naga extends by the sign of the result's type
         of, kind = (dtypes.int64, "i64") if of.kind == "i" else (dtypes.uint64, "u64")
         text = f"{vector(kind, width)}({text})"

@@ -21,7 +21,7 @@ from svod.errors import CompileError, UnsupportedError
 class Wgsl(CompilerPair):
     """LINEAR → WGSL. The driver makes code of it where it is loaded, so a process that compiles only needs no device."""
 
-    name, key, revision = "wgsl", "WGSL", 4
+    name, key, revision = "wgsl", "WGSL", 5
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render(program, target)

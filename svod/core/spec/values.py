@@ -86,15 +86,17 @@ def constant(dtype: DType, value: bool | int | float) -> Array:
 
 
 def cast(x: Array, source: DType, dtype: DType) -> Array:
-    """CAST in held form: float → integer truncates toward zero, integers wrap, anything → bool is `!= 0`.
+    """CAST in held form: float → integer truncates toward zero and wraps, integers wrap, anything → bool is `!= 0`.
 
     An integer becomes a 16-bit float by way of float32, as in machine code."""
     if dtype.kind == "b":
         return np.asarray(x != 0)
     if not dtype.is_float:
         # through int64 first: NumPy's direct float → narrow integer conversions differ between machines where values wrap
-        if source.is_float and dtype.bits < 64:
-            x = np.asarray(x).astype(np.int64)
+        if source.is_float:
+            x = np.asarray(x)
+            signed = x.astype(np.int64)
+            x = np.where(x < 0, signed.astype(np.uint64), x.astype(np.uint64)) if dtype.name == "uint64" else signed
         return np.asarray(x).astype(held_dtype(dtype), copy=False)
     if not source.is_float:
         x = np.asarray(x).astype(held_dtype(dtype))

@@ -2,15 +2,15 @@
 
     ptr addrspace(3), addrspacecast            ptr, the same pointer
     call i32 @llvm.nvvm.read.ptx.sreg.tid.x()  a load from the thread's context
-    cp.async                                   noted, and done at once or when the thread waits for it; a thread that ends without is an error
-    cp.async.bulk                              noted with its mbarrier, and done at once or when a thread waits for the end of its phase
+    cp.async                                   noted, and done at once or at the wait for it; a thread that ends without is an error
+    cp.async.bulk                              noted with its mbarrier, and done at once or at a wait for the end of its phase
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
     assembly with wgmma                        the same, of the threads of a warpgroup
 
-LLVM's coroutine passes cut a kernel where it suspends. One warp is as far ahead of the next as it can get, in an order drawn from a seed; its
-threads run one after another, each up to where it waits. Which asynchronous copies are done at once is drawn too: who reads what is still
-under way, and who copies over what others still read, are both found out. What a warp computes together NumPy computes when all its threads have arrived. Threads that wait at different places
-where all have to wait at one are an error. Shared memory starts as NaNs."""
+LLVM's coroutine passes cut a kernel where it suspends. One warp is as far ahead of the next as it can get, in an order drawn from a seed;
+its threads run one after another, each up to where it waits. Which asynchronous copies are done at once is drawn too: who reads what is
+still under way, and who copies over what others still read, are both found out. What a warp computes together NumPy computes when all its
+threads have arrived. Threads that wait at different places where all have to wait at one are an error. Shared memory starts as NaNs."""
 from __future__ import annotations
 
 import ctypes

@@ -173,6 +173,14 @@ def test_special_values(op: Ops, dtype: DType) -> None:
     np.testing.assert_array_equal(got[exact].astype(np.float64), want[exact].astype(np.float64))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
+@pytest.mark.parametrize("op", [Ops.SIN, Ops.COS], ids=lambda op: op.value)
+@pytest.mark.parametrize("rules", [STRICT, LOOSE, LOOSE._replace(has_float64=False)])
+def test_an_infinity_has_no_sine(op: Ops, dtype: DType, rules: FloatRules) -> None:
+    got = run(op, dtype, cast(np.array([math.inf, -math.inf, math.nan, 0.0]), F64, dtype), rules=rules)
+    np.testing.assert_array_equal(got.astype(np.float64), [math.nan] * 3 + [float(op is Ops.COS)])
+
+
 @pytest.mark.parametrize("dtype", [F32, F64], ids=lambda d: d.name)
 def test_exact_results(dtype: DType) -> None:
     top, small = MAX_EXPONENT[dtype], 1 - MAX_EXPONENT[dtype] - MANTISSA[dtype]

@@ -27,6 +27,7 @@ POSITIVE = np.abs(X) + np.float32(0.1)
 W, IMAGE, FILTER = (RNG.standard_normal(shape).astype(np.float32) for shape in ((13, 5), (1, 3, 9, 11), (4, 3, 3, 3)))
 N = RNG.integers(-100, 100, (7, 13))
 WIDE = N.astype(np.int64) * (1 << 40) + 3
+AMOUNTS = np.resize([3, 64, 2**32, 2**40 + 1, -1, -2**63], N.shape)
 ROWS = np.array([[6, 0, -1, 3]] * 13).T
 
 
@@ -66,6 +67,10 @@ CASES: dict[str, tuple[Callable[[], Tensor], Callable[[], Any]]] = {
     "numbers beyond 32 bits": (lambda: Tensor.arange(2**33, 2**33 + 3) + Tensor.arange(0, 3 * 2**31 - 3, 2**31 - 1),
                                lambda: np.arange(2**33, 2**33 + 3) + np.arange(0, 3 * 2**31 - 3, 2**31 - 1)),
     "widened integers": (lambda: svod.where(Tensor(N.astype(np.int32)).cast("int64") < 5, Tensor(X), 0.0), lambda: np.where(N < 5, X, 0)),
+    "unsigned numbers": (lambda: Tensor(X * 100).cast("uint32").cast("int64") + Tensor(X * 100).cast("uint64").cast("int64"),
+                         lambda: (X * 100).astype(np.int64).astype(np.uint32).astype(np.int64) + (X * 100).astype(np.int64)),
+    "shifts by any number": (lambda: (Tensor(WIDE) >> Tensor(AMOUNTS)) + (Tensor(WIDE) << Tensor(AMOUNTS)),
+                             lambda: np.where(AMOUNTS == 3, (WIDE >> 3) + (WIDE << 3), WIDE >> 63)),
     "rounded numbers": (lambda: Tensor(N.astype(np.int32)) * 0 + Tensor(np.float64(-16777217.5)).cast("int32"),
                         lambda: np.full(N.shape, -16777217, np.int32)),
     "halves": (lambda: (Tensor(X.astype(np.float16)) * 3).sum(1).cast("float32"),
