@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -168,3 +170,23 @@ def test_integers_of_every_width_and_bools_come_back() -> None:
         plan = y.prepare()
         plan.execute()
         assert y.dtype == dtype and y.tolist() == ([False, True, True, True] if dtype == dtypes.bool else [0, 1, 2, 3])
+
+
+def test_the_first_of_a_process_from_several_threads() -> None:
+    """What is imported for them is whole before any of them uses it."""
+    script = """
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from svod import Tensor
+from svod.tensor.realize import GRAPHS
+
+def first(i):
+    while i and GRAPHS not in sys.modules:      # the others come while the first one imports it
+        time.sleep(0.001)
+    return (Tensor([1.0, 2.0]) * i).tolist()
+with ThreadPoolExecutor(4) as pool:
+    print(list(pool.map(first, range(4))))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout.strip() == "[[0.0, 0.0], [1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]", ran.stderr

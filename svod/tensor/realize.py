@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from svod.core.graph import graph
@@ -81,8 +82,10 @@ def space_of(device: str) -> Any:
     return _module(PIPELINE).space_of(device)
 
 
+@cache
 def _module(name: str) -> Any:
-    return sys.modules.get(name) or importlib.import_module(name)
+    """A module that is imported when it is first needed. (`sys.modules` has it also while another thread still imports it.)"""
+    return importlib.import_module(name)
 
 
 def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Iterable[TensorBase]) -> Any:
