@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from svod.core.graph import graph
@@ -82,9 +81,8 @@ def space_of(device: str) -> Any:
     return _module(PIPELINE).space_of(device)
 
 
-@cache
 def _module(name: str) -> Any:
-    """A module that is imported when it is first needed. (`sys.modules` has it also while another thread still imports it.)"""
+    """A module that is imported when it is first needed. `sys.modules` has it also while another thread still imports it."""
     return importlib.import_module(name)
 
 
