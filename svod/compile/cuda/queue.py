@@ -7,6 +7,8 @@
 A graph holds addresses and values: what is bound or set anew makes it void."""
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -54,6 +56,7 @@ class CudaQueue(LaunchRecords):
         self._launches: dict[tuple[int, int], _Launch | None] = {}
         self._modules: dict[tuple[int, bool], Module] = {}     # by the identity of the code
         self._graphs: dict[int, _Graph] = {}
+        weakref.finalize(self, _free_graphs, device, self._graphs).atexit = False      # the driver frees what a process leaves
         self._state = 0         # counts changes of arguments
         super().__init__(kernels, variants, addresses)
         for kernel in kernels:
@@ -145,6 +148,13 @@ class CudaQueue(LaunchRecords):
         if key not in self._modules:
             self._modules[key] = Module(self.device, self.pair.image_for(code, plain, self.device.capability[0]))
         return self._modules[key]
+
+
+def _free_graphs(device: GpuDevice, graphs: dict[int, _Graph]) -> None:
+    if os.getpid() == device.process:
+        for graph in graphs.values():
+            if graph.handle:
+                device.use().free_graph(graph.handle)
 
 
 class NoDeviceQueue(LaunchRecords):

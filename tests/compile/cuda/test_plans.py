@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -169,6 +170,16 @@ def test_a_graph_is_made_anew_where_arguments_change(fake: FakeDriver) -> None:
     for rows in (11, 11, 3, 3, 5):
         plan.execute(n=rows)
         np.testing.assert_allclose(plan.outputs[0][:rows], np.maximum(X[:rows] @ W, 0).sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_goes_with_its_plan(fake: FakeDriver) -> None:
+    plan = network().prepare(CONFIG)
+    for _ in range(2):
+        plan.execute()
+    assert "launch_graph" in fake.names() and "free_graph" not in fake.names()
+    del plan
+    gc.collect()
+    assert fake.names().count("free_graph") == 1
 
 
 def test_the_device_times_runs_with_its_second_cache_filled_before(fake: FakeDriver) -> None:
