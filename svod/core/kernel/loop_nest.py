@@ -24,14 +24,14 @@ from svod.core.kernel.groups import (
     thread_digits,
     whole_positions,
 )
-from svod.core.kernel.intrinsics import WORD
+from svod.core.kernel.intrinsics import WORD, stored_node
 from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.kernel.shared.banks import SharedRead, matrix_read, padded_rows
-from svod.core.kernel.shared.copy import GroupCopy, group_copy
+from svod.core.kernel.shared.copy import GroupCopy, group_copy, rows_in_bulk
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
@@ -62,6 +62,7 @@ class StageNest(NamedTuple):
     copy: GroupCopy | None = None                   # how all threads of a group copy it into shared memory together
     buffers: int = 1                                # areas of memory that it takes in turn, as it is copied ahead of its readers
     beyond: tuple[int, ...] = ()                    # positions that threads compute beyond those that are read, in shared memory
+    bulk_rows: int = 0                              # rows of the region, where each is copied at once; 0: threads copy parts of them
 
     def extra(self, axis: int) -> int:
         """`beyond` of an output axis."""
@@ -169,8 +170,22 @@ class _LoopNestMaker:
         if any(state.pads) or state.target.has_groups:
             self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
+        buffers = self._buffers(r, path) if copy is not None else 1
+        rows = self._bulk_rows(r, region, starts, copy, layout) if copy is not None and layout is not None and buffers > 1 else 0
         return StageNest(r, region, starts, axes, loops, tuple(self._around(path, starts)), vector, vector_loop, layout,
-                         space, copy, self._buffers(r, path) if copy is not None else 1, self.beyond.get(stage.index, ()))
+                         space, copy, buffers, self.beyond.get(stage.index, ()), rows)
+
+    def _bulk_rows(self, r: ResolvedStage, region: tuple[int, ...], starts: tuple[Lin, ...], copy: GroupCopy, layout: Layout) -> int:
+        """`rows_in_bulk` of a copy that runs ahead, none of whose positions is checked."""
+        state, packed = self.state, self.layouts.packed.get(r.stage.index)
+        most = [max(extent, packed.padded_to(d) if packed is not None else 0) for d, extent in enumerate(region)]
+        checked = any(a in self.padded or state.kernel.axes[a].bound is not None or n > state.kernel.axes[a].extent
+                      for a, n in zip(r.stage.outs, most, strict=True))
+        if not state.target.bulk_row or copy.vector < 0 or checked:
+            return 0
+        terms, first = starts[copy.vector]
+        node = r.nodes[r.value if packed is None else stored_node(r, packed)]
+        return rows_in_bulk(node, copy, layout, region, [first, *terms.values()], state.target.bulk_row)
 
     def _region(self, stage: Stage, path: Path) -> tuple[tuple[Lin, ...], tuple[int, ...], MemorySpace]:
         """(starts, extents, memory) of the part of a stage that is computed at a time: what a thread needs, or, in shared memory, all."""

@@ -16,8 +16,10 @@ from svod.compile.cuda.render import block_of, render, without_assumptions
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
+from svod.core.cost.groups.group_cost import group_cost
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.errors import CompileError
@@ -65,6 +67,8 @@ def test_random_shapes() -> None:
         args = case.fresh()
         run_program(program, TARGET, args, seed=seed)
         case.check(args, f"{extents}: {[o.to_json() for o in state.applied_opts]}")
+        copied = any(stage.bulk_rows for stage in loop_nest(state).stages.values())
+        assert copied == (bulk_copies(program) > 0), "what the cost model reads"
         ran[bulk_copies(program) > 0] += 1
     assert ran[True] and ran[False], ran
 
@@ -133,6 +137,16 @@ def test_short_rows_are_left_to_the_threads() -> None:
     assert min(rows(shortest)) == shortest
     assert shortest not in rows(shortest + 1) and not rows(longest + 1)
     assert longest < card_target("sm_90").bulk_row
+
+
+@pytest.mark.parametrize(("upcast", "cheaper"), [(16, True), (2, False)])
+def test_what_they_are_expected_to_cost(upcast: int, cheaper: bool) -> None:
+    """A thread that copies a row of 512 bytes saves others their parts; rows of 64 bytes are faster copied in parts."""
+    kernel = gemm(256, 4096, 4096, BF16, BF16)
+    chain = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), Opt("UPCAST", "o1", upcast), Opt("LOCAL", "o1", 2), Opt("LOCAL", "o0", 2),
+             Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
+    by_threads, in_bulk = (group_cost(apply_opts(Scheduler(kernel, replace(TARGET, bulk_row=least)), chain)).cycles for least in (0, BULK))
+    assert (in_bulk < by_threads) == cheaper
 
 
 @pytest.mark.parametrize(("columns", "bulk"), [(512, True), (510, False)])

@@ -52,6 +52,7 @@ _BARRIER = 40.0         # cycles
 _GROUP = 20.0           # cycles until a unit has begun one more group
 _EXCHANGED = 2          # barriers of one exchange of partial results
 _ROUNDING = 2.0         # instructions that round a factor before its products
+_ROW = 8.0              # instructions of a row that is copied at once: its addresses, what is expected, the copy
 
 
 @dataclass
@@ -374,7 +375,9 @@ class _Counter:
         count, elements = self._runs(n.deps), 1
         if not linear.atoms and n.gate < 0:
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
-        self.instructions += count * (self.device.access(elements) + (_MASK if n.gate >= 0 else 0.0))
+        rows = self.stage.bulk_rows
+        self.instructions += -(-rows // self.shape.num_threads) * _ROW if rows else \
+            count * (self.device.access(elements) + (_MASK if n.gate >= 0 else 0.0))
         self.loads += count
         depth = self._depth(n.deps)
         if depth == len(self.own):
@@ -459,6 +462,9 @@ class _Counter:
             assert layout is not None
             coefs, const, irregular, limit = tuple(enumerate(layout.strides)), 0, False, layout.size * size
         deps = tuple(range(self.outs))
+        if stage.bulk_rows:     # no instruction of a thread's
+            self.turns += prod(stage.region) * size / FIRST_BYTES
+            return
         count, elements = runs, 1
         if self.tiles is not None:      # lines of results, each in sectors of its own
             count *= self.tiles.results.num_elements / self.tiles.results.run.extent

@@ -7,10 +7,16 @@ Neighbouring threads take neighbouring vectors of the memory that is read.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.kernel import Node, ResolvedStage
+from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin
+
+BULK = 16               # bytes of which addresses and lengths of bulk copies are multiples
+MOST_BULK = 1 << 20     # bytes and copies that one count can tell are below this
 
 
 class GroupCopy(NamedTuple):
@@ -55,3 +61,19 @@ def _takes_vectors(r: ResolvedStage, d: int, extents: tuple[int, ...], starts: t
         if any(c % width or d in r.nodes[a].deps for a, c in n.linear.atoms) or (n.gate >= 0 and d in r.nodes[n.gate].deps):
             return False
     return True
+
+
+def rows_in_bulk(node: Node, copy: GroupCopy, layout: Layout, extents: Sequence[int], start: Iterable[int], least: int) -> int:
+    """The number of rows of a region if each can be copied at once: it has `least` bytes or more, and begins at a multiple of `BULK` bytes
+    in the argument that `node` loads and in shared memory; else 0. `start`: numbers of whose multiples the region's first position along
+    its rows is the sum."""
+    inner, size = copy.vector, node.dtype.itemsize
+    if node.kind != "load" or node.linear is None or node.linear.atoms or node.gate >= 0 or inner < 0 or layout.tiled >= 0 \
+            or layout.strides[inner] != 1 or node.linear.coef(inner) != 1:
+        return 0
+    apart = [*start, node.linear.const, extents[inner]]
+    for d, extent in enumerate(extents):
+        if d != inner:
+            apart += [node.linear.coef(d), layout.strides[d] if extent > 1 else 0]
+    fits = extents[inner] * size >= least and prod(extents) * size < MOST_BULK and all(n * size % BULK == 0 for n in apart)
+    return prod(extents) // extents[inner] if fits else 0

@@ -14,7 +14,6 @@ sides, each copy is of a whole row. What has arrived is counted in shared memory
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import NamedTuple
 
 from svod.compile.lower.emit.addresses import Addresses
@@ -30,10 +29,9 @@ from svod.core.kernel.groups import AREA
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin
+from svod.core.kernel.shared.copy import rows_in_bulk
 
 INDEX = dtypes.index
-BULK = 16               # bytes of which addresses and lengths of bulk copies are multiples
-MOST_BULK = 1 << 20     # bytes and copies that one count can tell are below this
 COUNT_BYTES = 8
 
 
@@ -152,21 +150,12 @@ class CopiesAhead:
         assert r is not None and copy is not None
         packed = self.facts.packed.get(s)
         node = r.nodes[r.value if packed is None else stored_node(r, packed)]
-        inner = copy.vector
-        if node.kind != "load" or node.linear is None or node.linear.atoms or node.gate >= 0 or inner < 0 or layout.tiled >= 0 \
-                or layout.strides[inner] != 1 or node.linear.coef(inner) != 1 or any(a in self.facts.unsafe for a in r.axes):
+        beyond = any(extent > self.facts.positions(s, d) for d, extent in enumerate(extents))
+        if beyond or copy.vector < 0 or any(a in self.facts.unsafe for a in r.axes):
             return 0
-        if any(extent > self.facts.positions(s, d) for d, extent in enumerate(extents)):
-            return 0
-        terms, first = base[inner]
-        apart = [first, node.linear.const, extents[inner], *(c * self.b.multiple_of(v) for v, c in terms.items())]
-        for d, extent in enumerate(extents):
-            if d != inner:
-                apart += [node.linear.coef(d), layout.strides[d] if extent > 1 else 0]
-        size = node.dtype.itemsize
-        rows = prod(extents) // extents[inner]
-        fits = extents[inner] * size >= self.least_row and prod(extents) * size < MOST_BULK and all(n * size % BULK == 0 for n in apart)
-        return rows if fits else 0
+        terms, first = base[copy.vector]
+        start = [first, *(c * self.b.multiple_of(v) for v, c in terms.items())]
+        return rows_in_bulk(node, copy, layout, extents, start, self.least_row)
 
     def _async(self, op: str, arg: int | None = None) -> None:
         if self.is_async:
