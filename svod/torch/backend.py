@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 from torch._guards import TracingContext
 
@@ -23,6 +25,7 @@ from svod.torch.decompositions import decompositions
 from svod.torch.functions import GraphFunction
 from svod.torch.memory import is_representable
 from svod.torch.plans import Program, attributes_of
+from svod.torch.reports import graph_breaks
 from svod.torch.settings import Settings
 from svod.torch.translate import place_of_entry
 from svod.torch.whole import keep_whole
@@ -32,11 +35,27 @@ _said: set[tuple[str, str]] = set()     # graphs that PyTorch runs, and why: eac
 log = logging.getLogger("svod.torch")
 
 
+def watch_dynamo() -> None:
+    """Have Dynamo say when it has traced a function; `torch._dynamo.reset` makes it forget. torch.compile imports this module before."""
+    if _say_breaks not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(_say_breaks)
+
+
+def _say_breaks(_: Any) -> None:
+    """Warn, once for each reason, of code that Dynamo left out of all graphs: PyTorch runs it, and svod is not asked."""
+    for reason, explanation in graph_breaks().items():
+        if ("", reason) not in _said:
+            _said.add(("", reason))
+            log.warning("svod: Dynamo breaks the graph, and PyTorch runs what stands there: %s. %s TORCH_LOGS=graph_breaks says where; "
+                        "fullgraph=True makes an error of it.", reason.rstrip("."), explanation and explanation.rstrip(".") + ".")
+
+
 def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None,
                  options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """A function that runs one of Dynamo's graphs. What svod cannot run is run by PyTorch, with a warning that says why.
 
     Raises ConfigError for options that are none, and under `options={"strict": True}` UnsupportedError for what svod cannot run."""
+    watch_dynamo()
     try:
         return _function_of(gm, example_inputs, mode, options)
     except SvodError as error:
@@ -84,7 +103,7 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
         return boxed(GraphFunction(Program(name, functional.graph, attributes_of(functional), {}), static_arguments(functional), _refuse,
                                    settings, ENTRY))
     keep_whole(gm)
-    with torch.backends.mkldnn.flags(enabled=False):        # while it is traced: an LSTM is taken apart, and not left to oneDNN
+    with without_onednn():
         compiled = aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
                                 keep_inference_input_mutations=True)(gm, example_inputs)
 
@@ -94,6 +113,18 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
         except _Refused:
             return gm.forward(*args)
     return run
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """While a graph is traced: an LSTM is taken apart, and not left to oneDNN. `torch.backends.mkldnn.flags` would also set flags that
+    warn of Intel's GPUs."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def boxed(function: GraphFunction) -> Callable[[list[Any]], list[Any]]:
@@ -141,3 +172,6 @@ def name_of(gm: Any) -> str:
             return f"{entries[0].rsplit(', in ', 1)[-1]} ({place_of_entry(entries[0])})"
     outermost = [next(iter(stack.values()))[1] for n in gm.graph.nodes if (stack := n.meta.get("nn_module_stack"))]
     return str(getattr(outermost[0], "__name__", outermost[0])) if outermost else "a graph"
+
+
+watch_dynamo()

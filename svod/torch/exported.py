@@ -1,20 +1,21 @@
 """`svod.torch.compile`: a module through torch.export, for people who deploy: no Dynamo and no guards in the call path."""
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from svod.errors import ArgumentError, ShapeError, UnsupportedError
+from svod.errors import ArgumentError, ShapeError, StateError, UnsupportedError
 from svod.torch.decompositions import decompositions
 from svod.torch.functions import GraphFunction
 from svod.torch.memory import is_representable
 from svod.torch.plans import Program, attributes_of
 from svod.torch.settings import Settings
 
-_STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR"}
+_STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a token stands for the order of operations that have effects
 
 
 def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | None = None, options: Mapping[str, Any] | None = None,
@@ -26,11 +27,16 @@ def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | Non
 
     Weights are constants, packed once; a change in them is seen. Buffers that the module changes are written in place.
 
-    Raises ArgumentError for what is no module, UnsupportedError for what cannot be exported, and under `options={"strict": True}` for
-    operations that svod has not."""
+    Raises ArgumentError for what is no module, and for examples that its forward does not take, UnsupportedError for what cannot be
+    exported, and under `options={"strict": True}` for operations that svod has not."""
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"svod.torch.compile takes a torch.nn.Module and example inputs, got {type(module).__name__}")
     settings = Settings.of(mode, options if device is None else {**(options or {}), "device": device})
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentError(f"svod.torch.compile takes example inputs as {type(module).__name__}.forward does, {error}; options of svod "
+                            'go into options={"beam": 8}') from None
     try:
         with torch.no_grad():
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
@@ -38,25 +44,22 @@ def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | Non
     except Exception as error:      # whatever the module raises while it is traced
         raise UnsupportedError(f"{type(module).__name__} cannot be exported by torch.export, so torch.compile(module, backend=\"svod\"), "
                                f"which cuts it into graphs, may be the way: {type(error).__name__}: {error}") from error
-    return Compiled(exported, type(module).__name__, settings)
+    return Compiled(exported, module, settings)
 
 
 class Compiled:
     """An exported module that svod runs. Call it like the module."""
 
-    def __init__(self, exported: Any, name: str, settings: Settings) -> None:
+    def __init__(self, exported: Any, source: Any, settings: Settings) -> None:
+        name = type(source).__name__
         signature = exported.graph_signature
         state = {**exported.state_dict, **exported.constants}
         kinds = [(s.kind.name, s.target, s.arg) for s in signature.input_specs]
-        numbers = {target: i for i, (_, target, _) in enumerate(kinds) if target is not None}
-        arguments = {s.arg.name: i for i, s in enumerate(signature.input_specs)}
-        mutations = {}
-        for i, spec in enumerate(signature.output_specs):
-            if spec.kind.name == "BUFFER_MUTATION":
-                mutations[i] = numbers[spec.target]
-            elif spec.kind.name == "USER_INPUT_MUTATION":
-                mutations[i] = arguments[spec.target]
-        self._state = [state[target] if kind in _STATE else None for kind, target, _ in kinds]
+        mutations = _mutations(signature, kinds)
+        self._state = [torch.empty(0) if kind == "TOKEN" else state[target] if kind in _STATE else None for kind, target, _ in kinds]
+        weights = {id(t) for t in self._state if t is not None}
+        self._held = [(held, key, t) for m in source.modules() for held in (m._parameters, m._buffers) for key, t in held.items()
+                      if id(t) in weights]      # where the module has them
         self._inputs = [i for i, (kind, _, _) in enumerate(kinds) if kind not in _STATE]
         odd = [kind for kind, _, _ in kinds if kind not in _STATE and kind != "USER_INPUT"]
         if odd:
@@ -78,17 +81,26 @@ class Compiled:
         return pytree.tree_leaves(self._module(*args, **kwargs))    # type: ignore[no-any-return]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's results. Raises ArgumentError and ShapeError for arguments that it was not compiled for, StateError after a
+        parameter or buffer of the module was replaced by another tensor."""
         leaves: Sequence[Any] = args
         if not self._is_flat or kwargs or len(args) != len(self._inputs):
             leaves, form = pytree.tree_flatten((args, kwargs))
             if form != self._in:
                 raise ArgumentError(f"{self.function.name} was compiled for the arguments {_in_words(*self._example())}, and is called "
                                     f"with {_in_words(args, kwargs)}")
+        for held, key, t in self._held:
+            if held.get(key) is not t:
+                raise StateError(f"{self.function.name} has another tensor as {key} than when it was compiled: compile it again. Writes in "
+                                 "place, and load_state_dict without assign=True, need no compilation")
         given = list(self._state)
         for i, leaf in zip(self._inputs, leaves, strict=True):
             given[i] = leaf
         outputs = self.function(given)
         return outputs[0] if self._is_one else pytree.tree_unflatten(outputs, self._out)
+
+    def __reduce__(self) -> Any:
+        raise ArgumentError(f"what svod.torch.compile makes is neither copied nor pickled: copy {self.function.name}, and compile the copy")
 
     def _example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that the module was compiled for, as fake tensors."""
@@ -97,11 +109,12 @@ class Compiled:
 
     def _check(self, given: Sequence[Any]) -> None:
         """Raise ShapeError for arguments that are not what the module was compiled for, all at once."""
-        wrong = []
+        wrong, differ = [], False
         for i, (t, example) in enumerate(zip([given[i] for i in self._inputs], self._expected, strict=True)):
             if isinstance(example, torch.Tensor):
                 if not isinstance(t, torch.Tensor) or t.dtype != example.dtype or not _fits(t.shape, example.shape):
                     got = f"{t.dtype} {tuple(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
+                    differ = differ or (isinstance(t, torch.Tensor) and t.ndim == example.ndim)
                     wrong.append(f"argument {i}: expected {example.dtype} {tuple(example.shape)}, got {got}")
             elif not isinstance(example, (torch.SymInt, type(None))) and (type(t) is not type(example) or t != example):
                 wrong.append(f"argument {i}: {example!r} was compiled in, got {t!r}")
@@ -109,12 +122,27 @@ class Compiled:
                 kind = str(t.layout).removeprefix("torch.")
                 wrong.append(f"argument {i}: a {kind} tensor on {t.device}; svod reads strided tensors on the CPU and CUDA")
         if wrong:
-            raise ShapeError(f"{self.function.name}: " + "; ".join(wrong) + ". dynamic_shapes= names axes that may differ")
+            hint = ". dynamic_shapes= names axes that may differ" if differ else ""
+            raise ShapeError(f"{self.function.name}: {'; '.join(wrong)}{hint}")
 
     @property
     def plans(self) -> tuple[Any, ...]:
         """The execution plans so far, one per set of sizes."""
         return tuple([p.captured.plan for p in self.function.plans if p.captured is not None])
+
+
+def _mutations(signature: Any, kinds: Sequence[tuple[str, str | None, Any]]) -> dict[int, int]:
+    """The outputs of an exported graph that are no results, by number: which input, by number, each becomes the content of."""
+    numbers = {target: i for i, (_, target, _) in enumerate(kinds) if target is not None}
+    arguments = {arg.name: i for i, (_, _, arg) in enumerate(kinds)}
+    tokens = [i for i, (kind, _, _) in enumerate(kinds) if kind == "TOKEN"]
+    found = {}
+    for i, spec in enumerate(signature.output_specs):
+        match spec.kind.name:
+            case "BUFFER_MUTATION": found[i] = numbers[spec.target]
+            case "USER_INPUT_MUTATION": found[i] = arguments[spec.target]
+            case "TOKEN": found[i] = tokens[i]
+    return found
 
 
 def _in_words(args: Any, kwargs: Any) -> str:

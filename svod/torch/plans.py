@@ -138,7 +138,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
                 results.append(Result(len(values), dtype=TORCH_DTYPES[value.dtype]))
                 values.append(value.contiguous())
         found.append((translation, results, copied))
-        return values
+        return [*values, *translation.effects]
     tensors = [svod_tensor(_in_order(given[s.argument], s.order), shared=True) for s in sources]
     captured = _captured(traced, program.name, tensors, config)
     translation, results, copied = found[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch._dynamo.utils import counters
+
 from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 from svod.torch.functions import GraphFunction, functions
@@ -37,13 +39,16 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The graphs of this process that are alive, in the order of their names. `print` shows it; `graphs` are its data."""
+    """The graphs of this process that are alive, in the order of their names; and why Dynamo left code out of graphs, whoever was to
+    compile it. `print` shows it; `graphs` and `breaks` are its data."""
 
     graphs: tuple[GraphReport, ...]
+    breaks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        broken = [f"Dynamo breaks the graph, and PyTorch runs what stands there: {reason}" for reason in self.breaks]
         if not self.graphs:
-            return "svod runs no PyTorch graph in this process"
+            return "\n".join(["svod runs no PyTorch graph in this process", *broken])
         rows = [(g.name, str(g.operations), str(g.weights), str(g.plans), str(g.kernels), str(g.calls), duration(g.prepare_seconds),
                  duration(g.run_seconds), "-" if g.is_whole else f"{sum(m.times for m in g.missing)}") for g in self.graphs]
         header = ("graph", "operations", "weights", "plans", "kernels", "calls", "prepared in", "a run", "in PyTorch")
@@ -51,13 +56,22 @@ class Report:
         for g in self.graphs:
             lines += [f"{g.name}: PyTorch runs {m.name} ×{m.times}, first at {m.place}: {m.why}" for m in g.missing]
             lines += [f"{g.name}: PyTorch runs it as it is: {why}" for why in g.refused]
-        return "\n".join(lines)
+        return "\n".join([*lines, *broken])
 
 
 def report() -> Report:
     """What svod runs of the PyTorch models of this process: graphs, plans, kernels, what PyTorch runs and why, and where time goes.
     `svod.profile(graph.function.plans[0].captured.plan)` has the time of each kernel."""
-    return Report(tuple(sorted(map(_of, list(functions)), key=lambda g: g.name)))
+    return Report(tuple(sorted(map(_of, list(functions)), key=lambda g: g.name)), tuple(graph_breaks()))
+
+
+def graph_breaks() -> dict[str, str]:
+    """Why Dynamo left code out of graphs in this process: the reasons, and what it says of each, a hint where there is one."""
+    found: dict[str, str] = {}
+    for text in [*counters["graph_break"], *counters["unimplemented"]]:
+        reason, *more = [line.strip() for line in str(text).splitlines() if line.strip()] or [""]
+        found.setdefault(reason, min(more, key=lambda line: not line.startswith("Hint: "), default="").partition(": ")[2])
+    return found
 
 
 def _of(f: GraphFunction) -> GraphReport:

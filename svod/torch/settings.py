@@ -1,6 +1,7 @@
 """What a user may say of how svod runs a PyTorch model: `torch.compile(…, backend="svod", mode=…, options={…})`."""
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -39,7 +40,10 @@ class Settings:
         given = dict(options or {})
         unknown = sorted(given.keys() - OWN.keys() - _SEARCH - _PREPARE)
         if unknown:
-            raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}; there are {', '.join(OWN)}; of BeamConfig "
+            known = [*OWN, *_SEARCH, *_PREPARE]
+            near = [n for u in unknown for n in difflib.get_close_matches(str(u), known, 1, 0.7)]
+            hint = f" (is it {', '.join(near)}?)" if near else ""
+            raise ConfigError(f"no option is called {', '.join(map(repr, unknown))}{hint}; there are {', '.join(OWN)}; of BeamConfig "
                               f"{', '.join(sorted(_SEARCH))}; of PrepareConfig {', '.join(sorted(_PREPARE))}")
         for name in ("strict", "freeze"):
             if not isinstance(given.get(name, True), bool):

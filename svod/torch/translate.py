@@ -43,11 +43,12 @@ class Missing(NamedTuple):
 
 class Translation(NamedTuple):
     """What a walk has found. `outputs`: svod tensors, ints, None, or the placeholder itself where an input is returned. `mutated`: inputs,
-    by their place, and what becomes their content."""
+    by their place, and what becomes their content. `effects`: results that nobody reads, of operations that are run for what they do."""
 
     outputs: list[Any]
     mutated: dict[int, Tensor]
     missing: list[Missing]
+    effects: list[Tensor]
 
 
 def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], clock: Clock) -> Translation:
@@ -61,7 +62,7 @@ def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], 
     outputs = next(n for n in graph.nodes if n.op == "output").args[0]
     # the placeholder stands for itself where an input is returned unchanged
     found = [o if isinstance(o, torch.fx.Node) and o.op == "placeholder" else walk.value(o) for o in outputs]
-    return Translation([_value_of(o) for o in found], walk.mutated, walk.missing())
+    return Translation([_value_of(o) for o in found], walk.mutated, walk.missing(), walk.effects)
 
 
 def unsupported(graph: Any) -> list[Missing]:
@@ -103,6 +104,7 @@ class _Walk:
         self.inputs, self.attributes = iter(inputs), attributes
         self.place = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
         self.mutated: dict[int, Tensor] = {}
+        self.effects: list[Tensor] = []
         self._missing: dict[tuple[str, str], list[Any]] = {}
 
     def missing(self) -> list[Missing]:
@@ -140,6 +142,8 @@ class _Walk:
             return args[0].numel()
         if name == "aten.copy_.default":
             return self._copied(node, *args[:2])
+        if name == "with_effects":
+            return self._with_effects(node, *args, **kwargs)
         if not isinstance(target, torch._ops.OpOverload):
             return self._plain(node, args, kwargs)
         if name.startswith("aten.as_strided"):
@@ -190,6 +194,20 @@ class _Walk:
         made = value.cast(target.dtype).expand(target.shape)
         self.mutated[place] = made
         return made
+
+    def _with_effects(self, node: Any, token: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        """An operation that raises or prints, after those before it: PyTorch runs it. A token, an empty tensor, stands for their order."""
+        if not isinstance(operation, torch._ops.OpOverload):
+            raise UnsupportedError(f"{operation} at {place_of(node)}, which has effects")
+
+        def run(previous: Any, *given: Any, **named: Any) -> Any:
+            made = operation(*given, **named)
+            return torch.zeros(1), *(made if isinstance(made, tuple) else (made,))
+        run.__name__ = str(operation)
+        self._missing.setdefault((str(operation), "it has effects"), []).append(node)
+        done, *results = run_in_torch(run, (self.effects[-1] if self.effects else None, *args), kwargs, self.clock)
+        self.effects.append(done)
+        return token, *results
 
     def _plain(self, node: Any, args: Any, kwargs: Any) -> Any:
         """A function of sizes."""

@@ -1,8 +1,10 @@
 """`torch.compile(model, backend="svod")` and `svod.torch.compile`: weights, in-place updates, sizes, layouts, and what PyTorch runs."""
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import pickle
 import weakref
 from typing import Any
 
@@ -12,7 +14,8 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 
 import svod.torch  # noqa: E402
 import svod.torch.watch as watch_module  # noqa: E402
-from svod.errors import ArgumentError, ConfigError, ShapeError, UnsupportedError  # noqa: E402
+from svod.errors import ArgumentError, ConfigError, ShapeError, StateError, UnsupportedError  # noqa: E402
+from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
 from svod.torch.watch import Watch, sampled  # noqa: E402
@@ -471,7 +474,7 @@ def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("options", "text"), [
-    ({"beem": 8}, "no option is called 'beem'; there are beam, strict, freeze"), ({"strict": "no"}, "give True or False"),
+    ({"beem": 8}, r"no option is called 'beem' \(is it beam\?\); there are beam, strict, freeze"), ({"strict": "no"}, "give True or False"),
     ({"beam": -1}, "an integer ≥ 0"), ({"device": "TPU"}, "svod has the devices CPU")])
 def test_errors_of_svod_reach_the_user_as_they_are(options: dict[str, Any], text: str) -> None:
     with pytest.raises((ConfigError, UnsupportedError), match=text) as e:
@@ -520,3 +523,64 @@ def test_exported_modules_take_strided_tensors_on_the_cpu() -> None:
             run(x)
     with pytest.raises(ArgumentError, match=r"compiled for the arguments \(Tensor\), and is called with \(Tensor, scale=3\)"):
         run(torch.ones(4, 4), scale=3)
+
+
+def test_compiling_says_nothing_of_flags_of_pytorchs(recwarn: pytest.WarningsRecorder) -> None:
+    before = torch._C._get_mkldnn_enabled()
+    torch.compile(torch.nn.Linear(3, 2).eval(), backend="svod")(torch.ones(2, 3))
+    assert not [w for w in recwarn if "oneDNN" in str(w.message)] and torch._C._get_mkldnn_enabled() == before
+
+
+def test_code_that_dynamo_leaves_out_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(backend, "_said", set())
+    backend.watch_dynamo()      # `reset` made Dynamo forget it
+    model, x = torch.nn.LSTM(3, 2).eval(), torch.ones(4, 1, 3)
+    run = torch.compile(model, backend="svod")
+    for n in (4, 3):
+        torch.testing.assert_close(run(x[:n])[0], model(x[:n])[0])
+    (said,) = warnings_of(caplog)
+    assert "Dynamo breaks the graph" in said and "LSTM" in said and "allow_rnn" in said
+    (reason,) = svod.torch.report().breaks
+    assert reason in said and reason in str(svod.torch.report())
+    torch._dynamo.utils.counters.clear()        # for the warnings of other tests
+
+
+def _inverted(x: Any) -> Any:
+    return torch.linalg.cholesky(torch.linalg.inv(x) @ x.mT @ x).softmax(-1)
+
+
+class Inverted(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return _inverted(x)
+
+
+@pytest.mark.parametrize("make", [lambda x: torch.compile(_inverted, backend="svod"), lambda x: svod.torch.compile(Inverted(), x)])
+def test_operations_that_raise_are_run_by_pytorch_inside_the_plan(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    a = torch.rand(2, 5, 5)
+    x = a @ a.mT + torch.eye(5)
+    run = make(x)
+    torch.testing.assert_close(run(x), _inverted(x), rtol=1e-4, atol=1e-5)
+    (said,) = warnings_of(caplog)
+    assert "aten._linalg_check_errors" in said and "as it is" not in said
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        run(torch.zeros(2, 5, 5))
+    torch.testing.assert_close(run(x), _inverted(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_module_says_what_it_needs() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(3, 2)).eval(), torch.ones(2, 3)
+    for given, named in (((), {}), ((x,), {"beam": 8})):
+        with pytest.raises(ArgumentError, match=r"Sequential.forward does, .*options="):
+            svod.torch.compile(model, *given, **named)
+    with pytest.raises(ConfigError, match=r"'beamm' \(is it beam\?\)"):
+        svod.torch.compile(model, x, options={"beamm": 8})
+    run = svod.torch.compile(model, x)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(ArgumentError, match="copy Sequential, and compile the copy"):
+            copied(run)
+    model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+    torch.testing.assert_close(run(x), model(x))
+    model[0].bias = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(StateError, match="another tensor as bias"):
+        run(x)
