@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -21,6 +22,7 @@ from typing import Any
 
 from svod.compile.webgpu.adapter import LIMITS, NAME, WISHED, adapter, package
 from svod.errors import DeviceError, LaunchError
+from svod.system.forksafe import remake_after_fork
 
 GRAIN = 1 << 20             # bytes from one buffer's address to the next at least, which leaves what lies beyond a buffer unused
 FIRST = 1 << 44             # the address of the first buffer
@@ -85,9 +87,16 @@ class Device:
                 {"binding": n, "visibility": package().ShaderStage.COMPUTE, "buffer": {"type": t}} for n, t in enumerate(types)])
         return layout
 
+    def check_process(self) -> None:
+        """Raise DeviceError in a fork of the process that opened the device: drivers wait there for threads that are gone."""
+        if self.process != os.getpid():
+            raise DeviceError(f"{NAME} was opened before this process was forked, and its driver does not survive that: start processes "
+                              "with the method 'spawn' or 'forkserver'")
+
     @contextlib.contextmanager
     def trying(self, what: str) -> Iterator[None]:
         """Do something with the device. Raises LaunchError where that fails, and remembers whether the device was lost."""
+        self.check_process()
         if self.lost:
             raise LaunchError(f"this plan's device {NAME} is gone: {self.lost}; prepare the plan again")
         try:
@@ -122,6 +131,8 @@ class Device:
 
     def free(self, address: int) -> None:
         """Give a buffer back. Without waiting: the thread that has the lists may be this one, inside a collection."""
+        if self.process != os.getpid():         # a forked child has no such buffer
+            return
         self._unused.append(address)
         if self._table.acquire(blocking=False):
             try:
@@ -134,7 +145,7 @@ class Device:
             number = bisect_right(self._starts, self._unused.popleft()) - 1
             buffer, _ = self._buffers.pop(number)
             self._starts.pop(number)
-            if self.process == os.getpid() and not self.lost:       # a forked child has no such buffer
+            if not self.lost:
                 buffer.destroy()
 
     def find(self, address: int) -> tuple[Any, int, int]:
@@ -214,31 +225,21 @@ def error_text(error: BaseException) -> str:
 
 
 _device: Device | None = None
-_abandoned: list[Device] = []       # of the process that this one was forked from: nothing of theirs may be freed here
 _lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def device() -> Device:
-    """The device, made at its first use in this process, and anew after it was lost. Raises DeviceError where there is none."""
+    """The device, made at its first use in this process, and anew after it was lost. Raises DeviceError where there is none, and in a fork
+    of the process that opened it."""
     global _device
     with _lock:
-        if _device is None or _device.lost:
-            gone = _device or (_abandoned[-1] if _abandoned else None)
-            _device = Device() if gone is None else Device(gone.next + GRAIN, gone.lost)
+        if _device is None:
+            _device = Device()
+        _device.check_process()
+        if _device.lost:
+            _device = Device(_device.next + GRAIN, _device.lost)
         return _device
-
-
-def _after_fork_in_child() -> None:
-    global _device, _lock
-    _lock = threading.Lock()
-    if _device is not None:
-        _abandoned.append(_device)
-        _device.lost = "the process was forked"
-        _device = None
-
-
-with contextlib.suppress(AttributeError):       # a system without fork
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def trusted_module(made: Device, code: str) -> Any:

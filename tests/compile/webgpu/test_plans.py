@@ -1,7 +1,9 @@
 """Plans on the adapter: weights packed once, inputs bound later, arguments at odd places."""
 from __future__ import annotations
 
+import os
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
 from svod.core.machine.target import Target
-from svod.errors import LaunchError
+from svod.errors import DeviceError, LaunchError
 
 CONFIG = PrepareConfig(device="WEBGPU", db=":none:")
 RNG = np.random.default_rng(0)
@@ -114,3 +116,21 @@ def test_memory_comes_back_inside_a_collection(webgpu: Target) -> None:
     with pytest.raises(LaunchError, match="is no memory"):
         made.find(address)
     assert made.find(again.address)[1:] == (0, 112)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_of_a_process_that_used_it(webgpu: Target) -> None:
+    """Drivers wait there for threads that are gone."""
+    there = (Tensor(np.ones(4, np.float32)).to("WEBGPU") + 1).realize()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        said = []
+        for compute in (there.numpy, (there + 1).realize, (Tensor(np.ones(3, np.float32)).to("WEBGPU") * 2).realize):
+            try:
+                compute()
+            except DeviceError as error:
+                said.append("before this process was forked" in str(error))
+        os._exit(0 if said == [True] * 3 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    np.testing.assert_array_equal(there.numpy(), np.full(4, 2, np.float32))
