@@ -48,7 +48,7 @@ class RunLog:
         self.level, self.trace, self._file = level, trace, file
         self.pid = os.getpid()
         self.left_out = 0               # events beyond `MOST_EVENTS`
-        self._totals: dict[tuple[str, str, str], _Total] = {}
+        self._totals: dict[tuple[str, ...], _Total] = {}
         self._events: list[dict[str, Any]] = []
         self._works: dict[tuple[Any, ...], Work | None] = {}
         self._lock = threading.Lock()
@@ -58,7 +58,7 @@ class RunLog:
         """A run of a kernel: when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's variables."""
         with self._lock:
             work = self._work(kernel, values)
-            key = kernel.key, kernel.chain, kernel.origin
+            key = kernel.key, kernel.chain, kernel.origin, kernel.device
             total = self._totals.setdefault(key, _Total(kernel))
             total.runs += 1
             total.seconds += seconds
@@ -83,6 +83,8 @@ class RunLog:
             self.left_out += 1
             return
         told: dict[str, Any] = {"kernel": kernel.key[:12], "opts": kernel.chain, "from": kernel.opts_source, "origin": kernel.origin}
+        if kernel.form is not None:
+            told["device"] = kernel.form.device
         if work is not None:
             told |= {"GFLOP/s": work.flops / seconds / 1e9, "GB/s": work.bytes_moved / seconds / 1e9}
         if kernel.variables:

@@ -65,7 +65,7 @@ def test_a_table_and_a_trace_of_the_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert events[1]["ts"] == pytest.approx(events[0]["ts"] + 4000)
     assert events[0]["args"]["GFLOP/s"] == pytest.approx(2 * 16 * 8 * 24 / 2e-3 / 1e9)
     assert events[0]["args"]["GB/s"] == pytest.approx(4 * (16 * 8 + 8 * 24 + 16 * 24) / 2e-3 / 1e9)
-    assert events[0]["args"]["opts"] == plan.kernels[0].chain
+    assert events[0]["args"]["opts"] == plan.kernels[0].chain and events[0]["args"]["device"] == "CPU:llvm"
 
 
 def test_each_kernel_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
