@@ -181,6 +181,11 @@ class Backend(ABC):
     def allocate(self, nbytes: int, touch: bool = True) -> Memory:
         """Memory on the device. `touch`: False for memory that is written before any launch is timed."""
 
+    @property
+    def opening(self) -> int:
+        """A number that is another one where the device was lost and opened anew: plans and memory of before are gone."""
+        return 0
+
     def has_lost(self, memory: Memory) -> bool:
         """Whether the content of memory is gone with the device that it was on; another has taken its place."""
         return False

@@ -63,6 +63,10 @@ class WebGpu(GroupBackend):
     def allocate(self, nbytes: int, touch: bool = True) -> GpuMemory:
         return GpuMemory(device(), nbytes)
 
+    @property
+    def opening(self) -> int:
+        return device().first
+
     def has_lost(self, memory: Memory) -> bool:
         return isinstance(memory, GpuMemory) and bool(memory.device.lost)
 

@@ -15,14 +15,17 @@ class Pipeline:
             raise UnsupportedError(f"phase {symbol} uses {len(module.bindings)} buffers; this device binds {made.most_bindings} at a time: "
                                    "realize() some of what is put together before")
         self.bindings = module.bindings
-        try:
-            shader = trusted_module(made, module.wgsl)
-            self.layout = made.bind_group_layout(len(module.bindings))
-            self.wgpu = made.wgpu.create_compute_pipeline(layout=made.wgpu.create_pipeline_layout(bind_group_layouts=[self.layout]),
-                                                          compute={"module": shader, "entry_point": ENTRY})
-            self._warm(made)
-        except Exception as error:      # wgpu's own, of several kinds
-            raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
+        with made.trying(f"the code of {symbol} was loaded"):
+            try:
+                shader = trusted_module(made, module.wgsl)
+                self.layout = made.bind_group_layout(len(module.bindings))
+                self.wgpu = made.wgpu.create_compute_pipeline(layout=made.wgpu.create_pipeline_layout(bind_group_layouts=[self.layout]),
+                                                              compute={"module": shader, "entry_point": ENTRY})
+                self._warm(made)
+            except Exception as error:      # wgpu's own, of several kinds
+                if made.is_lost_by(error):
+                    raise
+                raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
 
     def _warm(self, made: Device) -> None:
         """Launch one group that does nothing: drivers compile what is launched for the first time."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from svod.compile.webgpu.adapter import LIMITS, NAME, WISHED, adapter, package
-from svod.errors import DeviceError, LaunchError
+from svod.errors import DeviceError, LaunchError, SvodError
 from svod.system.forksafe import remake_after_fork
 
 GRAIN = 1 << 20             # bytes from one buffer's address to the next at least, which leaves what lies beyond a buffer unused
@@ -101,14 +101,17 @@ class Device:
             raise LaunchError(f"this plan's device {NAME} is gone: {self.lost}; prepare the plan again")
         try:
             yield
-        except LaunchError:
+        except SvodError:
             raise
         except Exception as error:      # wgpu's own, of several kinds
-            said = error_text(error)
-            if "lost" in said.lower():
-                self.lost = said
-            again = "; prepare the plan again, on a device that is opened anew" if self.lost else ""
-            raise LaunchError(f"{NAME} failed while {what}: {said}{again}") from error
+            again = "; prepare the plan again, on a device that is opened anew" if self.is_lost_by(error) else ""
+            raise LaunchError(f"{NAME} failed while {what}: {error_text(error)}{again}") from error
+
+    def is_lost_by(self, error: BaseException) -> bool:
+        """Whether an error of wgpu says that the device is lost, which is remembered."""
+        if "lost" in str(error).lower():
+            self.lost = error_text(error)
+        return bool(self.lost)
 
     # -- memory -----------------------------------------------------------------------------------
     def make(self, nbytes: int) -> int:

@@ -64,8 +64,9 @@ class WebGpuQueue(LaunchRecords):
         self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
         usage = package().BufferUsage
         self._slot = max([SLOT, *[-(-launch_bytes(k.spec) // SLOT) * SLOT for k in kernels]])
-        self._uniforms = self.device.wgpu.create_buffer(size=max(self._slot, self._slot * len(self.numbers)),
-                                                        usage=usage.UNIFORM | usage.COPY_DST)
+        with self.device.trying("a plan was made"):
+            self._uniforms = self.device.wgpu.create_buffer(size=max(self._slot, self._slot * len(self.numbers)),
+                                                            usage=usage.UNIFORM | usage.COPY_DST)
         self._stale = set(self.ranges)      # launches whose numbers are to be written
 
     def changed(self, kernel: int) -> None:
@@ -78,9 +79,10 @@ class WebGpuQueue(LaunchRecords):
         self._submit(self.recorded[launches.first], times, None)
 
     def run_timed(self, launches: Launches, times: int) -> float | None:
-        clock = PassClock(self.device) if self.device.has_timestamps else None
-        self._submit(self.recorded[launches.first], times, clock)
-        return clock.seconds() if clock is not None else None
+        with self.device.trying("runs were timed"):
+            clock = PassClock(self.device) if self.device.has_timestamps else None
+            self._submit(self.recorded[launches.first], times, clock)
+            return clock.seconds() if clock is not None else None
 
     def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None) -> None:
         """Submit launches `times` times and wait."""

@@ -57,6 +57,7 @@ class KernelContext:
         self.loaded: OrderedDict[tuple[str, bool], Runner] = OrderedDict()
         self._at: OrderedDict[Size, KernelAtSize] = OrderedDict()
         self._timing_inputs_written = False
+        self._opening = 0           # of the device that the loaded programs are on
 
     # -- compiling --------------------------------------------------------------------------------------------------------
     def program(self, chain: Sequence[Any], most: int = sys.maxsize) -> Program:
@@ -105,7 +106,10 @@ class KernelContext:
 
     def load(self, built: Built) -> Runner:
         """A program in executable memory, loaded now or kept."""
-        key = (built.digest, built.passes)
+        opening, key = self.device.backend.opening, (built.digest, built.passes)
+        if opening != self._opening:        # a candidate before has cost the device
+            self.loaded.clear()
+            self._opening = opening
         runner = self.loaded.get(key)
         if runner is None:
             self.write_timing_inputs()      # phases that run once read the constants now

@@ -6,10 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+import svod
 from svod import Tensor
+from svod.compile.webgpu.device import device
 from svod.config import BeamConfig, PrepareConfig
+from svod.core.ir.serialize import ast_to_data
 from svod.core.machine.target import Target
+from svod.errors import LaunchError
+from svod.tune.measure.context import KernelContext, Setup
+from svod.tune.measure.work import compile_candidate, screen_candidate, verify_candidate
 
 RNG = np.random.default_rng(0)
 X, W = (RNG.standard_normal(6).astype(np.float32) for _ in range(2))        # few chains differ
@@ -28,3 +35,18 @@ def test_a_search_measures_and_verifies_on_the_adapter(webgpu: Target, tmp_path:
     np.testing.assert_array_equal(plan.outputs[0], X * W)
     kernel, = plan.kernels
     assert kernel.opts_source == "database"
+
+
+def test_a_worker_whose_device_is_lost_goes_on(webgpu: Target) -> None:
+    """One candidate costs the device; the kernel's other programs are loaded on the next one."""
+    kernel = svod.kernel(Tensor(X) * Tensor(W), config=PrepareConfig(device="WEBGPU", db=":none:")).state.kernel
+    context = KernelContext(Setup(ast_to_data(kernel.ast), webgpu))
+    programs = [compile_candidate((chain, True), context) for chain in ((), (["LOCAL", "o0", 2],))]
+    first, _, _ = screen_candidate((programs[0], None, False), context)
+    device().wgpu.destroy()
+    with pytest.raises(LaunchError, match="lost"):
+        screen_candidate((programs[1], None, False), context)
+    for program in programs:
+        again, _, _ = screen_candidate((program, None, False), context)
+        assert again.seconds > 0 and first.seconds > 0
+        assert verify_candidate((program, None, ((),), 60.0), context).right
