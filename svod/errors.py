@@ -49,6 +49,10 @@ class DeviceError(SvodError):
     """A device or target that is missing or cannot do what was asked."""
 
 
+class DeviceLost(DeviceError):
+    """A device that this process cannot use any more, because of what a kernel did."""
+
+
 class TuneError(SvodError):
     """A search that could not be started or carried on."""
 

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from svod.errors import DeviceLost
+
 PRELOADED = ("numpy", "llvmlite.binding", "svod.compile.cpu.backend")
 
 
@@ -190,6 +192,7 @@ FAULTS: dict[str, Any] = {
     "raise": lambda: _raise(ValueError("no such tile")),
     "raise exit": lambda: sys.exit(3),
     "raise interrupt": lambda: _raise(KeyboardInterrupt()),
+    "raise lost": lambda: _raise(DeviceLost("an illegal memory access")),
     "raise unprintable": _bad_text,
     "raise memory": lambda: _raise(MemoryError()),
     "unpicklable": lambda: (lambda: None),

@@ -11,7 +11,7 @@ from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c
 from functools import lru_cache
 from typing import Any
 
-from svod.errors import DeviceError
+from svod.errors import DeviceError, DeviceLost
 
 LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 OUT_OF_MEMORY = 2
@@ -21,6 +21,8 @@ ATTRIBUTES = {
     "minor": 76, "unit_shared": 81, "unit_registers": 82, "group_shared": 97, "unit_groups": 106,
 }
 """Numbers of CUdevice_attribute."""
+LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
+"""Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, addresses that are none."""
 DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may ask for
 RELAXED_CAPTURE = 2     # of this thread's calls on the stream only
 
@@ -45,7 +47,9 @@ class Driver:
         said = c_char_p()
         found = self.library.cuGetErrorString(c_int(code), byref(said)) == 0 and said.value
         why = f"{name}: {said.value.decode() if found and said.value else 'an error'} (code {code})"
-        return OutOfMemory(why) if code == OUT_OF_MEMORY else DeviceError(f"CUDA: {why}")
+        if code == OUT_OF_MEMORY:
+            return OutOfMemory(why)
+        return (DeviceLost if code in LOST else DeviceError)(f"CUDA: {why}")
 
     # -- devices ------------------------------------------------------------------------------------
     def version(self) -> int:

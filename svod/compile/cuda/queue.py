@@ -21,7 +21,7 @@ from svod.compile.cuda.targets import GRID
 from svod.compile.lower.program import PhaseSpec
 from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
-from svod.errors import DeviceError, LaunchError
+from svod.errors import DeviceError, DeviceLost, LaunchError
 
 
 class _Launch(NamedTuple):
@@ -93,8 +93,9 @@ class CudaQueue(LaunchRecords):
                 return 0.0
             except DeviceError as e:
                 names = ", ".join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in recorded[:8]))
-                raise DeviceError(f"{e}; it happened in a run of {names}{', …' if len(recorded) > 8 else ''} on {self.device.name}. "
-                                  "After an error in a kernel this process cannot use the GPU any more") from e
+                after = ". After such an error this process cannot use the GPU any more" if isinstance(e, DeviceLost) else ""
+                raise type(e)(f"{e}; it happened in a run of {names}{', …' if len(recorded) > 8 else ''} on {self.device.name}"
+                              f"{after}") from e
 
     def _run_as_graph(self, driver: Driver, first: int, recorded: Sequence[tuple[int, int]], times: int) -> None:
         known = self._graphs.get(first)

@@ -28,7 +28,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from svod.errors import FormatError
+from svod.errors import DeviceLost, FormatError
 from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, open_log, read_log
 from svod.tune.workers.jobs import MAX_MESSAGE, Outcome, decode, encode, resolve_job
 
@@ -322,6 +322,8 @@ class Child:
                 case ("ok", value, seconds):
                     return Outcome("ok", value, seconds=seconds)
                 case ("error", kind, message, seconds):
+                    if kind == DeviceLost.__name__:     # to the process, not to the next one
+                        self._bury()
                     return Outcome("error", None, kind, message, seconds)
                 case reply:
                     raise FormatError(f"an answer of an unknown form: {reply!r:.200}")

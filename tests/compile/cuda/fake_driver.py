@@ -17,7 +17,7 @@ from svod.compile.cuda.backend import Cuda
 from svod.compile.cuda.code import Nvptx
 from svod.compile.cuda.driver import Driver, OutOfMemory
 from svod.compile.cuda.ptxas import KernelReport
-from svod.errors import DeviceError
+from svod.errors import DeviceLost
 from tests.compile.cuda.emulator import Emulated
 
 SIZES = {"major": 9, "minor": 0, "units": 4, "unit_threads": 128, "unit_groups": 8, "unit_shared": 64 << 10, "group_shared": 60 << 10,
@@ -137,7 +137,7 @@ class FakeDriver(Driver):
     def _run(self, launch: tuple[Any, ...]) -> None:
         module, symbol = self.functions[launch[1]]
         if symbol == self.failing:
-            raise DeviceError("CUDA: cuStreamSynchronize: an illegal memory access was encountered (code 700)")
+            raise DeviceLost("CUDA: cuStreamSynchronize: an illegal memory access was encountered (code 700)")
         module.launch(symbol, *launch[2:])
 
     def begin_capture(self, stream: int) -> None:

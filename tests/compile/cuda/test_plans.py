@@ -25,7 +25,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import STORABLE
-from svod.errors import CompileError, DeviceError, UnsupportedError
+from svod.errors import CompileError, DeviceError, DeviceLost, UnsupportedError
 from svod.tensor import dlpack
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
 
@@ -106,6 +106,10 @@ def test_what_the_driver_says_is_in_the_error() -> None:
             return 0
     with pytest.raises(DeviceError, match=r"cuInit: no CUDA-capable device is detected \(code 100\)"):
         driver_module.Driver(Library())
+    Library.cuInit = lambda self, flags: 0      # type: ignore[method-assign]
+    driver = driver_module.Driver(Library())
+    kinds = {code: type(driver._error("cuLaunchKernel", code)) for code in (2, 701, 700, 719)}
+    assert kinds == {2: driver_module.OutOfMemory, 701: DeviceError, 700: DeviceLost, 719: DeviceLost}
 
 
 def test_architectures_of_devices() -> None:
@@ -278,7 +282,7 @@ def test_an_error_in_a_kernel_names_it(fake: FakeDriver) -> None:
     plan = (Tensor(X) * 2).prepare(CONFIG)
     plan.execute()
     fake.failing = "svod_p0"
-    with pytest.raises(DeviceError, match=r"illegal memory access.*in a run of .* on fake GPU 0.*cannot use the GPU any more"):
+    with pytest.raises(DeviceLost, match=r"illegal memory access.*in a run of .* on fake GPU 0.*cannot use the GPU any more"):
         plan.execute()
 
 

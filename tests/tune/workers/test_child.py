@@ -67,6 +67,7 @@ EXPECTED = {
     "raise": ("error", "ValueError", "no such tile"),
     "raise exit": ("error", "SystemExit", "3"),
     "raise interrupt": ("error", "KeyboardInterrupt", ""),
+    "raise lost": ("error", "DeviceLost", "an illegal memory access"),
     "raise unprintable": ("error", "Unprintable", "cannot be made"),
     "raise memory": ("error", "MemoryError", ""),
     "unpicklable": ("error", "FormatError", "not plain data"),
@@ -113,14 +114,14 @@ def test_large_results_and_items_arrive_whole(child: Child) -> None:
 
 
 def test_a_batch_goes_on_behind_hangs_and_crashes(child: Child) -> None:
-    items = [1, "segfault", 2, "spin native", 3, "raise", 4]
+    items = [1, "segfault", 2, "spin native", 3, "raise", 4, "raise lost", 5]
     outcomes = [child.run(call("fault_or_add", item, 0.5, setup=100)) for item in items]
-    assert [o.status for o in outcomes] == ["ok", "crash", "ok", "timeout", "ok", "error", "ok"]
+    assert [o.status for o in outcomes] == ["ok", "crash", "ok", "timeout", "ok", "error", "ok", "error", "ok"]
     values = [o.value for o in outcomes if o.ok]
-    assert [v["sum"] for v in values] == [101, 102, 103, 104]
-    # state lives as long as the process: fresh after the crash and after the hang, kept after an exception
-    assert [v["count"] for v in values] == [1, 1, 1, 2]
-    assert child.starts == 3
+    assert [v["sum"] for v in values] == [101, 102, 103, 104, 105]
+    # state lives as long as the process: fresh after the crash, the hang, and what the process has lost, kept after an exception
+    assert [v["count"] for v in values] == [1, 1, 1, 2, 1]
+    assert child.starts == 4
 
 
 def test_setup_is_sent_once_per_payload_and_again_after_another(child: Child) -> None:
