@@ -201,6 +201,13 @@ class Driver:
         self._call("cuGraphDestroy", graph)
         return ready.value or 0
 
+    def abandon_capture(self, stream: int) -> None:
+        """Forget what was recorded, which may be no graph."""
+        graph = c_void_p()
+        self.library.cuStreamEndCapture(c_void_p(stream), byref(graph))
+        if graph.value:
+            self._call("cuGraphDestroy", graph)
+
     def launch_graph(self, graph: int, stream: int) -> None:
         """Begin to do what was recorded."""
         self._call("cuGraphLaunch", c_void_p(graph), c_void_p(stream))

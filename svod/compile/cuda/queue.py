@@ -106,7 +106,11 @@ class CudaQueue(LaunchRecords):
             known, times = _Graph(self._state, 0), times - 1
         if times and not known.handle:
             driver.begin_capture(self.device.stream)
-            self._begin(driver, recorded)
+            try:
+                self._begin(driver, recorded)
+            except BaseException:       # Ctrl-C, too: nothing else could be done on the stream
+                driver.abandon_capture(self.device.stream)
+                raise
             known = known._replace(handle=driver.end_capture(self.device.stream))
         for _ in range(times):
             driver.launch_graph(known.handle, self.device.stream)

@@ -203,18 +203,18 @@ class Device:
 
     def _read_part(self, host: int, address: int, nbytes: int) -> None:
         buffer, offset, _ = self.find(address)
-        if self._staging is None or self._staging.size < nbytes:
+        staging, self._staging = self._staging, None        # where Ctrl-C leaves it mapped it is not used again
+        if staging is None or staging.size < nbytes:
             size = min(STAGING, 1 << max(16, (nbytes - 1).bit_length()))
-            self._staging = self.wgpu.create_buffer(size=size, usage=self._usage.MAP_READ | self._usage.COPY_DST)
+            staging = self.wgpu.create_buffer(size=size, usage=self._usage.MAP_READ | self._usage.COPY_DST)
         encoder = self.wgpu.create_command_encoder()
-        encoder.copy_buffer_to_buffer(buffer, offset, self._staging, 0, nbytes)
+        encoder.copy_buffer_to_buffer(buffer, offset, staging, 0, nbytes)
         self.queue.submit([encoder.finish()])
-        self._staging.map_sync("READ", 0, nbytes)
-        try:
-            view = self._staging.read_mapped(0, nbytes, copy=False)
-            ctypes.memmove(host, ctypes.addressof(ctypes.c_uint8.from_buffer(view)) if not view.readonly else bytes(view), nbytes)
-        finally:
-            self._staging.unmap()
+        staging.map_sync("READ", 0, nbytes)
+        view = staging.read_mapped(0, nbytes, copy=False)
+        ctypes.memmove(host, ctypes.addressof(ctypes.c_uint8.from_buffer(view)) if not view.readonly else bytes(view), nbytes)
+        staging.unmap()
+        self._staging = staging
 
     def wait(self) -> None:
         """Wait for everything that was submitted."""

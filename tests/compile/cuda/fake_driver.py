@@ -151,6 +151,10 @@ class FakeDriver(Driver):
         self.capturing = None
         return len(self.graphs)
 
+    def abandon_capture(self, stream: int) -> None:
+        self.calls.append(("abandon_capture",))
+        self.capturing = None
+
     def launch_graph(self, graph: int, stream: int) -> None:
         self.calls.append(("launch_graph",))
         for launch in self.graphs[graph]:

@@ -176,6 +176,20 @@ def test_a_graph_is_made_anew_where_arguments_change(fake: FakeDriver) -> None:
         np.testing.assert_allclose(plan.outputs[0][:rows], np.maximum(X[:rows] @ W, 0).sum(1), rtol=1e-4, atol=1e-5)
 
 
+def test_a_recording_that_is_interrupted(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = network().prepare(CONFIG)
+    plan.execute()
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(fake, "launch", interrupted)
+        plan.execute()
+    assert "begin_capture" in fake.names() and fake.names()[-1] == "abandon_capture" and fake.capturing is None
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(EXPECTED.shape), EXPECTED, rtol=1e-4, atol=1e-5)
+
+
 def test_a_graph_goes_with_its_plan(fake: FakeDriver) -> None:
     plan = network().prepare(CONFIG)
     for _ in range(2):
