@@ -14,7 +14,7 @@ from svod.compile.backend import CompilerPair
 from svod.compile.cuda import ptx, ptxas
 from svod.compile.cuda.ptxas import KernelReport
 from svod.compile.cuda.render import render, without_assumptions
-from svod.compile.cuda.targets import capability_of
+from svod.compile.cuda.targets import ARCHITECTURES, capability_of
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.core.machine.target import Target
@@ -60,9 +60,10 @@ class CudaCode:
 
 
 def compile_image(ir: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:
-    """(kind, image, reports) of LLVM IR: a cubin where there is ptxas and it is to be `assembled`, else PTX. Raises CompileError."""
-    text = ptx.emit_ptx(ir, arch)
-    if not assembled or ptxas.ptxas_version() is None:
+    """(kind, image, reports) of LLVM IR: a cubin where it is to be `assembled` and there is a ptxas that does, else PTX. Raises
+    CompileError."""
+    text, known = ptx.emit_ptx(ir, arch), ARCHITECTURES[arch]
+    if not assembled or not ptxas.assembles(arch, known.ptx, known.llvm_cpu):
         return PTX, text.encode() + b"\0", ()
     return CUBIN, *ptxas.assemble(text, arch)
 

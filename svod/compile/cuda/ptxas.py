@@ -3,6 +3,7 @@ nvdisasm or cuobjdump prints it. Without ptxas the driver compiles the PTX when 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from svod.errors import CompileError, UnsupportedError
+
+log = logging.getLogger("svod.cuda")
 
 USUAL = Path("/usr/local/cuda/bin")
 LIMIT = 300.0           # seconds
@@ -71,6 +74,20 @@ def ptxas_version() -> str | None:
         return None
     found = _VERSION.search(said)
     return found[1] if found else None
+
+
+@lru_cache(maxsize=16)
+def assembles(arch: str, version: int, target: str) -> bool:
+    """Whether there is a ptxas that makes machine code for an architecture of PTX of a version, ten times, for a target. An older one than
+    the GPU does not: the driver, which knows its GPU, compiles the PTX then."""
+    if ptxas_version() is None:
+        return False
+    try:
+        assemble(f".version {version // 10}.{version % 10}\n.target {target}\n.address_size 64\n", arch)
+    except CompileError as e:
+        log.warning("ptxas %s is not used for %s, whose driver compiles its code: %s", ptxas_version(), arch, e)
+        return False
+    return True
 
 
 def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[KernelReport, ...]]:

@@ -131,9 +131,17 @@ def test_a_device_of_a_later_capability_gets_ptx() -> None:
     assert b".v2." not in pair.image_for(binary, plain=True, major=13)
 
 
-def test_without_ptxas_the_driver_gets_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ptxas, "ptxas_version", lambda: None)
+@pytest.mark.parametrize("old", [False, True], ids=["none", "too old"])
+def test_without_a_ptxas_that_knows_the_gpu_the_driver_gets_ptx(old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "ptxas"
+    script.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'release 11.5, V11.5.119' && exit\n"
+                      "echo \"ptxas fatal: Value 'sm_90' is not defined for option 'gpu-name'\" >&2; exit 255\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(ptxas, "tool", lambda name: str(script) if old else None)
+    for cached in ("ptxas_version", "assembles"):
+        monkeypatch.setattr(ptxas, cached, getattr(ptxas, cached).__wrapped__)
     monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
+    assert ptxas.ptxas_version() == ("11.5.119" if old else None)
     code = (Tensor(X) * 3).prepare(ONLY).kernels[0].loaded
     assert isinstance(code, CudaCode) and code.kind == "ptx" and code.image.endswith(b"\0") and b".entry svod_p0" in code.image
 
