@@ -420,8 +420,9 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
     if config.beam is not None and db is not None:
         unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, target, config.beam, db)}
         if unknown:
-            from svod.tune.at_prepare import search_at_prepare
+            from svod.tune.at_prepare import search_at_prepare, settle_at_prepare
             choices.update(search_at_prepare(unbound, unknown, compiler, config, db))
+            choices = settle_at_prepare(unbound, choices, compiler, config, db)
     compiled = compile_all(unbound.kernels, choices, compiler)
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
 

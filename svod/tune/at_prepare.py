@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from svod.bench.roofline import Ceilings, cached_ceilings
-from svod.compile.plan.compiler import Choice, Compiler
+from svod.compile.plan.compiler import Choice, Compiler, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig, BenchConfig, PrepareConfig, data_dir
 from svod.core.cost.op_count import count_operations
@@ -27,19 +27,25 @@ from svod.core.kernel.scheduler import Opt
 from svod.errors import SvodError, TuneError
 from svod.system.forksafe import remake_after_fork
 from svod.system.quantities import count
+from svod.tune.capture import plan_digest
 from svod.tune.chains import choose
 from svod.tune.checks import Proposed
 from svod.tune.db import TuningDB
 from svod.tune.db.records import BUDGET_SPENT
 from svod.tune.measure.sizes import merged_sizes, variable_names
+from svod.tune.plan_check import bytes_touched, check_plan
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
 from svod.tune.session import KernelTask, SessionResult, TuneSession
+from svod.tune.settle import BothWays, settle
 from svod.tune.workers.start import make_executor
 
 log = logging.getLogger("svod")
 
 CHECK_SECONDS = 0.3     # the confirmation of one kernel's checked chains
+SETTLE_SECONDS = 2.0    # the timing of a whole plan with and without what a search found, at most …
+SETTLE_SHARE = 0.05     # … and of the budget
+MOST_SETTLED = 1 << 30  # bytes of a plan's buffers, of which that makes copies
 
 _lock = threading.Lock()          # one search at a time in a process
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
@@ -125,6 +131,39 @@ def search_at_prepare(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compi
     chosen = _choices(result, unknown, compiler, config, db)
     log.warning("BEAM=%d: %s", beam.width, _summary(result, chosen, len(unknown), db))
     return chosen
+
+
+def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
+                      db: TuningDB) -> dict[str, Choice]:
+    """The chains to use for a plan whose kernels were searched: those that are slower inside it than the heuristic's are given up. Never
+    raises for a plan that cannot be timed: the log says why."""
+    assert config.beam is not None
+    found, kernels = dict(choices), unbound.kernels
+    tuned = [k for k, c in choices.items() if c.source in ("beam", "database")]
+    if not tuned or bytes_touched(unbound) > MOST_SETTLED or unbound.functions or unbound.copies:
+        return found
+    started, seconds = time.monotonic(), min(SETTLE_SECONDS, SETTLE_SHARE * config.beam.budget)
+    heuristics = compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
+    stored = {k: choose(kernels[k], compiler, config, db).chain for k in tuned}
+
+    def timed() -> BothWays:
+        for k in tuned:
+            now = choose(kernels[k], compiler, config, db)
+            if now.chain != stored[k]:
+                found[k], stored[k] = now, now.chain
+        code = {**heuristics, **{k: compiler.compile(kernels[k], found[k]) for k in tuned}}
+        return BothWays(check_plan(unbound, heuristics, code, {}, compiler.target, seconds=seconds), heuristics, code)
+    try:
+        check = settle(unbound, plan_digest(unbound, compiler.target.key), timed, compiler, db)
+        for line in check.given_up if check is not None else ():
+            log.warning("a chain is given up, as it is slower in this plan: %s", line)
+    except (SvodError, MemoryError) as e:
+        log.info("what was found could not be timed inside the plan: %s", e)
+    except KeyboardInterrupt:
+        log.warning("Ctrl-C: what was found is not timed inside the plan")
+    finally:
+        _searching.spent += time.monotonic() - started
+    return found
 
 
 def _choices(result: SessionResult, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,

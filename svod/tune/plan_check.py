@@ -3,13 +3,15 @@
     promised   Σ calls × (heuristic − tuned seconds), each kernel timed alone: what the searches found
     measured   the two plans in interleaved rounds over the same memory (bench/race.py, confirm)
 
-Where the two differ by more than 15 %, either way, the kernels that differ are looked for: both plans are run kernel by kernel in their
-order, so that each finds the caches as the one before leaves them, and each kernel's gain there is held against its promise. Kernels are
+Then both plans are run kernel by kernel in their order, so that each kernel finds the caches as the one before leaves them. Kernels are
 timed alone with their operands warm; in a plan other data passes through the caches between two runs, which one chain may bear better
-than the other.
+than the other. Where the two figures above differ by more than 15 %, either way, each kernel's gain inside is held against its promise,
+and the kernels that make the difference are named. A chain that is slower than the heuristic's inside the plan is given up
+(`svod.tune.settle`).
 """
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -17,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from svod.bench.race import Ratio, confirm, median_interval
+from svod.bench.race import Ratio, confirm, median_interval, paired_ratio
 from svod.bench.timer import Contestant, time_calls
 from svod.compile.plan.compiler import Compiled
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -34,6 +36,7 @@ MOST_PASSES = 25            # kernel by kernel
 EXPLAINED = 3               # kernels that are named
 MOVED = 1.1                 # times its time alone: a chain that takes more inside the plan lacks something there …
 MOVED_SECONDS = 1e-6        # … if it is more than this: a single call is not timed more exactly
+UNKNOWN = Ratio(1.0, 0.0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class InPlan:
     low: float
     high: float
     reason: str = ""
+    ratio: Ratio = UNKNOWN      # tuned over heuristic, inside
 
     @property
     def promised(self) -> float:
@@ -81,8 +85,8 @@ class InPlan:
 @dataclass(frozen=True)
 class PlanCheck:
     """Seconds of one run of the plan. `ratio`: tuned over heuristic, paired, with its 95 % interval. `predicted`: the heuristic plan's time
-    less the promised gain. `changed`: kernels with another chain than the heuristic's. `kernels`: those whose chains changed, timed
-    inside the plan, where another gain arrived than was promised; those that differ most first."""
+    less the promised gain. `changed`: kernels with another chain than the heuristic's. `kernels`: those whose chains changed or that
+    promise something, timed inside the plan, if there was time; those that differ most from their promise first."""
 
     heuristic: float
     tuned: float
@@ -94,6 +98,7 @@ class PlanCheck:
     changed: int
     kernels: tuple[InPlan, ...] = field(default=())
     at: Mapping[str, int] = field(default_factory=dict)     # the values of its variables
+    given_up: tuple[str, ...] = ()      # the chains that were slower inside the plan and are not used any more, in words
 
     @property
     def predicted(self) -> float:
@@ -107,6 +112,11 @@ class PlanCheck:
     def differs(self) -> bool:
         """More or less arrived than was promised, by 15 % of it and beyond noise."""
         return differs(self.heuristic, self.ratio, self.promised)
+
+    @property
+    def losses(self) -> tuple[InPlan, ...]:
+        """The kernels whose tuned chains are slower inside the plan than the heuristic's, beyond noise."""
+        return tuple(k for k in self.kernels if k.ratio.low > 1.0)
 
     @property
     def fell_short(self) -> bool:
@@ -174,7 +184,7 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     check = PlanCheck(race.seconds(0), race.seconds(1), race.ratios[1], promised_gain(unbound, gains), len(race.rounds), race.noisy,
                       bytes_touched(unbound), len(changed), at=values)
     wanted = [k for k in unbound.kernels if k in changed or k in gains]
-    if not check.differs or left() < 4 * MIN_ROUNDS * check.heuristic:
+    if not (changed or check.differs) or left() < 4 * MIN_ROUNDS * check.heuristic:
         return check
     inside = time_inside(base, best, unbound, left, rng)
     kernels = [in_plan(unbound, key, gains.get(key), inside[key], check.bytes_touched, target) for key in wanted]
@@ -208,7 +218,9 @@ def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence
     calls = unbound.counts[key]
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
     inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))
-    comparison = InPlan(key, calls, alone, inside, calls * low, calls * high)
+    timed = [g for g in passes if g.heuristic > 0.0]        # less than an empty call says nothing
+    ratio = paired_ratio([g.tuned for g in timed], [g.heuristic for g in timed]) if timed else UNKNOWN
+    comparison = InPlan(key, calls, alone, inside, calls * low, calls * high, ratio=ratio)
     return replace(comparison, reason=_reason(unbound, comparison, touched, target))
 
 

@@ -161,7 +161,7 @@ def plan_lines(check: PlanCheck, name: str, kernels: int, waited: float | None =
     if waited is not None:
         lines.append(f"  a call     {in_words(waited):>8}           as the program waited for it, with arguments and results "
                      "(svod.profile(f, x) says for what)")
-    if not check.changed:
+    if not check.changed and not check.given_up:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
     rounds = count(check.rounds, "interleaved round")
     lines += [f"  predicted  {predicted}",
@@ -170,6 +170,8 @@ def plan_lines(check: PlanCheck, name: str, kernels: int, waited: float | None =
         promised = f"{in_words(check.promised)} were promised" if check.promised > 0 else "nothing was promised"
         way = "gained" if check.gained >= 0 else "lost"
         lines += [f"  {in_words(abs(check.gained))} {way}, {promised}:", *(f"    {line}" for line in check.explanation)]
+    if check.given_up:
+        lines += ["  given up, as they lose here what they gain alone:", *(f"    {line}" for line in check.given_up)]
     if check.noisy:
         lines.append(f"  the machine was busy ({check.noisy}): take these figures with care")
     return lines
@@ -202,6 +204,7 @@ def plan_json(check: PlanCheck, plan: str, unbound: Any, waited: float | None) -
             "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
             "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,
             "bytes_touched": check.bytes_touched, "at": dict(check.at), "differs": check.differs, "explanation": list(check.explanation),
+        "given_up": list(check.given_up),
             "kernels": [{"kernel": k.kernel, "name": name_of(unbound, k.kernel), "calls": k.calls, "promised_gain": k.promised,
                          "measured_gain": k.measured, "low": k.low, "high": k.high, "reason": k.reason, "inside": asdict(k.inside),
                          "alone": None if k.alone is None else asdict(k.alone)} for k in check.kernels]}

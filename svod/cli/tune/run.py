@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -76,6 +77,7 @@ from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import KernelTask, SessionResult, TuneSession, bound_at
+from svod.tune.settle import BothWays, settle
 from svod.tune.unfinished import left_to_search
 from svod.tune.workers.executor import Executor
 from svod.tune.workers.start import ExecutorStart, check_reachable
@@ -143,10 +145,6 @@ class _CtrlC:
             os.write(2, b"\nsvod-tune: ended at once; the database has what was found in finished rounds\n")
             os._exit(EXIT_INTERRUPTED)
         raise KeyboardInterrupt
-
-
-class _Late(Exception):
-    """The budget is over."""
 
 
 class _Terminated(SystemExit):
@@ -295,7 +293,7 @@ class _TuneRun:
         with waiting("timing the whole plan with the heuristic's and with the tuned chains"):
             for p in self.parts:
                 if p.here:
-                    p.checks = self._check_plans(captured, p.outcomes, p.target, p.compiler, bool(p.wanted))
+                    p.checks = self._check_plans(captured, p)
         self.seconds["check"] = self.elapsed
         self._save()
         self._write_lock()
@@ -530,34 +528,23 @@ class _TuneRun:
                                         why))
         return out
 
-    def _check_plans(self, captured: Capture, outcomes: Sequence[KernelReport], target: Target, compiler: Compiler,
-                     searched: bool) -> list[tuple[CapturedPlan, PlanCheck]]:
-        """Time the plans that take most of the time, with heuristic and with tuned chains."""
-        by_key = {o.row.key: o for o in outcomes}
-        tuned_keys = {k for k, o in by_key.items() if o.source == "database" and o.heuristic and o.tuned}
-        seconds = {o.row.key: o.row.seconds for o in outcomes}
+    def _check_plans(self, captured: Capture, part: _Part) -> list[tuple[CapturedPlan, PlanCheck]]:
+        """Time the plans that take most of the time, with heuristic and with tuned chains, and give up the chains that lose in them."""
+        seconds = {o.row.key: o.row.seconds for o in part.outcomes}
         plans = sorted(captured.plans, key=lambda p: -p.runs * _plan_seconds(p, seconds))
         total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
         checks: list[tuple[CapturedPlan, PlanCheck]] = []
         for plan in plans[:MAX_CHECKS]:
             if checks and plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total:
                 break
-            kernels = plan.unbound.kernels
             try:
-                heuristics: dict[str, Compiled] = {}
-                for key, kernel in kernels.items():
-                    self._check_time()
-                    heuristics |= compile_heuristics({key: kernel}, compiler)
-                choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items() if k in tuned_keys}
-                gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
-                         and (gain := gain_in(plan.unbound, by_key[k])) is not None}
-                tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
-                self._check_time()
-                within = min(self._check_seconds(CHECK_SECONDS if searched else KNOWN_CHECK_SECONDS), self.left + LATE_SECONDS)
-                checks.append((plan, check_plan(plan.unbound, heuristics, tuned, gains, target, seconds=within)))
-            except _Late:
-                say("svod-tune: a whole plan was not timed, as the budget is over")
-                break
+                check = settle(plan.unbound, plan.digest, partial(self._time_plan, part, plan), part.compiler, self.db)
+                if check is None:
+                    say("svod-tune: a whole plan was not timed, as the budget is over")
+                    break
+                checks.append((plan, check))
+                if check.given_up:
+                    part.outcomes = self._outcomes(part)
             except KeyboardInterrupt:
                 say("svod-tune: Ctrl-C: the whole plan is not timed any further")
                 break
@@ -565,10 +552,28 @@ class _TuneRun:
                 say(f"svod-tune: the whole plan could not be timed: {e}")
         return checks
 
-    def _check_time(self) -> None:
-        """Raise _Late where there is no time left to measure anything."""
-        if self.left + LATE_SECONDS < CHECK_LEAST:
-            raise _Late
+    def _time_plan(self, part: _Part, plan: CapturedPlan) -> BothWays | None:
+        """Time a plan with the heuristic's chains and with those of the database; None where there is no time left."""
+        kernels, compiler = plan.unbound.kernels, part.compiler
+        by_key = {o.row.key: o for o in self._outcomes(part)}
+        heuristics: dict[str, Compiled] = {}
+        for key, kernel in kernels.items():
+            if self._is_late():
+                return None
+            heuristics |= compile_heuristics({key: kernel}, compiler)
+        choices = {k: choose(v, compiler, self.config, self.db) for k, v in kernels.items()
+                   if k in by_key and (o := by_key[k]).source == "database" and o.heuristic and o.tuned}
+        gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
+                 and (gain := gain_in(plan.unbound, by_key[k])) is not None}
+        tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
+        if self._is_late():
+            return None
+        within = min(self._check_seconds(CHECK_SECONDS if part.wanted else KNOWN_CHECK_SECONDS), self.left + LATE_SECONDS)
+        return BothWays(check_plan(plan.unbound, heuristics, tuned, gains, part.target, seconds=within), heuristics, tuned)
+
+    def _is_late(self) -> bool:
+        """Whether there is no time left to measure anything."""
+        return self.left + LATE_SECONDS < CHECK_LEAST
 
     def _status(self) -> int:
         if self.result is not None and self.result.interrupted:

@@ -243,7 +243,7 @@ class Measurement(Record):
     is the revision of svod's code generator, `protocol` that of the timing rules. `host` holds what may explain a time (load, steal,
     governor…). `taken_at` is seconds since 1970. For a kernel with variables `time`, `samples` and `ratio` are geometric means over the
     sizes, which are in `host`, as are the names of the variables. `strategy` is what proposed the chain where that was no search of this
-    kernel (`CHECK`, `TRANSFER`)."""
+    kernel (`CHECK`, `TRANSFER`). `inside`: the digest of the plan inside which the chain and the heuristic's were timed; "": alone."""
 
     kernel: Name
     target: Name
@@ -268,6 +268,7 @@ class Measurement(Record):
     host: Facts = field(default_factory=dict)
     taken_at: Number = 0.0
     strategy: Text = ""
+    inside: Text = ""
 
     kind: ClassVar[str] = "measurement"
     table: ClassVar[str] = "measurements"

@@ -14,7 +14,8 @@ merged do not matter. The rules, in order:
    decides nothing. Measurements that say that the chain is slower count as well. Copies of one measurement count once, also where the
    names in one of them were left out.
 6. A chain whose whole interval is above 1 is slower than the heuristic and is not used. Nor is one that took more than 1.2 times the
-   heuristic's time, at one of the measured sizes where the kernel has variables.
+   heuristic's time, at one of the measured sizes where the kernel has variables. Measurements inside a plan (`Measurement.inside`) are
+   judged by themselves: a chain that is slower there is not used, however fast it is alone; one that is not gains nothing by it.
 7. The lowest *upper end* of the ratio's interval wins: the speed-up that is certain, not the one that was seen once.
 8. Upper ends within 0.3 % of the lowest are level with it. Of level chains the heuristic's own wins, as no gain is certain; then the
    shortest, then the first in text, then the first LINEAR digest.
@@ -188,14 +189,14 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
     pools: dict[int, list[tuple[Standing, Winner]]] = {}
     for (age, linear), group in groups.items():
         layer = layers[age, linear]
-        ranked = sorted(group.values(), key=lambda m: (m.ratio_high, m.id))
-        middle = ranked[len(ranked) // 2]
-        if drawback(middle) is not None:
+        alone, inside = ([m for m in group.values() if bool(m.inside) is within] for within in (False, True))
+        if not alone or drawback(_upper_median(alone)) is not None or (inside and drawback(_upper_median(inside)) is not None):
             continue
+        ranked, middle = alone, _upper_median(alone)
         here = [m for m in ranked if layer_ranks.get(m.id) == OWN]
         shown = min(ranked, key=lambda m: (len(m.chain), m.chain_text))
         assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "doubt() saw to it"
-        slower = bool(here) and drawback(here[len(here) // 2]) is not None
+        slower = bool(here) and drawback(_upper_median(here)) is not None
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio,
                         middle.ratio_low, middle.ratio_high, middle.time, middle.baseline, layer, middle.id,
                          middle.search, middle.baseline_linear, middle.strategy, slower,
@@ -209,6 +210,11 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
             _, winner = pool.pop(best_of([s for s, _ in pool]))
             order.append(winner)
     return order
+
+
+def _upper_median(measurements: Sequence[Measurement]) -> Measurement:
+    """The one that decides among measurements of one chain, by rule 5."""
+    return sorted(measurements, key=lambda m: (m.ratio_high, m.id))[len(measurements) // 2]
 
 
 def derive_winner(measurements: Iterable[Measurement], verdicts: Iterable[Verdict], layer_ranks: Mapping[str, int]) -> Winner | None:

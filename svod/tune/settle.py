@@ -1,0 +1,63 @@
+"""Tuned chains inside the plan that they are for: those that are slower there than the heuristic's are given up.
+
+    heuristic's and tuned code → the plan timed both ways → losses → records → the chains that are chosen now → once more
+
+A search times kernels alone, with their operands in the caches. In a plan weights come from memory, and what a kernel leaves in the caches
+is there for the next one: a chain without prefetches, or one that stores past the caches, may win alone and lose there. What was measured
+inside is evidence of its own (`svod.tune.db.winners`, rule 6), so that no later search prefers the chain again.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from svod.bench.timer import PROTOCOL_REVISION
+from svod.compile.plan.compiler import Compiled, Compiler
+from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.system.quantities import seconds as duration
+from svod.tune.db import Measurement, TuningDB
+from svod.tune.plan_check import InPlan, PlanCheck, name_of
+
+ROUNDS = 3      # of timing and giving up: the chain that comes next may lose as well
+
+
+@dataclass(frozen=True)
+class BothWays:
+    """A plan that was timed both ways, and its code by kernel key."""
+
+    check: PlanCheck
+    heuristic: Mapping[str, Compiled]
+    tuned: Mapping[str, Compiled]
+
+
+def settle(unbound: UnboundPlan, digest: str, timed: Callable[[], BothWays | None], compiler: Compiler, db: TuningDB) -> PlanCheck | None:
+    """The check of a plan with the chains that are left when those that lose inside it are given up, in a few rounds. None where there was
+    no time for any.
+
+    `timed` times the plan with the chains that the database has now; None: there is no time left. Kernels with variables keep their chains:
+    a plan is timed at one size of many."""
+    found, given_up = timed(), list[str]()
+    for _ in range(ROUNDS - 1):
+        losses = [] if found is None else [k for k in found.check.losses if not unbound.kernels[k.kernel].variables]
+        if found is None or not losses:
+            break
+        given_up += [f"{name_of(unbound, k.kernel)}: {_in_words(k)}" for k in losses]
+        db.record([_measurement(k, found, digest, compiler) for k in losses])
+        found = timed() or BothWays(found.check, {}, {})
+        found = replace(found, check=replace(found.check, given_up=tuple(given_up)))
+    return None if found is None else found.check
+
+
+def _in_words(k: InPlan) -> str:
+    return f"inside the plan its chain takes {duration(k.inside.tuned)}, the heuristic's {duration(k.inside.heuristic)}"
+
+
+def _measurement(k: InPlan, found: BothWays, digest: str, compiler: Compiler) -> Measurement:
+    """What the plan says about a kernel's tuned chain."""
+    tuned, heuristic = found.tuned[k.kernel], found.heuristic[k.kernel]
+    return Measurement(kernel=k.kernel, target=compiler.target.key, chain=tuple(tuple(o.to_json()) for o in tuned.chain),
+                       linear=tuned.linear, status="ok", codegen=compiler.pair.revision, compiler=compiler.pair.key,
+                       protocol=PROTOCOL_REVISION, step="confirm", time=k.inside.tuned, baseline=k.inside.heuristic,
+                       baseline_linear=heuristic.linear, ratio=k.ratio.median, ratio_low=k.ratio.low, ratio_high=k.ratio.high,
+                       noisy=found.check.noisy is not None, inside=digest, taken_at=time.time())
