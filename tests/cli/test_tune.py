@@ -47,7 +47,7 @@ from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
 from svod.tune.db.winners import derive_winner
 from svod.tune.lock import Locked, locked_lines, write_lock
-from svod.tune.plan_check import Gain, check_values
+from svod.tune.plan_check import Gain, InPlan, check_values, name_of
 from svod.tune.search import events
 from svod.tune.search.events import (
     BaselineTimed,
@@ -654,6 +654,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
     monkeypatch.setattr(tune_run, "TuneSession", FakeSession)
     monkeypatch.setattr(tune_run, "ExecutorStart", NoExecutor)
     monkeypatch.setattr(FakeSession, "interrupted", False)
+    actual = tune_run.check_plan        # the empty chain is slower inside the plan: what it promises is taken at its word
+    monkeypatch.setattr(tune_run, "check_plan", lambda *a, **k: replace(actual(*a, **k), kernels=()))
     NoExecutor.started = 0
     return FakeSession
 
@@ -710,6 +712,24 @@ def test_the_plan_check_is_kept_back_from_the_budget(tmp_path: Path, fake: type[
     assert checked[0] == pytest.approx(check)
     assert len(searched) == 1 and 0 <= searched[0] <= budget - check
     assert budget < 100 or searched[0] > budget / 2
+
+
+def test_chains_that_lose_inside_the_plan_are_given_up_and_said(tmp_path: Path, fake: type[FakeSession],
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    file, db, report = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "r.json"
+    actual = tune_run.check_plan
+
+    def check(unbound: Any, heuristic: Any, tuned: Any, *a: Any, **k: Any) -> Any:
+        slower = tuple(InPlan(key, 1, None, Gain(1e-6, 2e-6), 0.0, 0.0, ratio=Ratio(2.0, 1.9, 2.1)) for key in unbound.kernels
+                       if "gemm" in name_of(unbound, key) and heuristic[key].chain != tuned[key].chain)
+        return replace(actual(unbound, heuristic, tuned, *a, **k), kernels=slower, noisy=None)
+    monkeypatch.setattr(tune_run, "check_plan", check)
+    done = run("--from", file, "--db", db, "--json", str(report))
+    assert done.exit_code == 0 and "given up, as they lose here what they gain alone" in done.output
+    assert "gemm (block.linear): inside the plan its chain takes 2.00 µs, the heuristic's 1.00 µs" in done.output
+    data = json.loads(report.read_text())
+    assert {k["name"]: k["source"] for k in data["kernels"]}["gemm"] == "heuristic"
+    assert [line[:19] for p in data["plans"] for line in p["given_up"]] == ["gemm (block.linear)"]
 
 
 def test_nothing_is_timed_long_after_the_budget(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,13 +18,14 @@ from svod import jit, scope
 from svod.bench.peers import Array, PreparedPeer, calls
 from svod.bench.results import KernelInfo
 from svod.bench.suites.cases import Case
-from svod.bench.suites.torch_modules import compiled
+from svod.bench.suites.torch_modules import Decoding, compiled
 from svod.compile.backend import backend_named
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.core.machine.target import HOST
+from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.tune.at_prepare import begin_budget, searches_interrupted, seconds_searched
 from svod.tune.search.budget import MODEL_SECONDS
@@ -95,7 +96,7 @@ def _prepare_file(config: PrepareConfig, case: Case) -> PreparedPeer:
 
 
 def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
-    """A PyTorch module under torch.compile(backend="svod")."""
+    """A PyTorch module, by `deployed`."""
     import torch
 
     from svod.bench.peers.with_torch import prepared_module
@@ -105,11 +106,33 @@ def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
     options: dict[str, Any] = {"db": config.db, "threads": config.threads}
     if config.beam is not None:
         options |= {"beam": config.beam.width, "budget": config.beam.budget, "ignore_cache": config.beam.ignore_cache}
-    prepared = prepared_module(case, partial(compiled, backend="svod", options=options))
+    prepared = prepared_module(case, partial(deployed, options=options))
     plans = [p.captured.plan for f in functions for p in f.plans if p.captured is not None]
     left = sorted({m.name for f in functions for m in f.missing} | {r for f in functions for r in f.refused.values()})
     remark = "in PyTorch: " + ", ".join(left) if left else "" if plans else "nothing is compiled: PyTorch runs it all"
     return replace(prepared, remark=remark, **_facts(plans, prepared.prepare_seconds or 0.0))
+
+
+def deployed(module: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """A module as those who deploy one have it: by svod.torch.compile at its first call. One that cannot be exported, and the step of a
+    decoding loop, go through torch.compile, with guards in each call."""
+    import torch
+
+    import svod.torch
+
+    if isinstance(module, Decoding):
+        return compiled(module, backend="svod", options=options)    # type: ignore[no-any-return]
+    made: list[Callable[..., Any]] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            try:
+                with torch.inference_mode(False):
+                    made.append(svod.torch.compile(module, *args, options=options, **kwargs))
+            except UnsupportedError:
+                made.append(compiled(module, backend="svod", options=options))
+        return made[0](*args, **kwargs)
+    return call
 
 
 def _facts(plans: Sequence[ExecutionPlan], seconds: float) -> dict[str, Any]:

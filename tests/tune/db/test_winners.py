@@ -46,6 +46,19 @@ def test_slower_than_the_heuristic_is_not_used_but_the_heuristic_itself_is() -> 
     assert won is not None and won.linear == "hh" and won.chain == ()
 
 
+def test_a_chain_that_is_slower_inside_a_plan_is_not_used_however_fast_it_is_alone() -> None:
+    alone = [confirmed(r, samples=(r,)) for r in (0.5, 0.51, 0.52)]
+    slower = confirmed(1.2, inside="p1")
+    assert derive([*alone, slower, verdict()]) is None
+    won = derive([*alone, slower, verdict(), confirmed(0.9, "bb"), verdict(linear="bb")])
+    assert won is not None and won.linear == "bb", "the next one may be used"
+    assert derive([*alone, slower, confirmed(0.9, inside="p1"), verdict()]) is None, "the upper median of those inside"
+    both = [slower, confirmed(0.9, inside="p1"), confirmed(0.8, inside="p2")]
+    won = derive([*alone, *both, verdict()])
+    assert won is not None and won.ratio == 0.51, "what is not slower inside is used for what it gains alone"
+    assert derive([confirmed(0.5, inside="p1"), verdict()]) is None, "being fast inside alone is no evidence"
+
+
 @pytest.mark.parametrize("what", ["wrong", "retracted"])
 def test_a_bad_verdict_beats_any_time_up_to_its_revision(what: str) -> None:
     fast, slow = confirmed(0.1, "ff"), confirmed(0.9, "ss")

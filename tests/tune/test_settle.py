@@ -1,0 +1,115 @@
+"""Chains that are slower inside a plan than the heuristic's are given up, and stay so."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from svod.bench.race import Ratio
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.compiler import Choice, compile_all, compiler_for
+from svod.config import BeamConfig, PrepareConfig
+from svod.tune import at_prepare
+from svod.tune.capture import plan_digest
+from svod.tune.chains import choose
+from svod.tune.db import Measurement, TuningDB, Verdict
+from svod.tune.plan_check import Gain, InPlan, PlanCheck
+from svod.tune.settle import ROUNDS, BothWays, settle
+from tests.plans import gemm_then_softmax
+
+TARGET = host_target()
+CONFIG = PrepareConfig(object_cache=":none:")
+UNBOUND = gemm_then_softmax(24, 40, 16)
+GEMM, SOFTMAX = (c.kernel for c in UNBOUND.calls)
+COMPILER = compiler_for(TARGET, CONFIG)
+PLAIN = Choice((), "database", "")
+FASTER, SLOWER = Ratio(0.8, 0.79, 0.81), Ratio(1.3, 1.2, 1.4)
+
+
+def tuned_database() -> TuningDB:
+    """The empty chain as the winner of both kernels: twice as fast as the heuristic's when they were timed alone."""
+    db = TuningDB.open(":none:")
+    for key, kernel in UNBOUND.kernels.items():
+        linear, own = COMPILER.linear_of(kernel, ()), COMPILER.linear_of(kernel, COMPILER.heuristic(kernel))
+        assert linear != own
+        db.record([Measurement(key, TARGET.key, (), linear, "ok", COMPILER.pair.revision, COMPILER.pair.key, 1, "confirm", time=1e-6,
+                               baseline=2e-6, baseline_linear=own, ratio=0.5, ratio_low=0.49, ratio_high=0.51),
+                   Verdict(key, TARGET.key, linear, "verified", COMPILER.pair.revision)])
+    return db
+
+
+def timing(db: TuningDB, ratios: dict[str, Ratio], noisy: str | None = None) -> tuple[Callable[[], BothWays | None], list[list[str]]]:
+    """What times the plan, by telling `ratios` of the kernels that have the database's chain, and the kernels that it was asked about."""
+    asked: list[list[str]] = []
+    heuristics = {k: Choice(COMPILER.heuristic(v), "heuristic", "") for k, v in UNBOUND.kernels.items()}
+
+    def timed() -> BothWays:
+        choices = {k: choose(v, COMPILER, CONFIG, db) for k, v in UNBOUND.kernels.items()}
+        changed = [k for k, c in choices.items() if c.source == "database"]
+        asked.append(changed)
+        kernels = tuple(InPlan(k, 1, None, Gain(1e-6, ratios[k].median * 1e-6), 0.0, 0.0, ratio=ratios[k]) for k in changed)
+        check = PlanCheck(1e-3, 1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, noisy, 1, len(changed), kernels)
+        return BothWays(check, compile_all(UNBOUND.kernels, heuristics, COMPILER), compile_all(UNBOUND.kernels, choices, COMPILER))
+    return timed, asked
+
+
+def test_a_chain_that_loses_inside_its_plan_is_not_used_again() -> None:
+    with tuned_database() as db:
+        timed, asked = timing(db, {GEMM: SLOWER, SOFTMAX: FASTER})
+        check = settle(UNBOUND, "p" * 32, timed, COMPILER, db)
+        assert asked == [[GEMM, SOFTMAX], [SOFTMAX]] and check is not None
+        assert check.given_up == ("gemm (block.linear): inside the plan its chain takes 1.30 µs, the heuristic's 1.00 µs",)
+        assert choose(UNBOUND.kernels[GEMM], COMPILER, CONFIG, db).source == "heuristic"
+        assert choose(UNBOUND.kernels[SOFTMAX], COMPILER, CONFIG, db).source == "database"
+        [told] = [m for m, _ in db.select(Measurement, GEMM) if m.inside]
+        assert told.inside == "p" * 32 and told.chain == () and (told.ratio, told.ratio_low) == (1.3, 1.2)
+        again, asked = timing(db, {GEMM: FASTER, SOFTMAX: FASTER})
+        kept = settle(UNBOUND, "p" * 32, again, COMPILER, db)
+        assert kept is not None and kept.given_up == () and asked == [[SOFTMAX]]
+
+
+def test_what_is_not_certain_gives_nothing_up() -> None:
+    with tuned_database() as db:
+        unclear, asked = timing(db, dict.fromkeys((GEMM, SOFTMAX), Ratio(1.2, 0.95, 1.4)))
+        busy, also = timing(db, dict.fromkeys((GEMM, SOFTMAX), SLOWER), "the machine was busy")
+        for timed in (unclear, busy):
+            check = settle(UNBOUND, "p" * 32, timed, COMPILER, db)
+            assert check is not None and check.given_up == ()
+        assert len(asked) == len(also) == 1 and not any(m.inside for m, _ in db.select(Measurement))
+
+
+def test_no_time_is_left() -> None:
+    with tuned_database() as db:
+        assert settle(UNBOUND, "p" * 32, lambda: None, COMPILER, db) is None
+        timed, asked = timing(db, {GEMM: SLOWER, SOFTMAX: SLOWER})
+        check = settle(UNBOUND, "p" * 32, lambda: None if asked else timed(), COMPILER, db)
+        assert len(asked) == 1 and check is not None and len(check.given_up) == 2, "the first timing stands"
+
+
+def test_the_rounds_are_few() -> None:
+    """The database goes on to give chains that lose: the last of the rounds only tells."""
+    with tuned_database() as db, TuningDB.open(":none:") as other:
+        timed, asked = timing(db, {GEMM: SLOWER, SOFTMAX: FASTER})
+        settle(UNBOUND, plan_digest(UNBOUND, TARGET.key), timed, COMPILER, other)
+        assert len(asked) == ROUNDS
+
+
+
+def test_what_a_search_at_prepare_found_is_settled_inside_the_plan(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def check(unbound: Any, heuristic: Any, tuned: Any, *a: Any, **k: Any) -> PlanCheck:
+        slower = [key for key in (GEMM,) if tuned[key].chain != heuristic[key].chain]
+        kernels = tuple(InPlan(key, 1, None, Gain(1e-6, 1.3e-6), 0.0, 0.0, ratio=SLOWER) for key in slower)
+        return PlanCheck(1e-3, 1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, None, 1, len(slower), kernels)
+    monkeypatch.setattr(at_prepare, "check_plan", check)
+    found = {k: Choice((), "beam", "2.00× the heuristic") for k in (GEMM, SOFTMAX)}
+    config = PrepareConfig(object_cache=":none:", beam=BeamConfig(width=1))
+    with tuned_database() as db, caplog.at_level("WARNING", "svod"):
+        settled = at_prepare.settle_at_prepare(UNBOUND, found, COMPILER, config, db)
+    assert settled[GEMM].source == "heuristic" and settled[GEMM].chain == COMPILER.heuristic(UNBOUND.kernels[GEMM])
+    assert settled[SOFTMAX] is found[SOFTMAX], "what is not given up stays as the search found it"
+    assert "a chain is given up, as it is slower in this plan: gemm (block.linear)" in caplog.text
+    plain = {k: Choice(COMPILER.heuristic(v), "heuristic", "") for k, v in UNBOUND.kernels.items()}
+    monkeypatch.setattr(at_prepare, "check_plan", None)
+    with tuned_database() as db:
+        assert at_prepare.settle_at_prepare(UNBOUND, plain, COMPILER, config, db) == plain, "nothing was found: nothing is timed"
