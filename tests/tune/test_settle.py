@@ -96,7 +96,8 @@ def test_the_rounds_are_few() -> None:
 
 
 
-def test_what_a_search_at_prepare_found_is_settled_inside_the_plan(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_search_at_prepare_found_is_settled_inside_the_plan(monkeypatch: pytest.MonkeyPatch,
+                                                                   caplog: pytest.LogCaptureFixture) -> None:
     def check(unbound: Any, heuristic: Any, tuned: Any, *a: Any, **k: Any) -> PlanCheck:
         slower = [key for key in (GEMM,) if tuned[key].chain != heuristic[key].chain]
         kernels = tuple(InPlan(key, 1, None, Gain(1e-6, 1.3e-6), 0.0, 0.0, ratio=SLOWER) for key in slower)
