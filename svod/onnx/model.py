@@ -49,6 +49,8 @@ class Outputs(tuple[Any, ...]):
     names: tuple[str, ...]
 
     def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, str) and at not in self.names:
+            raise OnnxError(f"there is no output {at!r}; there are {', '.join(self.names)}")
         return tuple.__getitem__(self, self.names.index(at) if isinstance(at, str) else at)
 
     def keys(self) -> tuple[str, ...]:
@@ -93,6 +95,11 @@ class Model:
         self._jit = jit(self._trace, config=config, dynamic="never")
         self._names = tuple(i.name for i in self.inputs)
         self._plain: set[Any] = set()       # signatures of arrays in the order of the inputs that need no check
+
+    def __repr__(self) -> str:
+        def words(values: Sequence[Input]) -> str:
+            return ", ".join(f"{v.name} {v.dtype}[{', '.join('?' if n is None else str(n) for n in v.shape or ())}]" for v in values)
+        return f"<Model {words(self.inputs)} → {words(self.outputs)}>"
 
     def _check_inputs(self) -> None:
         """Raise UnsupportedError for types that svod does not compute with, OnnxError for dimensions that the model does not have."""
@@ -307,6 +314,8 @@ class Model:
 
 def _outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> tuple[Input, ...]:
     """The values to compute. Raises OnnxError for those that nothing makes."""
+    if isinstance(wanted, str):
+        raise OnnxError(f"outputs={wanted!r}: give a list of names, outputs=[{wanted!r}]")
     every = {v.name: v for v in (*graph.value_info, *graph.output)}
     names = [o.name for o in graph.output] if wanted is None else list(wanted)
     made = {o for n in graph.node for o in n.output} | {i.name for i in (*graph.input, *graph.initializer)}

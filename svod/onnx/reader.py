@@ -28,6 +28,7 @@ class OnnxError(SvodError):
 
 Source = str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto
 
+IR_VERSION = b"\x08"      # the tag of a model's first field, which writers put first
 WITHIN = "(the model itself)"        # what tensors of a model without a file call it
 NARROW = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
 NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16",
@@ -55,7 +56,10 @@ def read_model(source: Source) -> tuple[onnx.ModelProto, Arrays]:
     try:
         small = small_model(data, name or WITHIN)
     except ValueError as e:
-        raise OnnxError(f"{what} is no ONNX model, or is cut off: {e}") from None
+        begins = bytes(data[:40])
+        seen = "" if begins.startswith(IR_VERSION) else f"; it begins with {begins!r}"
+        pointer = ": a pointer of Git LFS, git lfs pull gets the file" if begins.startswith(b"version https://git-lfs") else ""
+        raise OnnxError(f"{what} is no ONNX model, or is cut off: {e}{seen}{pointer}") from None
     return _checked(_parse(small, what), what), Arrays(folder, name or WITHIN, data)
 
 
@@ -75,11 +79,16 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
 
 
 def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
-    """The model with its functions inlined. Raises OnnxError for a graph that cannot be walked."""
+    """The model with its functions inlined. Raises OnnxError for a graph that cannot be walked, UnsupportedError for
+    operators of a set that is newer than the onnx package."""
     if not model.graph.node and not model.graph.output:
         raise OnnxError(f"{what} is no ONNX model: it has no graph")
     if not model.opset_import and model.ir_version >= 3:
         raise OnnxError(f"{what} does not say which operator sets it uses")
+    newest = onnx.defs.onnx_opset_version()
+    if (asked := opsets(model).get("", newest)) > newest:
+        raise UnsupportedError(f"{what} is of opset {asked}, and the onnx package {onnx.__version__} knows {newest}: update that package, "
+                               f"or export the model with opset {newest}")
     if model.functions:
         try:
             model = inliner.inline_local_functions(model)

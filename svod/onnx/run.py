@@ -46,7 +46,10 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
         started = time.perf_counter()
         source: Any = with_random_weights(path) if random_weights else path
         model = load(source, dims=dimensions(dims), fallback=fallback, outputs=[n for o in outputs for n in o.split(",")] or None)
-        feed = make_feed(model, shapes_of(shapes), arrays_in(inputs) if inputs else {}, path)
+        several = {"--dim": dims, "--shape": shapes, "--inputs": [inputs] * bool(inputs), "--outputs": outputs,
+                   "--fallback": [fallback] * bool(fallback)}
+        beside = [w for name, values in several.items() for v in values for w in (name, str(v))] + ["--random-weights"] * random_weights
+        feed = make_feed(model, shapes_of(shapes), arrays_in(inputs) if inputs else {}, path, beside)
         results = model(feed)
         kernels = sum(len(plan.kernels) for plan in model.plans)
         print(f"{path}: {kernels} kernel{'s' * (kernels != 1)}, loaded and run in {time.perf_counter() - started:.1f} s", flush=True)
@@ -65,7 +68,7 @@ def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
         low, dots, high = size.partition("..")
         if name in out:
             raise OnnxError(f"--dim {name} is given twice")
-        if not name or not low.isdecimal() or (dots and not high.isdecimal()):
+        if not name or not low.isdecimal() or (dots and not (high.isdecimal() and int(low) < int(high))):
             raise OnnxError(f"--dim {text}: give a size or a range, as in --dim sequence=128 or --dim sequence=1..512")
         identifier = "".join(c if c.isalnum() else "_" for c in name)
         out[name] = Variable(identifier if identifier[:1].isalpha() else f"d_{identifier}", int(low), int(high)) if dots else int(low)
@@ -95,9 +98,11 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Array], path: str) -> dict[str, Array]:
+def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Array], path: str,
+              beside: Sequence[str] = ()) -> dict[str, Array]:
     """Inputs for a run: those given, else small numbers of the declared types. Free dimensions have the sizes that the model was loaded
-    with, else those that a given shape or array shows. Raises OnnxError, with the command to paste, for dimensions without a size."""
+    with, else those that a given shape or array shows. Raises OnnxError for dimensions without a size, with the command to paste, which has
+    the options `beside`."""
     known = {i.name for i in model.inputs}
     if unknown := sorted((shapes.keys() | given.keys()) - known):
         raise OnnxError(f"the model has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
@@ -107,7 +112,7 @@ def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mappin
     sizes = _told_sizes(model, told)
     wanted = {i.name: told.get(i.name) or tuple(_size_of(n, axis, sizes) for axis, n in enumerate(i.shape or ())) for i in model.inputs}
     if any(None in shape for shape in wanted.values()):
-        raise OnnxError(_sizes_wanted(model, wanted, path))
+        raise OnnxError(_sizes_wanted(model, wanted, [path, *beside]))
     rng = np.random.default_rng(0)
     return {i.name: given[i.name] if i.name in given else _numbers(i, tuple(n or 0 for n in wanted[i.name]), rng) for i in model.inputs}
 
@@ -131,7 +136,7 @@ def _size_of(n: int | str | None, axis: int, sizes: Mapping[str, int]) -> int | 
     return 1 if axis == 0 and (n is None or n.lower() in BATCH_NAMES or n.lower().startswith(("batch", "unk__"))) else None
 
 
-def _sizes_wanted(model: Model, shapes: Mapping[str, tuple[int | None, ...]], path: str) -> str:
+def _sizes_wanted(model: Model, shapes: Mapping[str, tuple[int | None, ...]], command: Sequence[str]) -> str:
     """What is said about dimensions without a size, which are None in `shapes`: the inputs, and the command to paste."""
     free: dict[str, None] = {}      # names without a size
     nameless: dict[str, str] = {}   # inputs with an axis that has neither a name nor a size, and a shape to give
@@ -142,7 +147,8 @@ def _sizes_wanted(model: Model, shapes: Mapping[str, tuple[int | None, ...]], pa
             nameless[i.name] = f"{i.name}=" + "x".join(str(size or 224) for _, size in axes)
     lacking = [*free, *(f"an axis of {name}" for name in nameless)]
     inputs = "; ".join(f"{i.name} {i.dtype}[{', '.join('?' if n is None else str(n) for n in i.shape or ())}]" for i in model.inputs)
-    words = ["svod-tune", path, *(w for n in free for w in ("--dim", f"{n}=128")), *(w for n in nameless.values() for w in ("--shape", n))]
+    words = ["svod-tune", *command]
+    words += [*(w for n in free for w in ("--dim", f"{n}=128")), *(w for n in nameless.values() for w in ("--shape", n))]
     ranges = f", or a range: {shlex.join(['--dim', f'{next(iter(free))}=1..512'])}" if free else ""
     return (f"{', '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no size; the inputs are {inputs}. "
             f"Give {'each a size' if len(lacking) > 1 else 'one'}: {shlex.join(words)}{ranges}")

@@ -80,8 +80,7 @@ class InferenceSession:
 
     def __init__(self, path_or_bytes: Source, sess_options: Any = None, providers: Sequence[Any] | None = None,
                  provider_options: Any = None, **options: Any) -> None:
-        if providers:
-            log.debug("providers %s: svod runs on the CPU", providers)
+        _note_providers(providers)
         own = inspect.signature(load).parameters.keys() - {"source"}
         if unknown := sorted(options.keys() - own):
             raise ArgumentError(f"InferenceSession takes no {', '.join(unknown)}; beside onnxruntime's sess_options and providers it takes "
@@ -118,7 +117,7 @@ class InferenceSession:
         return []
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
-        log.debug("providers %s: svod runs on the CPU", providers)
+        _note_providers(providers)
 
     def get_session_options(self) -> Any:
         return self._options
@@ -130,6 +129,13 @@ class InferenceSession:
         m = self._model.proto
         return ModelMetadata(m.producer_name, m.graph.name, m.domain, m.doc_string, m.model_version,
                              {p.key: p.value for p in m.metadata_props})
+
+
+def _note_providers(providers: Sequence[Any] | None) -> None:
+    """Warn where onnxruntime would run on a device and svod does not."""
+    names = [str(p[0] if isinstance(p, (tuple, list)) else p) for p in providers or ()]
+    if others := [n for n in names if n not in get_available_providers()]:
+        log.warning('svod: InferenceSession has no %s and runs on the CPU; device="CUDA" or "WEBGPU" is svod\'s own way', ", ".join(others))
 
 
 def _node_arg(i: Input) -> NodeArg:

@@ -31,6 +31,9 @@ def main(words: Sequence[str]) -> int:
     if not rest or rest[0].startswith("-"):
         print(USAGE, file=sys.stderr)
         return 2
+    if not is_module and not Path(rest[0]).exists():
+        print(f"{rest[0]} does not exist", file=sys.stderr)
+        return 2
     try:
         import torch
     except ImportError:

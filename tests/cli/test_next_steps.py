@@ -118,7 +118,7 @@ def test_there_is_always_a_next_step() -> None:
     ("import torch\nm(x)\n", None, "never calls torch.compile: --torch modules"),
     ("import torch\nf = torch.compile(m)\n", None, "those that need gradients run in PyTorch"),
     ("import torch\nm.compile(backend='inductor')\n", "compile", "another backend keeps that backend"),
-    ("import torch\nm(x)\n", "modules", "no module in evaluation mode")])
+    ("import torch\nm(x)\n", "modules", "ran none of its modules")])
 def test_why_nothing_of_a_script_of_pytorchs_is_tuned(text: str, torch: str | None, says: str, tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(text)
     options = TuneOptions(str(tmp_path / "m.py"), torch=torch)

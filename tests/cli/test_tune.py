@@ -129,11 +129,12 @@ def main(tmp_path: Path, *arguments: str, stdin: str = "", **env: str) -> subpro
     (["m.py", "--capture-for", "nan"], "not a number"), (["m.py", "--from", "m.py"], "both"),
     (["m.py", "--workers", "local:2", "--address", "auto"], "--address auto needs Ray"),
     (["m.py", "--top", "0"], "--top"), (["."], "__main__"), (["-m", "no.such.module"], "there is no module 'no'"),
-    (["-m", "m", "--from", "m.py"], "both"),
+    (["-m", "m", "--from", "m.py"], "both"), (["weights.pt"], "weights.pt is no text and no program"),
 ])
 def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.py").write_text("")
+    (tmp_path / "weights.pt").write_bytes(b"PK\3\4" + bytes(9))
     done = run(*arguments)
     assert done.exit_code == 2 and said in done.output, done.output
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import svod.onnx
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import OnnxError
-from svod.onnx.run import cli, make_feed, with_random_weights
+from svod.onnx.run import cli, dimensions, make_feed, with_random_weights
 
 N = helper.make_node
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -68,6 +68,40 @@ def test_an_output_that_svods_form_of_an_operator_lacks() -> None:
     proto = model([N("Split", ["x"], ["y", "a", "b"], axis=1, num_outputs=2)], outputs=[info("b", shape=None)])
     with pytest.raises(UnsupportedError, match="'b' is an output that"):
         svod.onnx.load(proto)(X)
+
+
+def test_what_is_no_model_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00"
+    for data, text in ((pointer, "git lfs pull"), (b"PK\3\4" + bytes(60), "begins with b'PK")):
+        path.write_bytes(data)
+        with pytest.raises(OnnxError, match=text):
+            svod.onnx.load(path)
+    path.write_bytes(model([N("Relu", ["x"], ["y"])]).SerializeToString()[:-3])
+    with pytest.raises(OnnxError, match="cut off") as e:
+        svod.onnx.load(path)
+    assert "begins with" not in str(e.value)
+
+
+def test_operators_of_a_set_that_is_not_known_yet() -> None:
+    newer = [helper.make_opsetid("", onnx.defs.onnx_opset_version() + 1)]
+    proto = helper.make_model(model([N("Relu", ["x"], ["y"])]).graph, opset_imports=newer)
+    with pytest.raises(UnsupportedError, match=r"is of opset .* export the model with opset"):
+        svod.onnx.load(proto)
+
+
+def test_outputs_and_providers_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    proto = model([N("Split", ["x"], ["y", "z"], axis=1, num_outputs=2)], outputs=[info("y", shape=None), info("z", shape=None)])
+    m = svod.onnx.load(proto)
+    assert repr(m).startswith("<Model x float32[2, 4] → y ")
+    with pytest.raises(OnnxError, match="no output 'a'; there are y, z"):
+        m(X)["a"]
+    with pytest.raises(OnnxError, match=r"give a list of names, outputs=\['yz'\]"):
+        svod.onnx.load(proto, outputs="yz")
+    svod.onnx.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert not caplog.records
+    svod.onnx.InferenceSession(proto.SerializeToString(), providers=[("CUDAExecutionProvider", {}), "CPUExecutionProvider"])
+    assert "no CUDAExecutionProvider and runs on the CPU" in caplog.text
 
 
 def test_files_that_give_text() -> None:
@@ -146,6 +180,10 @@ def test_sizes_come_from_what_is_given_and_the_rest_is_asked_for() -> None:
     assert make_feed(m, {}, {"b": np.ones((1, 3, 7), np.float32)}, "m.onnx")["a"].shape == (1, 7, 3)
     with pytest.raises(OnnxError, match=r"svod-tune 'a b.onnx' --dim 'past [+] 1=128', or a range: --dim 'past [+] 1=1..512'"):
         make_feed(m, {}, {}, "a b.onnx")
+    with pytest.raises(OnnxError, match=r"svod-tune m.onnx --dim batch=2 --dim 'past [+] 1=128',"):      # what was given stays
+        make_feed(m, {}, {}, "m.onnx", ["--dim", "batch=2"])
+    with pytest.raises(OnnxError, match="a range"):
+        dimensions(["n=5..2"])
     with pytest.raises(OnnxError, match="both give a"):
         make_feed(m, {"a": (2, 5, 3)}, {"a": np.ones((2, 5, 3), np.float32)}, "m.onnx")
     image = svod.onnx.load(model([N("Relu", ["x"], ["y"])], [info("x", shape=(None, 3, None, None))]))

@@ -475,7 +475,7 @@ def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"beem": 8}, r"no option is called 'beem' \(is it beam\?\); there are beam, strict, freeze"), ({"strict": "no"}, "give True or False"),
-    ({"beam": -1}, "an integer ≥ 0"), ({"device": "TPU"}, "svod has the devices CPU")])
+    ({"beam": -1}, "an integer ≥ 0"), ({"device": "TPU"}, "there is no device 'TPU'")])
 def test_errors_of_svod_reach_the_user_as_they_are(options: dict[str, Any], text: str) -> None:
     with pytest.raises((ConfigError, UnsupportedError), match=text) as e:
         torch.compile(torch.nn.Linear(4, 4), backend="svod", options=options)(torch.ones(4))

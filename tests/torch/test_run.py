@@ -42,6 +42,7 @@ def test_a_script_runs_with_svod(options: list[str], kind: str, tmp_path: Path) 
 def test_without_a_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--modules"]) == main(["--what"]) == 2
     assert "usage" in capsys.readouterr().err
+    assert main(["none.py"]) == 2 and "none.py does not exist" in capsys.readouterr().err
 
 
 def test_one_thread_holds_an_idle_team(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import logging
 import os
 import sys
+import zipfile
 from typing import Any, NoReturn
 
 import click
@@ -135,11 +137,8 @@ def check(options: TuneOptions) -> None:
         _check_module(options.module)
     elif options.script is None:
         raise click.UsageError("no script was given; use svod-tune SCRIPT, svod-tune -m MODULE, or svod-tune --from FILE for a capture")
-    elif not os.path.isfile(options.script) and not os.path.isfile(os.path.join(options.script, "__main__.py")):
-        problem = "is a directory without a __main__.py" if os.path.isdir(options.script) else "does not exist"
-        raise click.UsageError(f"{options.script} {problem}; give the path of a Python script")
-    elif not os.access(options.script, os.R_OK):
-        raise click.UsageError(f"{options.script} cannot be read")
+    else:
+        _check_script(options.script, options.is_onnx)
     check_output("--json", options.json_path, options.script, options.source, stdout=True, format=REPORT_FORMAT)
     if options.compile_only and options.dry_run:
         raise click.UsageError("--compile-only compiles, and --dry-run only looks; give one")
@@ -162,6 +161,30 @@ def check(options: TuneOptions) -> None:
     check_address(options.address)
     if options.address is not None and name != "ray":
         raise click.UsageError(f"--address {options.address} needs Ray workers; --workers {options.workers} are none")
+
+
+def _check_script(script: str, is_onnx: bool) -> None:
+    """Raise click.UsageError for what can be neither run nor read."""
+    if not os.path.isfile(script) and not os.path.isfile(os.path.join(script, "__main__.py")):
+        problem = "is a directory without a __main__.py" if os.path.isdir(script) else "does not exist"
+        raise click.UsageError(f"{script} {problem}; give the path of a Python script or of an ONNX file")
+    if not os.access(script, os.R_OK):
+        raise click.UsageError(f"{script} cannot be read")
+    if not is_onnx and os.path.isfile(script) and _is_data(script):
+        raise click.UsageError(f"{script} is no text and no program; give the path of a Python script or of an ONNX file")
+
+
+def _is_data(path: str) -> bool:
+    """Whether a file is one that Python cannot run, such as saved weights: bytes that are no text, no compiled module and no archive with a
+    program."""
+    with open(path, "rb") as f:
+        begins = f.read(1 << 10)
+    if b"\0" not in begins or begins.startswith(importlib.util.MAGIC_NUMBER):
+        return False
+    if not zipfile.is_zipfile(path):
+        return True
+    with zipfile.ZipFile(path) as archive:
+        return "__main__.py" not in archive.namelist()
 
 
 def _check_module(name: str) -> None:
