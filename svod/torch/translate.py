@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx.node import map_arg
 
+from svod.core.ir.dtype import DType
 from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
 from svod.tensor import Tensor
@@ -171,7 +172,7 @@ class _Walk:
         given = [_known(a) for a in args]
         named = {k: _known(v) for k, v in kwargs.items() if k not in _PLACES and v is not None}
         if operation.promotes:
-            given = promoted(given)
+            given = promoted(given, wanted)
         return _with_dtypes(operation.function(*given, **named), wanted)
 
     def _item(self, node: Any, values: Any, index: int) -> Any:
@@ -265,17 +266,30 @@ def _with_dtypes(made: Any, wanted: Any) -> Any:
     return made
 
 
-def promoted(args: Sequence[Any]) -> list[Any]:
-    """Operands cast to the type in which PyTorch computes: tensors without axes, and numbers, do not widen those of the same kind."""
+def promoted(args: Sequence[Any], wanted: Any = None) -> list[Any]:
+    """Operands cast to the type in which PyTorch computes: tensors without axes, and numbers, do not widen those of the same kind.
+    `wanted`: a fake tensor like the result: integers are computed in its type where that has fractions. Beside integers a number keeps
+    the bits that fit."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     types = {t.dtype for t in tensors}
     numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
-    if len(types) == 1 and (not numbers or next(iter(types)).is_float):
+    floats = isinstance(wanted, torch.Tensor) and wanted.dtype.is_floating_point
+    if len(types) == 1 and (next(iter(types)).is_float or not (numbers or floats)):
         return list(args)
     examples: list[Any] = [_example(t.dtype, t.ndim > 0) for t in tensors] + numbers
     common = functools.reduce(_meeting, examples)
     dtype = svod_dtype(common.dtype if isinstance(common, torch.Tensor) else torch.result_type(common, common))
-    return [a.cast(dtype) if isinstance(a, Tensor) else a for a in args]
+    if floats and not dtype.is_float:
+        dtype = svod_dtype(wanted.dtype)
+    return [a.cast(dtype) if isinstance(a, Tensor) else _fitting(a, dtype) for a in args]
+
+
+def _fitting(number: Any, dtype: DType) -> Any:
+    """A number beside tensors of an integer type: PyTorch keeps the lowest bits."""
+    if not dtype.is_int or not isinstance(number, int) or isinstance(number, bool):
+        return number
+    low = number & (1 << dtype.bits) - 1
+    return low - (1 << dtype.bits) if dtype.is_signed and low >> (dtype.bits - 1) else low
 
 
 def _meeting(a: Any, b: Any) -> Any:

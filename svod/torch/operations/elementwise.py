@@ -1,7 +1,6 @@
 """Arithmetic, comparisons, functions of elements, activations, casts."""
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -115,12 +114,6 @@ def cast(x: Tensor, source: Any = None, dtype: DType | None = None, **_: Any) ->
         return source.cast(x.dtype).expand(x.shape)
     wanted = dtype or (source if isinstance(source, DType) else None)
     return x if wanted is None else x.cast(wanted)
-
-
-@aten("special_log_ndtr")
-def log_ndtr(x: Tensor) -> Tensor:
-    """log of the normal distribution's cumulated density."""
-    return x.mul(-1 / math.sqrt(2)).erfc().mul(0.5).log()
 
 
 @aten("fill.Scalar", "fill.Tensor")

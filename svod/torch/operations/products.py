@@ -11,9 +11,15 @@ methods("mm bmm dot matmul linear outer")
 aten("mv")(Tensor.matmul)
 
 
+def of_integers(factor: float, x: Tensor) -> float:
+    """A factor as PyTorch has it beside integers: 0.5 is 0."""
+    return int(factor) if x.dtype.is_int else factor
+
+
 @aten("addmm", "baddbmm", "addmv")
 def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta · added + alpha · (a @ b)."""
+    alpha, beta = of_integers(alpha, a), of_integers(beta, a)
     product = a.matmul(b)
     product = product if alpha == 1 else product.mul(alpha)
     return product if beta == 0 else product.add(added if beta == 1 else added.mul(beta))
