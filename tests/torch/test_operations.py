@@ -27,8 +27,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "numbers that an integer type does not hold": (
         lambda u, i: (u < -2, u >= -1, u + -2, u & -1, torch.copysign(u, -1), u / i, torch.xlogy(u, i), u < 300),
         (torch.tensor([1, 2, 250], dtype=torch.uint8), torch.tensor(1495215030, dtype=torch.int32))),
-    "factors beside integers": (lambda a: (torch.addmm(a, a, a, beta=0.5, alpha=1.5), torch.addmv(a[0], a, a[1], alpha=2.5)),
+    "factors beside integers": (lambda a: (torch.addmm(a, a, a, beta=0.5, alpha=1.5), torch.addmv(a[0], a, a[1], alpha=2.5),
+                                           torch.addcmul(a, a, a, value=0.5)),
                                 (torch.tensor([[1, 2], [3, -4]]),)),
+    "steps": (lambda x, v: (torch.heaviside(x, v), torch.arange(5, device=x.device), torch.arange(0.5, 4, 1.2)),
+              (torch.tensor([1.0, -2.0, float("nan"), 0.0]), torch.tensor(0.5))),
     "powers": (lambda x, y, i: (y ** x, y ** 2, 2 ** x, i ** 2, y.sqrt(), y.rsqrt(), y.log1p()), (X, Y, N)),
     "activations": (lambda x: (F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x), F.elu(x), F.softplus(x), F.mish(x), F.hardswish(x),
                                F.leaky_relu(x, 0.1), F.hardtanh(x), F.relu6(x), F.logsigmoid(x), F.glu(x), F.selu(x), F.celu(x)), (X,)),

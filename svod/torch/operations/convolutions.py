@@ -30,6 +30,8 @@ Scales = Sequence[float] | float | None
 def _resize(mode: str, spatial: int, corners: bool) -> Callable[..., Tensor]:
     """The function of an upsample operation: (x, size, [align_corners], scales…), or (x, size, [align_corners], list of scales)."""
     def resize(x: Tensor, size: Sequence[int] | None, *rest: Scales) -> Tensor:
+        if corners and not x.dtype.is_float:
+            raise UnsupportedError(f"resizing {x.dtype.name} by {mode}")
         align = bool(rest[0]) if corners else None
         given = rest[1:] if corners else rest
         scales = list(given[0]) if len(given) == 1 and isinstance(given[0], (list, tuple)) else [s for s in given if s is not None]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from svod.core.ir.dtype import DType, dtypes
+from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.operations.table import aten
 
@@ -54,6 +55,8 @@ def empty_permuted(size: Sequence[int], order: Sequence[int], *, dtype: DType | 
 
 def _numbers(start: float, end: float, step: float, dtype: DType | None) -> Tensor:
     whole = all(isinstance(v, int) for v in (start, end, step))
+    if dtype is not None and dtype.is_int and not whole:
+        raise UnsupportedError("integers by steps that are none")       # how PyTorch rounds each of the three depends on the dtype
     return Tensor.arange(start, end, step, dtype or (dtypes.int64 if whole else dtypes.float32))
 
 
@@ -72,6 +75,8 @@ def arange_from(start: float, end: float, step: float = 1, *, dtype: DType | Non
 @aten("linspace")
 def linspace(start: float, end: float, steps: int, *, dtype: DType | None = None) -> Tensor:
     """`steps` numbers from start to end."""
+    if dtype is not None and dtype.is_int:
+        raise UnsupportedError("integers by steps that are none")
     return Tensor.linspace(start, end, steps, dtype or dtypes.float32)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from svod.core.ir.dtype import DType, dtypes
 from svod.tensor import Tensor
 from svod.tensor import where as select
-from svod.torch.operations.table import aten, methods
+from svod.torch.operations.table import aten, methods, of_integers
 
 methods("abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor "
         "trunc erf erfc reciprocal sigmoid relu isnan isinf isfinite isposinf isneginf logical_not square frac signbit "
@@ -19,8 +19,8 @@ methods("maximum minimum logical_and logical_or logical_xor bitwise_and.Tensor b
         "bitwise_right_shift.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar "
         "le.Scalar gt.Scalar ge.Scalar add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar "
         "div.Tensor_mode div.Scalar_mode floor_divide remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar pow.Tensor_Tensor "
-        "pow.Tensor_Scalar atan2 hypot copysign.Tensor copysign.Scalar logaddexp heaviside xlogy.Tensor lerp.Tensor lerp.Scalar addcmul "
-        "addcdiv", promotes=True)
+        "pow.Tensor_Scalar atan2 hypot copysign.Tensor copysign.Scalar logaddexp xlogy.Tensor lerp.Tensor lerp.Scalar addcdiv",
+        promotes=True)
 aten("special_erfc")(Tensor.erfc)
 aten("__lshift__.Tensor", "__lshift__.Scalar", promotes=True)(Tensor.bitwise_left_shift)
 aten("__rshift__.Tensor", "__rshift__.Scalar", promotes=True)(Tensor.bitwise_right_shift)
@@ -29,6 +29,19 @@ aten("xlogy.Scalar_Other", promotes=True)(Tensor.xlogy)
 aten("max.other", promotes=True)(Tensor.maximum)
 aten("min.other", promotes=True)(Tensor.minimum)
 aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True)(Tensor.clamp)
+
+
+@aten("heaviside", promotes=True)
+def heaviside(x: Tensor, values: Any) -> Tensor:
+    """As NumPy's, but 0 at NaN."""
+    step = x.heaviside(values)
+    return select(x.isnan(), 0, step) if x.dtype.is_float else step
+
+
+@aten("addcmul", promotes=True)
+def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
+    """x + value · a · b."""
+    return x.addcmul(a, b, value=of_integers(value, x))
 
 
 @aten("sign", "sgn")

@@ -5,15 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from svod.tensor import Tensor
-from svod.torch.operations.table import aten, methods
+from svod.torch.operations.table import aten, methods, of_integers
 
 methods("mm bmm dot matmul linear outer")
 aten("mv")(Tensor.matmul)
-
-
-def of_integers(factor: float, x: Tensor) -> float:
-    """A factor as PyTorch has it beside integers: 0.5 is 0."""
-    return int(factor) if x.dtype.is_int else factor
 
 
 @aten("addmm", "baddbmm", "addmv")

@@ -50,3 +50,8 @@ def methods(names: str, promotes: bool = False) -> None:
     """Operations that a method of Tensor of the same name does. `names` with spaces between: "abs", or "add.Tensor"."""
     for name in names.split():
         aten(name, promotes=promotes)(getattr(Tensor, name.partition(".")[0]))
+
+
+def of_integers(factor: float, x: Tensor) -> float:
+    """A factor as PyTorch has it beside integers: 0.5 is 0."""
+    return int(factor) if x.dtype.is_int else factor
