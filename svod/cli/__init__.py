@@ -43,10 +43,19 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
         status = e.code if isinstance(e.code, int) else 1
     except BrokenPipeError:
         # the reader has gone (`svod-db list | head`); Python must not flush into the closed pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         status = 0
+    except OSError as e:        # the disk is full; so it would be when Python flushes at exit
+        _write_no_more()
+        print(f"{program}: {one_line(e)}", file=sys.stderr)
+        status = EXIT_USAGE
     signal.signal(signal.SIGINT, signal.SIG_DFL)    # only the interpreter's exit is left: a Ctrl-C there ends it silently
     sys.exit(status)
+
+
+def _write_no_more() -> None:
+    """Let what is still written to stdout go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -384,6 +384,17 @@ def test_streams_that_cannot_take_what_is_said(path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (2 if said else 0, "", said)
 
 
+@pytest.mark.parametrize("lines", [1, 9000])
+def test_a_full_disk_is_said_wherever_it_shows(lines: int, tmp_path: Path) -> None:
+    """Where a command prints more than a buffer holds, and where only the last flush writes."""
+    (tmp_path / "long_command.py").write_text(f"import click\n@click.command()\ndef cli(): print('x\\n' * {lines})\n")
+    program = "from svod.cli import run_command; run_command('svod-x', 'long_command')"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+                              env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"})
+    assert (done.returncode, done.stderr) == (2, "svod-x: No space left on device\n")
+
+
 def test_rich_tables_do_not_take_records_for_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from svod.system.tables import print_table
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
