@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from operator import is_not
 from typing import Any
 
 import torch
@@ -58,8 +59,9 @@ class Compiled:
         mutations = _mutations(signature, kinds)
         self._state = [torch.empty(0) if kind == "TOKEN" else state[target] if kind in _STATE else None for kind, target, _ in kinds]
         weights = {id(t) for t in self._state if t is not None}
-        self._held = [(held, key, t) for m in source.modules() for held in (m._parameters, m._buffers) for key, t in held.items()
-                      if id(t) in weights]      # where the module has them
+        places = [(held, key, t) for m in source.modules() for held in (m._parameters, m._buffers) for key, t in held.items()
+                  if id(t) in weights]          # where the module has them
+        self._held, self._keys, self._weights = ([p[i] for p in places] for i in range(3))
         self._inputs = [i for i, (kind, _, _) in enumerate(kinds) if kind not in _STATE]
         odd = [kind for kind, _, _ in kinds if kind not in _STATE and kind != "USER_INPUT"]
         if odd:
@@ -89,10 +91,10 @@ class Compiled:
             if form != self._in:
                 raise ArgumentError(f"{self.function.name} was compiled for the arguments {_in_words(*self._example())}, and is called "
                                     f"with {_in_words(args, kwargs)}")
-        for held, key, t in self._held:
-            if held.get(key) is not t:
-                raise StateError(f"{self.function.name} has another tensor as {key} than when it was compiled: compile it again. Writes in "
-                                 "place, and load_state_dict without assign=True, need no compilation")
+        if any(map(is_not, map(dict.get, self._held, self._keys), self._weights)):     # in every call: as few steps of Python as may be
+            key = next(k for h, k, t in zip(self._held, self._keys, self._weights, strict=True) if h.get(k) is not t)
+            raise StateError(f"{self.function.name} has another tensor as {key} than when it was compiled: compile it again. Writes in "
+                             "place, and load_state_dict without assign=True, need no compilation")
         given = list(self._state)
         for i, leaf in zip(self._inputs, leaves, strict=True):
             given[i] = leaf

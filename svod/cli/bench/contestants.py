@@ -25,7 +25,6 @@ from svod.config import NONE, BeamConfig, PrepareConfig
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.core.machine.target import HOST
-from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.tune.at_prepare import begin_budget, searches_interrupted, seconds_searched
 from svod.tune.search.budget import MODEL_SECONDS
@@ -114,8 +113,8 @@ def _prepare_module(config: PrepareConfig, case: Case) -> PreparedPeer:
 
 
 def deployed(module: Any, options: dict[str, Any]) -> Callable[..., Any]:
-    """A module as those who deploy one have it: by svod.torch.compile at its first call. One that cannot be exported, and the step of a
-    decoding loop, go through torch.compile, with guards in each call."""
+    """A module as those who deploy one have it: by svod.torch.compile at its first call. The step of a decoding loop goes through
+    torch.compile, with guards in each call. Raises UnsupportedError, in the first call, for a module that cannot be exported."""
     import torch
 
     import svod.torch
@@ -126,11 +125,8 @@ def deployed(module: Any, options: dict[str, Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not made:
-            try:
-                with torch.inference_mode(False):
-                    made.append(svod.torch.compile(module, *args, options=options, **kwargs))
-            except UnsupportedError:
-                made.append(compiled(module, backend="svod", options=options))
+            with torch.inference_mode(False):
+                made.append(svod.torch.compile(module, *args, options=options, **kwargs))
         return made[0](*args, **kwargs)
     return call
 

@@ -190,11 +190,13 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
     for (age, linear), group in groups.items():
         layer = layers[age, linear]
         alone, inside = ([m for m in group.values() if bool(m.inside) is within] for within in (False, True))
-        if not alone or drawback(_upper_median(alone)) is not None or (inside and drawback(_upper_median(inside)) is not None):
+        if not alone or (inside and drawback(_upper_median(inside)) is not None):
             continue
-        ranked, middle = alone, _upper_median(alone)
-        here = [m for m in ranked if layer_ranks.get(m.id) == OWN]
-        shown = min(ranked, key=lambda m: (len(m.chain), m.chain_text))
+        middle = _upper_median(alone)
+        if drawback(middle) is not None:
+            continue
+        here = [m for m in alone if layer_ranks.get(m.id) == OWN]
+        shown = min(alone, key=lambda m: (len(m.chain), m.chain_text))
         assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "doubt() saw to it"
         slower = bool(here) and drawback(_upper_median(here)) is not None
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio,
