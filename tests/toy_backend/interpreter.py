@@ -99,11 +99,13 @@ class GridInterpreter(PhaseInterpreter):
     def product_in_shared(self, i: int) -> Together:
         left, right = self.code[i].arg[1:]
 
-        def matrix(memory: Elements, at: int, side: tuple[int, int, int]) -> Array:
-            """Rows by columns; where the columns are cut into lines those of neighbouring rows follow each other, else columns'."""
-            offset, cut, _ = side
-            lines = at + offset + np.arange(64).reshape(8, 8)      # one part of the dim that is cut: its lines, and their elements
-            values = hold(memory.array[self.checked(i, memory, lines.ravel(), None, False)], memory.dtype).reshape(8, 8)
+        def matrix(memory: Elements, at: int, side: tuple[int, int, int, int]) -> Array:
+            """Rows by columns; where the columns are cut into lines those of neighbouring rows are as far apart as a row of them, else
+            columns'. Of the address in bytes, the bits from the fifth on are changed by those from the eighth on."""
+            offset, cut, _, lines = side
+            nbytes = 2 * (at + offset) + np.add.outer(16 * lines * np.arange(8), 2 * np.arange(8))
+            where = (nbytes ^ (nbytes >> 7 & lines - 1) << 4) >> 1
+            values = hold(memory.array[self.checked(i, memory, where.ravel(), None, False)], memory.dtype).reshape(8, 8)
             return values if cut else values.T
 
         def product(given: list[list[Any]]) -> Any:

@@ -109,16 +109,36 @@ def test_a_missing_barrier_is_a_race() -> None:
         run_program(replace_last(program, without), Case(GEMM, 1).fresh())
 
 
-SIDES = ("toy_shared", (0, 1, 72), (0, 1, 72))
+SIDES = ("toy_shared", (0, 1, 72, 1), (0, 1, 72, 1))
 
 
 @pytest.mark.parametrize(("fields", "why"), [
     ({"arg": ("toy_bf16", *SIDES[1:])}, "no instruction of a subgroup with operands in shared memory"),
-    ({"arg": ("toy_shared", (0, 2, 72), SIDES[2])}, "0 or 1 for the dim"),
-    ({"arg": ("toy_shared", (4, 1, 72), SIDES[2])}, "lines begin at multiples of a line"),
+    ({"arg": ("toy_shared", (0, 2, 72, 1), SIDES[2])}, "0 or 1 for the dim"),
+    ({"arg": ("toy_shared", (4, 1, 72, 1), SIDES[2])}, "lines begin at multiples of a line"),
+    ({"arg": ("toy_shared", (0, 1, 72, 3), SIDES[2])}, "1, 2, 4 or 8 lines"),
     ({"lanes": 4}, "has the type of its accumulator"),
     ({"src": ()}, "takes an accumulator"),
 ])
 def test_validation_finds_what_is_wrong(fields: dict[str, object], why: str) -> None:
     with pytest.raises(CompileError, match=why):
         validate(edited(lower(tensorized(GEMM, *STAGED)), "MMASHARED", **fields))
+
+
+def test_swizzled_rows_begin_where_the_swizzle_does() -> None:
+    program = lower(tensorized(GEMM, *STAGED))
+    with pytest.raises(CompileError, match="rows of 2 lines lie in an area that begins at a multiple of 256 bytes"):
+        validate(edited(program, "SHARED", arg=192))
+
+
+@pytest.mark.parametrize("block", [2, 4, 8, 16])
+def test_rows_have_as_many_lines_as_fit(block: int) -> None:
+    """Blocks of 2, 4 and 8 instructions along the sum are rows of as many lines, one of 16 is two rows of 8."""
+    kernel = gemm(8, 24, 8 * 2 * block, BF16, BF16, transposed=True)
+    case, state = Case(kernel, block), tensorized(kernel, Opt("TILE", "r0", block), *STAGED[1:3])
+    program = lower(state)
+    validate(program)
+    assert {side[3] for i in program.code[0] if i.op == "MMASHARED" for side in i.arg[1:]} == {min(8, block)}
+    args = case.fresh()
+    run_program(program, args)
+    case.check(args, "toy device")

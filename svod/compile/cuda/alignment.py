@@ -37,6 +37,9 @@ class Multiples:
             return gcd(self.of(src[0]) * self.of(src[1]), self.of(src[2]))
         if op in _GCD:
             return gcd(self.of(src[0]), self.of(src[1]))
+        if op == "XOR":
+            both = gcd(self.of(src[0]), self.of(src[1]))
+            return both & -both
         if op == "WHERE":
             return gcd(self.of(src[1]), self.of(src[2]))
         if op == "MOD" and self.code[src[1]].op == "CONST":

@@ -39,6 +39,7 @@ from svod.compile.llvm.text import SCALAR, Writer
 from svod.compile.lower.narrow import narrow_indices
 from svod.compile.lower.program import Instruction, PhaseSpec, Program
 from svod.core.ir.dtype import DType
+from svod.core.kernel.layout import SWIZZLED
 from svod.core.machine.target import Target
 
 PACKED = 128        # iterations of a phase without groups that run as one block
@@ -214,8 +215,8 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
     code = narrow_indices(phase, code)
     shared = DYNAMIC if dynamic_bytes(phase) else f"{phase.symbol}.shared"
     if phase.shared_bytes:
-        declared.add(f"@{DYNAMIC} = external addrspace(3) global [0 x i8], align 128" if dynamic_bytes(phase) else
-                     f"@{shared} = internal addrspace(3) global [{phase.shared_bytes} x i8] undef, align 128")
+        declared.add(f"@{DYNAMIC} = external addrspace(3) global [0 x i8], align {SWIZZLED}" if dynamic_bytes(phase) else
+                     f"@{shared} = internal addrspace(3) global [{phase.shared_bytes} x i8] undef, align {SWIZZLED}")
     variables = {name: k for k, name in enumerate(spec.variables)}
     w = Writer(code, target, variables, len(spec.params), declared, Gpu(phase.symbol, shared, code))
     pointers = len(spec.params) + len(spec.temps)

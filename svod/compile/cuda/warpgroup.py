@@ -6,11 +6,14 @@
 Products that follow each other are under way together: nothing between two of them uses a result, stores or waits. LLVM sees registers that
 the whole piece changes; it has no intrinsic for wgmma.mma_async.
 
-An operand is named by a descriptor of 64 bits ("Matrix Descriptor Format" in NVIDIA's PTX ISA): the address in shared memory and two
-distances, each without its lowest four bits; there is no swizzle. Eight lines of 16 bytes, one behind the other, are a *core matrix*.
+An operand is named by a descriptor of 64 bits ("Matrix Descriptor Format" and "Strides" in NVIDIA's PTX ISA): the address in shared memory
+and two distances, each without its lowest four bits, and the bytes of lines that change places (swizzle: none, 32, 64 or 128). An operand
+is cut into rows of so many bytes, which lie one behind the other.
 
-    cut along the sum     lines of rows     leading distance: to the next line of a row        stride: to the next eight rows
-    cut across it         lines of columns  leading distance: to the next eight of the sum     stride: to the next line
+    cut along the sum        leading: not looked at                    stride: to the next eight rows
+      rows of one line       leading: to the next line of a row        stride: to the next eight rows
+    cut across it            leading: to the next row of a column      stride: to the next eight of the sum
+      rows of one line       leading: to the next eight of the sum     stride: to the next line of a column
 """
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.isa import DOTS, LINE, Dot
 
-CORE = 8 * LINE         # bytes of a core matrix
+SWIZZLES = {1: 0, 8: 1, 4: 2, 2: 3}     # lines of a row → the highest bits of a descriptor
 WINDOW = (1 << 18) - 1  # addresses of shared memory that a descriptor can name
 FENCE = "fence.proxy.async.shared::cta;"
 _KINDS = {dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8", dtypes.float32: "f32", dtypes.int32: "s32"}
@@ -65,15 +68,23 @@ class Warpgroups(Family):
         self.products = products_together(code)
 
 
-def _descriptor(w: Writer, pointer: int, index: int, side: tuple[int, int, int], along_sum: bool) -> str:
-    """The descriptor of an operand, as i64. `along_sum`: the dim that is cut into lines is summed up."""
-    offset, _, apart = side
+def _distances(apart: int, lines: int, along_sum: bool) -> tuple[int, int]:
+    """The leading distance and the stride of an operand whose rows are `apart` bytes from each other along the dim that is cut."""
+    eight = 8 * lines * LINE
+    if along_sum:
+        return apart if lines == 1 else LINE, eight
+    return (eight, apart) if lines == 1 else (apart, eight)
+
+
+def _descriptor(w: Writer, pointer: int, index: int, side: tuple[int, int, int, int], along_sum: bool) -> str:
+    """The descriptor of an operand, as i64. `along_sum`: the dim that is cut into rows is summed up."""
+    offset, _, apart, lines = side
     nbytes = w.code[pointer].dtype.itemsize
-    far = apart * nbytes
-    leading, stride = (far, CORE) if along_sum else (CORE, far)
+    leading, stride = _distances(apart * nbytes, lines, along_sum)
+    bits = leading >> 4 << 16 | stride >> 4 << 32 | SWIZZLES[lines] << 62
     start = w.temp(f"addrspacecast ptr {address_of(w, pointer, index, 0)} to ptr addrspace(3)")
     low = w.temp(f"and i64 {w.temp(f'ptrtoint ptr addrspace(3) {start} to i64')}, {WINDOW}")
-    base = w.temp(f"add i64 {w.temp(f'lshr i64 {low}, 4')}, {(leading >> 4) << 16 | (stride >> 4) << 32}")
+    base = w.temp(f"add i64 {w.temp(f'lshr i64 {low}, 4')}, {bits - (bits >> 63 << 64)}")
     return w.temp(f"add i64 {base}, {offset * nbytes >> 4}")
 
 

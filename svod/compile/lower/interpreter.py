@@ -360,15 +360,17 @@ class PhaseInterpreter:
         assert dot.fragments is not None
         result = dot.fragments[0]
         held = [np.array([(r0 + r, c0 + c) for r, c in result.places]) for r0, c0 in result.origins]
-        spread = [in_lines(shape, side, LINE // dtype.itemsize)
+        spread = [in_rows(shape, side, LINE // dtype.itemsize)
                   for shape, side, dtype in zip(((dot.rows, dot.depth), (dot.depth, dot.columns)), sides, dot.operands, strict=True)]
 
         def product(given: list[Any]) -> Any:
             acc, *places = given[self.thread % len(given)]
             if any(other[2] != places[1] or other[4] != places[3] for other in given):
                 raise self.failed(i, "the threads of a subgroup give different addresses of one tile")
-            a, b = (hold(memory.array[self.checked(i, memory, at + where.ravel(), None, False)].reshape(where.shape), dtype)
-                    for memory, at, where, dtype in zip(places[::2], places[1::2], spread, dot.operands, strict=True))
+            lie = [swizzled(at + where, side[3], LINE // dtype.itemsize)
+                   for at, where, side, dtype in zip(places[1::2], spread, sides, dot.operands, strict=True)]
+            a, b = (hold(memory.array[self.checked(i, memory, where.ravel(), None, False)].reshape(where.shape), dtype)
+                    for memory, where, dtype in zip(places[::2], lie, dot.operands, strict=True))
             rows, columns = held[self.thread % dot.threads].T
             total = np.zeros((dot.rows, dot.columns), acc.dtype)
             total[rows, columns] = acc
@@ -676,9 +678,14 @@ _TOGETHER: dict[str, Callable[[PhaseInterpreter, int], Together]] = {
 }
 
 
-def in_lines(shape: tuple[int, int], side: tuple[int, int, int], line: int) -> Array:
-    """Where the elements of a matrix lie that is cut into lines. `side`: the offset, the dim that is cut, and how far apart its lines are;
-    lines of neighbouring positions of the other dim follow each other."""
-    offset, cut, apart = side
-    places = np.indices(shape)
-    return np.asarray(offset + places[cut] // line * apart + places[cut] % line + places[1 - cut] * line)
+def in_rows(shape: tuple[int, int], side: tuple[int, int, int, int], line: int) -> Array:
+    """Where the elements of a matrix would lie that is cut into rows, if lines kept their places. `side`: the offset, the dim that is cut,
+    how far apart its rows are, and lines of a row; rows of neighbouring positions of the other dim follow each other."""
+    offset, cut, apart, lines = side
+    places, row = np.indices(shape), lines * line
+    return np.asarray(offset + places[cut] // row * apart + places[cut] % row + places[1 - cut] * row)
+
+
+def swizzled(elements: Array, lines: int, line: int) -> Array:
+    """Where elements of an area lie whose rows of so many lines are swizzled."""
+    return np.asarray(elements ^ elements // (8 * line) % lines * line)

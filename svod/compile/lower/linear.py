@@ -235,11 +235,14 @@ class _PhaseCheck:
             own = dot.operands[number]
             self.require(self.code[pointer][:2] == ("SHARED", own), f"operand %{pointer} is no pointer to {own.name} in shared memory")
             self.operand(index, INDEX, 1, "index")
-            ok = isinstance(side, tuple) and len(side) == 3 and all(isinstance(n, int) for n in side) and side[1] in (0, 1)
-            self.require(ok, "the arg is an instruction and, for each operand, an offset, 0 or 1 for the dim that is cut into lines, and "
-                             "elements from line to line along it")
-            line = LINE // own.itemsize
+            ok = isinstance(side, tuple) and len(side) == 4 and all(isinstance(n, int) for n in side) and side[1] in (0, 1) \
+                and side[3] in (1, 2, 4, 8)
+            self.require(ok, "the arg is an instruction and, for each operand, an offset, 0 or 1 for the dim that is cut into rows, "
+                             "elements from row to row along it, and 1, 2, 4 or 8 lines of a row")
+            line, lines = LINE // own.itemsize, side[3]
             self.require(side[0] % line == 0 == side[2] % line, "lines begin at multiples of a line")
+            self.require(lines == 1 or self.code[pointer].arg % (8 * lines * LINE) == 0,
+                         f"rows of {lines} lines lie in an area that begins at a multiple of {8 * lines * LINE} bytes")
 
     def transcendental(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(False, "transcendental operations are expanded by lowering (svod.compile.lower.math)")

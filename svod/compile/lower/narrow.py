@@ -40,6 +40,7 @@ _PAIRS: dict[str, Callable[[Interval, Interval], Interval]] = {
     "IDIV": lambda a, b: _corners(lambda x, y: x // y)(a, b) if b[0] >= 1 else _UNKNOWN,
     "MOD": lambda a, b: (a if a[0] >= 0 and a[1] < b[0] else (0, b[1] - 1)) if b[0] >= 1 else _UNKNOWN,
     "AND": lambda a, b: (0, min(x[1] for x in (a, b) if x[0] >= 0)) if a[0] >= 0 or b[0] >= 0 else _UNKNOWN,
+    "XOR": lambda a, b: (0, (1 << max(a[1], b[1]).bit_length()) - 1) if a[0] >= 0 and b[0] >= 0 else _UNKNOWN,
 }
 
 
@@ -137,7 +138,7 @@ class _Narrowing:
         if op == "CAST":
             return self._put(op, _I32 if small else _INDEX, lanes, (self.at[src[0]],), arg)
         whole = op in _WRAPS or all(fits(self.interval[s]) for s in src if self.code[s].dtype is _INDEX)
-        kind = _I32 if small and whole and op in (*_WRAPS, "MIN", "MAX", "AND", "WHERE") else _INDEX
+        kind = _I32 if small and whole and op in (*_WRAPS, "MIN", "MAX", "AND", "XOR", "WHERE") else _INDEX
         operands = tuple([self._as(s, kind) if self.code[s].dtype is _INDEX and op not in ("CARRY", "RESULT") else self.at[s] for s in src])
         return self._put(op, kind, lanes, operands, arg)
 

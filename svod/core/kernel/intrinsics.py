@@ -168,6 +168,7 @@ class Packed(NamedTuple):
     row_padded: int = 0        # positions of `row_dim`, whole tiles, where a subgroup holds them; else 0
     turns: bool = False        # whether tiles that a subgroup holds may lie with `row_dim` innermost
     line: int = 0              # elements of the innermost dim in a line, of tiles that are read from shared memory; else 0
+    whole_tiles: bool = False  # whether those begin at multiples of a tile along `row_dim`
 
     @property
     def is_held(self) -> bool:
@@ -235,9 +236,10 @@ def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed,
     dim = next(i for i, lin in enumerate(dims) if lin.coef(a))
     axes, own = state.kernel.axes, r.axes[a]
     beyond = prod(state.rows[row].extent for row in state.axis_rows[own]) - axes[own].extent
-    alone = dims[dim] == LinearIndex(((a, 1),), 0, ())      # tiles begin where lines do
+    alone = dims[dim] == LinearIndex(((a, 1),), 0, ())
     return packed._replace(row_dim=dim, row_padded=axes[state.kernel.stages[o.stage].outs[dim]].extent + max(0, beyond),
-                           turns=size == 2 and alone if dot.reads_shared else size > 1, line=LINE // size if dot.reads_shared else 0)
+                           turns=size == 2 and alone if dot.reads_shared else size > 1, line=LINE // size if dot.reads_shared else 0,
+                           whole_tiles=alone)
 
 
 def held_threads(state: Scheduler, stage: int) -> int:

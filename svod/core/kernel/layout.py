@@ -3,14 +3,16 @@ same ones.
 
     s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
     the same with 27 rows of 64                                       [3][k][27]               rows 0, 27 and 37 on: some lie twice
-    an operand of bfloat16 that an instruction reads there            [k/8][i][k%8]            lines of 16 bytes
+    an operand of bfloat16 that an instruction reads there            [k/64][i][k%64]          lines of 16 bytes, swizzled
     s0[i, k] read in all lanes                                        [i][k]                   rows along the sum
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from svod.core.cost.memory_traffic import LINE
+from svod.core.kernel.groups import AREA
 from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
@@ -18,6 +20,34 @@ from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, 
 from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Scheduler
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
+MOST_LINES = 8                  # of a row whose lines change places: those of 128 bytes
+SWIZZLED = 1024                 # bytes: areas of such rows begin at multiples of this
+
+
+class Swizzle(NamedTuple):
+    """How lines of neighbouring rows change places: line j of a row lies where line j XOR i % `lines` would, in the i-th eight lines of the
+    area. So neither the lines of a row meet in one bank of shared memory, nor the same line of eight rows.
+
+        rows of 4 lines:    0 1 2 3 | 0 1 2 3      rows 0 and 1
+                            1 0 3 2 | 1 0 3 2      rows 2 and 3
+    """
+
+    line: int       # elements
+    lines: int      # of a row: 2, 4 or 8
+
+    @property
+    def together(self) -> int:
+        """Elements of eight lines."""
+        return 8 * self.line
+
+    @property
+    def period(self) -> int:
+        """Elements after which it is the same again."""
+        return self.together * self.lines
+
+    def place(self, element: int) -> int:
+        """Where an element lies."""
+        return element ^ element // self.together % self.lines * self.line
 
 
 class Layout(NamedTuple):
@@ -32,12 +62,13 @@ class Layout(NamedTuple):
     outer: int
     size: int                      # elements
     row_pad: int = 0               # elements behind each row of the innermost dim, in shared memory
+    swizzle: Swizzle | None = None
 
-    @property
-    def of_tiles(self) -> Layout:
-        """The layout for positions of the tiled dim that are multiples of a tile: strides alone."""
-        strides = [self.outer // self.tile if d == self.tiled else n for d, n in enumerate(self.strides)]
-        return self._replace(strides=tuple(strides), tiled=-1)
+    def place(self, position: Sequence[int]) -> int:
+        """The element that stands at a position; no tile of it was moved back."""
+        at = sum([p // self.tile * self.outer + p % self.tile * n if d == self.tiled else p * n
+                  for d, (p, n) in enumerate(zip(position, self.strides, strict=True))])
+        return at if self.swizzle is None else self.swizzle.place(at)
 
     @property
     def overlaps(self) -> bool:
@@ -68,6 +99,16 @@ def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
         elif seen:
             return False
     return True
+
+
+def area_start(layout: Layout) -> int:
+    """Bytes of a multiple of which an area of shared memory begins."""
+    return SWIZZLED if layout.swizzle is not None else AREA
+
+
+def area_bytes(layout: Layout, nbytes: int) -> int:
+    """Bytes from one buffer of an area to the next, each of `nbytes`."""
+    return -(-nbytes // area_start(layout)) * area_start(layout)
 
 
 class TiledDim(NamedTuple):
@@ -234,19 +275,23 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
 
 
 def _in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed) -> Layout:
-    """The innermost dim cut into lines, those of neighbouring positions of the other dim of the tiles one behind the other. A line is left
-    out between the lines of one part of the innermost dim and the next: threads that copy neighbouring lines of memory meet in no bank."""
+    """The innermost dim cut into rows of 8, 4 or 2 lines, as many as fit, those of neighbouring positions of the other dim of the tiles one
+    behind the other, and swizzled. Where tiles begin anywhere along the other dim a row is one line, and one is left out between a part of
+    the innermost dim and the next."""
     inner = order[-1]
     other = packed.row_dim if inner == packed.dim else packed.dim
-    parts = -(-extents[inner] // packed.line)
-    outer = (extents[other] + (parts > 1)) * packed.line
+    whole = -(-extents[inner] // packed.line)
+    lines = min(MOST_LINES, whole & -whole) if packed.whole_tiles else 1
+    parts, row = whole // lines, packed.line * lines
+    outer = (extents[other] + (lines == 1 < parts)) * row
     strides, size = [0] * len(extents), parts * outer
-    strides[inner], strides[other] = 1, packed.line
+    strides[inner], strides[other] = 1, row
     order = (*[d for d in order if d not in (inner, other)], other, inner)
     for d in reversed(order[:-2]):
         strides[d] = size
         size *= extents[d]
-    return Layout(extents, tuple(strides), order, inner, packed.line, outer, size)
+    return Layout(extents, tuple(strides), order, inner if parts > 1 else -1, row, outer, size,
+                  swizzle=Swizzle(packed.line, lines) if lines > 1 else None)
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:

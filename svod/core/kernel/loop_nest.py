@@ -241,7 +241,7 @@ class _LoopNestMaker:
             terms = tuple([sum_lins([({row: k * c for row, k in own[a].items()}, 0) for a, c in lin.coefs])[0] for lin in node.dims])
             vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
             reads.append(SharedRead(terms, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
-        if layout.tiled >= 0:
+        if s in self.layouts.packed and self.layouts.packed[s].line:
             return copy, layout
         return copy, padded_rows(layout, copy, reads, digits, self.threads[root], itemsize)
 

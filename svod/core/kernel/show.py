@@ -153,7 +153,8 @@ class _Printer:
         threads = group_of(self.state, self.plan, phase_of(self.plan, s)).threads
         vectors = f" in vectors of {stage.copy.width}" if stage.copy.vector >= 0 else ""
         pad = f", {stage.layout.row_pad} elements behind each row" if stage.layout.row_pad else ""
-        return f" into shared memory, by {threads} threads{vectors}{pad}"
+        swizzle = f", rows of {stage.layout.swizzle.lines} lines swizzled" if stage.layout.swizzle is not None else ""
+        return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}"
 
     def _loop(self, s: int, piece: EmittedLoop) -> str:
         axis = self.kernel.axes[self.state.rows[piece.row].axis]

@@ -85,6 +85,8 @@ class DeviceFault(CompileError):
 
 Copies = list[list[tuple[int, int, int]]]       # (to, from, bytes left to copy), those committed together; the last are open
 _copies: dict[int, Copies] = {}                 # by the address of a thread's context
+started: list[tuple[int, int, int]] = []        # (address of a context, to, bytes) of the copies of the last block, as they were started
+matrices: list[Array] = []                      # where the eight lines begin that its products read at once, in shared memory
 _faults: list[str] = []
 _draws = random.Random(0)                       # of the module that runs
 
@@ -100,6 +102,7 @@ def _left(to: int, source: int, nbytes: int) -> int:
 def _started(thread: int, to: int, source: int, nbytes: int) -> None:
     if to % nbytes or source % nbytes:
         _faults.append(f"cp.async of {nbytes} bytes at an address that is no multiple of them")
+    started.append((thread, to, nbytes))
     _copies.setdefault(thread, [[]])[-1].append((to, source, _left(to, source, nbytes)))
 
 
@@ -188,6 +191,7 @@ class _Rewriter:
         self.pointers: dict[str, int] = {}      # kernel → how many of its arguments are addresses
         self.scratch: dict[str, int] = {}       # kernel → bytes of memory of its own of a thread
         self.declared: dict[str, int] = {}      # shared memory → bytes
+        self.begins: dict[str, int] = {}        # and of what it begins at a multiple
         self.symbol = ""
         self.renamed: dict[str, str] = {}       # block → the last block that it was cut into
         self.block = ""
@@ -201,6 +205,9 @@ class _Rewriter:
         declared = re.match(r"@(\S+) = internal addrspace\(3\) global \[(\d+) x i8\]", line)
         if declared:
             self.declared[declared[1]] = int(declared[2])
+        begins = re.match(r"@(\S+) = \w+ addrspace\(3\) global .*, align (\d+)$", line)
+        if begins:
+            self.begins[begins[1]] = int(begins[2])
         line = re.sub(r"external addrspace\(3\) global \[0 x i8\]", f"global [{1 << 18} x i8] undef", line)
         return line.replace("internal addrspace(3) global", "global")
 
@@ -330,7 +337,8 @@ class Emulated:
     def __init__(self, ir: str, seed: int = 0):
         self.rng = random.Random(seed)
         rewritten = _Rewriter(ir)
-        self.sites, self.pointers, self.scratch, self.declared = rewritten.sites, rewritten.pointers, rewritten.scratch, rewritten.declared
+        self.sites, self.pointers, self.scratch = rewritten.sites, rewritten.pointers, rewritten.scratch
+        self.declared, self.begins = rewritten.declared, rewritten.begins
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
         triple = llvm.get_process_triple()
@@ -353,6 +361,7 @@ class Emulated:
         start = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_void_p] * pointers,
                                  *[ctypes.c_int64] * (len(numbers) - pointers))(self.engine.get_function_address(symbol))
         memory = self._shared(symbol, self.declared.get(f"{symbol}.shared", shared))
+        self.shared_begins = self.begins.get(f"{symbol}.shared", self.begins.get(DYNAMIC, 1))
         order = list(range(grid[0] * grid[1]))
         self.rng.shuffle(order)
         for number in order:
@@ -374,7 +383,7 @@ class Emulated:
         contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
         contexts[:, 0] = np.arange(block)
         contexts[:, 1:4] = place
-        for left in (_copies, _counts, _faults):        # by a block with a fault
+        for left in (_copies, _counts, _faults, started, matrices):     # by a block with a fault, and what is known of the one before
             left.clear()
         self.shared_at = memory     # where shared memory begins
         base = contexts.ctypes.data
@@ -456,7 +465,8 @@ class Emulated:
         threads = [t for warp in warps[first // WARP:(first + WARPGROUP) // WARP] for t in warp]
         if len(threads) < WARPGROUP or len({int(contexts[t, 8]) for t in threads}) > 1:
             return []
-        multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], self.shared_at)
+        multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], (self.shared_at,
+                           self.shared_begins))
         return threads
 
 
@@ -539,24 +549,42 @@ _NUMBERS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
     "f16": (np.float16, lambda x: x.astype(np.float64)), "s8": (np.int8, lambda x: x.astype(np.int64))}
 
 
-def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: int) -> Array:
-    """The matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format" and "Canonical Layouts" in
-    NVIDIA's PTX ISA, without swizzle). `memory`: where shared memory begins, of whose addresses a descriptor has 18 bits."""
+SWIZZLE = 0, 128, 64, 32     # bytes, by the two highest bits of a descriptor
+FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x3FFF     # the rest is 0, the base offset too: patterns begin where they repeat
+
+
+def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: tuple[int, int]) -> Array:
+    """The matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format", "Strides" and "Canonical
+    Layouts" in NVIDIA's PTX ISA). `memory`: where shared memory begins, of whose addresses a descriptor has 18 bits, and of what it is
+    known to be a multiple: swizzle takes bits 4, 5 and 6 of an address by its bits 7, 8 and 9."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
-    if descriptor >> 46:
-        raise DeviceFault("a descriptor with swizzle")
+    if descriptor & ~FIELDS:
+        raise DeviceFault("a descriptor with other fields")
+    width, (begins, multiple) = SWIZZLE[descriptor >> 62], memory
     dtype, numbers = _NUMBERS[kind]
     size = np.dtype(dtype).itemsize
-    line = 16 // size
     row, depth = np.indices(shape)
-    places = row // line * stride + depth // 8 * leading + depth % 8 * 16 + row % line * size if turned else \
-        row // 8 * stride + depth // line * leading + row % 8 * 16 + depth % line * size
-    first = memory + ((start - memory) & 0x3FFFF)
-    whole = np.ctypeslib.as_array((ctypes.c_uint8 * (int(places.max()) + size)).from_address(first))
+    at = (start - begins) & 0x3FFFF
+    if width and (multiple % (8 * width) or at % (8 * width) >= (1 if turned else width)):
+        raise DeviceFault("an operand with swizzle begins inside a pattern")
+    if width and not turned and at % width + shape[1] * size > width:
+        raise DeviceFault("an operand with swizzle goes beyond a row")
+    if turned:
+        inner = row * size
+        places = inner // width * leading + inner % width + depth // 8 * stride + depth % 8 * width if width else \
+            inner // 16 * stride + inner % 16 + depth // 8 * leading + depth % 8 * 16
+    else:
+        inner = depth * size
+        places = row // 8 * stride + row % 8 * (width or 16) + (inner if width else inner // 16 * leading + inner % 16)
+    places = places + at
+    places ^= (places >> 7 & max(0, width // 16 - 1)) << 4
+    lines = places[::16 // size].T if turned else places[:, ::16 // size]       # where they begin: eight after each other by their number
+    matrices.extend(lines.reshape(-1, 8, lines.shape[1]).transpose(0, 2, 1).reshape(-1, 8))
+    whole = np.ctypeslib.as_array((ctypes.c_uint8 * (int(places.max()) + size)).from_address(begins))
     return numbers(np.ascontiguousarray(whole[places[..., None] + np.arange(size)]).view(dtype)[..., 0])
 
 
-def multiply_in_shared(assembly: str, words: Array, memory: int) -> None:
+def multiply_in_shared(assembly: str, words: Array, memory: tuple[int, int]) -> None:
     """wgmma between fence and wait_group 0. Operands of the assembly are the descriptors, then the registers of the tiles; thread t of the
     warpgroup has of each tile row 16·(t // 32) + t % 32 // 4 and the one 8 further, of columns 2·(t % 4) and the next of every eight."""
     pieces = [m.groups() for m in _WGMMA.finditer(assembly)]

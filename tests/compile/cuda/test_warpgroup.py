@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from svod.compile.cuda import ptxas, warpgroup
+from svod.compile.cuda import render as cuda_render
 from svod.compile.cuda.intrinsics import check_intrinsics
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render
 from svod.compile.cuda.warpgroup import products_together
+from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
 from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel import layout
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.errors import CompileError, KernelOptError
 from tests.agreement import Case
-from tests.compile.cuda.emulator import DeviceFault, run_program
+from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, started
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
@@ -60,11 +64,13 @@ def test_random_shapes_and_chains(name: str, dtype: DType, transposed: bool) -> 
     ran = 0
     for seed in range(count(5)):
         rng = random.Random(f"warpgroup {name} {transposed} {seed}")
-        m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((65, 80, 100, 128))
+        m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((65, 80, 100, 160))
         kernel = windows(k, m, n, 3, dtype, dtype) if seed == 3 else \
             gemm(m, n, k, dtype, dtype, transposed=transposed, out=dtype if dtype.is_float and rng.random() < 0.5 else None)
         case = with_full_range(Case(kernel, seed), seed)
-        state = tensorized(kernel, name, *STAGED[:rng.choice((3, 4))])
+        steps = -(-k // DOTS[name].depth)
+        block = rng.choice([n for n in (2, 3, 4, 8) if n < steps])      # rows of 2, 4 and 8 lines, and several of them
+        state = tensorized(kernel, name, Opt("TILE", "r0", block), *STAGED[1:rng.choice((3, 4))])
         state = group_state(rng, state, len(state.applied_opts) + rng.randint(0, 3))
         try:
             program = lower(state)
@@ -88,7 +94,7 @@ def test_tiles_side_by_side_and_two_warpgroups() -> None:
     assert [len(members) for members in together.values()] == [4], "two tiles, two instructions along the sum"
 
 
-@pytest.mark.parametrize("planted", ["fragment", "distance", "turned"])
+@pytest.mark.parametrize("planted", ["fragment", "distance", "turned", "swizzle", "place", "start"])
 def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = DOTS["wgmma_bf16n64"]
     assert right.fragments is not None
@@ -97,12 +103,47 @@ def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.Mo
         own, = right.fragments
         monkeypatch.setitem(DOTS, "wgmma_bf16n64", replace(right, fragments=(replace(own, threads=(*own.threads[1:], own.threads[0])),)))
     elif planted == "distance":
-        monkeypatch.setattr(warpgroup, "CORE", 2 * warpgroup.CORE)
+        written_distances = warpgroup._distances
+        monkeypatch.setattr(warpgroup, "_distances", lambda apart, lines, along: [2 * n for n in written_distances(apart, lines, along)])
+    elif planted == "swizzle":
+        monkeypatch.setattr(warpgroup, "SWIZZLES", dict.fromkeys(warpgroup.SWIZZLES, 0))
+    elif planted == "place":
+        monkeypatch.setattr(Addresses, "_swizzled", lambda self, swizzle, element, width: element)
+    elif planted == "start":
+        monkeypatch.setattr(cuda_render, "SWIZZLED", 128)
     else:
         written = warpgroup._instruction
         monkeypatch.setattr(warpgroup, "_instruction", lambda dot, registers, a, b, across: written(dot, registers, a, b, across[::-1]))
     with pytest.raises((AssertionError, DeviceFault)):
         check(Case(SMALL, 1), tensorized(SMALL, "wgmma_bf16n64", *STAGED))
+
+
+def turns() -> tuple[int, int, int, int]:
+    """How often the last block asks the bank that is asked most, of eight lines of 16 bytes at a time, and how many eights it has:
+    (turns of copies, copies, turns of products, reads)."""
+    of_thread: dict[int, list[int]] = {}
+    for thread, to, nbytes in started:
+        assert nbytes == 16
+        of_thread.setdefault(thread, []).append(to)
+    threads = sorted(of_thread)
+    copies = [at_once for k in range(0, len(threads), 8) for at_once in zip(*[of_thread[t] for t in threads[k:k + 8]], strict=True)]
+    most = [[Counter(at // 16 % 8 for at in at_once).most_common(1)[0][1] for at_once in each] for each in (copies, matrices)]
+    return sum(most[0]), len(copies), sum(most[1]), len(matrices)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("block", [1, 2, 4, 8])
+def test_neither_copies_nor_products_meet_in_a_bank(block: int, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their addresses, whatever number of lines a row has. With rows of one line copies of short blocks do."""
+    kernel = gemm(64, 64, 256, BF16, BF16, transposed=transposed)
+    chain = [*[Opt("TILE", "r0", block)][:block - 1], *STAGED[1:]]
+    check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", *chain))
+    of_copies, copies, of_products, reads = turns()
+    assert of_copies == copies > 0 and of_products == reads > 0
+    monkeypatch.setattr(layout, "MOST_LINES", 1)
+    check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", *chain))
+    of_copies, copies, of_products, reads = turns()
+    assert (of_copies > copies) == (block < 4) and of_products == reads
 
 
 def test_what_threads_stored_is_fenced_before_each_barrier() -> None:

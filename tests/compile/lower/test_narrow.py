@@ -37,3 +37,13 @@ def test_the_last_step_of_a_loop_must_fit_too() -> None:
     for stop, name in ((most - 1, "int32"), (most, "index")):
         code: list[tuple[str, tuple[int, ...], object]] = [("CONST", (), 0), ("CONST", (), stop), ("LOOP", (0, 1), 2)]
         assert kinds(code, 1)["LOOP"] == name, stop
+
+
+def test_bits_that_differ_are_those_of_the_larger_number() -> None:
+    """The positions below 600 differ from 1023 in bits below 1024, and their product fits; those of a difference may be negative."""
+    fits: list[tuple[str, tuple[int, ...], object]] = [("BEGIN", (), None), ("CONST", (), 1023), ("XOR", (0, 1), None),
+                                                       ("CONST", (), (1 << 31) // 1024), ("MUL", (2, 3), None)]
+    found = kinds(fits, 600)
+    assert found["XOR"] == "int32" and found["MUL"] == "int32"
+    assert kinds([*fits[:3], ("CONST", (), (1 << 31) // 1023 + 1), ("MUL", (2, 3), None)], 600)["MUL"] == "index"
+    assert kinds([("BEGIN", (), None), ("CONST", (), 7), ("SUB", (0, 1), None), ("XOR", (2, 1), None)], 1000)["XOR"] == "index"

@@ -13,9 +13,10 @@ from svod.core.cost.memory_traffic import LINE, Access, Tile, traffic
 from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.layout import SET_STRIDE, Layout, lay_out, layouts
+from svod.core.kernel.layout import SET_STRIDE, Layout, Swizzle, lay_out, layouts
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.shared import banks
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX512
@@ -92,3 +93,25 @@ def test_packed_weights_are_read_in_whole_tiles(channels: int) -> None:
     whole, cut = (cost_of(apply_opts(Scheduler(kernel, SERVER), [Opt("UPCAST", "o2", 7), Opt("UPCAST", "o0", n), *common])).cycles
                   for n in (32, 48))
     assert whole < cut
+
+
+@pytest.mark.parametrize("lines", [2, 4, 8])
+@pytest.mark.parametrize("itemsize", [1, 2])
+def test_swizzled_rows_lie_in_all_banks(lines: int, itemsize: int) -> None:
+    """Whichever eight lines are touched at once: those that follow each other, or the same one of eight rows."""
+    line = 16 // itemsize
+    row, swizzle = lines * line, Swizzle(line, lines)
+    layout = Layout((24, 3 * row), (row, 1), (0, 1), 1, row, 24 * row, 72 * row, swizzle=swizzle)
+    found = [layout.place((r, c)) for r in range(24) for c in range(3 * row)]
+    assert sorted(found) == list(range(72 * row)), "every element has a place of its own"
+    assert all(layout.place((r, c)) == layout.place((r, c - c % line)) + c % line for r in range(24) for c in range(3 * row))
+
+    def turns(swizzle: Swizzle | None, positions: list[tuple[int, int]]) -> float:
+        there = layout._replace(swizzle=swizzle)
+        return banks.conflicts(banks.Access(tuple([there.place(p) for p in positions]), line, 1.0), itemsize)
+    for first in range(0, 24, 8):
+        for c in range(0, 3 * row, line):
+            column = [(first + k, c) for k in range(8)]
+            assert turns(swizzle, column) == 1 and turns(None, column) == lines
+        for at in range(0, 8 * lines, 8):
+            assert turns(swizzle, [(first + k // lines, k % lines * line) for k in range(at, at + 8)]) == 1

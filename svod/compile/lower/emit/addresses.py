@@ -4,15 +4,26 @@
 """
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.kernel import LinearIndex
-from svod.core.kernel.layout import Layout
+from svod.core.kernel.layout import Layout, Swizzle
 from svod.core.kernel.required import Lin, add_lins
 
 Base = tuple[int, int]          # an index value and a constant to add to it
+
+
+class Address(NamedTuple):
+    """An access at the current position: element start + const, `lane` elements further per lane; with `vector`, start + vector."""
+
+    start: int                      # an index value
+    const: int
+    lane: int                       # elements from lane to lane; 0: the same for all
+    vector: int                     # an index per lane, or -1
 
 
 class Addresses:
@@ -78,8 +89,45 @@ class Addresses:
         base: Base = start
         return base
 
-    def in_layout(self, stage: OpenStage, pointer: int, layout: Layout, base: list[Lin]) -> tuple[int, int, int]:
-        """(index value, constant, elements between lanes) of the current position in the stage's own area."""
+    def along(self, stage: OpenStage, staged: Staged, dim: int, lin: LinearIndex) -> Base:
+        """The part that a dim has in the address of the current position, before lines are swizzled. `lin`: the position, an axis."""
+        layout = staged.layout
+        assert layout is not None and not lin.atoms
+        here: Lin = ({}, lin.const)
+        for a, c in lin.coefs:
+            here = add_lins(add_lins(here, self.axes.start(stage, a), c), ({}, c * stage.offsets[a]), 1)
+        terms, const = here = add_lins(here, staged.base[dim], -1)
+        tile, outer, stride = layout.tile, layout.outer, layout.strides[dim]
+        if dim != layout.tiled:
+            here = {v: c * stride for v, c in terms.items()}, const * stride
+        elif any(self.b.multiple_of(v) * c % tile for v, c in terms.items()):
+            here = self.in_tiles(layout, here)
+        else:
+            here = {v: c * outer // tile for v, c in terms.items()}, const // tile * outer + const % tile * stride
+        return self.axes.apart(here)
+
+    def swizzled(self, layout: Layout, start: int, const: int, lane: int, width: int) -> Address:
+        """Where the lines of an address lie."""
+        b, swizzle = self.b, layout.swizzle
+        if swizzle is None:
+            return Address(start, const, lane, -1)
+        rest = const % swizzle.period
+        whole = const - rest
+        if lane not in (0, 1) and width > 1:
+            lanes = b.vconst(dtypes.index, tuple(rest + i * lane for i in range(width)))
+            return Address(b.index(0), whole, 0, self._swizzled(swizzle, b.alu("ADD", dtypes.index, width, start, lanes), width))
+        if b.multiple_of(start) % swizzle.period == 0:
+            return Address(start, whole + swizzle.place(rest), lane, -1)
+        return Address(self._swizzled(swizzle, b.add(start, b.index(rest)), 1), whole, lane, -1)
+
+    def _swizzled(self, swizzle: Swizzle, element: int, width: int) -> int:
+        b, row = self.b, element
+        for op, n in (("IDIV", swizzle.together), ("MOD", swizzle.lines), ("MUL", swizzle.line)):
+            row = b.alu(op, dtypes.index, width, row, b.const(dtypes.index, width, n))
+        return b.alu("XOR", dtypes.index, width, element, row)
+
+    def in_layout(self, stage: OpenStage, pointer: int, layout: Layout, base: list[Lin]) -> Address:
+        """The current position in the stage's own area."""
         place = stage.linear.get(("store", pointer))
         if place is None:
             lin: Lin = ({}, 0)
@@ -107,4 +155,4 @@ class Addresses:
                 const += position // layout.tile * layout.outer + position % layout.tile
             else:
                 const += stride * stage.offsets[i]
-        return start, const, lane
+        return self.swizzled(layout, start, const, lane, stage.chunk.width)

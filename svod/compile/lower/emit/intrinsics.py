@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from svod.compile.lower.emit.addresses import Addresses
+from svod.compile.lower.emit.addresses import Address, Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import OpenStage, Staged
-from svod.compile.lower.emit.values import Address, Values
+from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Operand, Packed, TensorizePlan
 from svod.core.kernel.kernel import LinearIndex
@@ -163,18 +163,21 @@ class Intrinsics:
     def shared_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
         """`acc` plus the product of the tiles at the current position, which the instruction reads from shared memory."""
         b, dot, group = self.b, plan.dot, self.ctx.group
-        src, sides = [acc], list[tuple[int, int, int]]()
+        src, sides = [acc], list[tuple[int, int, int, int]]()
         group.exchanges = True
         for number, (o, p) in enumerate(zip(plan.operands, plan.packed, strict=True)):
             staged = self.ctx.staged_value(o.stage)
             assert staged.layout is not None and b.op[staged.pointer] == "SHARED"
             group.shared.before_reading((b.arg[staged.pointer],))
             dims, layout = stage.r.nodes[o.node].dims, staged.layout
-            linear, base = self.addresses.relative(stage, staged._replace(layout=layout.of_tiles), dims)
+            inner = layout.order[-1]
+            others = layout._replace(strides=(*layout.strides[:inner], 0, *layout.strides[inner + 1:]), tiled=-1)
+            linear, base = self.addresses.relative(stage, staged._replace(layout=others), dims)
             start, const, _, _ = self.values.address(stage, linear, base)
-            in_columns = (layout.tiled == p.dim) == (number == 0)       # the dim that is cut into lines is that of the matrix's columns
-            src += [staged.pointer, start]
-            sides.append((const, int(in_columns), layout.outer))
+            further, more = self.addresses.along(stage, staged, inner, dims[inner])
+            in_columns = (inner == p.dim) == (number == 0)      # the dim that is cut into lines is that of the matrix's columns
+            src += [staged.pointer, b.add(start, further)]
+            sides.append((const + more, int(in_columns), layout.outer, layout.tile // p.line))
         return b.load("MMASHARED", dot.accumulator, b.num_lanes[acc], tuple(src), (dot.name, *sides), ordered=True)
 
     def operand_at(self, stage: OpenStage, o: Operand) -> OperandAddress:

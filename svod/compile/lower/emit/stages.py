@@ -19,7 +19,7 @@ from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.compile.lower.emit.values import Values
 from svod.core.kernel.groups import group_of, stage_threads, whole_positions
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import Layout
+from svod.core.kernel.layout import Layout, area_start
 from svod.core.kernel.loop_nest import stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, fit, vector_width
 from svod.core.kernel.required import Lin, RequiredDim
@@ -129,7 +129,7 @@ class Stages:
     def _emit_shared(self, stage: OpenStage, layout: Layout, base: list[Lin], beyond: bool) -> None:
         """Fill an area of shared memory."""
         s, b, shared = stage.index, self.b, self.ctx.group.shared
-        offset = shared.area(s, self.facts.area(s, layout))
+        offset = shared.area(s, self.facts.area(s, layout), area_start(layout))
         shared.before_writing((offset,))
         sink = self.copy_sink(s, ("SHARED", offset), layout, base)
         copy = self.facts.nest.stages[s].copy

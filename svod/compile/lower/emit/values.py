@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from svod.compile.lower import math
-from svod.compile.lower.emit.addresses import Addresses, Base
+from svod.compile.lower.emit.addresses import Address, Addresses, Base
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, OpenStage
@@ -18,15 +18,6 @@ from svod.core.kernel.required import Lin, Terms
 
 ASYNC_BYTES = (4, 8, 16)     # that an asynchronous copy may have
 _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
-
-
-class Address(NamedTuple):
-    """An access at the current position: element start + const, `lane` elements further per lane; with `vector`, start + vector."""
-
-    start: int                      # an index value
-    const: int
-    lane: int                       # elements from lane to lane; 0: the same for all
-    vector: int                     # an index per lane, or -1
 
 
 class Values:
@@ -231,7 +222,7 @@ class Values:
 
     def store_layout(self, stage: OpenStage, value: int, pointer: int, layout: Layout, base: list[Lin], padded: bool = False) -> None:
         """Store into a staged area."""
-        self.store(stage, value, pointer, Address(*self.addresses.in_layout(stage, pointer, layout, base), -1), False, padded)
+        self.store(stage, value, pointer, self.addresses.in_layout(stage, pointer, layout, base), False, padded)
 
     def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool, padded: bool = False) -> None:
         """Store at an address. `padded`: there is room for positions beyond the extents, which are stored too."""

@@ -38,8 +38,14 @@ def sectors_of(steps: Steps, lanes: int, width: int) -> int:
 def bank_turns(steps: Steps, lanes: int, width: int) -> int:
     """Turns in which shared memory serves one access of `width` bytes by each of `lanes` threads: lanes that want different elements of one
     bank wait for each other."""
+    return turns_of(lane_offsets(steps, lanes), width)
+
+
+@lru_cache(maxsize=1 << 14)
+def turns_of(offsets: tuple[int, ...], width: int) -> int:
+    """The same of accesses that begin at these bytes."""
     wanted: dict[int, set[int]] = {}
-    for at in lane_offsets(steps, lanes):
+    for at in offsets:
         for word in range(at // BANK, (at + width - 1) // BANK + 1):
             wanted.setdefault(word % BANKS, set()).add(word)
     return max(len(words) for words in wanted.values())

@@ -12,7 +12,7 @@ from math import prod
 
 from svod.core.cost.compute_cost import masks_of, operation_weight
 from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.accesses import bank_turns, sectors_of, touched_bytes, waves_of
+from svod.core.cost.groups.accesses import bank_turns, sectors_of, touched_bytes, turns_of, waves_of
 from svod.core.cost.groups.device import (
     ALONE_BYTES,
     ARITHMETIC,
@@ -28,13 +28,13 @@ from svod.core.cost.groups.device import (
     device_of,
     resident_groups,
 )
-from svod.core.cost.groups.stage_shape import StageShape, steps_of
+from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.groups import AREA, exchanged_bytes, group_of, phase_of, reducers_of
+from svod.core.kernel.groups import exchanged_bytes, group_of, phase_of, reducers_of
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
-from svod.core.kernel.layout import Layout
+from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, copied_width, loop_nest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
@@ -177,8 +177,8 @@ class _GroupCost:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
             assert shape.stage.layout is not None
-            one = -(-stored_bytes(self.state, self.nest.layouts, s) * shape.stage.layout.size // AREA) * AREA
-            size = one * shape.stage.buffers
+            layout = shape.stage.layout
+            size = area_bytes(layout, stored_bytes(self.state, self.nest.layouts, s) * layout.size) * shape.stage.buffers
             phase.staged += size
             phase.shared += size
             barriers = times * (_EXCHANGED if shape.stage.buffers == 1 else 1)
@@ -476,10 +476,10 @@ class _Counter:
         self.instructions += count * self.device.access(elements)
         inbytes = tuple((a, c * size) for a, c in coefs)
         if stage.space is MemorySpace.SHARED:
-            if stage.layout is not None and stage.layout.tiled >= 0:        # threads take whole lines
-                inbytes = tuple((a, c * size) for a, c in enumerate(stage.layout.of_tiles.strides))
+            assert stage.layout is not None
             lanes = min(device_of(self.state.target).subgroup, self.shape.num_threads)
             subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
-            self.turns += count * subgroups * bank_turns(steps_of(self.shape.threads, inbytes), lanes, size * elements)
+            places = tuple([stage.layout.place(p) * size for p in positions_of(self.shape.threads, self.outs, lanes)])
+            self.turns += count * subgroups * turns_of(places, size * elements)
             return
         self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular))

@@ -35,6 +35,17 @@ def steps_of(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> Steps:
     return tuple([(sum([n * by_axis.get(a, 0) for a, n in run.moves]), run.times) for run in runs])
 
 
+def positions_of(runs: Sequence[Run], dims: int, lanes: int) -> list[tuple[int, ...]]:
+    """The position of each lane in the first `dims` local axes, from that of the first one."""
+    positions = [(0,) * dims]
+    for times, moves in runs:
+        if len(positions) >= lanes:
+            break
+        step = [sum([n for a, n in moves if a == d]) for d in range(dims)]
+        positions = [tuple([p + k * n for p, n in zip(at, step, strict=True)]) for k in range(times) for at in positions]
+    return positions[:lanes]
+
+
 class StageShape:
     """The loops of stage `s` inside the phase that stores stage `root`."""
 

@@ -69,7 +69,7 @@ def rows_in_bulk(node: Node, copy: GroupCopy, layout: Layout, extents: Sequence[
     its rows is the sum."""
     inner, size = copy.vector, node.dtype.itemsize
     if node.kind != "load" or node.linear is None or node.linear.atoms or node.gate >= 0 or inner < 0 or layout.tiled >= 0 \
-            or layout.strides[inner] != 1 or node.linear.coef(inner) != 1:
+            or layout.swizzle is not None or layout.strides[inner] != 1 or node.linear.coef(inner) != 1:
         return 0
     apart = [*start, node.linear.const, extents[inner]]
     for d, extent in enumerate(extents):

@@ -22,12 +22,11 @@ from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.regions import Regions
 from svod.compile.lower.emit.state import OpenStage, Staged, StageLoop
 from svod.compile.lower.emit.threads.copies import GroupCopies
-from svod.compile.lower.emit.values import Address, Values
+from svod.compile.lower.emit.values import Values
 from svod.compile.lower.linear import STORE_OPS
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.groups import AREA
 from svod.core.kernel.intrinsics import stored_node
-from svod.core.kernel.layout import Layout
+from svod.core.kernel.layout import Layout, area_bytes, area_start
 from svod.core.kernel.required import Lin
 from svod.core.kernel.shared.copy import rows_in_bulk
 
@@ -167,8 +166,8 @@ class CopiesAhead:
         regions = [self.regions.required(s, i, True) for i in range(len(r.stage.outs))]
         extents, base = [region.extent for region in regions], [region.start for region in regions]
         layout = self.facts.shared_layout(s, tuple(extents))
-        size = -(-self.facts.area(s, layout) // AREA) * AREA
-        offset = self.ctx.group.shared.area(s, size * self.facts.nest.stages[s].buffers)
+        size = area_bytes(layout, self.facts.area(s, layout))
+        offset = self.ctx.group.shared.area(s, size * self.facts.nest.stages[s].buffers, area_start(layout))
         return Buffers(extents, base, layout, offset, size // self.facts.stored(s).itemsize)
 
     def _fill(self, s: int, number: int, first: bool = False, level: int = -1) -> None:
@@ -188,8 +187,8 @@ class CopiesAhead:
             if counts is None:
                 self._store(one, pointer, moved, buffers, level)
                 return
-            start, const, _ = self.addresses.in_layout(one, pointer, buffers.layout, buffers.base)
-            self.values.copy_bulk(one, pointer, self.b.add(start, moved), const, counts.pointer, number)
+            at = self.addresses.in_layout(one, pointer, buffers.layout, buffers.base)
+            self.values.copy_bulk(one, pointer, self.b.add(at.start, moved), at.const, counts.pointer, number)
         self.copies.emit(stage, copy, store)
         del self.ctx.open_stages[s]
         self.ctx.forget_values()
@@ -197,15 +196,15 @@ class CopiesAhead:
     def _store(self, stage: OpenStage, pointer: int, moved: int, buffers: Buffers, level: int) -> None:
         """Store the current position into the buffer that begins `moved` elements further."""
         b = self.b
-        start, const, lane = self.addresses.in_layout(stage, pointer, buffers.layout, buffers.base)
-        start = b.add(start, moved)
+        at = self.addresses.in_layout(stage, pointer, buffers.layout, buffers.base)
+        at = at._replace(start=b.add(at.start, moved))
         width = stage.chunk.width if stage.vector_axis >= 0 else 1
-        if self.is_async and (lane == 1 or width == 1) and self.values.copy_async(stage, pointer, start, const):
+        if self.is_async and (at.lane == 1 or width == 1) and self.values.copy_async(stage, pointer, at.start, at.const):
             return
         packed = self.facts.packed.get(stage.index)
         value = self.values.result(stage) if packed is None else self.packing.packed_value(stage, packed, width)
         before = len(b.code[b.level])
-        self.values.store(stage, value, pointer, Address(start, const, lane, -1), False)
+        self.values.store(stage, value, pointer, at, False)
         if b.level == level:
             code = b.code[level]
             self.deferred += [n for n in code[before:] if b.op[n] in STORE_OPS]

@@ -29,14 +29,15 @@ class SharedMemory:
         self.loops: Loops | None = None                     # the loops around the last barrier
         self.outside: Loops = ()                            # the loops of a phase that run once in a group
 
-    def area(self, key: Any, nbytes: int) -> int:
-        """The offset of an area of at least so many bytes. Raises KernelOptError where the target has too little shared memory."""
+    def area(self, key: Any, nbytes: int, start: int = AREA) -> int:
+        """The offset, a multiple of `start`, of an area of at least so many bytes. Raises KernelOptError where the target has too little
+        shared memory."""
         offset, size = self.areas.get(key, (0, -1))
-        if size >= nbytes:
+        if size >= nbytes and offset % start == 0:
             return offset
-        offset, whole = self.size, -(-nbytes // AREA) * AREA
+        offset, whole = -(-self.size // start) * start, -(-nbytes // AREA) * AREA
         self.areas[key] = offset, whole
-        self.size += whole
+        self.size = offset + whole
         if self.size > self.limit:
             raise KernelOptError(f"staged values and partial results of a group take {self.size} bytes of shared memory or more; the "
                                  f"target has {self.limit}")
