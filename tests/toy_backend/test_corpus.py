@@ -122,6 +122,8 @@ VARIABLE = {
     ("log_softmax", [["STAGE", "s0", "o0"], ["LOCAL", "s3.o0", 3]]),
     ("attention_causal", [["LOCAL", "s2.o2", 0], ["LOCAL", "s3.o1", 5], ["LOCAL", "o0", 0], ["UPCAST", "o2", 0]]),
     ("softmax_columns", [["UPCAST", "s3.o0", 3], ["LOCAL", "o1", 5], ["LOCAL", "s3.o0", 2], ["STAGE", "s0", "o1"]]),
+    ("differences", [["LOCAL", "o0", 4], ["UPCAST", "o0", 8], ["TILE", "s0.o0", 32], ["LOCAL", "s0.o0.in", 2]]),    # 36 of 64 positions
+    ("differences", [["LOCAL", "o0", 4], ["UPCAST", "o0", 7], ["TILE", "s0.o0", 10], ["UPCAST", "s0.o0", 3], ["LOCAL", "s0.o0.in", 2]]),
 ])
 def test_threads_that_compute_more_than_is_read(name: str, chain: list[Any]) -> None:
     """The threads of a stage in shared memory go beyond what its readers ask for; what they read there has to be there."""

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from svod.core.kernel.intrinsics import held_threads
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage
-from svod.core.kernel.placement import Placement, first_reduce, is_derived, place_stages, vector_row
+from svod.core.kernel.layout import is_exact
+from svod.core.kernel.placement import Placement, first_reduce, fit, is_derived, place_stages, vector_row
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
 from svod.errors import KernelOptError
@@ -131,19 +132,27 @@ def local_threads(state: Scheduler, stage: int) -> int:
 
 
 def whole_positions(state: Scheduler, stage: int, region: tuple[int, ...]) -> tuple[int, ...]:
-    """A region of a stage in shared memory, rounded up to what its threads compute side by side. Raises KernelOptError where its loops do
-    not reach so far: readers in threads go beyond the end of an axis that the threads of the stage cover exactly."""
+    """A region of a stage in shared memory, rounded up to what its threads compute side by side, and to whole register tiles where its
+    loops do not divide it. Raises KernelOptError where its loops do not reach so far: readers in threads go beyond the end of an axis that
+    the threads of the stage cover exactly."""
     out = []
     for axis, extent in zip(state.kernel.stages[stage].outs, region, strict=True):
-        rows = [state.rows[r] for r in state.axis_rows[axis]]
-        first = next((i for i, row in enumerate(rows) if row.role == LOCAL and row.extent > 1), len(rows))
-        block = prod(row.extent for row in rows[first:])
-        out.append(-(-extent // block) * block)
-        covered = covered_extent(state, axis)
-        if first < len(rows) and out[-1] > covered:
-            name = state.kernel.stages[stage].name
-            raise KernelOptError(f"{out[-1]} positions of {name} are read at a time; the loops of its axis cover {covered}")
+        rows = state.axis_rows[axis]
+        first = next((i for i, row in enumerate(rows) if state.rows[row].role == LOCAL and state.rows[row].extent > 1), len(rows))
+        whole = _round_up(extent, prod(state.rows[row].extent for row in rows[first:]))
+        if first < len(rows):
+            pieces, covered = fit(state, rows, whole), covered_extent(state, axis)
+            if not is_exact(pieces, whole):     # then a tile is one block of positions
+                whole = _round_up(whole, prod(p.extent for p in pieces if p.role != LOOP))
+            if whole > covered:
+                name = state.kernel.stages[stage].name
+                raise KernelOptError(f"{whole} positions of {name} are read at a time; the loops of its axis cover {covered}")
+        out.append(whole)
     return tuple(out)
+
+
+def _round_up(extent: int, block: int) -> int:
+    return -(-extent // block) * block
 
 
 def phase_of(placement: Placement, stage: int) -> int:

@@ -19,6 +19,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, thread_digits
 from svod.core.kernel.intrinsics import held_threads
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.layout import is_exact
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
 from svod.core.kernel.scheduler import Scheduler
@@ -110,10 +111,13 @@ class GroupThreads:
             if not bound:
                 continue
             pieces[i] = tuple(p for p in own if p.role not in BLOCK_ROLES)
-            bounds[i] = pieces[i][0].extent * pieces[i][0].stride if pieces[i] else 1
             for p in bound:
                 base[i] = add_lins(base[i], ({self.b.mul(starts[p.row], p.stride): 1}, 0), 1)
                 apart[i] += (p.extent - 1) * p.stride
+            if is_exact(own, bounds[i]):
+                bounds[i] = pieces[i][0].extent * pieces[i][0].stride if pieces[i] else 1
+            else:       # the last tile of all threads ends where the region does
+                bounds[i] -= apart[i]
         return apart
 
     # -- partial results -----------------------------------------------------------------------------------
