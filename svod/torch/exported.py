@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from operator import is_not
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from svod.torch.functions import GraphFunction
 from svod.torch.memory import is_representable
 from svod.torch.plans import Program, attributes_of
 from svod.torch.settings import Settings
+from svod.torch.watch import registrations
 
 _STATE = {"PARAMETER", "BUFFER", "CONSTANT_TENSOR", "TOKEN"}      # a token stands for the order of operations that have effects
 
@@ -59,9 +59,11 @@ class Compiled:
         mutations = _mutations(signature, kinds)
         self._state = [torch.empty(0) if kind == "TOKEN" else state[target] if kind in _STATE else None for kind, target, _ in kinds]
         weights = {id(t) for t in self._state if t is not None}
-        places = [(held, key, t) for m in source.modules() for held in (m._parameters, m._buffers) for key, t in held.items()
-                  if id(t) in weights]          # where the module has them
-        self._held, self._keys, self._weights = ([p[i] for p in places] for i in range(3))
+        # where the module has its weights and its parts
+        self._places = [(held, key, x, _kind(x)) for m in source.modules() for held in (m._parameters, m._buffers, m._modules)
+                        for key, x in held.items() if id(x) in weights or isinstance(x, torch.nn.Module)]
+        self._registrations = registrations()
+        self._registered = self._registrations.count
         self._inputs = [i for i, (kind, _, _) in enumerate(kinds) if kind not in _STATE]
         odd = [kind for kind, _, _ in kinds if kind not in _STATE and kind != "USER_INPUT"]
         if odd:
@@ -76,7 +78,8 @@ class Compiled:
         self._is_flat = self._in == pytree.tree_flatten((tuple(range(len(self._inputs))), {}))[1]
         self._is_one = self._out == pytree.tree_flatten(0)[1]
         program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
-        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile", is_bound=True, check=self._check)
+        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile", check=self._check,
+                                      bound=self._look_for_replaced)
 
     def _eager(self, *given: Any) -> list[Any]:
         args, kwargs = pytree.tree_unflatten([given[i] for i in self._inputs], self._in)
@@ -84,22 +87,31 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's results. Raises ArgumentError and ShapeError for arguments that it was not compiled for, StateError after a
-        parameter or buffer of the module was replaced by another tensor."""
+        parameter, a buffer or a part of the module was replaced by another."""
         leaves: Sequence[Any] = args
         if not self._is_flat or kwargs or len(args) != len(self._inputs):
             leaves, form = pytree.tree_flatten((args, kwargs))
             if form != self._in:
                 raise ArgumentError(f"{self.function.name} was compiled for the arguments {_in_words(*self._example())}, and is called "
                                     f"with {_in_words(args, kwargs)}")
-        if any(map(is_not, map(dict.get, self._held, self._keys), self._weights)):     # in every call: as few steps of Python as may be
-            key = next(k for h, k, t in zip(self._held, self._keys, self._weights, strict=True) if h.get(k) is not t)
-            raise StateError(f"{self.function.name} has another tensor as {key} than when it was compiled: compile it again. Writes in "
-                             "place, and load_state_dict without assign=True, need no compilation")
+        if self._registrations.count != self._registered:
+            self._look_for_replaced()
         given = list(self._state)
         for i, leaf in zip(self._inputs, leaves, strict=True):
             given[i] = leaf
         outputs = self.function(given)
         return outputs[0] if self._is_one else pytree.tree_unflatten(outputs, self._out)
+
+    def _look_for_replaced(self) -> None:
+        """Raise StateError where the module has another tensor or another part than when it was compiled."""
+        registered = self._registrations.count
+        for held, key, x, kind in self._places:
+            now = held.get(key)
+            if now is not x or _kind(now) != kind:
+                changed = f"{kind} is now {_kind(now)}" if _kind(now) != kind else f"it is another {kind}"
+                raise StateError(f"{self.function.name} was compiled with another {key}: {changed}. Compile it again. Writes in place, and "
+                                 "load_state_dict without assign=True, need no compilation")
+        self._registered = registered
 
     def __reduce__(self) -> Any:
         raise ArgumentError(f"what svod.torch.compile makes is neither copied nor pickled: copy {self.function.name}, and compile the copy")
@@ -145,6 +157,11 @@ def _mutations(signature: Any, kinds: Sequence[tuple[str, str | None, Any]]) -> 
             case "USER_INPUT_MUTATION": found[i] = arguments[spec.target]
             case "TOKEN": found[i] = tokens[i]
     return found
+
+
+def _kind(x: Any) -> str:
+    """What a module holds by a name, in words."""
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
 
 
 def _in_words(args: Any, kwargs: Any) -> str:

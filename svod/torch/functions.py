@@ -28,12 +28,13 @@ functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # those alive
 class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
-    `static`: the numbers of arguments that are weights; `is_bound`: these are the same tensors in every call. `eager`: the same function,
-    run by PyTorch. `check` raises for arguments that the function is not for; it is asked once for arguments of a form."""
+    `static`: the numbers of arguments that are weights; `bound`, if given: these are the same tensors in every call, and it is
+    called after they changed, to raise where they may not. `eager`: the same function, run by PyTorch.
+    `check` raises for arguments that the function is not for; it is asked once for arguments of a form."""
 
     def __init__(self, program: Program, static: Sequence[int], eager: Callable[..., Any], settings: Settings, entry: str, *,
-                 is_bound: bool = False, check: Callable[[Sequence[Any]], None] = lambda given: None) -> None:
-        self.is_bound, self.check = is_bound, check
+                 bound: Callable[[], None] | None = None, check: Callable[[Sequence[Any]], None] = lambda given: None) -> None:
+        self.bound, self.check = bound, check
         self.program, self.eager, self.settings, self.entry = program, eager, settings, entry
         self.static = list(static) if settings.freeze else []
         self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
@@ -82,7 +83,7 @@ class GraphFunction:
     def _weights(self, given: Sequence[Any]) -> Weights:
         """The set of weights of a call, read now unless it is known and unchanged."""
         known = self._latest
-        if known is None or not (self.is_bound or known.is_of([given[i] for i in self.static])):
+        if known is None or not (self.bound is not None or known.is_of([given[i] for i in self.static])):
             known = self.weights.get(tuple([id(given[i]) for i in self.static]))        # tensors of a set live, and keep their identities
         if known is None or not known.is_unchanged():
             return self._read(given, known)
@@ -95,6 +96,8 @@ class GraphFunction:
         key = tuple(map(id, static))
         with self._lock:
             if known is not None:
+                if self.bound is not None:
+                    self.bound()
                 self._count_change(static)
                 if not self.static:
                     return self._weights(given)

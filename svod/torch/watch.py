@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.modules import module as hooks
 
 from svod.compile.cpu.runtime import native_object
 from svod.compile.llvm.codegen import LoadedProgram
 from svod.torch.memory import gpu_of
 
-SAMPLED, MOST_SAMPLED = 16, 4096        # words of four bytes that are compared: of a tensor, of all together
+SAMPLED, MOST_SAMPLED = 16, 1024        # words of four bytes that are compared: of a tensor, of all together
 _GOLDEN = (5 ** 0.5 - 1) / 2
 _VERSION_OF = "_ZNK2at10TensorBase8_versionEv"
 
@@ -94,6 +95,26 @@ class Watch:
         self._words_of_block = np.array([len(self._tensors), handles, addresses, versions, found.address_of,
                                          found.version_of if self._is_counted else 0, places, words, len(self._places)], np.int64)
         return int(self._words_of_block.ctypes.data)
+
+
+class Registrations:
+    """How many parameters, buffers and modules the modules of this process were given since somebody first asked. PyTorch calls hooks
+    for each: an attribute that is assigned, `register_parameter`, `load_state_dict(assign=True)`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for register in (hooks.register_module_parameter_registration_hook, hooks.register_module_buffer_registration_hook,
+                         hooks.register_module_module_registration_hook):
+            register(self._note)
+
+    def _note(self, module: Any, name: str, value: Any) -> None:
+        self.count += 1
+
+
+@functools.cache
+def registrations() -> Registrations:
+    """The count of this process."""
+    return Registrations()
 
 
 _version, _address = attrgetter("_version"), torch.Tensor.data_ptr

@@ -581,6 +581,31 @@ def test_an_exported_module_says_what_it_needs() -> None:
             copied(run)
     model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
     torch.testing.assert_close(run(x), model(x))
-    model[0].bias = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(StateError, match="another tensor as bias"):
-        run(x)
+
+
+class _Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 2)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x).relu() * self.scale
+
+
+@pytest.mark.parametrize(("replace", "said"), [
+    (lambda m: setattr(m.inner, "bias", torch.nn.Parameter(torch.ones(2))), r"another bias: it is another float32 \(2,\)"),
+    (lambda m: setattr(m, "scale", torch.tensor(3.0)), r"another scale: it is another float32 \(\)"),
+    (lambda m: setattr(m, "inner", torch.nn.Linear(3, 2)), "another inner: it is another Linear"),
+    (lambda m: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}, assign=True), "another (weight|bias|scale)"),
+    (lambda m: m.inner.double(), r"float32 \(2, 3\) is now float64 \(2, 3\)"),
+], ids=["parameter", "buffer", "module", "assign", "dtype"])
+def test_a_module_that_has_other_parts_than_when_it_was_compiled(replace: Any, said: str) -> None:
+    model, x = _Scaled().eval(), torch.ones(2, 3)
+    run = svod.torch.compile(model, x)
+    torch.nn.Linear(4, 4)       # parameters of others
+    torch.testing.assert_close(run(x), model(x))
+    replace(model)
+    for _ in range(2):
+        with pytest.raises(StateError, match=said):
+            run(x)
