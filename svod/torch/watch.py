@@ -72,11 +72,9 @@ class Watch:
         self._places = 4 * np.concatenate([np.zeros(0, np.int64), *(sampled(t, most) for t in content)])
         self._words = np.array([ctypes.c_uint32.from_address(a).value for a in self._places.tolist()], np.uint32)
         found = native()
-        self._look: Callable[[], object] = self._in_python if found is None else functools.partial(found.unchanged, self._block(found))
-
-    def is_unchanged(self) -> bool:
-        """Whether the tensors are what they were."""
-        return bool(self._look())
+        # whether the tensors are what they were; asked for as long as this object lives
+        self.is_unchanged: Callable[[], object] = (self._in_python if found is None else
+                                                   functools.partial(found.unchanged, self._block(found)))
 
     def _in_python(self) -> bool:
         """What the native pass does. Numbers are looked at last, where the tensors still have the memory that they had."""

@@ -20,13 +20,10 @@ class Weights:
 
     def __init__(self, given: Sequence[Any]) -> None:
         self._given = list(given)       # held, so that none of another set is taken for one of these
-        self._watch = Watch(given) if given else None
+        self._watch = Watch(given)
+        self.is_unchanged = self._watch.is_unchanged        # whether the tensors are what they were: asked in every call
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
-
-    def is_unchanged(self) -> bool:
-        """Whether the tensors are what they were."""
-        return self._watch is None or self._watch.is_unchanged()
 
     def is_of(self, given: Sequence[Any]) -> bool:
         """Whether these are the same tensors."""

@@ -18,14 +18,13 @@ from typing import NamedTuple
 
 from svod.core.kernel.intrinsics import held_threads
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage
-from svod.core.kernel.layout import is_exact
+from svod.core.kernel.layout import AREA, is_exact
 from svod.core.kernel.placement import Placement, first_reduce, fit, is_derived, place_stages, vector_row
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
 from svod.errors import KernelOptError
 
 BLOCK_ROLES = (LOCAL, GROUP)
-AREA = 64       # bytes: areas of shared memory begin at multiples of this
 
 
 class ThreadGroup(NamedTuple):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from svod.core.cost.memory_traffic import LINE
-from svod.core.kernel.groups import AREA
 from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
@@ -21,7 +20,8 @@ from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Scheduler
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
 MOST_LINES = 8                  # of a row whose lines change places: those of 128 bytes
-SWIZZLED = 1024                 # bytes: areas of such rows begin at multiples of this
+AREA = 64                       # bytes: areas of shared memory begin at multiples of this
+SWIZZLED = 1024                 # bytes: those of such rows begin at multiples of this
 
 
 class Swizzle(NamedTuple):

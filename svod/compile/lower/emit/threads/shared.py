@@ -10,7 +10,7 @@ from typing import Any
 
 from svod.compile.lower.builder import Builder
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel.groups import AREA
+from svod.core.kernel.layout import AREA
 from svod.errors import KernelOptError
 
 Loops = tuple[int, ...]
