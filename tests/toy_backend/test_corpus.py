@@ -123,6 +123,8 @@ VARIABLE = {
     ("attention_causal", [["LOCAL", "s2.o2", 0], ["LOCAL", "s3.o1", 5], ["LOCAL", "o0", 0], ["UPCAST", "o2", 0]]),
     ("softmax_columns", [["UPCAST", "s3.o0", 3], ["LOCAL", "o1", 5], ["LOCAL", "s3.o0", 2], ["STAGE", "s0", "o1"]]),
     ("differences", [["LOCAL", "o0", 4], ["UPCAST", "o0", 8], ["TILE", "s0.o0", 32], ["LOCAL", "s0.o0.in", 2]]),    # 36 of 64 positions
+    ("hand_softmax_down", [["LOCAL", "s3.o0", 0], ["STAGE", "s2", "o0"]]),      # vectors of a copy that begins anywhere
+    ("chained_rows", [["ONLINE", "s1", 2], ["LOCAL", "o0", 2], ["LOCAL", "s6.o0", 2], ["LOCAL", "s2.o0", 2]]),    # read in unlike ways
     ("differences", [["LOCAL", "o0", 4], ["UPCAST", "o0", 7], ["TILE", "s0.o0", 10], ["UPCAST", "s0.o0", 3], ["LOCAL", "s0.o0.in", 2]]),
 ])
 def test_threads_that_compute_more_than_is_read(name: str, chain: list[Any]) -> None:

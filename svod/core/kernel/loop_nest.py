@@ -17,6 +17,7 @@ from svod.core.kernel.groups import (
     BLOCK_ROLES,
     group_of,
     has_block_rows,
+    is_covered,
     phase_of,
     space_of,
     spanned,
@@ -150,6 +151,8 @@ class _LoopNestMaker:
 
     def _stage(self, r: ResolvedStage, path: Path) -> StageNest:
         state, stage = self.state, r.stage
+        if any(state.pads) or state.target.has_groups:
+            self._find_padded(r)
         starts, region, space = self._region(stage, path)
         positions = region if path else tuple([state.kernel.axes[a].extent for a in stage.outs])
         layout = self._layout(r, positions) if not stage.is_output else None
@@ -167,8 +170,6 @@ class _LoopNestMaker:
             axes, order, vector, vector_loop = self._copy(r, layout, state.target.has_groups and not path)
         else:
             axes, order, vector, vector_loop = self._rows(r, region)
-        if any(state.pads) or state.target.has_groups:
-            self._find_padded(r)
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
         buffers = self._buffers(r, path) if copy is not None else 1
         rows = self._bulk_rows(r, region, starts, copy, layout) if copy is not None and layout is not None and buffers > 1 else 0
@@ -298,10 +299,7 @@ class _LoopNestMaker:
             if q not in opened:
                 if a >= len(r.stage.outs):
                     return RequiredDim(NO_START, spanned(self.state, self.placement, q, r.axes[a]))
-                shared = reader.space is MemorySpace.SHARED
-                own = self._of_reader(q, path, shared)[a]
-                if of_group and not shared and own != (NO_START, self.state.kernel.axes[r.axes[a]].extent):
-                    own = self._of_reader(q, path, True)[a]     # threads that each compute the whole compute no more together
+                own = self._of_reader(q, path, of_group or reader.space is MemorySpace.SHARED)[a]
                 return RequiredDim(own.start, own.extent + reader.extra(a))
             moving = {p.row: p.stride for p in reader.axes[a]
                       if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}
@@ -315,13 +313,16 @@ class _LoopNestMaker:
         reads, out = list(self.placement.reads_of(s)), []
         for dim, axis in enumerate(self.state.kernel.stages[s].outs):
             region, full = required_region(reads, dim, region_of), self.state.kernel.axes[axis].extent
-            if region is None or (region.extent >= full and axis not in self.padded):
-                region = RequiredDim(NO_START, full)
-            out.append(region)
+            if region is None and not of_group and self.threads.get(phase_of(self.placement, s), 1) > 1:
+                out.append(self._of_reader(s, path, True)[dim])     # what a thread asks for is among what all do
+            elif region is None or (region.extent >= full and axis not in self.padded):
+                out.append(RequiredDim(NO_START, full))
+            else:
+                out.append(region)
         return out
 
     def _of_reader(self, s: int, path: Path, of_group: bool) -> list[RequiredDim]:
-        """`_required` of a stage that was made already. What it reads ask for it again and again, and it does not change."""
+        """`_required` of a stage whose readers were made. What it reads ask for it again and again, and it does not change."""
         key = s, path, of_group
         if key not in self.required:
             self.required[key] = self._required(s, path, of_group)
@@ -331,8 +332,10 @@ class _LoopNestMaker:
         """Note the padded axes of a stage, and those of the stages that it reads at their positions."""
         dot = self.state.dots[r.stage.index]
         if not is_derived(r.stage):
+            s, inside = r.stage.index, bool(self.placement.paths[r.stage.index])
             self.padded.update(a for a in r.axes if (self.state.pads[a] and not (dot and dot.axis == a))
-                               or spanned(self.state, self.placement, r.stage.index, a) > self.state.axis_extent(a))
+                               or spanned(self.state, self.placement, s, a) > self.state.axis_extent(a)
+                               or (inside and is_covered(self.state, self.placement, s, a)))
         for node in r.nodes:
             if node.kind == "read":
                 for axis, lin in zip(self.state.kernel.stages[node.arg].outs, node.dims, strict=True):

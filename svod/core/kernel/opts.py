@@ -337,8 +337,12 @@ def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
             raise KernelOptError(f"STAGE({axis}, {arg}): {arg} is {state.rows[place].role}, a stage lives inside a loop")
         if place not in state.order[state.stage_of_row(place)]:
             raise KernelOptError(f"STAGE({axis}, {arg}): {arg} has no iterations left; name a loop around or inside it")
-        if state.stage_of_row(place) == s:
+        around = state.kernel.stages[state.stage_of_row(place)]
+        if around is st:
             raise KernelOptError(f"STAGE({axis}, {arg}): that is a loop of the stage itself")
+        if is_derived(around):
+            raise KernelOptError(f"STAGE({axis}, {arg}): the copy loops of stage {around.name} are derived from where it is read; "
+                                 "no stage lives inside them")
     else:
         raise KernelOptError(f"STAGE({axis}, {arg!r}): needs the name of a loop, or \"root\"")
     if state.place[s] == place:

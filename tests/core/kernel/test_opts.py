@@ -128,6 +128,7 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("STAGE", GEMM, [["UPCAST", "o0", 0], ["STAGE", "s0", "o0"]], "no iterations left"),
     ("STAGE", GEMM, [["STAGE", "s0", "root"], ["STAGE", "s0", "root"]], "lives there already"),
     ("STAGE", SOFTMAX, [["STAGE", "s1", "s1.r0"]], "loop of the stage itself"),
+    ("STAGE", SOFTMAX, [["STAGE", "s2", "o0"], ["STAGE", "s1", "s2.o0"]], "the copy loops of stage s2 are derived"),
     ("STAGE", SOFTMAX, [["STAGE", "s0", "s1.r0"]], "also read outside"),
     ("STAGE", GEMM, [["THREAD", "r0", 2], ["STAGE", "s0", "o0"]], "keeps its stages in place"),
     ("INLINE", GEMM, [["INLINE", "s0"]], "in place already"),

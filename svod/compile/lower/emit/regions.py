@@ -16,10 +16,18 @@ class Regions:
 
     def required(self, s: int, dim: int, of_group: bool = False) -> RequiredDim:
         """The region that the readers of stage `s` need in a dim, under the loops opened so far; `of_group`: in all threads."""
-        full = self.facts.positions(s, dim)
-        region = required_region(self.facts.placement.reads_of(s), dim, self.region_of_group if of_group else self.region_of)
+        full, region = self.facts.positions(s, dim), self._read_of(s, dim, of_group)
         if region is None or (region.extent >= full and not self.is_unsafe(s, dim)):
             return RequiredDim(({}, 0), full)
+        return region
+
+    def _read_of(self, s: int, dim: int, of_group: bool = False) -> RequiredDim | None:
+        """What the readers of stage `s` ask for in a dim; None where that may be anything. Where the reads of one thread differ in more
+        than a constant, those of all threads may not."""
+        reads = list(self.facts.placement.reads_of(s))
+        region = None if of_group else required_region(reads, dim, self.region_of)
+        if region is None and (of_group or self.ctx.group.group.threads > 1):
+            region = required_region(reads, dim, self.region_of_group)
         return region
 
     def is_read_beyond(self, s: int, dim: int) -> bool:
@@ -28,7 +36,7 @@ class Regions:
         if any(a >= len(r.stage.outs) and self.kernel.axes[r.axes[a]].bound is not None
                for r, node in self.facts.placement.reads_of(s) for a, _ in node.dims[dim].coefs):
             return True
-        return self.is_unsafe(s, dim) and required_region(self.facts.placement.reads_of(s), dim, self.region_of) is None
+        return self.is_unsafe(s, dim) and self._read_of(s, dim) is None
 
     def is_unsafe(self, s: int, dim: int) -> bool:
         """Whether the readers of stage `s` may ask for positions outside its dim."""
@@ -65,10 +73,7 @@ class Regions:
 
     def computed(self, s: int, dim: int, of_group: bool) -> RequiredDim:
         """The region that will be computed of a stage that is not open: the required one, and what threads compute beyond it."""
-        shared = self.facts.is_shared(s)
-        own = self.required(s, dim, shared)
-        if of_group and not shared and own != (({}, 0), self.facts.positions(s, dim)):
-            own = self.required(s, dim, True)       # threads that each compute the whole compute no more together
+        own = self.required(s, dim, of_group or self.facts.is_shared(s))
         return RequiredDim(own.start, own.extent + self.facts.nest.stages[s].extra(dim))
 
     def region_of_group(self, r: ResolvedStage, a: int) -> RequiredDim:
