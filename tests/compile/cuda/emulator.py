@@ -550,7 +550,9 @@ _NUMBERS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
 
 
 SWIZZLE = 0, 128, 64, 32     # bytes, by the two highest bits of a descriptor
-FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x3FFF     # the rest is 0, the base offset too: patterns begin where they repeat
+# The rest is 0, the base offset too: patterns begin where they repeat. The start has 14 bits, and a carry here: the host's memory may lie
+# across a multiple of 256 KB, a GPU's begins at 0.
+FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x7FFF
 
 
 def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: tuple[int, int]) -> Array:
