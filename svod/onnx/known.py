@@ -1,11 +1,11 @@
 """Nodes whose operands are all known are computed while the graph is walked, in NumPy: shapes, axes, branches.
 
 The common ones are below, as they stand in every exported model by the hundred; the others are computed by the reference evaluator of
-the onnx package.
+the onnx package. Layers are not, as nothing that they make decides about a shape, and the reference knows only the newest form of many.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,23 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from svod.errors import ShapeError, UnsupportedError
-from svod.onnx.registry import Array, Node
+from svod.onnx.registry import Array, Node, Operator
 from svod.onnx.values import has_dims
 
 #: Operators that are never computed here: what they give depends on more than their operands, or they hold graphs.
 NEVER = frozenset({"If", "Loop", "Scan", "SequenceMap", "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike",
                    "Bernoulli", "Multinomial", "ConstantOfShape", "Constant"})
+
+#: Layers: whole files of operators, and single ones.
+_LAYER_FILES = frozenset({"attention", "convolution", "norms", "quantised", "recurrent", "resample", "signal"})
+_LAYERS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "MatMulInteger", "ReduceSumSquare", "ReduceLogSumExp", "GlobalAveragePool",
+                     "GlobalLpPool", "GlobalMaxPool", "NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+
+
+def may_decide(operator: Operator) -> bool:
+    """Whether an operator is computed here where its operands are known."""
+    file = operator.function.__module__.rpartition(".")[2]
+    return operator.name not in NEVER and operator.name not in _LAYERS and file not in _LAYER_FILES
 
 
 def _axes(node: Node, operands: Sequence[Array | None]) -> list[int] | None:
@@ -119,5 +130,6 @@ def evaluate(node: Node, proto: onnx.NodeProto, operands: Sequence[Array | None]
         results = ReferenceEvaluator(model).run(None, values)
     except Exception as e:  # the reference raises whatever its NumPy code raises
         raise UnsupportedError(f"{node} cannot be computed from known values: {e}") from e
-    found = iter(results)
+    # the reference makes numbers of arrays without axes
+    found: Iterator[Any] = (np.asarray(r) if isinstance(r, np.generic) else r for r in results)
     return [next(found) if o else None for o in proto.output]

@@ -156,7 +156,7 @@ class Walk:
             operands.pop()
         if mistake := type_mistake(node.op, domain, node.version, operands):
             raise OnnxError(f"{node} of {_shapes(operands)}: {mistake}")
-        if self._is_known(node, operands):
+        if self._is_known(node, operator, operands):
             try:
                 return known.evaluate(node, proto, operands, self.opsets)
             except UnsupportedError as e:       # the reference lacks types and forms that svod has
@@ -175,9 +175,9 @@ class Walk:
             raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e
         return list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
 
-    def _is_known(self, node: Node, operands: Sequence[Value]) -> bool:
+    def _is_known(self, node: Node, operator: Operator, operands: Sequence[Value]) -> bool:
         """Whether a node is computed now: its operands are known, and small."""
-        return (node.op not in known.NEVER and bool(operands) and all(o is None or is_known(o) for o in operands)
+        return (known.may_decide(operator) and bool(operands) and all(o is None or is_known(o) for o in operands)
                 and sum(o.size for o in operands if o is not None) <= MOST_KNOWN and _result_is_small(node, operands))
 
     def _operands(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
@@ -240,7 +240,7 @@ def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:
 def _result_is_small(node: Node, operands: Sequence[Value]) -> bool:
     """Whether operators that make more of little give a result that is small as well."""
     if node.op in ("Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "EyeLike", "Range"):
-        sizes = [int(np.prod(np.maximum(o, 1), dtype=np.float64)) for o in operands if o is not None and o.dtype.kind in "iu" and o.size]
+        sizes = [float(np.prod(np.maximum(o, 1), dtype=np.float64)) for o in operands if o is not None and o.dtype.kind in "iu" and o.size]
         return max(sizes, default=0) <= MOST_KNOWN
     return True
 

@@ -73,13 +73,13 @@ def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
 
 @operator("ThresholdedRelu")
 def thresholded_relu(node: Node, x: Tensor) -> Tensor:
-    return where(x.gt(_number(node.get("alpha", 1.0))), x, x.mul(0.0))
+    return where(x.gt(_number(node.get("alpha", 1.0))), x, 0)
 
 
 @operator("Shrink", 9)
 def shrink(node: Node, x: Tensor) -> Tensor:
     bias, edge = _number(node.get("bias", 0.0)), _number(node.get("lambd", 0.5))
-    return where(x.lt(-edge), x.add(bias), where(x.gt(edge), x.sub(bias), x.mul(0))).cast(x.dtype)
+    return where(x.lt(-edge), x.add(bias), where(x.gt(edge), x.sub(bias), 0)).cast(x.dtype)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------------
@@ -97,6 +97,8 @@ def rows(name: str, function: Callable[[Tensor, int], Tensor]) -> None:
 
 def hardmax_of(x: Tensor, axis: int) -> Tensor:
     at = axis % x.ndim
+    if 0 in x.shape:
+        return x
     positions = Tensor.arange(x.shape[at]).reshape(*(-1 if i == at else 1 for i in range(x.ndim)))
     return positions.eq(x.argmax(at, keepdim=True)).cast(x.dtype)
 

@@ -127,7 +127,12 @@ def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return largest
     out = taken.shape[2:2 + rank]
     flat = taken.reshape(*taken.shape[:2 + rank], math.prod(kernel))
-    which = flat.argmax(-1)                                             # (N, C, out…): the first of equals
+    best = flat.eq(largest.unsqueeze(-1))
+    if x.dtype.is_float:
+        best = best.logical_or(flat.isnan())
+    inside = windows(node, Tensor.ones(1, 1, *x.shape[2:], dtype="bool"), 0, pairs, more, kernel, strides, dilations)
+    best = best.logical_and(inside.reshape(1, 1, *out, math.prod(kernel)))      # padding may be as small as the largest element
+    which = best.cast("int32").argmax(-1)                                       # (N, C, out…): the first of equals
     order = list(range(rank)) if node.get("storage_order", 0) == 0 else list(reversed(range(rank)))
     taps = np.stack(np.unravel_index(np.arange(math.prod(kernel)), kernel))
     places = []

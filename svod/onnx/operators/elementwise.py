@@ -1,7 +1,6 @@
 """Arithmetic, comparisons, logic, functions of elements, casts."""
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -54,8 +53,8 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": Tensor.abs, "Neg": Tensor.neg, "Floor": Tensor.floor, "Ceil": Tensor.ceil, "Round": Tensor.round, "Sign": Tensor.sign,
     "Sqrt": Tensor.sqrt, "Exp": Tensor.exp, "Log": Tensor.log, "Sin": Tensor.sin, "Cos": Tensor.cos, "Tan": Tensor.tan,
     "Tanh": Tensor.tanh, "Asin": Tensor.asin, "Acos": Tensor.acos, "Atan": Tensor.atan, "Sinh": Tensor.sinh, "Cosh": Tensor.cosh,
-    "Asinh": Tensor.asinh, "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": Tensor.erf, "Reciprocal": Tensor.reciprocal,
-    "Not": Tensor.logical_not, "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}
+    "Asinh": Tensor.asinh, "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": lambda x: x.erf().cast(x.dtype),
+    "Reciprocal": Tensor.reciprocal, "Not": Tensor.logical_not, "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}
 
 for _name, _binary in _BINARY.items():
     binary(_name, _binary)
@@ -81,7 +80,7 @@ def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
     left = node.need("direction") == "LEFT"
     shifted = a.bitwise_left_shift(b) if left else a.bitwise_right_shift(b)
     # what is shifted out leaves zeros, or the sign
-    beyond = a.lt(0).cast(a.dtype).neg() if a.dtype.is_signed and not left else Tensor.zeros(1, dtype=a.dtype)
+    beyond = a.lt(0).cast(a.dtype).neg() if a.dtype.is_signed and not left else 0
     return where(b.ge(a.dtype.bits), beyond, shifted)
 
 
@@ -107,9 +106,15 @@ def choose(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 @operator("Clip", 1)
+def clip_oldest(node: Node, x: Tensor) -> Tensor:
+    return x if "min" not in node.attributes and "max" not in node.attributes else x.clamp(node.get("min"), node.get("max"))
+
+
+@operator("Clip", 6)
 def clip_old(node: Node, x: Tensor) -> Tensor:
-    low, high = node.get("min", -math.inf), node.get("max", math.inf)
-    return x.clamp(None if low == -math.inf else low, high) if (low, high) != (-math.inf, math.inf) else x
+    """Bounds that are not given are those of float32, whatever the type is."""
+    most = float(np.finfo(np.float32).max)
+    return x.clamp(node.get("min", -most), node.get("max", most))
 
 
 @operator("Clip", 11)

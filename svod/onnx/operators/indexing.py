@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from svod.core.ir.dtype import dtypes
 from svod.core.ir.variable import Dim
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Array, Node, operator
@@ -58,11 +59,21 @@ def flat_positions(index: Tensor, sizes: Sequence[int], batch: int = 0, order: S
 @operator("ScatterElements", 11)
 def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     axis = node.get("axis", 0) % x.ndim
-    at, how = wrapped(index, x.shape[axis]).cast("int64"), _REDUCTIONS[node.get("reduction", "none")]
-    return x.scatter(axis, at, updates) if how is None else x.scatter_reduce(axis, at, updates, how)
+    return put(node, x, axis, wrapped(index, x.shape[axis]).cast("int64"), updates)
 
 
-_REDUCTIONS = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+_REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor:
+    """Updates written along an axis, or combined with what is there. The sum of bools is whether any of them holds, the product whether
+    all do."""
+    reduction = node.get("reduction", "none")
+    if reduction == "none":
+        return x.scatter(axis, at, updates)
+    if x.dtype is dtypes.bool:
+        reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
+    return x.scatter_reduce(axis, at, updates, _REDUCTIONS[reduction])
 
 
 @operator("ScatterND", 11)
@@ -72,9 +83,7 @@ def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     width = int(np.prod(rest, dtype=np.int64))
     flat = flat_positions(index, x.shape[:depth]).reshape(-1, 1).broadcast_to((int(np.prod(index.shape[:-1], dtype=np.int64)), width))
     rows, values = x.reshape(inner, width), updates.reshape(-1, width)
-    how = _REDUCTIONS[node.get("reduction", "none")]
-    put = rows.scatter(0, flat, values) if how is None else rows.scatter_reduce(0, flat, values, how)
-    return put.reshape(x.shape)
+    return put(node, rows, 0, flat, values).reshape(x.shape)
 
 
 @operator("TensorScatter", 24)

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
+from svod.errors import UnsupportedError
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.products import shifted
 from svod.onnx.operators.quantised import to_integers
@@ -54,9 +56,10 @@ def fused_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, z: 
 
 @operator("FusedMatMul", domain=MICROSOFT)
 def fused_matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
-    x = a.transpose(-2, -1) if node.get("transA", 0) else a
-    y = b.transpose(-2, -1) if node.get("transB", 0) else b
-    product, alpha = x.matmul(y), node.get("alpha", 1.0)
+    def turned(t: Tensor, name: str) -> Tensor:
+        batched = t.movedim(0, -2) if node.get(f"transBatch{name}", 0) else t
+        return batched.transpose(-2, -1) if node.get(f"trans{name}", 0) and t.ndim > 1 else batched
+    product, alpha = turned(a, "A").matmul(turned(b, "B")), node.get("alpha", 1.0)
     return product if alpha == 1.0 else product.mul(alpha)
 
 
@@ -102,20 +105,29 @@ def embed_norm(node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, 
 
 
 # -- attention -------------------------------------------------------------------------------------------------------------------
-def multi_head(q: Tensor, k: Tensor, v: Tensor, scale: float | None, bias: Tensor | None, is_causal: bool) -> Tensor:
-    """(N, heads, L, E) operands give (N, L, heads · E)."""
-    out = q.scaled_dot_product_attention(k, v, bias, is_causal=is_causal and bias is None, scale=scale)
-    return out.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1)
+def multi_head(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None) -> Tensor:
+    """(N, heads, L, E) operands give (N, L, heads · E). The steps of q are the last ones of k."""
+    steps, total = q.shape[2], k.shape[2]
+    added = [b for b in (mask_bias(node, mask, q.shape[0], total), extra) if b is not None]
+    is_causal = bool(node.get("unidirectional", 0))
+    if is_causal and (added or steps != total):
+        later = np.arange(total) > np.arange(steps).reshape(-1, 1) + total - steps
+        added.append(Tensor(np.where(later, np.finfo(np.float32).min, np.float32(0))))
+    bias = reduce(Tensor.add, added) if added else None
+    out = q.scaled_dot_product_attention(k, v, bias, is_causal=is_causal and bias is None, scale=node.get("scale") or None)
+    return out.transpose(1, 2).reshape(q.shape[0], steps, -1)
 
 
-def mask_bias(mask: Tensor | None, total: int) -> Tensor | None:
-    """A mask of 1 for what counts, (N, S) or with axes between, as numbers that are added."""
+def mask_bias(node: Node, mask: Tensor | None, batch: int, total: int) -> Tensor | None:
+    """A mask of 1 for what counts, (N, S) or with axes between, or numbers of keys, (N,), as numbers that are added."""
     if mask is None:
         return None
+    if mask.shape[0] != batch or (mask.ndim > 1 and mask.shape[-1] != total):
+        raise UnsupportedError(f"{node} with a mask of {mask.shape} for {batch} × {total} keys")
     if mask.ndim == 1:
         mask = Tensor(np.arange(total)).lt(mask.reshape(-1, 1)).cast("int32")
     shaped = mask.reshape(mask.shape[0], 1, 1, mask.shape[1]) if mask.ndim == 2 else mask.unsqueeze(1) if mask.ndim == 3 else mask
-    return where(shaped.ne(0), Tensor.zeros(1), Tensor.full((1,), -10000.0, "float32"))
+    return where(shaped.ne(0), Tensor.zeros(1), Tensor.full((1,), node.get("mask_filter_value", -10000.0), "float32"))
 
 
 @operator("Attention", domain=MICROSOFT)
@@ -128,15 +140,7 @@ def attention(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, mask
     if past is not None:
         k, v = Tensor.cat([past[0], k], 2), Tensor.cat([past[1], v], 2)
     present = Tensor.stack([k, v], 0) if k.shape == v.shape else k
-    total = mask_bias(mask, k.shape[2])
-    if extra is not None:
-        total = extra if total is None else total.add(extra)
-    causal = bool(node.get("unidirectional", 0))
-    if causal and total is not None:
-        rows, columns = np.arange(q.shape[2]).reshape(-1, 1), np.arange(k.shape[2])
-        later = np.where(columns <= rows + k.shape[2] - q.shape[2], 0.0, -10000.0).astype(np.float32)
-        total = total.add(Tensor(later))
-    return multi_head(q, k, v, node.get("scale") or None, total, causal), present
+    return multi_head(node, q, k, v, mask, extra), present
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT)
@@ -144,8 +148,10 @@ def multi_head_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Tens
                          mask: Tensor | None = None, extra: Tensor | None = None, past_key: Tensor | None = None,
                          past_value: Tensor | None = None) -> tuple[Tensor, ...]:
     heads = node.need("num_heads")
-    if k is None or v is None:
+    if k is None:       # (N, L, heads, 3, E)
         q, k, v = (q[:, :, :, i].reshape(q.shape[0], q.shape[1], -1) for i in range(3))
+    elif v is None:     # (N, S, heads, 2, E)
+        k, v = (k[:, :, :, i].reshape(k.shape[0], k.shape[1], -1) for i in range(2))
     if bias is not None:
         width = q.shape[-1]
         q = q.add(bias[:width])
@@ -154,10 +160,7 @@ def multi_head_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Tens
     q, k, v = (t if t.ndim == 4 else t.reshape(t.shape[0], t.shape[1], heads, -1).transpose(1, 2) for t in (q, k, v))
     if past_key is not None and past_value is not None:
         k, v = Tensor.cat([past_key, k], 2), Tensor.cat([past_value, v], 2)
-    total = mask_bias(mask, k.shape[2])
-    if extra is not None:
-        total = extra if total is None else total.add(extra)
-    return multi_head(q, k, v, node.get("scale") or None, total, bool(node.get("unidirectional", 0))), k, v
+    return multi_head(node, q, k, v, mask, extra), k, v
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
@@ -214,7 +217,8 @@ def qlinear_unary(name: str, function: Callable[[Node, Tensor], Tensor]) -> None
 qlinear_unary("QLinearSigmoid", lambda node, x: x.sigmoid())
 qlinear_unary("QLinearLeakyRelu", lambda node, x: x.leaky_relu(node.get("alpha", 0.01)))
 qlinear_unary("QLinearSoftmax", lambda node, x: x.softmax(node.get("axis", -1)))
-qlinear_unary("QLinearGlobalAveragePool", lambda node, x: x.mean(tuple(range(2, x.ndim)), keepdim=True))
+qlinear_unary("QLinearGlobalAveragePool", lambda node, x: x.mean(
+    tuple(range(1, x.ndim - 1) if node.get("channels_last", 0) else range(2, x.ndim)), keepdim=True))
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
@@ -226,18 +230,19 @@ def qlinear_concat(node: Node, scale: Tensor, zero: Tensor, *operands: Tensor) -
 @operator("MatMulNBits", domain=MICROSOFT)
 def matmul_n_bits(node: Node, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None = None, groups: Tensor | None = None,
                   bias: Tensor | None = None) -> Tensor:
-    """Weights of 4 bits, two in a byte, in blocks with a scale each: (columns, blocks, bytes)."""
-    columns, rows, block = node.need("N"), node.need("K"), node.need("block_size")
+    """Weights of 2, 4 or 8 bits, the first of a byte in its lowest bits, in blocks with a scale each: (columns, blocks, bytes)."""
+    columns, rows, block, bits = node.need("N"), node.need("K"), node.need("block_size"), node.get("bits", 4)
     blocks = -(-rows // block)
-    low, high = b.bitwise_and(15), b.bitwise_right_shift(4)
-    whole = Tensor.stack([low, high], -1).reshape(columns, blocks, block).cast("int32")
+
+    def unpacked(t: Tensor) -> Tensor:
+        return Tensor.stack([t.bitwise_right_shift(at).bitwise_and((1 << bits) - 1) for at in range(0, 8, bits)], -1).cast("int32")
+    whole = unpacked(b).reshape(columns, blocks, block)
     if zeros is None:
-        middle: Tensor | int = 8
+        middle: Tensor | int = 1 << (bits - 1)
     elif zeros.dtype.is_float:
         middle = zeros.reshape(columns, blocks, 1)
     else:
-        pairs = Tensor.stack([zeros.bitwise_and(15), zeros.bitwise_right_shift(4)], -1).reshape(columns, -1)[:, :blocks]
-        middle = pairs.reshape(columns, blocks, 1).cast("int32")
+        middle = unpacked(zeros).reshape(columns, -1)[:, :blocks].reshape(columns, blocks, 1)
     weights = whole.sub(middle).cast(a.dtype).mul(scales.reshape(columns, blocks, 1)).reshape(columns, blocks * block)[:, :rows]
     product = a.matmul(weights.transpose(0, 1))
     return product if bias is None else product.add(bias)

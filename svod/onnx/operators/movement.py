@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from svod.core.ir.dtype import dtypes
 from svod.errors import UnsupportedError
 from svod.onnx.reader import OnnxError
 from svod.onnx.registry import Array, Node, operator
@@ -102,7 +103,7 @@ def split(node: Node, x: Tensor, sizes: Array | None = None) -> tuple[Tensor, ..
     n = x.shape[axis]
     if wanted is None:
         part = -(-n // count)
-        wanted = [min(part, n - i * part) for i in range(count)]
+        wanted = [max(0, min(part, n - i * part)) for i in range(count)]
     return tuple(x.split(wanted, axis))
 
 
@@ -231,7 +232,8 @@ def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
         at = at * wide[i] + along
     flat = np.broadcast_to(at.reshape(-1), (n, c, at.size))
     empty = Tensor.zeros(n, c, int(np.prod(wide)), dtype=x.dtype)
-    out = empty.scatter_reduce(2, Tensor(np.ascontiguousarray(flat)), taps.reshape(n, c, -1), "sum")
+    how = "amax" if x.dtype is dtypes.bool else "sum"
+    out = empty.scatter_reduce(2, Tensor(np.ascontiguousarray(flat)), taps.reshape(n, c, -1), how)
     return out.reshape(n, c, *wide).shrink([None, None, *((pads[i], pads[i] + s) for i, s in enumerate(sizes))])
 
 

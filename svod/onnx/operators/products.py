@@ -48,4 +48,4 @@ def shifted(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 
 @operator("Det", 11)
 def det(node: Node, x: Tensor) -> Tensor:
-    return linalg.det(x)
+    return linalg.det(x).cast(x.dtype)

@@ -15,16 +15,18 @@ def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
     if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1):
         return scale.reshape(())
     axis, block = node.get("axis", 1) % x.ndim, node.get("block_size", 0)
-    if scale.ndim == 1:
-        return scale.reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
     if block:
         return scale.repeat_interleave(block, axis).shrink([(0, n) for n in x.shape])
+    if scale.ndim == 1:
+        return scale.reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
     raise UnsupportedError(f"{node} of {x.shape} with scales of {scale.shape} and no block size")
 
 
-def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType) -> Tensor:
-    """round(x / scale) + zero, halves to even, limited to what the type holds."""
-    whole = x.cast(scale.dtype).div(scale).round()
+def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType, precision: DType | None = None) -> Tensor:
+    """round(x / scale) + zero, halves to even, limited to what the type holds. The quotient has the scale's type, or that of `precision`;
+    the sum is exact, as float16 does not have all integers of 16 bits."""
+    precise = precision or scale.dtype
+    whole = x.cast(precise).div(scale.cast(precise)).round()._wide_float()
     return clamp_to(whole if zero is None else whole.add(zero.cast(whole.dtype)), kind)
 
 
@@ -35,7 +37,8 @@ def clamp_to(x: Tensor, kind: DType) -> Tensor:
 @operator("QuantizeLinear", 10)
 def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     kind = zero.dtype if zero is not None else svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else dtypes.uint8
-    return to_integers(x, along(node, x, scale), None if zero is None else along(node, x, zero), kind)
+    precision = svod_type(node.get("precision"), node) if node.get("precision") else None
+    return to_integers(x, along(node, x, scale), None if zero is None else along(node, x, zero), kind, precision)
 
 
 @operator("DequantizeLinear", 10)
@@ -43,13 +46,16 @@ def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None)
     s = along(node, x, scale)
     kind = svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else scale.dtype
     whole = x.cast("int32") if zero is None else x.cast("int32").sub(along(node, x, zero).cast("int32"))
-    return whole.cast(s.dtype).mul(s).cast(kind)
+    wide = s._wide_float()
+    return whole.cast(wide.dtype).mul(wide).cast(kind)
 
 
 @operator("DynamicQuantizeLinear", 11)
 def dynamic_quantize(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the range is too small for a scale above 0, as it is of zeros alone, the scale is 1."""
     low, high = x.min().minimum(0.0), x.max().maximum(0.0)
-    scale = high.sub(low).div(255.0)
+    span = high.sub(low).div(255.0)
+    scale = span.masked_fill(span.eq(0), 1.0)
     zero = low.neg().div(scale).round().clamp(0.0, 255.0)
     return x.div(scale).round().add(zero).clamp(0.0, 255.0).cast("uint8"), scale, zero.cast("uint8")
 

@@ -12,12 +12,19 @@ MOST_STEPS = 2000       # turns that become a graph
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
+#: Activations that have an alpha, and those that have a beta too.
+ALPHA, BETA = {"leakyrelu", "elu", "hardsigmoid", "affine", "scaledtanh"}, {"hardsigmoid", "affine", "scaledtanh"}
+
+
 def activation(node: Node, at: int, default: Sequence[str]) -> Callable[[Tensor], Tensor]:
-    """The at-th activation of a layer, with its alpha and beta."""
-    names = node.get("activations") or []
-    name = (names[at] if at < len(names) else default[at % len(default)]).lower()
-    alphas, betas = node.get("activation_alpha") or [], node.get("activation_beta") or []
-    alpha, beta = alphas[at] if at < len(alphas) else None, betas[at] if at < len(betas) else None
+    """The at-th activation of a layer, with its alpha and beta. The attributes hold these for the activations that have them, in order."""
+    names = [name.lower() for name in node.get("activations") or []]
+    name = names[at] if at < len(names) else default[at % len(default)].lower()
+
+    def parameter(attribute: str, having: set[str]) -> float | None:
+        place, values = sum(n in having for n in names[:at]), node.get(attribute) or []
+        return values[place] if name in having and place < len(values) else None
+    alpha, beta = parameter("activation_alpha", ALPHA), parameter("activation_beta", BETA)
     plain: dict[str, Callable[[Tensor], Tensor]] = {
         "sigmoid": Tensor.sigmoid, "tanh": Tensor.tanh, "relu": Tensor.relu, "softsign": Tensor.softsign, "softplus": Tensor.softplus}
     if name in plain:

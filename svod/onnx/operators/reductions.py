@@ -1,10 +1,12 @@
 """Reductions, running sums, losses."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from svod.core.ir.dtype import dtypes
 from svod.onnx.operators.movement import ints
 from svod.onnx.registry import Array, Node, operator
 from svod.tensor import Tensor
@@ -40,16 +42,29 @@ def total(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
     return x.sum(axes, keep) if axes else x
 
 
+def average(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+    """The mean of integers is the quotient of whole numbers, without its fraction."""
+    if not axes or not x.dtype.is_int:
+        return x.mean(axes, keep) if axes else x
+    wide = x if x.dtype is dtypes.uint64 else x.cast(dtypes.int64)
+    return wide.sum(axes, keep).div(max(1, math.prod(x.shape[a] for a in axes)), rounding_mode="trunc")
+
+
+def real(x: Tensor) -> Tensor:
+    """The operand of a function of real numbers: float64 holds integers up to 2⁵³."""
+    return x.cast(dtypes.float64) if x.dtype.is_int else x
+
+
 reduction("Sum", total)
-reduction("Mean", lambda x, axes, keep: x.mean(axes, keep) if axes else x)
+reduction("Mean", average)
 reduction("Prod", lambda x, axes, keep: x.prod(axes, keep) if axes else x)
 reduction("Max", lambda x, axes, keep: extreme(True)(x, axes, keep) if axes else x)
 reduction("Min", lambda x, axes, keep: extreme(False)(x, axes, keep) if axes else x)
 reduction("L1", lambda x, axes, keep: total(x.abs(), axes, keep))
 reduction("SumSquare", lambda x, axes, keep: total(x.mul(x), axes, keep))
-reduction("L2", lambda x, axes, keep: total(x.mul(x), axes, keep)._wide_float().sqrt())
-reduction("LogSum", lambda x, axes, keep: total(x, axes, keep)._wide_float().log())
-reduction("LogSumExp", lambda x, axes, keep: x.logsumexp(axes, keep) if axes else x)
+reduction("L2", lambda x, axes, keep: total(real(x).square(), axes, keep)._wide_float().sqrt())
+reduction("LogSum", lambda x, axes, keep: total(real(x), axes, keep)._wide_float().log())
+reduction("LogSumExp", lambda x, axes, keep: real(x).logsumexp(axes, keep) if axes else x)
 
 
 def running(name: str, scan: Callable[[Tensor, int], Tensor], neutral: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Array, Node, operator
+from svod.onnx.values import numpy_dtype
 from svod.tensor import Tensor
 
 
@@ -72,7 +73,7 @@ def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence
             out = out.index_select(axis, [int(i) for i in nearest_of(at, nearest, scale).clip(0, n - 1)])
         else:
             taps, weights = taps_of(node, mode, at, n, scale)
-            out = out._weighted(axis, taps, weights)
+            out = out._weighted(axis, taps, weights.astype(numpy_dtype(out.dtype)))
         if positions == "tf_crop_and_resize":
             beyond = Tensor((at < 0) | (at > n - 1)).reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
             outside = beyond if outside is None else outside.logical_or(beyond)
@@ -140,7 +141,7 @@ def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Arr
         weights = np.where((taps < 0) | (taps >= n), 0.0, weights)
     if node.get("exclude_outside", 0) or stretch > 1.0:
         weights = weights / weights.sum(0)
-    return taps.clip(0, n - 1), weights.astype(np.float32)
+    return taps.clip(0, n - 1), weights
 
 
 def cubic(d: Array, a: float) -> Array:
@@ -177,9 +178,9 @@ def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
     for i in range(rank):
         size = x.shape[2 + i]
         g = grid[..., rank - 1 - i]._wide_float()
-        at = g.add(1).mul((size - 1) / 2) if corners else g.add(1).mul(size / 2).sub(0.5)
-        if mode != "cubic":
-            at = _bordered(at, size, padding, corners)
+        at = g.add(1).mul((size - 1) / 2) if corners else g.add(1).mul(size).sub(1).mul(0.5)
+        if mode != "cubic":     # ties are decided before positions are mirrored
+            at = _bordered(at.round() if mode == "nearest" else at, size, padding, corners)
         positions.append(at)
     flat = x.reshape(n, c, -1)
     out: Tensor | None = None
@@ -237,7 +238,7 @@ def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor
     along = []
     for at in positions:
         if mode == "nearest":
-            along.append([(at.round(), at.mul(0.0).add(1.0))])
+            along.append([(at, at.mul(0.0).add(1.0))])
             continue
         low = at.floor()
         part = at.sub(low)
@@ -264,13 +265,14 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
         raise UnsupportedError(f"{node} whose number of samples depends on the sizes of the regions (sampling_ratio 0)")
     c, h, w = x.shape[1:]
     count = rois.shape[0]
-    first_x, first_y, last_x, last_y = (rois[:, i].mul(scale).sub(offset) for i in range(4))
+    corners = rois._wide_float()
+    first_x, first_y, last_x, last_y = (corners[:, i].mul(scale).sub(offset) for i in range(4))
     size_x, size_y = last_x.sub(first_x), last_y.sub(first_y)
     if not offset:
         size_x, size_y = size_x.maximum(1.0), size_y.maximum(1.0)
 
     def samples(first: Tensor, size: Tensor, bins: int) -> Tensor:
-        at = Tensor(((np.arange(bins * ratio) + 0.5) / (bins * ratio)).astype(np.float32))
+        at = Tensor(((np.arange(bins * ratio) + 0.5) / (bins * ratio)).astype(numpy_dtype(size.dtype)))
         return first.reshape(-1, 1).add(size.reshape(-1, 1).mul(at))                                # (regions, bins · ratio)
     ys, xs = samples(first_y, size_y, height), samples(first_x, size_x, width)
     rows = x.reshape(x.shape[0], c, h * w).take(batch.cast("int64"), 0)                             # (regions, C, H·W)
@@ -280,7 +282,8 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
         for column, wx in _edge_taps(xs, w):
             index = y.unsqueeze(2).mul(w).add(column.unsqueeze(1)).cast("int64")
             weight = wy.unsqueeze(2).mul(wx.unsqueeze(1)).mul(inside.cast(x.dtype))
-            chosen = rows.gather(2, index.reshape(count, 1, -1).broadcast_to((count, c, index.shape[1] * index.shape[2])))
+            samples_each = index.shape[1] * index.shape[2]
+            chosen = rows.gather(2, index.reshape(count, 1, samples_each).broadcast_to((count, c, samples_each)))
             part = chosen.reshape(count, c, *index.shape[1:]).mul(weight.unsqueeze(1))
             if node.get("mode", "avg") == "max":
                 out = part if out is None else out.maximum(part)
@@ -288,7 +291,7 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
                 out = part if out is None else out.add(part)
     assert out is not None
     blocks = out.reshape(count, c, height, ratio, width, ratio)
-    return blocks.max((3, 5)) if node.get("mode", "avg") == "max" else blocks.mean((3, 5))
+    return (blocks.max((3, 5)) if node.get("mode", "avg") == "max" else blocks.mean((3, 5))).cast(x.dtype)
 
 
 def _edge_taps(at: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:

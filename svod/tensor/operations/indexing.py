@@ -86,7 +86,7 @@ class Indexing(Functions):
     def _positions(self, name: str, index: Operand, n: int) -> Self:
         """An index along an axis of extent n as a tensor. Raises TensorIndexError for a number, list or array with a position out of
         range."""
-        chosen = self._as_tensor(index)
+        chosen = self._as_tensor(np.zeros(0, np.int64) if isinstance(index, (list, tuple)) and not index else index)
         if isinstance(index, TensorBase) or isinstance(n, Dim) or not chosen.dtype.is_int or not chosen.numel():
             return chosen
         known = np.asarray(index)

@@ -1,0 +1,113 @@
+"""Results of single nodes at the edges of what their operators are defined for: types, ties, empty extents, values that are not finite."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import svod.onnx
+from tests.onnx.test_model import info, model
+
+F, D, H, U = np.float32, np.float64, np.float16, np.uint8
+TYPES = {np.dtype(k): v for k, v in {
+    "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16, "bool": TensorProto.BOOL,
+    "uint8": TensorProto.UINT8, "uint16": TensorProto.UINT16, "int32": TensorProto.INT32, "int64": TensorProto.INT64}.items()}
+
+
+def results(op: str, operands: list[Any], attributes: dict[str, Any], opset: int, as_weights: bool = False, outputs: int = 1) -> list[Any]:
+    """The outputs of one node whose operands are inputs, or weights, which are known while the graph is walked."""
+    names = [f"i{k}" for k in range(len(operands))]
+    out = [f"o{k}" for k in range(outputs)]
+    given = dict(zip(names, operands, strict=True))
+    m = svod.onnx.load(model([helper.make_node(op, names, out, **attributes)],
+                             [] if as_weights else [info(n, list(o.shape), TYPES[o.dtype]) for n, o in given.items()],
+                             [helper.make_empty_tensor_value_info(o) for o in out], given if as_weights else None, opset))
+    made = m({} if as_weights else given)
+    return list(made) if outputs > 1 else [made]
+
+
+# operator, opset, attributes, operands, the result
+ROWS: list[tuple[str, int, dict[str, Any], list[Any], Any]] = [
+    ("ThresholdedRelu", 10, {"alpha": 0.5}, [np.array([-np.inf, np.nan, 2, 0.5], F)], np.array([0, 0, 2, 0], F)),
+    ("Shrink", 9, {"lambd": 1.0}, [np.array([np.nan, -np.inf, 0.5, 3], F)], np.array([0, -np.inf, 0, 3], F)),
+    ("Clip", 6, {"max": 1.0}, [np.array([-np.inf, 2], F)], np.array([np.finfo(F).min, 1], F)),
+    ("BitShift", 11, {"direction": "LEFT"}, [np.array(3, U), np.array(1, U)], np.array(6, U)),
+    ("BitShift", 11, {"direction": "RIGHT"}, [np.array([255, 255], U), np.array([3, 200], U)], np.array([31, 0], U)),
+    ("Erf", 9, {}, [np.array([0, 9], np.int32)], np.array([0, 1], np.int32)),
+    ("ReduceMean", 11, {"keepdims": 0}, [np.array([2 ** 40 + 1, 2 ** 40 + 4])], np.array(2 ** 40 + 2)),
+    ("ReduceMean", 11, {"keepdims": 0}, [np.array([-3, 0, 1], np.int32)], np.array(0, np.int32)),
+    ("ReduceL2", 11, {"keepdims": 0}, [np.array([60000, 80000], np.int32)], np.array(100000, np.int32)),
+    ("Det", 11, {}, [np.array([[2, 1], [1, 3]], H)], np.array(5, H)),
+    ("Compress", 11, {"axis": 0}, [np.ones((2, 3), F), np.array([False, False])], np.ones((0, 3), F)),
+    ("Hardmax", 13, {}, [np.ones((2, 0), F)], np.ones((2, 0), F)),
+    ("ScatterElements", 18, {"reduction": "add"}, [np.array([False, True]), np.array([0, 1, 1]), np.array([True, False, False])],
+     np.array([True, True])),
+    ("ScatterND", 18, {"reduction": "mul"}, [np.array([True, True]), np.array([[1], [1]]), np.array([False, True])],
+     np.array([True, False])),
+    ("Resize", 13, {"mode": "nearest"}, [np.ones((1, 2), F), np.ones(0, F), np.array([0.5, 1], F)], np.ones((0, 2), F)),
+    ("RoiAlign", 16, {"sampling_ratio": 1}, [np.ones((1, 2, 3, 3), F), np.ones((0, 4), F), np.ones(0, np.int64)],
+     np.ones((0, 2, 1, 1), F)),
+    ("GridSample", 20, {"mode": "nearest", "padding_mode": "reflection"},       # 2.5 is 2, whose mirror image is 1
+     [np.array([[[[5, 7]]]], F), np.array([[[[2, 0]]]], F)], np.array([[[[7]]]], F)),
+    ("QuantizeLinear", 21, {}, [np.array([1, -1], H), np.array(0.5, H), np.array(60001, np.uint16)], np.array([60003, 59999], np.uint16)),
+    ("QuantizeLinear", 23, {"precision": TensorProto.FLOAT}, [np.array([1000], H), np.array(0.3, H), np.array(0, np.uint16)],
+     np.array([3333], np.uint16)),
+    ("DequantizeLinear", 21, {"axis": 0, "block_size": 2}, [np.array([1, 2, 3], U), np.array([1, 10], F)], np.array([1, 2, 30], F)),
+    ("DequantizeLinear", 23, {"output_dtype": TensorProto.FLOAT}, [np.array([4097], np.uint16), np.array(1, H)], np.array([4097], F)),
+]
+
+
+@pytest.mark.parametrize(("op", "opset", "attributes", "operands", "wanted"), ROWS, ids=[f"{r[0]}-{i}" for i, r in enumerate(ROWS)])
+def test_single_nodes(op: str, opset: int, attributes: dict[str, Any], operands: list[Any], wanted: Any) -> None:
+    [y] = results(op, operands, attributes, opset)
+    assert y.dtype == wanted.dtype
+    np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("x", [np.zeros((2, 3), F), np.full(3, -0.0, F), np.full(2, 1e-45, F), np.array([1, 0.5], F), np.array([-2, 1], F)])
+def test_a_dynamic_scale_is_never_zero(x: Any) -> None:
+    """What is dequantised is within half a step of what was quantised."""
+    y, scale, zero = results("DynamicQuantizeLinear", [x], {}, 11, outputs=3)
+    assert scale > 0 and y.dtype == zero.dtype == U
+    np.testing.assert_allclose((y.astype(F) - zero) * scale, x, atol=0.51 * scale)
+
+
+def test_positions_of_maxima_are_never_in_the_padding() -> None:
+    """Zeros are as small as the padding of unsigned integers."""
+    x = np.zeros((1, 1, 2, 3), U)
+    y, at = results("MaxPool", [x], {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}, 12, outputs=2)
+    assert not y.any()
+    np.testing.assert_array_equal(at[0, 0], [[0, 0, 1, 2], [0, 0, 1, 2], [3, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("as_weights", [False, True])
+@pytest.mark.parametrize("op", ["Softmax", "MaxPool", "ReduceSumSquare"])
+def test_operators_of_weights_have_the_meaning_of_their_version(op: str, as_weights: bool) -> None:
+    """Before opset 13 a row of Softmax began at the axis and ended with the tensor. The sum of squares of int32 is int32."""
+    if op == "Softmax":
+        x = np.linspace(-1, 1, 12, dtype=F).reshape(2, 3, 2)
+        rows = np.exp(x.reshape(2, 6))
+        [y] = results(op, [x], {"axis": 1}, 11, as_weights)
+        np.testing.assert_allclose(y, (rows / rows.sum(1, keepdims=True)).reshape(x.shape), rtol=1e-5)
+    elif op == "MaxPool":
+        x = np.arange(12, dtype=F).reshape(2, 2, 3)
+        _, at = results(op, [x], {"kernel_shape": [2]}, 12, as_weights, 2)
+        np.testing.assert_array_equal(at.reshape(-1), [1, 2, 4, 5, 7, 8, 10, 11])
+    else:
+        [y] = results(op, [np.array([1, 2], np.int32)], {"keepdims": 0}, 11, as_weights)
+        assert y.dtype == np.int32 and y == 5
+
+
+def test_the_largest_of_known_numbers_is_known() -> None:
+    [y] = results("Max", [np.array(3), np.array(5), np.array(4)], {}, 13, as_weights=True)
+    assert y == 5
+
+
+def test_parameters_belong_to_the_activations_that_have_them() -> None:
+    """Of two directions one is tanh, which has no alpha, and the other is LeakyRelu."""
+    one, nothing = np.full((2, 1, 1), 1, F), np.zeros((2, 1, 1), F)
+    attributes = {"hidden_size": 1, "direction": "bidirectional", "activations": ["Tanh", "LeakyRelu"], "activation_alpha": [0.25]}
+    [y] = results("RNN", [np.full((1, 1, 1), -1, F), one, nothing], attributes, 14)
+    np.testing.assert_allclose(y.reshape(-1), [np.tanh(-1), -0.25], rtol=1e-5)
