@@ -75,7 +75,7 @@ class CopiesAhead:
         count = self.facts.nest.stages[copies[0]].buffers
         self.counts = self._begin_bulk(stage, loop, copies, stride, count)
         for k in range(count - 1):
-            stage.open_row(a, ({}, min(k, whole - 1) * stride))
+            self._open_iteration(stage, a, min(k, whole - 1) * stride)
             for s in copies:
                 self._fill(s, b.index(k), first=k == 0)
             stage.close_row(a)
@@ -107,13 +107,17 @@ class CopiesAhead:
         self._end_bulk(whole, count)
         return out
 
+    def _open_iteration(self, stage: OpenStage, a: int, start: int) -> None:
+        """Open the row of the loop at a constant that no region takes for a number: buffers hold what they hold in the loop."""
+        stage.open_row(a, ({self.b.index(start): 1}, 0))
+
     def _begin_bulk(self, stage: OpenStage, loop: StageLoop, copies: tuple[int, ...], stride: int, count: int) -> Counts | None:
         """Make the counts of a loop whose iterations are `stride` apart; None: nothing is copied in bulk."""
         rows: dict[int, int] = {}
         for s in copies if self.least_row else ():
             found = []
             for first in (0, stride):
-                stage.open_row(loop.axis, ({}, first))
+                self._open_iteration(stage, loop.axis, first)
                 found.append(self._bulk_rows(s))
                 stage.close_row(loop.axis)
             if all(found):
