@@ -111,3 +111,56 @@ def test_parameters_belong_to_the_activations_that_have_them() -> None:
     attributes = {"hidden_size": 1, "direction": "bidirectional", "activations": ["Tanh", "LeakyRelu"], "activation_alpha": [0.25]}
     [y] = results("RNN", [np.full((1, 1, 1), -1, F), one, nothing], attributes, 14)
     np.testing.assert_allclose(y.reshape(-1), [np.tanh(-1), -0.25], rtol=1e-5)
+
+
+def attended(q: Any, k: Any, v: Any, allowed: Any) -> Any:
+    scores = np.where(allowed, q @ k.swapaxes(-2, -1) / np.sqrt(q.shape[-1]), -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize(("steps", "keys"), [(3, 3), (1, 4), (2, 5)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_steps_see_what_comes_before_them_whatever_else_is_masked(steps: int, keys: int, masked: bool) -> None:
+    rng = np.random.default_rng(steps)
+    q, k, v = (rng.standard_normal((2, n, 4)).astype(F) for n in (steps, keys, keys))
+    mask = np.array([[1] * keys, [1] + [0] * (keys - 1)], np.int32)
+    operands = [q, k, v, np.zeros(12, F), *([mask] if masked else [])]
+    [y] = microsoft("MultiHeadAttention", operands, {"num_heads": 1, "unidirectional": 1})
+    allowed = np.tril(np.ones((steps, keys), bool), keys - steps) & (mask[:, None].astype(bool) if masked else True)
+    np.testing.assert_allclose(y, attended(q, k, v, allowed), rtol=1e-4, atol=1e-5)
+
+
+def microsoft(op: str, operands: list[Any], attributes: dict[str, Any], outputs: int = 1) -> list[Any]:
+    return results(op, operands, {**attributes, "domain": "com.microsoft"}, 17, outputs=outputs)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_weights_of_few_bits(bits: int, zeros: bool) -> None:
+    """33 rows are two blocks of 32, and zero points fill whole bytes."""
+    rng = np.random.default_rng(bits)
+    whole, middle = rng.integers(0, 1 << bits, (3, 2, 32)), rng.integers(0, 1 << bits, (3, 2))
+
+    def packed(values: Any) -> Any:
+        each = 8 // bits
+        filled = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % each)]).reshape(*values.shape[:-1], -1, each)
+        return (filled << np.arange(0, 8, bits)).sum(-1).astype(U)
+    a, scales = rng.standard_normal((2, 33)).astype(F), rng.random((3, 2)).astype(F)
+    [y] = microsoft("MatMulNBits", [a, packed(whole), scales.reshape(-1), *([packed(middle).reshape(-1)] if zeros else [])],
+                    {"K": 33, "N": 3, "bits": bits, "block_size": 32})
+    weights = (whole - (middle[..., None] if zeros else 1 << (bits - 1))) * scales[..., None]
+    np.testing.assert_allclose(y, a @ weights.reshape(3, 64)[:, :33].T, rtol=1e-3, atol=1e-3)
+
+
+def test_products_of_matrices_whose_rows_stand_before_the_batch() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, 5, 3)).astype(F), rng.standard_normal((7, 5, 3)).astype(F)
+    [y] = microsoft("FusedMatMul", [a, b], {"transBatchA": 1, "transBatchB": 1, "transB": 1})
+    np.testing.assert_allclose(y, np.einsum("nbk,mbk->bnm", a, b), rtol=1e-4, atol=1e-5)
+
+
+def test_averages_of_quantised_channels_that_are_last() -> None:
+    x, one, zero = np.arange(12, dtype=U).reshape(1, 2, 3, 2), np.array(1, F), np.array(0, U)
+    [y] = microsoft("QLinearGlobalAveragePool", [x, one, zero, one, zero], {"channels_last": 1})
+    np.testing.assert_array_equal(y, [[[[5, 6]]]])

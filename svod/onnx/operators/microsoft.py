@@ -1,6 +1,7 @@
 """Operators of com.microsoft, which exported and optimised transformers have."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 
@@ -97,8 +98,8 @@ def embed_norm(node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, 
                places: Tensor | None = None) -> tuple[Tensor, ...]:
     at = Tensor(np.arange(ids.shape[1])) if places is None else places
     total = words.take(ids, 0).add(positions.take(at, 0))
-    if segments is not None and segment_table is not None:
-        total = total.add(segment_table.take(segments, 0))
+    if segment_table is not None:       # without segments all tokens are of the first one
+        total = total.add(segment_table[0] if segments is None else segment_table.take(segments, 0))
     out = total.layer_norm(total.shape[-1], gamma, beta, node.get("epsilon", 1e-12))
     lengths = Tensor.zeros(ids.shape[0], dtype="int32") if mask is None else mask.sum(1).cast("int32")
     return out, lengths, total
@@ -106,12 +107,13 @@ def embed_norm(node: Node, ids: Tensor, segments: Tensor | None, words: Tensor, 
 
 # -- attention -------------------------------------------------------------------------------------------------------------------
 def multi_head(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None) -> Tensor:
-    """(N, heads, L, E) operands give (N, L, heads · E). The steps of q are the last ones of k."""
+    """(N, heads, L, E) operands give (N, L, heads · E). Keys beyond the number of steps stand before the first step."""
     steps, total = q.shape[2], k.shape[2]
+    before = max(0, total - steps)
     added = [b for b in (mask_bias(node, mask, q.shape[0], total), extra) if b is not None]
     is_causal = bool(node.get("unidirectional", 0))
-    if is_causal and (added or steps != total):
-        later = np.arange(total) > np.arange(steps).reshape(-1, 1) + total - steps
+    if is_causal and (added or before):
+        later = np.arange(total) > np.arange(steps).reshape(-1, 1) + before
         added.append(Tensor(np.where(later, np.finfo(np.float32).min, np.float32(0))))
     bias = reduce(Tensor.add, added) if added else None
     out = q.scaled_dot_product_attention(k, v, bias, is_causal=is_causal and bias is None, scale=node.get("scale") or None)
@@ -208,6 +210,14 @@ qlinear_binary("QLinearAdd", Tensor.add)
 qlinear_binary("QLinearMul", Tensor.mul)
 
 
+def quantised_softmax(node: Node, x: Tensor) -> Tensor:
+    """Softmax as an operator set has it: before the 13th a row begins at the axis and ends with the tensor."""
+    axis = node.get("axis", -1) % max(1, x.ndim)
+    if node.need("opset") >= 13:
+        return x.softmax(axis)
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])).softmax(-1).reshape(x.shape)
+
+
 def qlinear_unary(name: str, function: Callable[[Node, Tensor], Tensor]) -> None:
     @operator(name, domain=MICROSOFT)
     def compute(node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor | None, scale: Tensor, zero: Tensor | None = None) -> Tensor:
@@ -216,7 +226,7 @@ def qlinear_unary(name: str, function: Callable[[Node, Tensor], Tensor]) -> None
 
 qlinear_unary("QLinearSigmoid", lambda node, x: x.sigmoid())
 qlinear_unary("QLinearLeakyRelu", lambda node, x: x.leaky_relu(node.get("alpha", 0.01)))
-qlinear_unary("QLinearSoftmax", lambda node, x: x.softmax(node.get("axis", -1)))
+qlinear_unary("QLinearSoftmax", quantised_softmax)
 qlinear_unary("QLinearGlobalAveragePool", lambda node, x: x.mean(
     tuple(range(1, x.ndim - 1) if node.get("channels_last", 0) else range(2, x.ndim)), keepdim=True))
 
