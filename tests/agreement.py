@@ -141,15 +141,21 @@ def has_native(case: Case, target: Target) -> bool:
 
 
 def steps(program: Program) -> int:
-    """About how many instructions the interpreter would run: loops with constant bounds, others counted as 8."""
+    """About how many instructions the interpreter would run: loops with constant bounds, those of parts of a sum, others as 8."""
     total = 0
     for phase, code in zip(program.spec.phases, program.code, strict=True):
         stack = [1]
         for op, _, _, src, arg in code:
             if op == "LOOP":
                 ends = [code[s] for s in src[:2]]
+                part = [code[k][4] for s in ends[1][3] if ends[1][0] == "MIN" and code[s][0] == "ADD" and code[s][3][0] == src[0]
+                        for k in code[s][3] if code[k][0] == "CONST"]
                 if all(e[0] == "CONST" for e in ends):
                     n = max(0, -(-(ends[1][4] - ends[0][4]) // arg))
+                elif part:          # from the start of a part to as much more, at most to the end
+                    n = part[0] // arg
+                elif ends[1][0] == "CONST" and ends[0][0] == "WHERE":       # what the last part alone does
+                    n = ends[1][4]
                 else:
                     n = phase.extent if ends[1][0] == "END_" else 8
                 stack.append(stack[-1] * max(n, 1))

@@ -70,9 +70,9 @@ def level_of(state: Scheduler, row: int) -> Level:
 
 
 def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, ...]:
-    """The output loops that become the grid of a phase, outermost first, up to one with a stage inside; a cut reduction's parts."""
-    cut = state.split_reduce is not None and state.kernel.axes[state.split_reduce.axis].stage == stage
-    if placement.paths[stage] != () or is_derived(state.kernel.stages[stage]) or cut:
+    """The output loops that become the grid of a phase, outermost first, up to one with a stage inside. Parts of a cut reduction stand
+    around them."""
+    if placement.paths[stage] != () or is_derived(state.kernel.stages[stage]):
         return ()
     rows = state.order[stage][:first_reduce(state, stage)]
     count = next((depth for depth in range(1, len(rows)) if (stage, depth) in placement.children), len(rows))

@@ -312,7 +312,8 @@ def _cut_reduction(state: Scheduler, row: int, n: int, what: str) -> Scheduler:
     r = state.rows[row]
     if r.extent < n or state.axis_rows[r.axis][0] != row:
         raise KernelOptError(f"{what}: only the outermost part of a reduce axis of at least {n} iterations is cut")
-    if state.pads[r.axis] or any(not isinstance(p, str) and state.stage_of_row(p) == state.stage_of_row(row) for p in state.place):
+    if not state.target.has_groups and (state.pads[r.axis] or any(
+            not isinstance(p, str) and state.stage_of_row(p) == state.stage_of_row(row) for p in state.place)):
         raise KernelOptError(f"{what}: stages placed at loops of the output, or a padded axis, cannot be cut into parts")
     return state.copy(split_reduce=ReductionParts(r.axis, n))
 
@@ -347,8 +348,8 @@ def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"STAGE({axis}, {arg!r}): needs the name of a loop, or \"root\"")
     if state.place[s] == place:
         raise KernelOptError(f"STAGE({axis}, {arg}): it lives there already")
-    if state.split_reduce and place != ROOT:
-        raise KernelOptError(f"STAGE({axis}, {arg}): a reduction that is cut into parts keeps its stages in place")
+    if state.split_reduce and place != ROOT and not state.target.has_groups:
+        raise KernelOptError(f"STAGE({axis}, {arg}): a reduction that cores share keeps its stages in place")
     return _with_place(state, s, place)
 
 
@@ -647,9 +648,9 @@ def nolocals(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Cut a reduce axis into n parts, each a group of the grid that makes partial results; a second phase combines them.
+    """Cut a reduce axis into n parts, for each of which groups of the grid make partial results; a second phase combines them.
 
-        for r in K: acc += f(r)     grid t in n: p[t] = Σ f(part t);  then  y = Σ p[t]
+        grid i in M: for r in K: acc += f(i, r)     grid t in n, i in M: p[t, i] = Σ f(i, part t);  then  grid i in M: y[i] = Σ p[t, i]
     """
     if not state.target.has_groups:
         raise KernelOptError(f"SPLITK({axis}): the target {state.target.arch} has no grid of groups; THREAD cuts a reduction over cores")

@@ -94,6 +94,16 @@ def test_tiles_side_by_side_and_two_warpgroups() -> None:
     assert [len(members) for members in together.values()] == [4], "two tiles, two instructions along the sum"
 
 
+@pytest.mark.parametrize("name", ["wgmma_bf16n64", "mma_bf16"])
+def test_parts_of_a_sum(name: str) -> None:
+    """Three parts of seven blocks, of which the last has one; each group copies the blocks of its part ahead."""
+    kernel = gemm(70, 65, 7 * 32 - 5, BF16, BF16)
+    program = check(Case(kernel, 1), tensorized(kernel, name, *[Opt("UPCAST", "o0", 4)][:name == "mma_bf16"], *STAGED,
+                                                Opt("SPLITK", "r0", 3)))
+    partial, combining = program.spec.phases
+    assert partial.extent == 3 * 2 * (2 if name.startswith("wgmma") else 9) and partial.shared_bytes and not combining.shared_bytes
+
+
 @pytest.mark.parametrize("planted", ["fragment", "distance", "turned", "swizzle", "place", "start"])
 def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = DOTS["wgmma_bf16n64"]

@@ -17,14 +17,16 @@ from svod.core.graph.buffer import Array, aligned_empty
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops
 from svod.core.ir.variable import without_binds
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate
 from svod.errors import KernelOptError
-from tests.agreement import draw
+from tests.agreement import Case, draw
 from tests.draws import count
+from tests.hand_kernels import gemm
 from tests.toy_backend.test_corpus import KERNELS, VARIABLE, case_of, group_state
 
 CHAINS = 1                  # per kernel
@@ -73,6 +75,17 @@ def test_random_chains(name: str, webgpu: Target, ran: Counter[str]) -> None:
         except Exception as e:
             raise AssertionError(f"{name}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
         ran.update(ran=1, groups=any(p.block > 1 for p in program.spec.phases))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_parts_of_a_sum_with_staged_operands(ahead: bool, webgpu: Target) -> None:
+    """Three parts of four blocks of 16 positions and one of 5."""
+    case = Case(Kernel(gemm(37, 41, 69)))
+    chain = [Opt("LOCAL", "o0", 8), Opt("LOCAL", "o1", 8), Opt("TILE", "r0", 16), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"),
+             Opt("SPLITK", "r0", 3), *[Opt("PIPELINE", "r0", 2)][:ahead]]
+    program = lower(apply_opts(Scheduler(case.kernel, webgpu), chain))
+    assert program.spec.phases[0].extent == 3 * 5 * 6 and program.spec.phases[0].shared_bytes
+    case.check(run(case.kernel, program, webgpu, case.fresh()), "WebGPU")
 
 
 @pytest.mark.parametrize("name", VARIABLE)

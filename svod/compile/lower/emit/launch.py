@@ -85,10 +85,11 @@ class LaunchEmitter:
 
     def _outermost(self, stage: OpenStage, threads: int) -> tuple[list[StageLoop], int]:
         """The loops that make the launch, and the number of their iterations."""
-        if self.ctx.split is not None:
-            return [], self.ctx.split.parts
+        split = self.ctx.split
         loops: list[StageLoop] = []
-        extent = 1
+        extent = 1 if split is None else split.parts
+        if split is not None and not self.facts.on_grid:
+            return loops, extent
         for loop in stage.loops:
             if loop.axis >= stage.num_outs:
                 break
@@ -102,10 +103,9 @@ class LaunchEmitter:
         return loops, extent
 
     def _counts(self, stage: OpenStage, loops: list[StageLoop]) -> tuple[Count, ...]:
-        """The iteration count of each loop of a launch."""
-        if self.ctx.split is not None:
-            return (Count((), self.ctx.split.parts, 1, self.ctx.split.parts),)
-        counts = []
+        """The iteration count of each loop of a launch, after that of the parts of a split reduction."""
+        split = self.ctx.split
+        counts = [] if split is None else [Count((), split.parts, 1, split.parts)]
         seen: set[int] = set()
         for a, piece, _ in loops:
             bound = self.axes.bound(stage, a)
@@ -124,22 +124,22 @@ class LaunchEmitter:
         """Iterations `begin` to `end` of a launch made of `loops`."""
         iteration, _ = self.b.open(begin, end, 1)
         self.ctx.group.shared.outside = (iteration,)
-        if self.ctx.split is not None:
-            self.ctx.part = iteration
         indices = self._indices(stage, loops, counts, iteration)
+        if self.ctx.split is not None:
+            self.ctx.part, *indices = indices
         self._where_inside(stage, loops, indices, lambda cover: self._iteration(stage, loops, indices, cover, sink))
         self.b.close(iteration)
 
     def _indices(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], iteration: int) -> list[int]:
-        """The index of each loop in an iteration of the launch; the innermost changes first."""
+        """The index of each count in an iteration of the launch; the innermost changes first."""
         b = self.b
         indices: list[int] = []
         rest = iteration
-        for loop, count in reversed([*zip(loops, counts, strict=True)][1:] if loops else []):
+        for loop, count in zip(reversed(loops), reversed(counts[1:]), strict=False):
             n = b.index(loop.piece.extent) if count.is_constant else self.axes.count(stage, loop.axis, loop.piece)
             indices.append(b.alu("MOD", dtypes.index, 1, rest, n))
             rest = b.alu("IDIV", dtypes.index, 1, rest, n)
-        return [rest, *reversed(indices)] if loops else []
+        return [rest, *reversed(indices)] if counts else []
 
     def _iteration(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], cover: Cover, sink: Sink) -> None:
         """Emit one iteration of the launch."""

@@ -141,14 +141,16 @@ class ReduceLoops:
         if self.axes.bound(stage, a) is not None:
             return self._up_to_limit(stage, loop, positions, looped, accs)
         whole, rest = divmod(positions, stride)
+        ahead = whole > 1 and bool(self.copies_ahead.of_loop(stage, loop))
         if self._is_cut(stage, a, at):
-            accs = looped(*self._part_bounds(whole * stride), stride, accs)
+            bounds = self._part_bounds(whole * stride)
+            accs = self.copies_ahead.run(stage, loop, bounds, whole, stride, accs, inside) if ahead else looped(*bounds, stride, accs)
             if rest:
                 index, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
                 accs = self._close(stage, index, self._remainder(stage, a, at, whole * stride, rest, lambda: inside(carried)))
             return accs
-        if whole > 1 and self.copies_ahead.of_loop(stage, loop):
-            accs = self.copies_ahead.run(stage, loop, whole, stride, accs, inside)
+        if ahead:
+            accs = self.copies_ahead.run(stage, loop, (b.index(0), b.index(whole * stride)), whole, stride, accs, inside)
         elif whole > 1 or (whole and not accs):   # where nothing is carried, one iteration is a loop as well
             accs = looped(*self._used_bounds(stage, a, whole * stride), stride, accs)
         elif whole == 1:

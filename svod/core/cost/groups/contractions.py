@@ -25,7 +25,7 @@ _BUFFERS = 2            # of an operand that is copied ahead
 _STAGED_TILE = 8        # results of a thread from which its group stages operands
 _FEW_THREADS = 64
 _WHOLE = 4              # iterations of a reduce loop that become straight-line code
-_PARTS = (2, 4, 8, 16)
+PARTS = (2, 4, 8, 16)   # of a sum
 _FILL = 2               # groups per unit with which no sum is cut
 
 
@@ -54,7 +54,10 @@ def contraction_options(state: Scheduler, r: ResolvedStage, operands: tuple[Fact
                 if m * n >= _STAGED_TILE:
                     yield from _packed(base, r, operands, lane, tile, threads)
                 if m * n >= _STAGED_TILE and threads > _FEW_THREADS and state.target.shared_bytes:
-                    yield from _staged(spread, r, operands)
+                    for blocked in _staged(spread, r, operands):
+                        yield blocked
+                        if blocked.pipeline is not None:
+                            yield from _cut(blocked, r)
 
 
 def _packed(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor], lane: int, tile: int, threads: int) -> Iterator[Scheduler]:
@@ -124,8 +127,7 @@ def _cut(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
     if few < 2 or not r.stage.is_output or not r.stage.reds:
         return
     axis = max(r.stage.reds, key=lambda a: state.kernel.axes[a].extent)
-    for parts in _PARTS:
-        if parts <= few:
-            done = try_opt(state, "SPLITK", state.kernel.axes[axis].name, parts)
-            if done is not state:
-                yield done
+    for parts in [n for n in PARTS if n <= few][-2:]:
+        done = try_opt(state, "SPLITK", state.kernel.axes[axis].name, parts)
+        if done is not state:
+            yield done

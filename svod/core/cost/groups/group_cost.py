@@ -448,7 +448,7 @@ class _Counter:
             return
         own = [c for a, c in self.own if a < self.outs]
         runs = float(prod(own)) * prod(self.positions[:self.outs])
-        if self.shape.cut is not None:
+        if self.shape.is_cut:
             size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
         if stage.space is MemorySpace.SCRATCH:
             self.instructions += runs * self.device.access(1.0)

@@ -4,13 +4,14 @@
     … TILE(r0, 2) STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0)                           32 positions of the sum in shared memory at a time
     … PIPELINE(r0, 3)                                                                     the next ones are copied meanwhile
     TC(r0, (wgmma_bf16n256,o0,o1)) LOCAL(o0, 2) TILE(r0, 4) …                             tiles of four subgroups, operands always staged
-    … SPLITK(r0, 4)                                                                       operands at the root: few tiles of results
+    … SPLITK(r0, 4)                                                                       few tiles of results: each sum in four parts
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from svod.core.cost.groups.contractions import PARTS
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.spread import groups_of
 from svod.core.cost.sketch_facts import try_opt
@@ -25,7 +26,6 @@ _SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   
 _WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       # the same of instructions of several subgroups
 _BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
 _BUFFERS = 2, 3         # of an operand that is copied ahead: by way of registers, and by asynchronous copies too
-_PARTS = (2, 4, 8, 16)
 _FILL = 2               # groups per unit with which no sum is cut
 
 
@@ -60,7 +60,10 @@ def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator
             block = start
             for op, name, amount in (("UPCAST", rows, m), ("UPCAST", columns, n), ("LOCAL", rows, a), ("LOCAL", columns, b)):
                 block = try_opt(block, op, name, amount) if amount > 1 else block
-            yield from _staged(block, r, axis)
+            for staged in _staged(block, r, axis):
+                yield staged
+                if staged.pipeline is not None:
+                    yield from _cut(staged, r, axis)
             if not is_wide:
                 yield from _cut(block, r, axis)
 
@@ -85,11 +88,11 @@ def _staged(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler
 
 
 def _cut(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler]:
-    """The sum cut into parts where the tiles are too few for the units. Operands stay at the root."""
+    """The sum cut into parts where the tiles are too few for the units."""
     few = _FILL * device_of(state.target).units // max(1, groups_of(state, r.stage.index))
     if few < 2 or not r.stage.is_output:
         return
-    for parts in _PARTS:
-        done = try_opt(state, "SPLITK", axis, parts) if parts <= few else state
+    for parts in [n for n in PARTS if n <= few][-2:]:
+        done = try_opt(state, "SPLITK", axis, parts)
         if done is not state:
             yield done

@@ -56,13 +56,15 @@ class StageShape:
                       for row in {row for terms, _ in self.stage.starts for row in terms}}
         self.rows_of_grid = grid_rows(state, nest.placement, root)
         split = state.split_reduce
-        self.cut = split if split is not None and state.kernel.axes[split.axis].stage == s else None
+        cut = split if split is not None and state.kernel.axes[split.axis].stage == root else None
+        self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
+        self.is_cut = cut is not None and s == root         # its results are parts
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
         self.is_shared_copy = self.stage.space is MemorySpace.SHARED and is_derived(self.stage.r.stage)
         self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in self.stage.loops] if is_copy else self._grid()
         around = [loop for loop in self.stage.around if loop.row not in self.rows_of_grid]
         self.outside = len(around)                  # serial loops of stages around this one
-        self.serial = [Run(loop.iterations, self._moves(loop.row)) for loop in around]      # outermost first
+        self.serial = [Run(self._of_part(loop.row, loop.iterations), self._moves(loop.row)) for loop in around]     # outermost first
         self.axes_of_serial = [-1] * len(around)    # the local axis of each that is the stage's own, else -1
         if not (is_copy or self.is_shared_copy):
             self._add_own()
@@ -93,12 +95,16 @@ class StageShape:
         for a, p in self.stage.loops:
             if p.row in self.rows_of_grid:
                 continue
-            times = p.extent
-            if self.cut is not None and self.stage.r.axes[a] == self.cut.axis and self.state.axis_rows[self.cut.axis][0] == p.row:
-                times = -(-times // self.cut.parts)
-                self.grid.insert(0, Run(self.cut.parts, ((a, p.stride * times),)))
-            self.serial.append(Run(times, ((a, p.stride),)))
+            self.serial.append(Run(self._of_part(p.row, p.extent), ((a, p.stride),)))
             self.axes_of_serial.append(a)
+
+    def _of_part(self, row: int, times: int) -> int:
+        """The iterations of a loop that one group does; the grid has its part of the one that SPLITK has cut."""
+        if row != self.cut_row:
+            return times
+        own = -(-times // self.parts)
+        self.grid.insert(0, Run(self.parts, tuple([(a, n * own) for a, n in self._moves(row)])))
+        return own
 
     def _side_by_side(self) -> list[Run]:
         return [Run(p.extent, ((a, p.stride),)) for a, loops in enumerate(self.stage.axes) for p in loops

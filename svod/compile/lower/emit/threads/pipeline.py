@@ -68,24 +68,25 @@ class CopiesAhead:
         children = self.facts.placement.children.get((stage.index, loop.point), ())
         return tuple(c for c in children if self.facts.nest.stages[c].buffers > 1)
 
-    def run(self, stage: OpenStage, loop: StageLoop, whole: int, stride: int, accs: list[int],
+    def run(self, stage: OpenStage, loop: StageLoop, bounds: tuple[int, int], whole: int, stride: int, accs: list[int],
             inside: Callable[[list[int]], list[int]]) -> list[int]:
-        """`whole` iterations around `inside`, which takes accumulators and gives the next ones."""
-        b, a, copies = self.b, loop.axis, self.of_loop(stage, loop)
-        count = self.facts.nest.stages[copies[0]].buffers
+        """Iterations around `inside`, which takes accumulators and gives the next ones: those of the `whole` that stand between `bounds`,
+        which may be none."""
+        b, a, copies, (start, stop) = self.b, loop.axis, self.of_loop(stage, loop), bounds
+        count, last = self.facts.nest.stages[copies[0]].buffers, b.index((whole - 1) * stride)
         self.counts = self._begin_bulk(stage, loop, copies, stride, count)
         for k in range(count - 1):
-            self._open_iteration(stage, a, min(k, whole - 1) * stride)
+            self._open_iteration(stage, a, b.alu("MIN", INDEX, 1, b.add(start, b.index(k * stride)), last))
             for s in copies:
                 self._fill(s, b.index(k), first=k == 0)
             stage.close_row(a)
             self._async("COMMIT")
-        index, carried = b.open(b.index(0), b.index(whole * stride), stride, tuple(accs))
+        index, carried = b.open(start, stop, stride, tuple(accs))
         self._async("WAIT", count - 2)
-        number = b.alu("IDIV", INDEX, 1, index, b.index(stride))
+        number = self._iterations(start, index, stride)
         self._wait_bulk(number, count)
         self.ctx.group.shared.barrier()
-        later = b.alu("MIN", INDEX, 1, b.add(index, b.index((count - 1) * stride)), b.index((whole - 1) * stride))
+        later = b.alu("MIN", INDEX, 1, b.add(index, b.index((count - 1) * stride)), last)
         following = b.alu("MOD", INDEX, 1, b.add(number, b.index(count - 1)), b.index(count))
         stage.open_row(a, ({later: 1}, 0))
         for s in copies:
@@ -104,12 +105,17 @@ class CopiesAhead:
         out = b.close(index, tuple(following_accs))
         stage.memo.clear()
         self._async("WAIT", 0)
-        self._end_bulk(whole, count)
+        self._end_bulk(self._iterations(start, b.alu("MAX", INDEX, 1, start, stop), stride), count)
         return out
 
     def _open_iteration(self, stage: OpenStage, a: int, start: int) -> None:
-        """Open the row of the loop at a constant that no region takes for a number: buffers hold what they hold in the loop."""
-        stage.open_row(a, ({self.b.index(start): 1}, 0))
+        """Open the row of the loop at a value that no region takes for a number: buffers hold what they hold in the loop."""
+        stage.open_row(a, ({start: 1}, 0))
+
+    def _iterations(self, start: int, at: int, stride: int) -> int:
+        """How many iterations there are from one position to another."""
+        b = self.b
+        return b.alu("IDIV", INDEX, 1, at if b.known(start) == 0 else b.alu("SUB", INDEX, 1, at, start), b.index(stride))
 
     def _begin_bulk(self, stage: OpenStage, loop: StageLoop, copies: tuple[int, ...], stride: int, count: int) -> Counts | None:
         """Make the counts of a loop whose iterations are `stride` apart; None: nothing is copied in bulk."""
@@ -117,7 +123,7 @@ class CopiesAhead:
         for s in copies if self.least_row else ():
             found = []
             for first in (0, stride):
-                self._open_iteration(stage, loop.axis, first)
+                self._open_iteration(stage, loop.axis, self.b.index(first))
                 found.append(self._bulk_rows(s))
                 stage.close_row(loop.axis)
             if all(found):
@@ -138,11 +144,11 @@ class CopiesAhead:
             of, turn = (b.alu(op, INDEX, 1, number, b.index(count)) for op in ("MOD", "IDIV"))
             b.store("BULK_WAIT", dtypes.void, 1, (self.counts.pointer, of, b.alu("MOD", INDEX, 1, turn, b.index(2))), None)
 
-    def _end_bulk(self, whole: int, count: int) -> None:
-        """Wait for what nobody reads, and give the counts back."""
+    def _end_bulk(self, iterations: int, count: int) -> None:
+        """Wait for what nobody reads behind so many iterations, and give the counts back."""
         if self.counts is not None:
             for k in range(count - 1):
-                self._wait_bulk(self.b.index(whole + k), count)
+                self._wait_bulk(self.b.add(iterations, self.b.index(k)), count)
             self.ctx.group.shared.barrier()
             self.b.store("BULK_END", dtypes.void, 1, (self.counts.pointer,), count)
             self.counts = None
