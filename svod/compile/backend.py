@@ -12,6 +12,7 @@
     heuristic    the chain of a kernel that nothing is known about
     allocate     memory of a plan's own                                 intermediates and temporaries
     copy_in      from the host's memory to the device's, and back       tensors' memory, where the device does not read the host's
+    copy_from    from another device's memory, if it can be reached     copies between devices
     queue        what runs the launches of a plan                       `plan.execute()`, and every timing of the search
     ceilings     the fastest that the device computes and moves data    bounds of kernels in plans, the search and reports
 
@@ -197,6 +198,11 @@ class Backend(ABC):
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
         """Copy from an address of the device to one of the host. Asked only of backends that do not read host memory."""
         raise NotImplementedError(f"{self.name} has no memory of its own")
+
+    def copy_from(self, device: int, other: Backend, address: int, nbytes: int) -> bool:
+        """Copy from an address of a device, this one or another, whose work on it is done, and wait for it; False where there is no way
+        but by the host's memory, and nothing was copied."""
+        return False
 
     @abstractmethod
     def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],

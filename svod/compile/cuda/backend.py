@@ -117,6 +117,9 @@ class Cuda(_Nvidia):
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
         self.gpu.copy_out(host, device, nbytes)
 
+    def copy_from(self, device: int, other: Backend, address: int, nbytes: int) -> bool:
+        return isinstance(other, Cuda) and self.gpu.copy_from(device, other.gpu, address, nbytes)
+
     def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
               threads: int | None) -> CudaQueue:
         return CudaQueue(self.gpu, self.pair, kernels, variants, addresses)

@@ -103,6 +103,7 @@ class GpuDevice:
         self.stream = driver.create_stream()
         self._pinned: list[int] = []
         self._events: list[int] = []
+        self._reached: dict[int, bool] = {}     # by the number of another device: whether its memory is
         self._clock: tuple[int, int] | None = None
         self._filling: DeviceMemory | None = None       # what the second cache is filled with between samples
 
@@ -189,6 +190,26 @@ class GpuDevice:
                     pinned, event = self._buffer(driver, part - 1)
                     driver.wait_event(event)
                     ctypes.memmove(host + parts[part - 1][0], pinned, parts[part - 1][1])
+
+    def copy_from(self, address: int, other: GpuDevice, source: int, nbytes: int) -> bool:
+        """Copy from the memory of a device, this one or another, and wait for it; False where this one does not reach it."""
+        with self.lock:
+            driver = self.use()
+            if other is self:
+                driver.copy(address, source, nbytes, self.stream)
+            elif self._reaches(driver, other):
+                driver.copy_peer(address, self.context, source, other.context, nbytes, self.stream)
+            else:
+                return False
+            driver.wait(self.stream)
+            return True
+
+    def _reaches(self, driver: Driver, other: GpuDevice) -> bool:
+        if other.ordinal not in self._reached:
+            self._reached[other.ordinal] = driver.reaches(self.handle, other.handle)
+            if self._reached[other.ordinal]:
+                driver.open_peer(other.context)
+        return self._reached[other.ordinal]
 
     def _buffer(self, driver: Driver, part: int) -> tuple[int, int]:
         """The pinned memory of a part, one of two, and the event that says when it was copied."""

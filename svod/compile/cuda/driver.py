@@ -24,6 +24,7 @@ ATTRIBUTES = {
 LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
 """Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, addresses that are none."""
 DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may ask for
+PEER_IS_OPEN = 704      # CUresult
 RELAXED_CAPTURE = 2     # of this thread's calls on the stream only
 
 
@@ -118,8 +119,25 @@ class Driver:
         self._call("cuMemcpyDtoHAsync_v2", c_void_p(host), c_uint64(device), c_size_t(nbytes), c_void_p(stream))
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        """Begin to copy within devices."""
-        self._call("cuMemcpyAsync", c_uint64(to), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
+        """Begin to copy within a device."""
+        self._call("cuMemcpyDtoDAsync_v2", c_uint64(to), c_uint64(source), c_size_t(nbytes), c_void_p(stream))
+
+    def reaches(self, device: int, other: int) -> bool:
+        """Whether a device can have the memory of another one without the host's."""
+        out = c_int()
+        self._call("cuDeviceCanAccessPeer", byref(out), c_int(device), c_int(other))
+        return bool(out.value)
+
+    def open_peer(self, context: int) -> None:
+        """Let the calling thread's context reach the memory of another one; another library may have done so."""
+        code = self.library.cuCtxEnablePeerAccess(c_void_p(context), c_uint(0))
+        if code not in (0, PEER_IS_OPEN):
+            raise self._error("cuCtxEnablePeerAccess", int(code))
+
+    def copy_peer(self, to: int, context: int, source: int, source_context: int, nbytes: int, stream: int) -> None:
+        """Begin to copy from the memory of one context to that of another."""
+        self._call("cuMemcpyPeerAsync", c_uint64(to), c_void_p(context), c_uint64(source), c_void_p(source_context), c_size_t(nbytes),
+                   c_void_p(stream))
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
         """Begin to set bytes to a value."""

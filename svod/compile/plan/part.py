@@ -127,8 +127,11 @@ def buffer_over(array: Array) -> Buffer:
 
 
 def copy_between(to: Part, address: int, source: Part, source_address: int, nbytes: int, read: Array | None) -> None:
-    """Copy from the memory of one device to that of another, in pieces. One of them, or both, may be the host, whose memory files are
-    mapped to. `read`: the array of the host that the source lies in, if it is one; what was read of a file is given back."""
+    """Copy from the memory of one device to that of another: directly, where one reaches the other, else by the host's memory, in pieces.
+    One of them, or both, may be the host, whose memory files are mapped to. `read`: the array of the host that the source lies in, if it is
+    one; what was read of a file is given back."""
+    if to.is_remote and source.is_remote and to.backend.copy_from(address, source.backend, source_address, nbytes):
+        return
     piece = aligned_empty(min(nbytes, PIECE), dtypes.uint8) if to.is_remote and source.is_remote else None
     given = read.reshape(-1).view(np.uint8)[source_address - address_of(read):] if read is not None else None
     for start in range(0, nbytes, PIECE):

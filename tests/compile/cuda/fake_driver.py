@@ -33,6 +33,9 @@ class FakeDriver(Driver):
         self.calls: list[tuple[Any, ...]] = []
         self.room, self.failing = room, ""
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
+        self.owner: dict[int, int] = {}         # address → the context that it was allocated in
+        self.context, self.reached = 0, True    # the calling thread's; whether devices reach each other's memory
+        self.opened: set[tuple[int, int]] = set()       # (context, whose memory it reaches)
         self.modules: list[Emulated] = []
         self.functions: list[tuple[Emulated, str]] = []
         self.capturing: list[tuple[Any, ...]] | None = None
@@ -58,7 +61,7 @@ class FakeDriver(Driver):
         return 100 + device
 
     def use_context(self, context: int) -> None:
-        """There is one memory."""
+        self.context = context
 
     def allocate(self, nbytes: int) -> int:
         self.calls.append(("allocate", nbytes))
@@ -66,17 +69,40 @@ class FakeDriver(Driver):
             raise OutOfMemory("out of memory (code 2)")
         raw = np.full(nbytes + 256, 0xA5, np.uint8)
         address = -(-raw.ctypes.data // 256) * 256
-        self.memory[address] = raw
+        self.memory[address], self.owner[address] = raw, self.context
         return address
+
+    def _context_of(self, address: int, nbytes: int) -> int:
+        """The context in which the memory at an address was allocated, if it has so many bytes."""
+        return next(self.owner[a] for a, raw in self.memory.items() if a <= address and address + nbytes <= a + raw.nbytes)
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        self.calls.append(("copy", nbytes))
+        assert self._context_of(to, nbytes) == self._context_of(source, nbytes) == self.context
+        self._move(to, source, nbytes)
+
+    def reaches(self, device: int, other: int) -> bool:
+        self.calls.append(("reaches", device, other))
+        return self.reached
+
+    def open_peer(self, context: int) -> None:
+        assert (self.context, context) not in self.opened
+        self.opened.add((self.context, context))
+
+    def copy_peer(self, to: int, context: int, source: int, source_context: int, nbytes: int, stream: int) -> None:
+        self.calls.append(("copy_peer", nbytes))
+        assert self.context == context and (context, source_context) in self.opened
+        assert (self._context_of(to, nbytes), self._context_of(source, nbytes)) == (context, source_context)
+        self._move(to, source, nbytes)
 
     def free(self, address: int) -> None:
         self.calls.append(("free", address))
-        del self.memory[address]
+        del self.memory[address], self.owner[address]
 
     def allocate_pinned(self, nbytes: int) -> int:
         self.calls.append(("allocate_pinned", nbytes))
         raw = np.zeros(nbytes, np.uint8)
-        self.memory[raw.ctypes.data] = raw
+        self.memory[raw.ctypes.data], self.owner[raw.ctypes.data] = raw, -1
         return raw.ctypes.data
 
     def _move(self, to: int, source: int, nbytes: int) -> None:

@@ -318,6 +318,44 @@ def test_the_second_device_shares_the_code_of_the_first(fake: FakeDriver) -> Non
         backend_named("CUDA:5").target()
 
 
+@pytest.mark.parametrize("reached", [True, False])
+def test_copies_between_devices(fake: FakeDriver, reached: bool) -> None:
+    """Directly where they reach each other's memory, else by the host's; each asks once, and opens the other's memory once. Tensors of the
+    CPU lie on the plan's device: from there to a tensor of that device the copy is its own."""
+    fake.reached = reached
+    for n in (3, 1 << 20):
+        x = np.arange(n, dtype=np.float32)
+        there = (Tensor(x).to("CUDA") * 2).to("CUDA:1")
+        plan = ((there + 1).to("CUDA") * 3).prepare(CONFIG)
+        for _ in range(2):
+            before = len(fake.calls)
+            plan.execute()
+            np.testing.assert_array_equal(plan.outputs[0], (2 * x + 1) * 3)
+            between = [c for c in fake.calls[before:] if c[0] in ("copy", "copy_peer", "copy_out")][:3]
+            assert between == [("copy", x.nbytes), *[("copy_peer" if reached else "copy_out", x.nbytes)] * 2]
+    assert sorted(c for c in fake.calls if c[0] == "reaches") == [("reaches", 0, 1), ("reaches", 1, 0)]
+    assert fake.opened == ({(100, 101), (101, 100)} if reached else set())
+
+
+def test_memory_that_is_open_already_may_be_opened() -> None:
+    class Library:
+        code = 704
+
+        def cuInit(self, flags: Any) -> int:
+            return 0
+
+        def cuCtxEnablePeerAccess(self, context: Any, flags: Any) -> int:
+            return self.code
+
+        def cuGetErrorString(self, code: Any, out: Any) -> int:
+            return 1
+    driver = driver_module.Driver(Library())
+    driver.open_peer(7)
+    Library.code = 217
+    with pytest.raises(DeviceError, match=r"cuCtxEnablePeerAccess: an error \(code 217\)"):
+        driver.open_peer(7)
+
+
 def test_weights_are_arranged_once(fake: FakeDriver) -> None:
     w = Tensor(W)
     key = (Tensor(X) @ w).prepare(CONFIG, constants=[w]).kernels[0].key
