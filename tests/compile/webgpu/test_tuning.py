@@ -25,7 +25,7 @@ X, W = (RNG.standard_normal(6).astype(np.float32) for _ in range(2))        # fe
 def test_a_search_measures_and_verifies_on_the_adapter(webgpu: Target, tmp_path: Path) -> None:
     db, w = tmp_path / "tune.db", Tensor(W).realize()
     config = PrepareConfig(device="WEBGPU", db=str(db))
-    beam = BeamConfig(width=1, executor="inline", budget=5.0, kernel_budget=5.0, patience=1)
+    beam = BeamConfig(width=1, executor="inline", budget=60.0, kernel_budget=60.0, patience=1)
     (Tensor(X) * w).prepare(replace(config, beam=beam), constants=[w])
     with sqlite3.connect(db) as found:
         statuses = {status for status, in found.execute("SELECT status FROM measurements")}
