@@ -479,7 +479,7 @@ class _Counter:
             assert stage.layout is not None
             lanes = min(device_of(self.state.target).subgroup, self.shape.num_threads)
             subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
-            places = tuple([stage.layout.place(p) * size for p in positions_of(self.shape.threads, self.outs, lanes)])
+            places = tuple([stage.layout.place(p) * size for p in positions_of(tuple(self.shape.threads), self.outs, lanes)])
             self.turns += count * subgroups * turns_of(places, size * elements)
             return
         self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular))

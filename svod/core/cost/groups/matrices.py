@@ -62,7 +62,7 @@ def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator
                 block = try_opt(block, op, name, amount) if amount > 1 else block
             for staged in _staged(block, r, axis):
                 yield staged
-                if staged.pipeline is not None:
+                if staged.pipeline is not None and staged.pipeline.buffers == _BUFFERS[0]:
                     yield from _cut(staged, r, axis)
             if not is_wide:
                 yield from _cut(block, r, axis)

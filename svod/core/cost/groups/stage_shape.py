@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ def steps_of(runs: Sequence[Run], coefs: tuple[tuple[int, int], ...]) -> Steps:
     return tuple([(sum([n * by_axis.get(a, 0) for a, n in run.moves]), run.times) for run in runs])
 
 
-def positions_of(runs: Sequence[Run], dims: int, lanes: int) -> list[tuple[int, ...]]:
+@lru_cache(maxsize=1 << 12)
+def positions_of(runs: tuple[Run, ...], dims: int, lanes: int) -> list[tuple[int, ...]]:
     """The position of each lane in the first `dims` local axes, from that of the first one."""
     positions = [(0,) * dims]
     for times, moves in runs:
