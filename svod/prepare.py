@@ -27,6 +27,7 @@ from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
+from svod.core.graph.written import WrittenMemory, span_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
@@ -173,8 +174,8 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     nodes, arrays, storages = memory_of(unbound, buffers, inputs, places)
     overwritten = frozenset(c.args[s] for c in native.calls for s in unbound.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
-    if overwritten:
-        refuse_shared_memory({i: span_of(b.host) for i, b in storages.items() if b.host is not None}, overwritten)
+    if overwritten:         # none of it may lie under another buffer
+        WrittenMemory({i: span_of(b.host) for i, b in storages.items() if b.host is not None}, overwritten)
     captures = config.capture is not None and bool(native.calls)
     if captures:
         from svod.tune import capture
@@ -281,31 +282,6 @@ def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, fl
     for call, t in zip(unbound.calls, profile_at_sizes(plan, 2), strict=True):
         seconds[call.kernel] = min(t, seconds.get(call.kernel, t))
     return seconds
-
-
-Span = tuple[int, int]      # address of the first byte, and the address after the last byte
-
-
-def span_of(array: Array) -> Span:
-    """The address range of a C-contiguous array."""
-    start: int = array.__array_interface__["data"][0]
-    return start, start + array.nbytes
-
-
-def refuse_shared_memory(spans: Mapping[int, Span], written: Iterable[int], against: Mapping[int, Span] | None = None) -> None:
-    """Raise ScheduleError where memory of a buffer in `written` (numbers; those without a span are passed over) lies under another
-    buffer of `against` too (default: of `spans`): reads and writes are ordered buffer by buffer, as if their memory were apart."""
-    others = spans if against is None else against
-    for i in written:
-        if i not in spans:
-            continue
-        begin, end = spans[i]
-        for j, (first, last) in others.items():
-            shared = min(end, last) - max(begin, first)
-            if shared > 0 and i != j:
-                raise ScheduleError(f"buffer {i}, which is assigned to, and buffer {j} of the same plan share {shared} bytes of memory: "
-                                    "two tensors over one NumPy array, or one array passed twice; make one of them from a copy, "
-                                    "Tensor(array.copy()), or use one tensor for both")
 
 
 def make_unbound_plan(schedule: Schedule, constants: frozenset[UOp], functions: Mapping[int, HostFunction] | None = None, *,

@@ -71,6 +71,7 @@ class Plan:
                  missing: Sequence[Missing], clock: Clock) -> None:
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
+        self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(sources)      # of each source: the tensor, where, and its memory
         self.runs = 0
         self.last = 0                   # the number of the function's call that used it last
         self.seconds = math.inf         # of the fastest run
@@ -81,13 +82,28 @@ class Plan:
         made: Any = ()
         start = time.perf_counter()
         if self.captured is not None:
-            made = self.captured.run([read(given[i]) for i, _, read in self.sources], {})
+            made = self.captured.run(self._read(given), {})
         self.runs += 1
         outputs = [_output(r, made, given) for r in self.results]
         for argument, number in self.copied:
             given[argument].copy_(outputs[number])
         self.seconds = min(self.seconds, time.perf_counter() - start)
         return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
+
+
+    def _read(self, given: Sequence[Any]) -> list[Any]:
+        """The memory of the arguments. A tensor that is where it was in the last run is not asked for its memory again: buffers and caches
+        that a module keeps."""
+        memory = []
+        for k, (i, order, read) in enumerate(self.sources):
+            t = given[i]
+            before, address, held = self._seen[k]       # holds the memory, so that nothing else gets its address
+            if t is not before or t.data_ptr() != address:
+                held = read(t)
+                if order is not None:       # it is no copy
+                    self._seen[k] = t, t.data_ptr(), held
+            memory.append(held)
+        return memory
 
 
 def _in_order(t: Any, order: tuple[int, ...] | None) -> Any:

@@ -15,11 +15,12 @@ from svod.compile.plan.plan_parts import address_of
 from svod.compile.plan.result_memory import ResultMemory
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.written import WrittenMemory, span_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import is_symbolic, rebound
 from svod.core.machine.target import HOST
 from svod.errors import LaunchError
-from svod.prepare import Prepared, refuse_shared_memory, span_of
+from svod.prepare import Prepared
 from svod.tensor import Tensor
 from svod.tracing.arguments import Leaf, as_tensor, buffer_under, memory_of, rebuild
 
@@ -52,12 +53,12 @@ class Captured:
             given = inputs.index(node) if node in inputs else None
             self.results.append(_Result(graph.shape_of(u), made.get(node), given, node))
         self.made = {number: self._memory_for(number) for number in dict.fromkeys(made.values())}
-        # memory that stays from run to run, for a plan that writes any that was there before: what arguments must not share
+        # memory that stays from run to run, beside that of arguments
         bound = {number for _, number in self.reads} | self.made.keys()
-        self.fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
-                      and (array := b.storage.host if b.storage is not None else b.array) is not None}
-        self.state = {i: span for i, span in self.fixed.items() if i in prepared.overwritten}
-        self._writes_arguments = any(number in prepared.overwritten for _, number in self.reads)
+        self._fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
+                       and (array := b.storage.host if b.storage is not None else b.array) is not None}
+        self._written = [k for k, (_, number) in enumerate(self.reads) if number in prepared.overwritten]    # arguments, of those read
+        self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None
         # every result is memory of its own: no nodes are needed
         numbers = [r.made for r in self.results]
         self._is_plain = None not in numbers and len({*numbers}) == len(numbers) and not any(is_symbolic(r.shape) for r in self.results)
@@ -76,14 +77,14 @@ class Captured:
             return self._run_on_devices(given, values)
         with plan.lock:
             bound = plan.bound_arrays
-            if self._writes_arguments:
-                self._check_arguments(given)
-            for i, number in self.reads:
-                array = memory_of(given[i])
-                if bound.get(number) is not array:      # the key of the signature answers for its type and size
-                    if self.state:
-                        refuse_shared_memory(self.state, self.state, {number: span_of(array)})
-                    plan.bind_new(number, array, address_of(array))
+            arrays = [memory_of(given[i]) for i, _ in self.reads]
+            moved = [(number, array, address_of(array)) for (_, number), array in zip(self.reads, arrays, strict=True)
+                     if bound.get(number) is not array]
+            if self._memory is not None:
+                self._check_written(given, arrays)
+                self._memory.move({number: (address, address + array.nbytes) for number, array, address in moved})
+            for number, array, address in moved:        # the key of the signature answers for types and sizes
+                plan.bind_new(number, array, address)
             for number, kept in self.made.items():
                 before = bound.get(number)
                 memory = kept.take(before)
@@ -107,11 +108,10 @@ class Captured:
         plan = self.plan
         with plan.lock:
             buffers = {number: buffer_under(given[i]) for i, number in self.reads}
-            if self._writes_arguments:
-                self._check_arguments(given)
-            elif self.state:
-                spans = {n: span_of(b.host) for n, b in buffers.items() if b.host is not None}
-                refuse_shared_memory(self.state, self.state, spans)
+            if self._memory is not None:
+                self._check_written(given, [None if _is_on_device(given[i]) else memory_of(given[i]) for i, _ in self.reads])
+                WrittenMemory({**self._fixed, **{n: span_of(b.host) for n, b in buffers.items() if b.host is not None}},
+                              self.prepared.overwritten)        # raises
             nodes = {number: self.prepared.new_buffer(number) for number in self.made}
             for number, buffer in (*buffers.items(), *((number, buffer_of(node)) for number, node in nodes.items())):
                 plan.bind_buffer(number, buffer)
@@ -140,19 +140,15 @@ class Captured:
             tensors.append(Tensor.from_uop(view))
         return tensors
 
-    def _check_arguments(self, given: Sequence[Leaf]) -> None:
-        """Raise ScheduleError where an argument that is written shares memory with another buffer, and LaunchError for one that is not
-        laid out as a kernel writes it."""
-        written = self.prepared.overwritten
-        arrays = {number: memory_of(given[i]) for i, number in self.reads if not _is_on_device(given[i])}
-        spans = {number: span_of(array) for number, array in arrays.items()}
-        refuse_shared_memory(spans, written, {**self.fixed, **spans})
-        for i, number in self.reads:
-            if number not in written or number not in arrays:
+    def _check_written(self, given: Sequence[Leaf], arrays: Sequence[Array | None]) -> None:
+        """Raise LaunchError for an argument that is written and not laid out as a kernel writes it. `arrays`: those read, on the host."""
+        for k in self._written:
+            array, i = arrays[k], self.reads[k][0]
+            if array is None:
                 continue
-            if isinstance(given[i], np.ndarray) and arrays[number] is not given[i]:
+            if array is not given[i] and isinstance(given[i], np.ndarray):
                 raise LaunchError(f"argument {i} is assigned to, and it is not a C-contiguous, aligned array of a native type; pass a copy")
-            if not arrays[number].flags.writeable:
+            if not array.flags.writeable:
                 raise LaunchError(f"argument {i} is assigned to, and its memory is read-only; pass a copy")
 
 

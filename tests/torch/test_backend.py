@@ -5,6 +5,7 @@ import copy
 import gc
 import logging
 import pickle
+import random
 import weakref
 from typing import Any
 
@@ -450,6 +451,30 @@ def test_changes_that_are_watched(is_native: bool, inference: bool, monkeypatch:
                 assert watch.is_unchanged() and watch.is_unchanged()
                 change(t)
                 assert not watch.is_unchanged()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_arguments_that_are_written_and_share_memory_now_and_then(seed: int) -> None:
+    """Views of one storage as arguments, some of them written: what PyTorch computes, whoever does."""
+    rng = random.Random(seed)
+    run = svod.torch.compile(_Module(_written), *torch.ones(3, 5))
+    storage, same = torch.randn(2, 40)
+    same[:] = storage
+    for call in range(12):
+        if call % 4 != 3:       # else the same tensors again
+            places = [rng.randrange(36) for _ in range(3)]
+            given, expected = ([m[p:p + 5] for p in places] for m in (storage, same))
+        torch.testing.assert_close(run(*given), _written(*expected))
+        torch.testing.assert_close(storage, same)
+        if rng.random() < 0.3:
+            for tensors in (given, expected):
+                tensors[1].data = tensors[1] + 1
+
+
+def _written(a: Any, b: Any, c: Any) -> Any:
+    a.add_(b * 0.5)
+    c.mul_(0.75)
+    return a - c
 
 
 def test_a_watch_lets_its_tensors_go() -> None:
