@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from svod.errors import SvodError, UnsupportedError
+from svod.errors import ScheduleError, SvodError, UnsupportedError
 from svod.torch.memory import is_representable
 from svod.torch.plans import Plan, Program, bytes_of, make_plan
 from svod.torch.settings import Settings
@@ -70,10 +70,15 @@ class GraphFunction:
                 return self._first_run(plan, given)
             return plan.run(given)
         except SvodError as error:
-            if self.settings.strict:
+            if self._is_raised(error):
                 raise
             self._say(key, str(error))
             return list(self.eager(*given))
+
+    def _is_raised(self, error: Exception) -> bool:
+        """Whether an error of a call goes to the user. An exported graph writes at its end: for arguments that share memory that it writes,
+        PyTorch would not run what is meant either."""
+        return self.settings.strict or (self.bound is not None and isinstance(error, ScheduleError))
 
     @property
     def plans(self) -> list[Plan]:
@@ -133,7 +138,7 @@ class GraphFunction:
                 constants = dict(zip(self.static, weights.tensors, strict=True))
                 plan = make_plan(self.program, given, constants, self.settings.config)
             except Exception as error:
-                if self.settings.strict:
+                if self._is_raised(error):
                     raise
                 if not isinstance(error, SvodError):
                     log.debug("svod: %s", self.name, exc_info=True)

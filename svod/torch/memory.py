@@ -26,6 +26,7 @@ DTYPES: dict[Any, DType] = {
     torch.uint32: dtypes.uint32, torch.int32: dtypes.int32, torch.uint64: dtypes.uint64, torch.int64: dtypes.int64,
     torch.float16: dtypes.float16, torch.bfloat16: dtypes.bfloat16, torch.float32: dtypes.float32, torch.float64: dtypes.float64,
 }
+MOST_WORK = 10_000          # of NumPy, to tell whether two views share an element
 TORCH_DTYPES: dict[DType, Any] = {v: k for k, v in DTYPES.items()}
 
 
@@ -91,6 +92,18 @@ def array_over(t: Any) -> Array:
 def memory_over(t: Any) -> Array | Tensor:
     """What a plan reads for a contiguous tensor: the array over its memory, or the svod tensor on its GPU."""
     return Tensor.from_dlpack(t.detach()) if gpu_of(t) else array_over(t)
+
+
+def is_shared(a: Any, b: Any) -> bool:
+    """Whether two tensors have an element's memory in common, or may have on a GPU or where it is hard to tell."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    if gpu_of(a):
+        return True
+    try:
+        return np.shares_memory(array_over(a), array_over(b), max_work=MOST_WORK)      # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 
 def reader(t: Any, order: tuple[int, ...] | None) -> Callable[[Any], Array | Tensor]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from svod.config import PrepareConfig
 from svod.core.machine.target import HOST
+from svod.errors import ScheduleError
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock
-from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, order_in_memory, reader, svod_dtype, svod_tensor, torch_tensor
+from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, is_shared, order_in_memory, reader, svod_dtype, svod_tensor, torch_tensor
 from svod.torch.translate import Missing, Translation, translate
 from svod.torch.weights import constant
 from svod.tracing.capture import capture
@@ -65,12 +66,17 @@ class Result(NamedTuple):
 
 
 class Plan:
-    """A graph prepared for arguments of given sizes and layouts. `missing`: the operations that PyTorch runs."""
+    """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of those that it writes; `copied`: those of them
+    that take a result by a copy, and its number. `missing`: the operations that PyTorch runs."""
 
-    def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], copied: Sequence[tuple[int, int]],
-                 missing: Sequence[Missing], clock: Clock) -> None:
+    def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], written: Collection[int],
+                 copied: Sequence[tuple[int, int]], missing: Sequence[Missing], clock: Clock) -> None:
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
+        # arguments that must not share memory, where the run, which sees copies of them, cannot tell
+        copies = {s.argument for s in sources if s.order is None} | {argument for argument, _ in copied}
+        self._apart = [(a, b) for a in written for b in {s.argument for s in sources}.union(written)
+                       if a != b and not copies.isdisjoint((a, b))]
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(sources)      # of each source: the tensor, where, and its memory
         self.runs = 0
         self.last = 0                   # the number of the function's call that used it last
@@ -81,6 +87,9 @@ class Plan:
         writes."""
         made: Any = ()
         start = time.perf_counter()
+        for a, b in self._apart:
+            if is_shared(given[a], given[b]):
+                raise ScheduleError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
         if self.captured is not None:
             made = self.captured.run(self._read(given), {})
         self.runs += 1
@@ -162,7 +171,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
         results = [r._replace(is_constant=r.run >= 0 and captured.results[r.run].made is None) for r in results]
     if device == HOST:
         results = [r._replace(device=None) for r in results]
-    return Plan(sources, captured, results, copied, translation.missing, clock)
+    return Plan(sources, captured, results, mutated_by(program, translation).keys(), copied, translation.missing, clock)
 
 
 class _Nothing(Exception):

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 
 import svod.torch  # noqa: E402
 import svod.torch.watch as watch_module  # noqa: E402
-from svod.errors import ArgumentError, ConfigError, ShapeError, StateError, UnsupportedError  # noqa: E402
+from svod.errors import ArgumentError, ConfigError, ScheduleError, ShapeError, StateError, UnsupportedError  # noqa: E402
 from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
@@ -454,21 +454,27 @@ def test_changes_that_are_watched(is_native: bool, inference: bool, monkeypatch:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_arguments_that_are_written_and_share_memory_now_and_then(seed: int) -> None:
-    """Views of one storage as arguments, some of them written: what PyTorch computes, whoever does."""
+@pytest.mark.parametrize("step", [1, 2], ids=["dense", "gaps"])
+def test_arguments_that_are_written_and_share_memory_now_and_then(seed: int, step: int) -> None:
+    """Views of one storage as arguments, two of them written: what PyTorch computes, or an error."""
     rng = random.Random(seed)
-    run = svod.torch.compile(_Module(_written), *torch.ones(3, 5))
-    storage, same = torch.randn(2, 40)
-    same[:] = storage
-    for call in range(12):
+    run = svod.torch.compile(_Module(_written), *(torch.ones(9)[::step][:4] for _ in range(3)))
+    storage, same = torch.randn(60), torch.empty(60)
+    refused = 0
+    for call in range(20):
+        same[:] = storage
         if call % 4 != 3:       # else the same tensors again
-            places = [rng.randrange(36) for _ in range(3)]
-            given, expected = ([m[p:p + 5] for p in places] for m in (storage, same))
-        torch.testing.assert_close(run(*given), _written(*expected))
+            places = [rng.randrange(51) for _ in range(3)]
+            given, expected = ([m[p:p + 9:step][:4] for p in places] for m in (storage, same))
+        read, first, last = ([*range(p, p + 9, step)][:4] for p in (places[1], places[0], places[2]))
+        if {*first} & {*read, *last} or {*last} & {*read}:
+            refused += 1
+            with pytest.raises(ScheduleError, match="share"):
+                run(*given)
+        else:
+            torch.testing.assert_close(run(*given), _written(*expected))
         torch.testing.assert_close(storage, same)
-        if rng.random() < 0.3:
-            for tensors in (given, expected):
-                tensors[1].data = tensors[1] + 1
+    assert 0 < refused < 20
 
 
 def _written(a: Any, b: Any, c: Any) -> Any:
