@@ -81,8 +81,8 @@ class Captured:
             moved = [(number, array, address_of(array)) for (_, number), array in zip(self.reads, arrays, strict=True)
                      if bound.get(number) is not array]
             if self._memory is not None:
-                self._check_written(given, arrays)
                 self._memory.move({number: (address, address + array.nbytes) for number, array, address in moved})
+                self._check_written(given, arrays)
             for number, array, address in moved:        # the key of the signature answers for types and sizes
                 plan.bind_new(number, array, address)
             for number, kept in self.made.items():
