@@ -99,6 +99,7 @@ def with_torch() -> Iterator[tuple[str, Callable[[], object], int]]:
     backend(x)
     yield 'torch.compile(backend="svod")', lambda: backend(x), 500
     yield from with_many_weights()
+    yield from with_caches()
     compiled = torch.compile(lambda a: a * 2)
     try:
         compiled(x)
@@ -125,6 +126,47 @@ def with_many_weights() -> Iterator[tuple[str, Callable[[], object], int]]:
     yield "MobileNet v3 small, the native plan", plan.execute, 20
     yield "MobileNet v3 small, svod.torch.compile", lambda: exported(*args), 20
     yield 'MobileNet v3 small, torch.compile("svod")', lambda: backend(*args), 20
+
+
+def with_caches() -> Iterator[tuple[str, Callable[[], object], int]]:
+    """A step of a PyTorch decoder of 12 layers of width 64, whose 24 key-value caches are buffers that it writes in place."""
+    import torch
+
+    import svod.torch
+
+    class Layer(torch.nn.Module):
+        def __init__(self, width: int = 64, heads: int = 4, length: int = 64) -> None:
+            super().__init__()
+            self.norm, self.qkv, self.out = torch.nn.LayerNorm(width), torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+            self.up, self.down = torch.nn.Linear(width, 2 * width), torch.nn.Linear(2 * width, width)
+            for name in ("keys", "values"):
+                self.register_buffer(name, torch.zeros(1, heads, length, width // heads))
+
+        def forward(self, x: Any, at: Any) -> Any:
+            _, heads, length, size = self.keys.shape
+            q, k, v = self.qkv(self.norm(x)).view(3, 1, heads, 1, size)
+            self.keys.index_copy_(2, at, k)
+            self.values.index_copy_(2, at, v)
+            seen = (torch.arange(length) <= at).view(1, 1, 1, length)
+            attended = torch.nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=seen)
+            x = x + self.out(attended.reshape(1, -1))
+            return x + self.down(torch.relu(self.up(x)))
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(12))
+
+        def forward(self, x: Any, at: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x, at)
+            return x
+    x, at = torch.randn(1, 64), torch.tensor([3])
+    exported = svod.torch.compile(Layers().eval(), x, at)
+    exported(x, at)
+    (plan,) = exported.plans
+    yield "12 layers with caches, the native plan", plan.execute, 50
+    yield "12 layers with caches, svod.torch.compile", lambda: exported(x, at), 50
 
 
 class Decoder(nn.Module):

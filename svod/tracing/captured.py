@@ -57,7 +57,7 @@ class Captured:
         bound = {number for _, number in self.reads} | self.made.keys()
         self._fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
                        and (array := b.storage.host if b.storage is not None else b.array) is not None}
-        self._written = [k for k, (_, number) in enumerate(self.reads) if number in prepared.overwritten]    # arguments, of those read
+        self._written = [i for i, number in self.reads if number in prepared.overwritten]       # arguments
         self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None
         # every result is memory of its own: no nodes are needed
         numbers = [r.made for r in self.results]
@@ -77,12 +77,14 @@ class Captured:
             return self._run_on_devices(given, values)
         with plan.lock:
             bound = plan.bound_arrays
-            arrays = [memory_of(given[i]) for i, _ in self.reads]
-            moved = [(number, array, address_of(array)) for (_, number), array in zip(self.reads, arrays, strict=True)
-                     if bound.get(number) is not array]
+            moved = []
+            for i, number in self.reads:
+                array = memory_of(given[i])
+                if bound.get(number) is not array:
+                    moved.append((number, array, address_of(array)))
             if self._memory is not None:
                 self._memory.move({number: (address, address + array.nbytes) for number, array, address in moved})
-                self._check_written(given, arrays)
+                self._check_written(given)
             for number, array, address in moved:        # the key of the signature answers for types and sizes
                 plan.bind_new(number, array, address)
             for number, kept in self.made.items():
@@ -109,7 +111,7 @@ class Captured:
         with plan.lock:
             buffers = {number: buffer_under(given[i]) for i, number in self.reads}
             if self._memory is not None:
-                self._check_written(given, [None if _is_on_device(given[i]) else memory_of(given[i]) for i, _ in self.reads])
+                self._check_written(given)
                 WrittenMemory({**self._fixed, **{n: span_of(b.host) for n, b in buffers.items() if b.host is not None}},
                               self.prepared.overwritten)        # raises
             nodes = {number: self.prepared.new_buffer(number) for number in self.made}
@@ -140,18 +142,14 @@ class Captured:
             tensors.append(Tensor.from_uop(view))
         return tensors
 
-    def _check_written(self, given: Sequence[Leaf], arrays: Sequence[Array | None]) -> None:
-        """Raise LaunchError for an argument that is written and not laid out as a kernel writes it. `arrays`: those read, on the host."""
-        for k in self._written:
-            array, i = arrays[k], self.reads[k][0]
-            if array is None:
+    def _check_written(self, given: Sequence[Leaf]) -> None:
+        """Raise LaunchError for an argument that is written and not laid out as a kernel writes it."""
+        for i in self._written:
+            leaf = given[i]
+            if isinstance(leaf, Tensor) and leaf.device != HOST:
                 continue
-            if array is not given[i] and isinstance(given[i], np.ndarray):
+            array = memory_of(leaf)
+            if array is not leaf and isinstance(leaf, np.ndarray):
                 raise LaunchError(f"argument {i} is assigned to, and it is not a C-contiguous, aligned array of a native type; pass a copy")
             if not array.flags.writeable:
                 raise LaunchError(f"argument {i} is assigned to, and its memory is read-only; pass a copy")
-
-
-def _is_on_device(leaf: Leaf) -> bool:
-    """Whether an argument is a tensor that does not lie on the host."""
-    return isinstance(leaf, Tensor) and leaf.device != HOST
