@@ -6,6 +6,7 @@
     cp.async.bulk                              noted with its mbarrier, and done at once or at a wait for the end of its phase
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
     assembly with wgmma                        the same, of the threads of a warpgroup
+    fence.proxy.async, before a barrier        what wgmma reads is what shared memory held when all threads had last fenced before one
 
 LLVM's coroutine passes cut a kernel where it suspends. One warp is as far ahead of the next as it can get, in an order drawn from a seed;
 its threads run one after another, each up to where it waits. Which asynchronous copies are done at once is drawn too: who reads what is
@@ -17,7 +18,7 @@ import ctypes
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -31,8 +32,8 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 Array = np.ndarray[Any, Any]
-WORDS = 384             # of a thread's context: registers 0…7, why it waits 8 and 9, operands and results from 16 on
-OPERANDS = 16
+WORDS = 384             # of a thread's context: registers 0…7, why it waits 8, whether it has fenced 10, operands and results from 16 on
+OPERANDS, FENCED = 16, 10
 REGISTERS = {"tid.x": 0, "ctaid.x": 1, "ctaid.y": 2, "nctaid.x": 3}
 TRY_WAIT = "mbarrier.try_wait.parity"
 BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
@@ -77,6 +78,14 @@ declare void @emulated_wait(ptr, i32)
 declare void @emulated_count(ptr, i32)
 declare void @emulated_row(ptr, ptr, i32, ptr)
 """
+
+
+class Shared(NamedTuple):
+    """Shared memory: its content, what wgmma sees of it, and of what its address is known to be a multiple."""
+
+    content: Array
+    fenced: Array
+    begins: int
 
 
 class DeviceFault(CompileError):
@@ -248,7 +257,7 @@ class _Rewriter:
         elif (bulk := _BULK.match(line)) is not None:
             self._bulk(bulk[2], re.sub(r" addrspace\(\d\)", "", bulk[3]), bulk[1])
         elif "asm sideeffect \"fence.proxy.async.shared::cta;\"" in line:
-            pass
+            self.lines.append(f"  store i32 1, ptr {self._word(FENCED)}")
         elif (memory := _SCRATCH.match(line)) is not None:
             self.scratch[self.symbol] = int(memory[1]) + int(memory[2])
             self.lines.append(f"  %scratch{memory[1]} = getelementptr i8, ptr %ctx, i64 {4 * WORDS + int(memory[1])}")
@@ -361,14 +370,14 @@ class Emulated:
         start = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_void_p] * pointers,
                                  *[ctypes.c_int64] * (len(numbers) - pointers))(self.engine.get_function_address(symbol))
         memory = self._shared(symbol, self.declared.get(f"{symbol}.shared", shared))
-        self.shared_begins = self.begins.get(f"{symbol}.shared", self.begins.get(DYNAMIC, 1))
+        begins = self.begins.get(f"{symbol}.shared", self.begins.get(DYNAMIC, 1))
+        self.shared = None if memory is None else Shared(memory, memory.copy(), begins)
         order = list(range(grid[0] * grid[1]))
         self.rng.shuffle(order)
         for number in order:
-            if memory is not None:
-                memory.view(np.uint32)[:] = NAN
-            self._run_block(start, numbers, block, self.scratch.get(symbol, 0), (number % grid[0], number // grid[0], grid[0]),
-                            0 if memory is None else memory.ctypes.data)
+            for content in self.shared[:2] if self.shared is not None else ():
+                content.view(np.uint32)[:] = NAN
+            self._run_block(start, numbers, block, self.scratch.get(symbol, 0), (number % grid[0], number // grid[0], grid[0]))
 
     def _shared(self, symbol: str, nbytes: int) -> Array | None:
         if not nbytes:
@@ -376,8 +385,7 @@ class Emulated:
         name = next(n for n in (f"{symbol}.shared", DYNAMIC) if self.engine.get_global_value_address(n))
         return np.ctypeslib.as_array((ctypes.c_uint8 * (-(-nbytes // 4) * 4)).from_address(self.engine.get_global_value_address(name)))
 
-    def _run_block(self, start: Callable[..., Any], numbers: Sequence[int], block: int, scratch: int, place: tuple[int, int, int],
-                   memory: int) -> None:
+    def _run_block(self, start: Callable[..., Any], numbers: Sequence[int], block: int, scratch: int, place: tuple[int, int, int]) -> None:
         words = WORDS + -(-scratch // 64) * 16
         raw = np.full(block * words + 16, NAN, np.uint32)
         contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
@@ -385,7 +393,6 @@ class Emulated:
         contexts[:, 1:4] = place
         for left in (_copies, _counts, _faults, started, matrices):     # by a block with a fault, and what is known of the one before
             left.clear()
-        self.shared_at = memory     # where shared memory begins
         base = contexts.ctypes.data
         handles = [0] * block
         for thread in self._order(range(block)):
@@ -444,6 +451,9 @@ class Emulated:
             raise DeviceFault("some threads of a warpgroup wait at wgmma, others elsewhere")
         if len(sites) > 1 or len(waiting) < len(contexts):
             raise DeviceFault(f"{len(waiting)} of {len(contexts)} threads of a block wait at a barrier, at {len(sites)} places")
+        if self.shared is not None and (contexts[:, FENCED] == 1).all():
+            self.shared.fenced[:] = self.shared.content
+        contexts[:, FENCED] = 0
         return waiting
 
     def _at_mbarriers(self, waiting: list[int], contexts: Array) -> list[int]:
@@ -465,8 +475,8 @@ class Emulated:
         threads = [t for warp in warps[first // WARP:(first + WARPGROUP) // WARP] for t in warp]
         if len(threads) < WARPGROUP or len({int(contexts[t, 8]) for t in threads}) > 1:
             return []
-        multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], (self.shared_at,
-                           self.shared_begins))
+        assert self.shared is not None
+        multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], self.shared)
         return threads
 
 
@@ -555,19 +565,19 @@ SWIZZLE = 0, 128, 64, 32     # bytes, by the two highest bits of a descriptor
 FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x7FFF
 
 
-def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: tuple[int, int]) -> Array:
+def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: Shared) -> Array:
     """The matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format", "Strides" and "Canonical
-    Layouts" in NVIDIA's PTX ISA). `memory`: where shared memory begins, of whose addresses a descriptor has 18 bits, and of what it is
-    known to be a multiple: swizzle takes bits 4, 5 and 6 of an address by its bits 7, 8 and 9."""
+    Layouts" in NVIDIA's PTX ISA). A descriptor has 18 bits of addresses. Swizzle takes bits 4, 5 and 6 of an address by its bits 7, 8
+    and 9."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     if descriptor & ~FIELDS:
         raise DeviceFault("a descriptor with other fields")
-    width, (begins, multiple) = SWIZZLE[descriptor >> 62], memory
+    width = SWIZZLE[descriptor >> 62]
     dtype, numbers = _NUMBERS[kind]
     size = np.dtype(dtype).itemsize
     row, depth = np.indices(shape)
-    at = (start - begins) & 0x3FFFF
-    if width and (multiple % (8 * width) or at % (8 * width) >= (1 if turned else width)):
+    at = (start - memory.content.ctypes.data) & 0x3FFFF
+    if width and (memory.begins % (8 * width) or at % (8 * width) >= (1 if turned else width)):
         raise DeviceFault("an operand with swizzle begins inside a pattern")
     if width and not turned and at % width + shape[1] * size > width:
         raise DeviceFault("an operand with swizzle goes beyond a row")
@@ -582,11 +592,12 @@ def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned
     places ^= (places >> 7 & max(0, width // 16 - 1)) << 4
     lines = places[::16 // size].T if turned else places[:, ::16 // size]       # where they begin: eight after each other by their number
     matrices.extend(lines.reshape(-1, 8, lines.shape[1]).transpose(0, 2, 1).reshape(-1, 8))
-    whole = np.ctypeslib.as_array((ctypes.c_uint8 * (int(places.max()) + size)).from_address(begins))
-    return numbers(np.ascontiguousarray(whole[places[..., None] + np.arange(size)]).view(dtype)[..., 0])
+    if places.max() + size > memory.fenced.size:
+        raise DeviceFault("an operand goes beyond shared memory")
+    return numbers(np.ascontiguousarray(memory.fenced[places[..., None] + np.arange(size)]).view(dtype)[..., 0])
 
 
-def multiply_in_shared(assembly: str, words: Array, memory: tuple[int, int]) -> None:
+def multiply_in_shared(assembly: str, words: Array, memory: Shared) -> None:
     """wgmma between fence and wait_group 0. Operands of the assembly are the descriptors, then the registers of the tiles; thread t of the
     warpgroup has of each tile row 16·(t // 32) + t % 32 // 4 and the one 8 further, of columns 2·(t % 4) and the next of every eight."""
     pieces = [m.groups() for m in _WGMMA.finditer(assembly)]

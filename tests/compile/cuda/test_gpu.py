@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -80,22 +81,30 @@ def test_random_chains(name: str, gpu: Device) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("name", HELD)
 def test_matrix_instructions(name: str, transposed: bool, gpu: Device) -> None:
-    """Operands staged and copied ahead, tiles side by side, several subgroups; shapes that no tile divides, and windows."""
+    """Operands staged and copied ahead, tiles side by side, several subgroups; shapes that no tile divides, and windows. Blocks are of two,
+    four and eight instructions: rows of shared memory have 64 or 128 bytes, or are two of these. Sums are cut into parts, too."""
     dot, target = DOTS[name], target_of(gpu)
     if not dot.runs_on(target):
         pytest.skip(f"{target.cpu} has no {' and '.join(dot.features)}")
     dtype = dot.operands[0]
-    for seed, (m, n, k) in enumerate(((64, 64, 64), (200, 136, 104), (257, 511, 96))):
+    ran: Counter[int] = Counter()
+    for seed, (m, n, k) in enumerate(((257, 511, 96), (200, 136, 264), (64, 70, 520))):
         for kernel in (gemm(m, n, k, dtype, dtype, transposed=transposed), windows(k, m, n, 3, dtype, dtype)):
             case, state = with_full_range(Case(kernel, seed), seed), Scheduler(kernel, target)
-            for opt in (Opt("TC", "r0", (name, "o0", "o1")), Opt("UPCAST", "o0", 2), Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2),
+            for opt in (Opt("TC", "r0", (name, "o0", "o1")), Opt("UPCAST", "o0", 2), Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2 << seed),
                         Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("UNROLL", "r0.in2", 0),
-                        Opt("PIPELINE", "r0", 2 + seed % 2)):
+                        Opt("PIPELINE", "r0", 2 + seed % 2), *[Opt("SPLITK", "r0", 2)][:seed]):
                 try:
                     state = apply_opts(state, [opt])
                 except KernelOptError:      # fewer tiles than that
                     continue
+            try:
+                lower(state)
+            except KernelOptError:          # more shared memory than there is
+                continue
             check(gpu, case, state)
+            ran[seed] += 1
+    assert len(ran) == 3, ran
 
 
 def test_rows_in_bulk(gpu: Device) -> None:
@@ -153,6 +162,19 @@ def test_variables(gpu: Device) -> None:
     for value in (1, 7, 40, 7):
         plan.execute(n=value)
         np.testing.assert_array_equal(plan.outputs[0], 2 * x[:value].sum(0))
+
+
+def test_copies_between_two_gpus(gpu: Device) -> None:
+    """Directly, or by the host's memory; twice, as the second time nothing is opened."""
+    try:
+        device_named("CUDA:1").backend.target()
+    except DeviceError as e:
+        pytest.skip(str(e))
+    x = np.arange(3 << 20, dtype=np.float32)
+    plan = (((Tensor(x).to("CUDA") * 2).to("CUDA:1") + 1).to("CUDA") * 3).prepare(CONFIG)
+    for _ in range(2):
+        plan.execute()
+        np.testing.assert_array_equal(plan.outputs[0], (2 * x + 1) * 3)
 
 
 def test_memory_is_given_back(gpu: Device) -> None:

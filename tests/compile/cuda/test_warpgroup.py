@@ -104,7 +104,7 @@ def test_parts_of_a_sum(name: str) -> None:
     assert partial.extent == 3 * 2 * (2 if name.startswith("wgmma") else 9) and partial.shared_bytes and not combining.shared_bytes
 
 
-@pytest.mark.parametrize("planted", ["fragment", "distance", "turned", "swizzle", "place", "start"])
+@pytest.mark.parametrize("planted", ["fragment", "distance", "turned", "swizzle", "place", "start", "fence"])
 def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = DOTS["wgmma_bf16n64"]
     assert right.fragments is not None
@@ -119,12 +119,14 @@ def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(warpgroup, "SWIZZLES", dict.fromkeys(warpgroup.SWIZZLES, 0))
     elif planted == "place":
         monkeypatch.setattr(Addresses, "_swizzled", lambda self, swizzle, element, width: element)
+    elif planted == "fence":
+        monkeypatch.setattr(cuda_render, "FENCE", "")
     elif planted == "start":
         monkeypatch.setattr(cuda_render, "SWIZZLED", 128)
     else:
         written = warpgroup._instruction
         monkeypatch.setattr(warpgroup, "_instruction", lambda dot, registers, a, b, across: written(dot, registers, a, b, across[::-1]))
-    with pytest.raises((AssertionError, DeviceFault)):
+    with pytest.raises((AssertionError, DeviceFault)), np.errstate(all="ignore"):
         check(Case(SMALL, 1), tensorized(SMALL, "wgmma_bf16n64", *STAGED))
 
 
