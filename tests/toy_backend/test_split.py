@@ -17,6 +17,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 from tests import hand_kernels
@@ -132,6 +133,12 @@ def test_a_missing_barrier_is_a_race(number: int) -> None:
     without = (*code[:at], code[at]._replace(op="CONST", dtype=dtypes.index, arg=1), *code[at + 1:])
     with pytest.raises(DeviceFault, match=r"without a barrier|no thread of the group has written"):
         run_program(Program(program.spec, (without, *program.code[1:])), Case(GEMM, 1).fresh())
+
+
+def test_the_loop_nest_shows_parts_and_what_runs_ahead() -> None:
+    lines = [line.strip() for line in print_nest(split(Opt("SPLITK", "r0", 3), Opt("PIPELINE", "r0", 2))).splitlines()]
+    assert "grid part of r0 in 0…3" in lines and "grid o0 in 0…16 by 4" in lines and "reduce r0 in its part of 0…32 by 4" in lines
+    assert sum("1 ahead in 2 buffers" in line for line in lines) == 2
 
 
 def test_cores_do_not_share_what_is_staged() -> None:

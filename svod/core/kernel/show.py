@@ -154,7 +154,8 @@ class _Printer:
         vectors = f" in vectors of {stage.copy.width}" if stage.copy.vector >= 0 else ""
         pad = f", {stage.layout.row_pad} elements behind each row" if stage.layout.row_pad else ""
         swizzle = f", rows of {stage.layout.swizzle.lines} lines swizzled" if stage.layout.swizzle is not None else ""
-        return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}"
+        ahead = f", {stage.buffers - 1} ahead in {stage.buffers} buffers" if stage.buffers > 1 else ""
+        return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}{ahead}"
 
     def _loop(self, s: int, piece: EmittedLoop) -> str:
         axis = self.kernel.axes[self.state.rows[piece.row].axis]
@@ -166,7 +167,8 @@ class _Printer:
         word = _WORDS.get(level_of(self.state, piece.row), "reduce" if axis.kind == "r" else "for")
         step = f" by {piece.stride}" if piece.stride > 1 else ""
         padded = f"   (padded from {axis.extent})" if outermost and self.state.pads[axis.index] else ""
-        return f"{word} {self._axis_name(piece.row)} in 0…{end}{step}{padded}"
+        is_cut = outermost and self.state.split_reduce is not None and self.state.split_reduce.axis == axis.index
+        return f"{word} {self._axis_name(piece.row)} in {'its part of ' * is_cut}0…{end}{step}{padded}"
 
     def _tile(self, r: ResolvedStage, depth: int) -> None:
         """The positions that the threads of a group compute, and those in registers."""

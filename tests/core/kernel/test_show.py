@@ -83,7 +83,7 @@ def test_reduction_cut_over_cores() -> None:
           parallel part of r0 in 0…2
             for o0 in 0…21
               acc = 0
-              reduce r0 in 0…34
+              reduce r0 in its part of 0…34
                 acc += p1[21·r0 + o0]
               partial[part] of out = acc
         phase 1: out → p0, combines 2 partial results
