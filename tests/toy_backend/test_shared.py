@@ -21,7 +21,7 @@ from svod.errors import KernelOptError
 from tests.agreement import Case
 from tests.core.corpus import CORPUS
 from tests.draws import count
-from tests.hand_kernels import Ast, gemm, softmax
+from tests.hand_kernels import Ast, constants_only, gemm, softmax
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
 
@@ -106,6 +106,12 @@ def test_a_stage_with_loops_of_its_own_in_shared_memory() -> None:
     chain = [["LOCAL", "o2", 4], ["LOCAL", "s2.o2", 3], ["STAGE", "s2", "o1"]]
     program = run(CORPUS["attention"](), chain)
     assert program.spec.phases[-1].shared_bytes >= 9 * 4 and "BARRIER" in ops(program)
+
+
+def test_a_remainder_is_rounded_up_further() -> None:
+    """Two positions of s3 are read at a time, and one at the end; its three threads compute three, and s1 has what all of them read."""
+    chain = [["UPCAST", "r0", 2], ["LOCAL", "s3.o0", 3], ["PADTO", "o0", 8], ["LOCAL", "o0", 14], ["STAGE", "s1", "r0"]]
+    assert run(constants_only(11, 1, 13), chain).spec.phases[0].shared_bytes
 
 
 def test_threads_of_a_shared_reduction_have_no_threads_of_their_own() -> None:

@@ -17,7 +17,7 @@ from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.compile.lower.emit.values import Values
-from svod.core.kernel.groups import group_of, stage_threads, whole_positions
+from svod.core.kernel.groups import group_of, stage_threads, whole_extent
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, area_start
 from svod.core.kernel.loop_nest import stage_copy
@@ -81,7 +81,7 @@ class Stages:
         regions = [self.regions.required(s, i, shared) for i in range(len(r.stage.outs))]
         extents, base = [region.extent for region in regions], [region.start for region in regions]
         if shared:
-            extents = list(whole_positions(self.state, s, tuple(extents)))
+            extents = [whole_extent(self.state, s, i, extent) for i, extent in enumerate(extents)]
         beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(extents)))
         layout = self.facts.shared_layout(s, tuple(extents)) if shared else self.facts.layout(s, tuple(extents))
         if layout.tiled >= 0 and not shared and base[layout.tiled] != ({}, 0):
@@ -201,7 +201,11 @@ class Stages:
         strides = [p.stride for p in nest.axes[a] if p.row != stage.vector_row and p.extent > 1]
         axis = self.kernel.axes[stage.r.axes[a]]
         whole = nest.region == tuple(stage.bounds[:stage.num_outs]) and stage.vector_stride == 1 and axis.bound is None
-        return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in (axis.extent, *strides))
+        terms, const = stage.group_base[a]
+        apart = [axis.extent, const, *strides, *(c * self.b.multiple_of(v) for v, c in terms.items())]
+        if stage.r.axes[a] not in self.facts.fixed:     # its last tile ends where the region does
+            apart.append(stage.bounds[a])
+        return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in apart)
 
     def _open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout, exact: bool = False) -> OpenStage:
         """Open a copy over a region of its stage; its loops follow its layout."""
