@@ -45,6 +45,10 @@ class ScheduleError(SvodError):
     """A graph that cannot be cut into kernels or ordered."""
 
 
+class SharedMemoryError(ScheduleError):
+    """Memory that a plan writes lies under another of its buffers."""
+
+
 class DeviceError(SvodError):
     """A device or target that is missing or cannot do what was asked."""
 

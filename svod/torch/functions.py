@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from svod.errors import ScheduleError, SvodError, UnsupportedError
+from svod.errors import SharedMemoryError, SvodError, UnsupportedError
 from svod.torch.memory import is_representable
 from svod.torch.plans import Plan, Program, bytes_of, make_plan
 from svod.torch.settings import Settings
@@ -78,7 +78,7 @@ class GraphFunction:
     def _is_raised(self, error: Exception) -> bool:
         """Whether an error of a call goes to the user. An exported graph writes at its end: for arguments that share memory that it writes,
         PyTorch would not run what is meant either."""
-        return self.settings.strict or (self.bound is not None and isinstance(error, ScheduleError))
+        return self.settings.strict or (self.bound is not None and isinstance(error, SharedMemoryError))
 
     @property
     def plans(self) -> list[Plan]:

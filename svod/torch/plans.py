@@ -15,7 +15,7 @@ import torch
 
 from svod.config import PrepareConfig
 from svod.core.machine.target import HOST
-from svod.errors import ScheduleError
+from svod.errors import SharedMemoryError
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock
 from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, is_shared, order_in_memory, reader, svod_dtype, svod_tensor, torch_tensor
@@ -83,13 +83,13 @@ class Plan:
         self.seconds = math.inf         # of the fastest run
 
     def run(self, given: Sequence[Any]) -> list[Any]:
-        """The outputs for arguments of the plan's sizes and layouts. Raises ScheduleError for arguments that share memory that the plan
-        writes."""
+        """The outputs for arguments of the plan's sizes and layouts. Raises SharedMemoryError for arguments that share memory that the
+        plan writes."""
         made: Any = ()
         start = time.perf_counter()
         for a, b in self._apart:
             if is_shared(given[a], given[b]):
-                raise ScheduleError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
+                raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
         if self.captured is not None:
             made = self.captured.run(self._read(given), {})
         self.runs += 1

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 
 import svod.torch  # noqa: E402
 import svod.torch.watch as watch_module  # noqa: E402
-from svod.errors import ArgumentError, ConfigError, ScheduleError, ShapeError, StateError, UnsupportedError  # noqa: E402
+from svod.errors import ArgumentError, ConfigError, ShapeError, SharedMemoryError, StateError, UnsupportedError  # noqa: E402
 from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
@@ -469,7 +469,7 @@ def test_arguments_that_are_written_and_share_memory_now_and_then(seed: int, ste
         read, first, last = ([*range(p, p + 9, step)][:4] for p in (places[1], places[0], places[2]))
         if {*first} & {*read, *last} or {*last} & {*read}:
             refused += 1
-            with pytest.raises(ScheduleError, match="share"):
+            with pytest.raises(SharedMemoryError, match="share"):
                 run(*given)
         else:
             torch.testing.assert_close(run(*given), _written(*expected))

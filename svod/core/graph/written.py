@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from svod.core.graph.buffer import Array
-from svod.errors import ScheduleError
+from svod.errors import SharedMemoryError
 
 Span = tuple[int, int]      # address of the first byte, and the address after the last byte
 
@@ -27,7 +27,7 @@ class WrittenMemory:
     in logarithmic time: calls whose arguments are elsewhere each time look only at these."""
 
     def __init__(self, spans: Mapping[int, Span], written: Iterable[int]) -> None:
-        """`written`: of numbers; they may be without a span. Raises ScheduleError as `move` does."""
+        """`written`: of numbers; they may be without a span. Raises SharedMemoryError as `move` does."""
         self._written = frozenset(written)
         self._spans: dict[int, Span] = {}
         self._order: list[tuple[int, int, int]] = []        # begin, end and number of each written buffer
@@ -35,8 +35,8 @@ class WrittenMemory:
         self.move(spans)
 
     def move(self, spans: Mapping[int, Span]) -> None:
-        """Buffers are at these places from now on. Raises ScheduleError where memory that is written lies under another buffer too; all are
-        where they were then."""
+        """Buffers are at these places from now on. Raises SharedMemoryError where memory that is written lies under another buffer too;
+        all are where they were then."""
         known = self._spans
         moved = {n: s for n, s in spans.items() if known.get(n) != s}
         if self._written.isdisjoint(moved):
@@ -57,19 +57,19 @@ class WrittenMemory:
             for n, (begin, end) in spans.items():
                 if n not in self._written:
                     self._refuse(n, begin, end)
-        except ScheduleError:
+        except SharedMemoryError:
             self._spans, self._order, self._begins = before
             raise
 
     def _refuse(self, number: int, begin: int, end: int) -> None:
-        """Raise ScheduleError for a buffer under a written one. Those are apart, so the last that begins before its end is the nearest."""
+        """Raise SharedMemoryError for a buffer under a written one. Those are apart, so the last to begin before its end is nearest."""
         at = bisect_left(self._begins, end) - 1
         if at >= 0 and begin < end and self._order[at][1] > begin:
             first, last, written = self._order[at]
             raise _shared(written, number, min(end, last) - max(begin, first))
 
 
-def _shared(written: int, other: int, nbytes: int) -> ScheduleError:
-    return ScheduleError(f"buffer {written}, which is assigned to, and buffer {other} of the same plan share {nbytes} bytes of memory: "
+def _shared(written: int, other: int, nbytes: int) -> SharedMemoryError:
+    return SharedMemoryError(f"buffer {written}, which is assigned to, and buffer {other} of the same plan share {nbytes} bytes of memory: "
                          "two tensors over one NumPy array, or one array passed twice; make one of them from a copy, "
                          "Tensor(array.copy()), or use one tensor for both")

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from svod.core.graph.written import Span, WrittenMemory
-from svod.errors import ScheduleError
+from svod.errors import SharedMemoryError
 
 
 def share(spans: dict[int, Span], written: set[int]) -> bool:
@@ -30,7 +30,7 @@ def test_moves_beside_every_pair_of_ranges(seed: int) -> None:
         refused = share({**spans, **moved}, written)
         outcomes.add(refused)
         if refused:
-            with pytest.raises(ScheduleError, match=r"share \d+ bytes of memory"):
+            with pytest.raises(SharedMemoryError, match=r"share \d+ bytes of memory"):
                 memory.move(moved)
         else:
             memory.move(moved)
@@ -40,8 +40,8 @@ def test_moves_beside_every_pair_of_ranges(seed: int) -> None:
 
 def test_what_is_shared_is_said() -> None:
     memory = WrittenMemory({3: (0, 100), 5: (100, 200)}, [5, 7])
-    with pytest.raises(ScheduleError, match="buffer 5, which is assigned to, and buffer 3 of the same plan share 4 bytes"):
+    with pytest.raises(SharedMemoryError, match="buffer 5, which is assigned to, and buffer 3 of the same plan share 4 bytes"):
         memory.move({3: (10, 104)})
     memory.move({3: (0, 100)})
-    with pytest.raises(ScheduleError, match=r"buffer 5, .* and buffer 7 of the same plan share 1 bytes"):
+    with pytest.raises(SharedMemoryError, match=r"buffer 5, .* and buffer 7 of the same plan share 1 bytes"):
         memory.move({7: (199, 300)})
