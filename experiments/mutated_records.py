@@ -144,14 +144,14 @@ class Model:
             kernel = hand.key
             compiler = svod.prepare.compiler_for(device_named(HOST).backend.target(1), PrepareConfig(threads=1, object_cache=self.cache))
             self.target, self.compiler = compiler.target.key, compiler.pair.key
-            base = self.bases[kernel] = Scheduler(hand.state.kernel, compiler.target)
+            base = self.bases[kernel] = Scheduler(hand.kernel, compiler.target)
             yield KernelRecord(kernel, name="gemm", ast={"nodes": [1, 2]}, ast_version=1, structure="s", flops=1e6, bytes=1e4)
             yield OriginRecord(kernel, "model.py:12")
             yield Search(f"search of {kernel}", kernel, self.target, strategy="beam", config={"width": 8}, started_at=1e9, ended_at=1e9)
-            heuristic = tuple(compiler.heuristic(hand.state.kernel))
-            own = compiler.linear_of(hand.state.kernel, heuristic)
+            heuristic = tuple(compiler.heuristic(hand.kernel))
+            own = compiler.linear_of(hand.kernel, heuristic)
             for chain in [heuristic, (), *(random_chain(base, rng) for _ in range(CHAINS))]:
-                linear = compiler.linear_of(hand.state.kernel, chain)
+                linear = compiler.linear_of(hand.kernel, chain)
                 data = tuple(tuple(o.to_json()) for o in chain)
                 self.chains.append((kernel, data, linear))
                 yield self.confirmed(kernel, data, linear, 1.0 if linear == own else rng.uniform(1.1, 30.0), own)

@@ -14,7 +14,7 @@ from svod import BeamConfig, PrepareConfig, Tensor
 from svod.core.kernel.chain_text import chain_text, parse_chain
 from svod.core.kernel.scheduler import Opt
 from svod.errors import ArgumentError, ConfigError, KernelOptError, ScheduleError, TuneError
-from svod.tune.db import TuningDB
+from svod.tune.db import Measurement, TuningDB
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -111,6 +111,28 @@ def test_saved_chains_are_used(database: str) -> None:
     assert winner is not None and tuple(Opt.from_json(list(o)) for o in winner.chain) == k.opts and fast.seconds > 0
     plan = product().prepare(config)
     assert plan.kernels[0].opts_source == "database" and [list(o) for o in plan.kernels[0].opts] == [o.to_json() for o in k.opts]
+
+
+def test_a_chain_that_rewrites_the_kernel(database: str) -> None:
+    """ONLINE makes another kernel. Workers, the database and code are given the first one with the whole chain."""
+    q, k, v = drawn(2, 5, 4), drawn(2, 24, 4, seed=1), drawn(2, 24, 3, seed=2)
+    config = PrepareConfig(db=database)
+
+    def attention() -> Tensor:
+        return Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v))
+    plain = svod.kernel(attention(), config=config)
+    online = plain.apply("ONLINE(s3, 8)").apply("UPCAST", "o2", 3)
+    assert online.state.kernel is not plain.kernel and online.key == plain.key and online.untouched().nest() == plain.nest()
+    assert online.undo().nest() == plain.apply("ONLINE(s3, 8)").nest() != plain.nest() == online.undo(2).nest()
+    assert online.check() and online.time().flops == plain.time().flops and "phase svod_p0" in online.linear()
+    online.save()
+    saved = TuningDB.open(database).select(Measurement, plain.key, plain.state.target.key)
+    assert online.opts in [tuple(Opt.from_json(list(o)) for o in m.chain) for m, _ in saved]
+    plan = attention().prepare(PrepareConfig(opts={plain.key: online.chain}, db=":none:"))
+    plan.execute()
+    scores = np.einsum("hqw,hkw->hqk", q, k) / 2
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    np.testing.assert_allclose(plan.outputs[0].reshape(2, 5, 3), weights @ v / weights.sum(-1, keepdims=True), rtol=1e-4, atol=1e-5)
 
 
 def test_a_wrong_kernel_is_not_saved(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

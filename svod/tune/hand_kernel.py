@@ -105,24 +105,26 @@ class Check:
 
 
 class HandKernel:
-    """A kernel under a chain of opts. Methods that change the chain return another one."""
+    """A kernel under a chain of opts. Methods that change the chain return another one.
 
-    def __init__(self, state: Scheduler, name: str, database: Callable[[], TuningDB]) -> None:
-        self.state, self.name, self._database = state, name, database
+    `kernel` is the one without any opt; `state.kernel` is another one after ONLINE, which rewrites it."""
+
+    def __init__(self, kernel: Kernel, state: Scheduler, name: str, database: Callable[[], TuningDB]) -> None:
+        self.kernel, self.state, self.name, self._database = kernel, state, name, database
 
     @classmethod
     def of(cls, kernel: Kernel, target: Target, name: str, database: Callable[[], TuningDB]) -> HandKernel:
         """The kernel without any opt."""
-        return cls(Scheduler(kernel, target), name, database)
+        return cls(kernel, Scheduler(kernel, target), name, database)
 
     def _with(self, state: Scheduler) -> HandKernel:
-        return HandKernel(state, self.name, self._database)
+        return HandKernel(self.kernel, state, self.name, self._database)
 
     # -- what it is ---------------------------------------------------------------------------------
     @property
     def key(self) -> str:
         """The kernel's key in the tuning database."""
-        return self.state.kernel.key
+        return self.kernel.key
 
     @property
     def opts(self) -> tuple[Opt, ...]:
@@ -158,12 +160,12 @@ class HandKernel:
 
     def untouched(self) -> HandKernel:
         """The kernel without any opt."""
-        return self._with(Scheduler(self.state.kernel, self.state.target))
+        return self._with(Scheduler(self.kernel, self.state.target))
 
     def undo(self, opts: int = 1) -> HandKernel:
         """The kernel without the last opts of the chain."""
         kept = self.opts[:max(0, len(self.opts) - opts)]
-        return self._with(apply_opts(Scheduler(self.state.kernel, self.state.target), kept))
+        return self._with(apply_opts(self.untouched().state, kept))
 
     def heuristic(self) -> HandKernel:
         """The kernel under the chain that svod takes when it knows nothing."""
@@ -186,7 +188,7 @@ class HandKernel:
     def _session(self, config: BeamConfig, budget: float) -> Any:
         backend_named(self.state.target.device).check_runs()
         with LocalExecutor(None) as executor:
-            return TuneSession([KernelTask(self.state.kernel, name=self.name)], self.state.target, executor=executor, db=self._database(),
+            return TuneSession([KernelTask(self.kernel, name=self.name)], self.state.target, executor=executor, db=self._database(),
                                config=config, budget=ModelBudget(budget), ceilings=self._ceilings).run()
 
     # -- numbers and times --------------------------------------------------------------------------
@@ -205,7 +207,7 @@ class HandKernel:
         return self._timing(confirmed.seconds, measurer)
 
     def _timing(self, seconds: float, measurer: WorkerMeasurer) -> Timing:
-        kernel = self.state.kernel
+        kernel = self.kernel
         return Timing(seconds, float(count_operations(kernel.ast).flops), float(kernel_bytes(kernel)),
                       bound_at(kernel, measurer.sizes, self.state.target, self._ceilings()))
 
@@ -238,7 +240,7 @@ class HandKernel:
     def _built(self, *kernels: HandKernel) -> tuple[WorkerMeasurer, list[Candidate]]:
         """What measures the kernel, and a candidate for each chain, compiled with passes. Raises DeviceError where nothing runs."""
         backend_named(self.state.target.device).check_runs()
-        measurer = WorkerMeasurer(self.state.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
+        measurer = WorkerMeasurer(self.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
         candidates = [Candidate(k.state, k.opts, Origin.ACTION) for k in kernels]
         answers = dict(measurer.lower(candidates, 0))
         lowered = [answers[c] for c in candidates]
@@ -252,7 +254,7 @@ class HandKernel:
 
     def _record(self, timed: list[tuple[Candidate, Confirmed]]) -> None:
         """Store the confirmed times of the heuristic, which is first, and of a chain, with their verdicts."""
-        db, target, kernel = self._database(), self.state.target, self.state.kernel
+        db, target, kernel = self._database(), self.state.target, self.kernel
         pair = device_named(target.device).pair
         against = timed[0][1]
         db.record([KernelRecord(self.key, name=self.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,
@@ -282,7 +284,7 @@ class HandKernel:
     # -- code -----------------------------------------------------------------------------------------
     @property
     def _form(self) -> KernelForm:
-        return KernelForm(self.state.kernel, self.state.target, self.opts, self.state.target.device)
+        return KernelForm(self.kernel, self.state.target, self.opts, self.state.target.device)
 
     def linear(self) -> str:
         """LINEAR, the instructions that code is made of, as text."""

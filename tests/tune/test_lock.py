@@ -111,7 +111,7 @@ def test_a_chain_that_is_predicted_to_be_far_slower_is_not_used(tmp_path: Path, 
 def test_a_chain_that_was_found_wrong_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     k = kernel().apply("UPCAST(o0, 4) UPCAST(o1, 16)")
     target, compiler = k.state.target, compiler_for(k.state.target, PrepareConfig())
-    linear = compiler.linear_of(k.state.kernel, k.state.applied_opts)
+    linear = compiler.linear_of(k.kernel, k.opts)
     write_lock(tmp_path / "l.jsonl", [Locked(k.key, target.key, k.state.applied_opts)])
 
     def source(codegen: int) -> str:
