@@ -4,7 +4,8 @@ A phase computes iterations begin ≤ i < end of its outermost parallel loops. W
 of them, of at least 1 ms, and the time is scaled back. A slice is timed only where its time stands for the whole:
 
 * One phase runs, apart from phases that run once: partial results and their combination cannot be cut alike.
-* The slice holds at least four iterations per core.
+* The slice holds at least four iterations per core. On a target with groups of threads it is whole waves, at least four: as many groups as
+  all units of the device run at a time. Less than a wave takes as long as a wave does.
 * The slice does not fall into a smaller cache than the whole. Every buffer of a memory-bound kernel may shrink with the slice, so the
   bytes of the slice must stay in the cache level of the whole. A compute-bound kernel (above 16 operations a byte) reuses what it loads;
   for it only a fall below the second level counts.
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 
-from svod.compile.lower.program import ProgramSpec
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.cost.groups.device import device_of, resident_groups
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
 SLICE_SECONDS = 1e-3
 WORTH_SLICING = 4e-3             # seconds: shorter kernels are timed whole
-TILES_PER_CORE = 4
+TILES_PER_CORE = 4               # and waves of groups
 COMPUTE_BOUND = 16.0             # operations per byte of the buffers
+ROUNDED = 6                      # digits of a number of iterations, so that a share of whole ones stays whole
 LEVEL_MARGIN = 1.25              # a slice counts as above a cache when it is this much larger
 
 
@@ -48,20 +52,37 @@ def least_fraction(kernel: Kernel, target: Target) -> float:
     return min(1.0, LEVEL_MARGIN * below / size) if size else 1.0
 
 
-def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: float | None, plan: ExecutionPlan) -> float:
-    """The part of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None.
+def wave_of(phase: PhaseSpec, target: Target, resources: Sequence[Mapping[str, object]]) -> int:
+    """Groups of a phase that run at a time on all units of a target with groups. `resources` are what its compiler said of the program;
+    where it did not tell the registers, as many groups as fit without them. A driver in software runs one group on each core."""
+    device = device_of(target)
+    if device.is_software:
+        return device.units
+    known = next((r for r in resources if r.get("symbol") == phase.symbol), {})
+    return device.units * resident_groups(device, phase.block, int(str(known.get("registers", 1))), phase.shared_bytes)
+
+
+def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: float | None, plan: ExecutionPlan,
+               resources: Sequence[Mapping[str, object]] = ()) -> float:
+    """The part of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None. `resources`: of `wave_of`.
 
     With an incumbent the part takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one takes 1 ms: an
     untouched kernel may need minutes for the whole."""
-    phase = _only_phase(spec)
-    if phase is None or (incumbent is not None and incumbent < WORTH_SLICING):
+    number = _only_phase(spec)
+    if number is None or (incumbent is not None and incumbent < WORTH_SLICING):
         return 1.0
-    extent, threads = spec.phases[phase].extent, spec.phases[phase].threads
-    least = max(least_fraction(kernel, target), TILES_PER_CORE * threads / extent)
+    phase = spec.phases[number]
+    wave = wave_of(phase, target, resources) if target.has_groups else 0
+
+    def whole(part: float) -> float:
+        """At least this part, in whole waves."""
+        return math.ceil(round(part * phase.extent / wave, ROUNDED)) * wave / phase.extent if wave else part
+    least = whole(max(least_fraction(kernel, target), TILES_PER_CORE * (wave or phase.threads) / phase.extent))
     if least > 0.5:
         return 1.0
     if incumbent is not None:
-        return max(least, min(1.0, SLICE_SECONDS / incumbent))
+        part = whole(max(least, min(1.0, SLICE_SECONDS / incumbent)))
+        return 1.0 if wave and part > 0.5 else part
     part = least
     while part <= 0.5:
         share = part_of_run(plan, spec, part)
@@ -71,7 +92,7 @@ def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: flo
             seconds = time.perf_counter() - started
         if seconds >= SLICE_SECONDS:
             return share if seconds / share >= WORTH_SLICING else 1.0
-        part *= 2 if seconds <= 0 else max(2.0, min(16.0, 1.2 * SLICE_SECONDS / seconds))
+        part = whole(part * (2 if seconds <= 0 else max(2.0, min(16.0, 1.2 * SLICE_SECONDS / seconds))))
     return 1.0
 
 
@@ -80,7 +101,7 @@ def part_of_run(plan: ExecutionPlan, spec: ProgramSpec, part: float) -> float:
     phase = _only_phase(spec)
     assert phase is not None
     extent = spec.phases[phase].extent
-    count = max(1, min(extent, math.ceil(extent * part)))
+    count = max(1, min(extent, math.ceil(round(extent * part, ROUNDED))))
     # from the middle: the first and the last iterations hold the borders
     begin = (extent - count) // 2
     plan.set_range(0, phase, begin, begin + count)

@@ -10,11 +10,14 @@ import pytest
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.core.ir.dtype import dtypes
 from svod.core.machine.target import Target
-from svod.tune.measure.slices import SLICE_SECONDS, WORTH_SLICING, full_run, kernel_bytes, least_fraction, least_part, part_of_run
+from svod.tune.measure.slices import SLICE_SECONDS, WORTH_SLICING, full_run, kernel_bytes, least_fraction, least_part, part_of_run, wave_of
 from tests.tune.search_kernels import elementwise, gemm
 
 TARGET = Target("x86_64", "none", (), 32, 16, 32 << 10, 1 << 20, 32 << 20, 2)
 WITHOUT_CACHES = replace(TARGET, l1=0, l2=0, l3=0)
+# as an H100: 132 units with 2048 threads, 65536 registers and 228 KB of shared memory each
+GPU = replace(WITHOUT_CACHES, threads=1, group_threads=1024, shared_bytes=227 << 10, subgroup=32, registers_per_thread=255,
+              group_registers=65536, units=132, unit_threads=2048, unit_groups=32, unit_shared_bytes=228 << 10)
 
 
 def program(*extents: int, once: tuple[int, ...] = (), threads: int = 2) -> ProgramSpec:
@@ -140,3 +143,56 @@ def test_a_kernel_that_turns_out_short_is_timed_whole(clock: Any) -> None:
     plan = FakePlan(spec, 0.9 * WORTH_SLICING)
     clock(plan)
     assert least_part(gemm(64, 64, 64), spec, TARGET, None, plan) == 1.0  # type: ignore[arg-type]
+
+
+# -- a grid of groups -----------------------------------------------------------------------------------------------------------
+def grid(extent: int, block: int = 256, shared: int = 0) -> ProgramSpec:
+    """A program of one phase: a grid of `extent` groups of `block` threads."""
+    return ProgramSpec("made up", ((dtypes.float32, 8),), (0,), (), (PhaseSpec("p0", extent, 1, 0, block=block, shared_bytes=shared),))
+
+
+class FakeDevice(FakePlan):
+    """Runs waves of groups, each as long as the others, however few groups are in it."""
+
+    def __init__(self, spec: ProgramSpec, wave: int, seconds: float) -> None:
+        super().__init__(spec, seconds)
+        self.wave = wave
+
+    def repeat_timed(self, times: int) -> None:
+        (begin, end), = self.ranges
+        self.now += times * self.seconds * -(-(end - begin) // self.wave)
+        self.runs += times
+
+
+@pytest.mark.parametrize(("block", "registers", "shared", "resident"), [
+    (256, None, 0, 8), (256, 32, 0, 8), (256, 128, 0, 2), (256, 250, 0, 1), (128, None, 100 << 10, 2), (1024, None, 0, 2),
+    (32, None, 0, 32)])
+def test_a_wave_is_the_groups_that_threads_registers_and_shared_memory_of_all_units_allow(block: int, registers: int | None, shared: int,
+                                                                                        resident: int) -> None:
+    reports = [{"symbol": "another", "registers": 255}, *([] if registers is None else [{"symbol": "p0", "registers": registers}])]
+    assert wave_of(grid(9999, block, shared).phases[0], GPU, reports) == 132 * resident
+
+
+def test_a_driver_in_software_runs_a_group_on_each_core() -> None:
+    assert wave_of(grid(9999).phases[0], replace(GPU, units=2, software_lanes=8), ()) == 2
+
+
+@pytest.mark.parametrize("incumbent", [None, 0.005, 0.02, 1.0])
+@pytest.mark.parametrize("extent", [1, 31, 32, 132, 1000, 7 * 264, 8 * 264 - 1, 8 * 264, 10_007, 123_457])
+def test_of_a_grid_whole_waves_are_timed(extent: int, incumbent: float | None, clock: Any) -> None:
+    """32 groups on 132 units take as long as 8 of them: a part that is no whole waves does not tell how long all take."""
+    spec, wave = grid(extent), 2 * 132
+    plan = FakeDevice(spec, wave, (incumbent or 0.02) / -(-extent // wave))
+    clock(plan)
+    kernel, reports = gemm(64, 64, 64), [{"symbol": "p0", "registers": 128}]
+    part = least_part(kernel, spec, GPU, incumbent, plan, reports)  # type: ignore[arg-type]
+    if extent < 8 * wave:
+        assert part == 1.0
+        return
+    assert part <= 0.5
+    share = part_of_run(plan, spec, part)  # type: ignore[arg-type]
+    (begin, end), = plan.ranges
+    assert (end - begin) % wave == 0 and end - begin >= 4 * wave
+    plan.now = 0.0
+    plan.repeat_timed(1)
+    assert plan.now / share == pytest.approx(plan.seconds * extent / wave)
