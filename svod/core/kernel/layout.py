@@ -276,14 +276,13 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
 
 def _in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed) -> Layout:
     """The innermost dim cut into rows of 8, 4 or 2 lines, as many as fit, those of neighbouring positions of the other dim of the tiles one
-    behind the other, and swizzled. Where tiles begin anywhere along the other dim a row is one line, and one is left out between a part of
-    the innermost dim and the next."""
+    behind the other, and swizzled. Where tiles begin anywhere along the other dim a row is one line."""
     inner = order[-1]
     other = packed.row_dim if inner == packed.dim else packed.dim
     whole = -(-extents[inner] // packed.line)
     lines = min(MOST_LINES, whole & -whole) if packed.whole_tiles else 1
     parts, row = whole // lines, packed.line * lines
-    outer = (extents[other] + (lines == 1 < parts)) * row
+    outer = (extents[other] + (left_out(extents[other], parts) if lines == 1 < parts else 0)) * row
     strides, size = [0] * len(extents), parts * outer
     strides[inner], strides[other] = 1, row
     order = (*[d for d in order if d not in (inner, other)], other, inner)
@@ -292,6 +291,13 @@ def _in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed) 
         size *= extents[d]
     return Layout(extents, tuple(strides), order, inner if parts > 1 else -1, row, outer, size,
                   swizzle=Swizzle(packed.line, lines) if lines > 1 else None)
+
+
+def left_out(lines: int, parts: int) -> int:
+    """Lines to leave out behind so many of each of `parts`, so that threads that copy the parts of a row beside each other, and then the
+    next row's, meet in no bank: the parts are an odd multiple of an eighth, a quarter or half of the banks apart."""
+    apart = max(1, MOST_LINES // parts)
+    return (apart - lines) % (2 * apart)
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:

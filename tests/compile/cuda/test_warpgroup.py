@@ -22,7 +22,7 @@ from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
 from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel import layout
+from svod.core.kernel import intrinsics, layout
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -143,19 +143,25 @@ def turns() -> tuple[int, int, int, int]:
     return sum(most[0]), len(copies), sum(most[1]), len(matrices)
 
 
+@pytest.mark.parametrize("swizzled", [True, False])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("block", [1, 2, 4, 8])
-def test_neither_copies_nor_products_meet_in_a_bank(block: int, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their addresses, whatever number of lines a row has. With rows of one line copies of short blocks do."""
+def test_neither_copies_nor_products_meet_in_a_bank(block: int, transposed: bool, swizzled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their addresses, whatever number of lines a row has. Copies into rows of one line do where none is left out."""
     kernel = gemm(64, 64, 256, BF16, BF16, transposed=transposed)
     chain = [*[Opt("TILE", "r0", block)][:block - 1], *STAGED[1:]]
-    check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", *chain))
-    of_copies, copies, of_products, reads = turns()
+
+    def measured() -> tuple[int, int, int, int]:
+        check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", *chain))
+        return turns()
+    if not swizzled:
+        of_tiles = intrinsics._whole_tiles
+        monkeypatch.setattr(intrinsics, "_whole_tiles", lambda *args: of_tiles(*args)._replace(whole_tiles=False))
+    of_copies, copies, of_products, reads = measured()
     assert of_copies == copies > 0 and of_products == reads > 0
-    monkeypatch.setattr(layout, "MOST_LINES", 1)
-    check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", *chain))
-    of_copies, copies, of_products, reads = turns()
-    assert (of_copies > copies) == (block < 4) and of_products == reads
+    monkeypatch.setattr(layout, "left_out", lambda lines, parts: 0)
+    of_copies, copies, of_products, reads = measured()
+    assert (of_copies > copies) != swizzled and of_products == reads
 
 
 def test_what_threads_stored_is_fenced_before_each_barrier() -> None:

@@ -13,7 +13,7 @@ from svod.core.cost.memory_traffic import LINE, Access, Tile, traffic
 from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.layout import SET_STRIDE, Layout, Swizzle, lay_out, layouts
+from svod.core.kernel.layout import SET_STRIDE, Layout, Swizzle, lay_out, layouts, left_out
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.shared import banks
@@ -115,3 +115,14 @@ def test_swizzled_rows_lie_in_all_banks(lines: int, itemsize: int) -> None:
             assert turns(swizzle, column) == 1 and turns(None, column) == lines
         for at in range(0, 8 * lines, 8):
             assert turns(swizzle, [(first + k // lines, k % lines * line) for k in range(at, at + 8)]) == 1
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8, 16, 24])
+def test_lines_are_left_out_so_that_copies_meet_in_no_bank(parts: int) -> None:
+    """Threads copy the parts of a row, then those of the next, eight lines at a time."""
+    for rows in range(1, 70):
+        apart = rows + left_out(rows, parts)
+        assert rows <= apart < rows + 8
+        for first in range(0, parts * rows - parts * rows % 8, 8):
+            lines = [(first + k) % parts * apart + (first + k) // parts for k in range(8)]
+            assert len({line % 8 for line in lines}) == 8, (rows, parts)
