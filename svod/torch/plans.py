@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from svod.config import PrepareConfig
+from svod.core.graph.graph import base_of
 from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError
 from svod.tensor import Tensor
@@ -63,6 +65,8 @@ class Result(NamedTuple):
     strides: tuple[int, ...] | None = None      # of an output with gaps: it is copied there
     is_constant: bool = False
     device: Any = None              # where the output is, if not where the run makes it: a constant of a graph on a GPU, a copy to the CPU
+    base: int | None = None         # the output, by its number, of whose memory this one is a part: `shape`, `strides`, `offset`
+    offset: int = 0
 
 
 class Plan:
@@ -78,6 +82,7 @@ class Plan:
         self._apart = [(a, b) for a in written for b in {s.argument for s in sources}.union(written)
                        if a != b and not copies.isdisjoint((a, b))]
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(sources)      # of each source: the tensor, where, and its memory
+        self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
         self.last = 0                   # the number of the function's call that used it last
         self.seconds = math.inf         # of the fastest run
@@ -94,6 +99,9 @@ class Plan:
             made = self.captured.run(self._read(given), {})
         self.runs += 1
         outputs = [_output(r, made, given) for r in self.results]
+        for i, number, r in self._parts:
+            base = outputs[number]
+            outputs[i] = base.as_strided(r.shape, r.strides, base.storage_offset() + r.offset)
         for argument, number in self.copied:
             given[argument].copy_(outputs[number])
         self.seconds = min(self.seconds, time.perf_counter() - start)
@@ -154,7 +162,11 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
         translation = translate(program.graph, inputs, attributes, clock)
         results, values, copied = _results(program, translation, sizes)
         in_place = bool(values)
-        for place, value in mutated_by(program, translation).items():
+        mutated = mutated_by(program, translation)
+        # a tensor that is the memory of an argument would see what the assignments below write
+        written = {base_of(placed[i].uop) for i in mutated if i in placed}
+        values, (*new,) = ([v.clone() if base_of(v.uop) in written else v for v in group] for group in (values, mutated.values()))
+        for place, value in zip(mutated, new, strict=True):
             source = stand_ins.get(place)
             if in_place and source is not None and source.order is not None:
                 placed[place].assign(value.permute(source.order) if source.order else value)
@@ -232,6 +244,8 @@ def _results(program: Program, translation: Translation, sizes: Mapping[Any, int
     """The outputs, and the tensors that the run makes for them, each contiguous in memory order."""
     nodes = next(n for n in program.graph.nodes if n.op == "output").args[0]
     places = {n: i for i, n in enumerate(n for n in program.graph.nodes if n.op == "placeholder")}
+    parts = _parts([n if isinstance(v, Tensor) and i not in program.mutations else None
+                    for i, (n, v) in enumerate(zip(nodes, translation.outputs, strict=True))], sizes)
     results: list[Result] = []
     values: list[Tensor] = []
     for i, (node, value) in enumerate(zip(nodes, translation.outputs, strict=True)):
@@ -241,11 +255,37 @@ def _results(program: Program, translation: Translation, sizes: Mapping[Any, int
             results.append(Result(-1, places[value], True))
         elif not isinstance(value, Tensor):
             results.append(Result(-1, value))
+        elif i in parts:
+            base = parts[i].base
+            assert base is not None
+            results.append(parts[i]._replace(base=base - sum(m < base for m in program.mutations)))
         else:
             kept, result = _laid_out(value, node, sizes)
             results.append(result._replace(run=len(values), device=_device_of(node)))
             values.append(kept)
     return results, values, []
+
+
+def _parts(nodes: Sequence[Any], sizes: Mapping[Any, int]) -> dict[int, Result]:
+    """Outputs that are a part of another one's memory in PyTorch, by their numbers: a write to one changes the other. The largest dense
+    output is the whole. `nodes`: of the outputs that the run makes, else None."""
+    sharing: dict[Any, list[tuple[int, Any]]] = {}
+    for i, n in enumerate(nodes):
+        if isinstance(n, torch.fx.Node) and isinstance(example := n.meta.get("val"), torch.Tensor):
+            sharing.setdefault((StorageWeakRef(example.untyped_storage()).cdata, example.dtype), []).append((i, example))
+    parts: dict[int, Result] = {}
+    for together in (group for group in sharing.values() if len(group) > 1):
+        shapes = {i: (tuple([concrete(n, sizes) for n in e.shape]), tuple([concrete(n, sizes) for n in e.stride()]),
+                      concrete(e.storage_offset(), sizes)) for i, e in together}
+        whole = max(shapes, key=lambda i: (order_in_memory(*shapes[i][:2]) is not None, math.prod(shapes[i][0])))
+        if order_in_memory(*shapes[whole][:2]) is None or 0 in shapes[whole][0]:
+            continue
+        for i, (shape, strides, offset) in shapes.items():
+            first = offset - shapes[whole][2]
+            last = first + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+            if i != whole and 0 not in shape and first >= 0 and last < math.prod(shapes[whole][0]):
+                parts[i] = Result(-1, shape=shape, strides=strides, base=whole, offset=first)
+    return parts
 
 
 def _device_of(node: Any) -> Any:

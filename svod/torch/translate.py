@@ -148,7 +148,7 @@ class _Walk:
         if not isinstance(target, torch._ops.OpOverload):
             return self._plain(node, args, kwargs)
         if name.startswith("aten.as_strided"):
-            _check_contiguous(node.args[0])
+            _check_storage(node, *args[2 if "scatter" in name else 1:])
         operation = _operation(name, args, node.meta.get("val"))
         if operation is None and name == "prims.convert_element_type.default":
             return args[0].cast(svod_dtype(args[1]))
@@ -219,12 +219,17 @@ class _Walk:
         return node.target(*args, **kwargs)
 
 
-def _check_contiguous(node: Any) -> None:
-    """Raise UnsupportedError for a tensor that PyTorch does not hold contiguously from the beginning of its storage: as_strided reads
-    the storage, which svod knows of no other."""
-    example = node.meta.get("val")
-    if isinstance(example, torch.Tensor) and not (example.is_contiguous() and example.storage_offset() == 0):
-        raise UnsupportedError(f"as_strided of a tensor with gaps or another order of axes, at {place_of(node)}")
+def _check_storage(node: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> None:
+    """Raise UnsupportedError for an as_strided of a tensor that PyTorch does not hold contiguously from the beginning of its storage, or
+    beyond its elements: as_strided reads the storage, which svod knows of no other."""
+    example = node.args[0].meta.get("val")
+    if not isinstance(example, torch.Tensor):
+        return
+    last = (offset or 0) + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if not (example.is_contiguous() and example.storage_offset() == 0):
+        raise UnsupportedError(f"as_strided of a tensor with gaps or another order of axes, at {place_of(node.args[0])}")
+    if 0 not in size and last >= example.numel():
+        raise UnsupportedError(f"as_strided beyond the elements of a tensor, at {place_of(node)}")
 
 
 def _value_of(output: Any) -> Any:
