@@ -87,7 +87,7 @@ def test_results_of_another_version(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, random, onnx, torch, and all"),
+    (["run", "nonsuch"], "svod-bench run --kernels 'nonsuch*'. The suites are core, odd, models, random, gpu, onnx, torch, and all"),
     (["run", "models", "--heuristic"], "svod-bench run --suite models"), (["run", "--nonsuch"], "No such option"),
     (["run", "--json", "none/r.json"], "the directory"), (["run", "--beam", "2", "--db", "old.json"], "not a tuning database"),
     (["report", "-o", "none/r.html"], "-o none/r.html: the directory"), (["ceilings", "--json", "none/c.json"], "--json none/c.json"),

@@ -68,6 +68,11 @@ def _layer_norm(x: Any, gain: Any, offset: Any, eps: float) -> Any:
     return centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * gain + offset
 
 
+def _rms_norm(x: Any, gain: Any, eps: float) -> Any:
+    wide = x.astype(jnp.float32)
+    return (wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)).astype(x.dtype) * gain
+
+
 def _attention(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
     scores = (q @ jnp.swapaxes(k, -1, -2)) * (1 / math.sqrt(q.shape[-1]))
     if causal:
@@ -81,6 +86,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "conv2d": lambda options, x, w: _conv2d(x, w, **options),
     "softmax": lambda options, x: jax.nn.softmax(x, -1),
     "layer_norm": lambda options, x, gain, offset: _layer_norm(x, gain, offset, options["eps"]),
+    "rms_norm": lambda options, x, gain: _rms_norm(x, gain, options["eps"]),
     "attention": lambda options, q, k, v: _attention(q, k, v),
     "sum": lambda options, x: x.sum(options["axis"]),
     "max": lambda options, x: x.max(options["axis"]),
@@ -88,6 +94,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "gelu": lambda options, x: jax.nn.gelu(x, approximate=False),
     "axpy": lambda options, x, y: options["a"] * x + y,
     "transpose": lambda options, x: x.T,
+    "heads_first": lambda options, x: jnp.swapaxes(x, 0, 1),
+    "cast": lambda options, x: x.astype(options["to"]),
 }
 
 

@@ -35,7 +35,8 @@ class NumpyPeer:
         if case.dtype == "bfloat16":
             raise UnsupportedError("NumPy has no bfloat16")
         out = np.zeros(case.out_shape, case.out_dtype)
-        step, remark = build(case.options, out, *operands)
+        through = case.dtype == "float16" and case.op != "matmul"
+        step, remark = _through_float32(build, case.options, out, operands) if through else build(case.options, out, *operands)
         return PreparedPeer(calls(step), lambda: out, True, remark)
 
 
@@ -49,6 +50,20 @@ def _matmul(options: Mapping[str, Any], out: Array, a: Array, b: Array) -> tuple
         np.matmul(a.astype(np.float32), b.astype(np.float32), out=product)
         np.copyto(out, product, casting="unsafe")
     return step, "converted to float32 and back: NumPy has no fast product of this type"
+
+
+def _through_float32(build: Callable[..., tuple[Step, str]], options: Mapping[str, Any], out: Array, operands: Sequence[Array]) -> tuple[
+        Step, str]:
+    """An operation over copies of its operands in float32."""
+    wide, result = [np.zeros(a.shape, np.float32) for a in operands], np.zeros(out.shape, np.float32)
+    inner, _ = build(options, result, *wide)
+
+    def step() -> None:
+        for w, a in zip(wide, operands, strict=True):
+            np.copyto(w, a)
+        inner()
+        np.copyto(out, result, casting="same_kind")
+    return step, "converted to float32 and back: NumPy has no fast arithmetic of this type"
 
 
 def _conv2d(options: Mapping[str, Any], out: Array, x: Array, w: Array) -> tuple[Step, str]:
@@ -96,6 +111,15 @@ def _layer_norm(options: Mapping[str, Any], out: Array, x: Array, gain: Array, o
     return step, ""
 
 
+def _rms_norm(options: Mapping[str, Any], out: Array, x: Array, gain: Array) -> tuple[Step, str]:
+    def step() -> None:
+        np.square(x, out=out)
+        scale = np.sqrt(out.mean(-1, keepdims=True) + np.float32(options["eps"]))
+        np.divide(x, scale, out=out)
+        np.multiply(out, gain, out=out)
+    return step, ""
+
+
 def _attention(options: Mapping[str, Any], out: Array, q: Array, k: Array, v: Array) -> tuple[Step, str]:
     scores = np.empty((*q.shape[:-1], k.shape[-2]), np.float32)
     scale = np.float32(1.0 / math.sqrt(q.shape[-1]))
@@ -139,10 +163,13 @@ OPERATIONS: Mapping[str, Callable[..., tuple[Step, str]]] = {
     "conv2d": _conv2d,
     "softmax": lambda options, out, x: (lambda: _softmax_into(x, out), ""),
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "attention": _attention,
     "sum": lambda options, out, x: (lambda: np.sum(x, axis=options["axis"], out=out), ""),
     "max": lambda options, out, x: (lambda: np.max(x, axis=options["axis"], out=out), ""),
     "max_pool2d": _max_pool2d,
     "axpy": _axpy,
     "transpose": lambda options, out, x: (lambda: np.copyto(out, x.T), ""),
+    "heads_first": lambda options, out, x: (lambda: np.copyto(out, x.swapaxes(0, 1)), ""),
+    "cast": lambda options, out, x: (lambda: np.copyto(out, x, casting="same_kind"), ""),
 }

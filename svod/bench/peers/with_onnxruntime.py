@@ -204,9 +204,19 @@ def _conv2d(g: _Graph, case: Case, x: str, w: str) -> str:
     return g.node("Conv", x, w, strides=[o["stride"]] * 2, pads=[o["padding"]] * 4, group=o["groups"])
 
 
+def _number(g: _Graph, case: Case, value: float) -> str:
+    """A constant of the type of a case."""
+    return g.weight(np.asarray(value, "float16" if case.dtype == "float16" else "float32"))
+
+
+def _rms_norm(g: _Graph, case: Case, x: str, gain: str) -> str:
+    mean = g.node("ReduceMean", g.node("Mul", x, x), g.weight(np.array([-1])), keepdims=1)
+    return g.node("Mul", g.node("Div", x, g.node("Sqrt", g.node("Add", mean, _number(g, case, case.options["eps"])))), gain)
+
+
 def _attention(g: _Graph, case: Case, q: str, k: str, v: str) -> str:
     scores = g.node("MatMul", q, g.node("Transpose", k, perm=(0, 1, 3, 2)))
-    scaled = g.node("Mul", scores, g.weight(np.float32(1 / math.sqrt(case.operands[0].shape[-1]))))
+    scaled = g.node("Mul", scores, _number(g, case, 1 / math.sqrt(case.operands[0].shape[-1])))
     return g.node("MatMul", g.node("Softmax", scaled, axis=-1), v)
 
 
@@ -216,6 +226,7 @@ OPERATIONS: Mapping[str, Callable[..., str]] = {
     "conv2d": _conv2d,
     "softmax": lambda g, case, x: g.node("Softmax", x, axis=-1),
     "layer_norm": lambda g, case, x, gain, offset: g.node("LayerNormalization", x, gain, offset, axis=-1, epsilon=case.options["eps"]),
+    "rms_norm": _rms_norm,
     "attention": _attention,
     "sum": partial(_reduce, "ReduceSum"),
     "max": partial(_reduce, "ReduceMax"),
@@ -223,4 +234,6 @@ OPERATIONS: Mapping[str, Callable[..., str]] = {
     "gelu": lambda g, case, x: g.node("Gelu", x),
     "axpy": lambda g, case, x, y: g.node("Add", g.node("Mul", x, g.weight(np.float32(case.options["a"]))), y),
     "transpose": lambda g, case, x: g.node("Transpose", x, perm=(1, 0)),
+    "heads_first": lambda g, case, x: g.node("Transpose", x, perm=(1, 0, 2)),
+    "cast": lambda g, case, x: g.node("Cast", x, to=TYPES[case.options["to"]]),
 }

@@ -146,12 +146,15 @@ WRITING: Mapping[str, Callable[..., Callable[[], object]]] = {
     "gelu": lambda options, out, x: lambda: torch._C._nn.gelu(x, approximate="none", out=out),
     "axpy": lambda options, out, x, y: lambda: torch.add(y, x, alpha=options["a"], out=out),
     "transpose": lambda options, out, x: lambda: out.copy_(x.t()),
+    "heads_first": lambda options, out, x: lambda: out.copy_(x.transpose(0, 1)),
+    "cast": lambda options, out, x: lambda: out.copy_(x),
 }
 # operations that return a new output
 RETURNING: Mapping[str, Callable[..., Callable[[], Tensor]]] = {
     "linear_gelu": lambda options, x, w, b: lambda: functional.gelu(functional.linear(x, w, b)),
     "conv2d": lambda options, x, w: lambda: functional.conv2d(x, w, None, options["stride"], options["padding"], 1, options["groups"]),
     "layer_norm": lambda options, x, g, b: lambda: functional.layer_norm(x, (x.shape[-1],), g, b, options["eps"]),
+    "rms_norm": lambda options, x, g: lambda: functional.rms_norm(x, (x.shape[-1],), g, options["eps"]),
     "attention": lambda options, q, k, v: lambda: functional.scaled_dot_product_attention(q, k, v),
     "max_pool2d": lambda options, x: lambda: functional.max_pool2d(x, options["kernel"], options["stride"], options["padding"]),
 }

@@ -141,34 +141,42 @@ def linear_gelu(name: str, title: str, m: int, k: int, n: int) -> Case:
 
 
 def conv2d(name: str, title: str, channels: int, outputs: int, kernel: int, size: int, stride: int = 1, groups: int = 1, *,
-           suite: str = "core") -> Case:
+           dtype: str = "float32", suite: str = "core") -> Case:
     """A convolution of one image, padded by half the kernel: (1, channels, size, size), (outputs, channels / groups, kernel, kernel)."""
     pad = kernel // 2
     out = (size + 2 * pad - kernel) // stride + 1
     weight = (outputs, channels // groups, kernel, kernel)
-    operands = CaseOperand((1, channels, size, size)), CaseOperand(weight, weight=True)
-    return Case(name, title, suite, "conv", "conv2d", operands, (1, outputs, out, out), "float32", 2 * math.prod(weight) * out * out,
+    operands = CaseOperand((1, channels, size, size), dtype), CaseOperand(weight, dtype, weight=True)
+    return Case(name, title, suite, "conv", "conv2d", operands, (1, outputs, out, out), dtype, 2 * math.prod(weight) * out * out,
                 lambda x, w: x.conv2d(w, stride=stride, padding=pad, groups=groups), {"stride": stride, "padding": pad, "groups": groups})
 
 
-def softmax(name: str, title: str, rows: int, columns: int, *, suite: str = "core") -> Case:
+def softmax(name: str, title: str, rows: int, columns: int, *, dtype: str = "float32", suite: str = "core") -> Case:
     """Over the last axis."""
     shape = (rows, columns)
-    return Case(name, title, suite, "rows", "softmax", (CaseOperand(shape),), shape, "float32", 5 * rows * columns, lambda x: x.softmax(-1))
+    return Case(name, title, suite, "rows", "softmax", (CaseOperand(shape, dtype),), shape, dtype, 5 * rows * columns,
+                lambda x: x.softmax(-1))
 
 
-def layer_norm(name: str, title: str, rows: int, columns: int) -> Case:
+def layer_norm(name: str, title: str, rows: int, columns: int, *, dtype: str = "float32", suite: str = "core") -> Case:
     """Over the last axis, with gain and offset."""
-    operands = CaseOperand((rows, columns)), CaseOperand((columns,), weight=True), CaseOperand((columns,), weight=True)
-    return Case(name, title, "core", "rows", "layer_norm", operands, (rows, columns), "float32", 7 * rows * columns,
+    operands = CaseOperand((rows, columns), dtype), CaseOperand((columns,), dtype, True), CaseOperand((columns,), dtype, True)
+    return Case(name, title, suite, "rows", "layer_norm", operands, (rows, columns), dtype, 7 * rows * columns,
                 lambda x, g, b: x.layer_norm(columns, g, b, 1e-5), {"eps": 1e-5})
 
 
-def attention(name: str, title: str, heads: int, length: int, width: int) -> Case:
+def rms_norm(name: str, title: str, rows: int, columns: int, *, dtype: str = "float32", suite: str = "core") -> Case:
+    """Over the last axis, with gain."""
+    operands = CaseOperand((rows, columns), dtype), CaseOperand((columns,), dtype, True)
+    return Case(name, title, suite, "rows", "rms_norm", operands, (rows, columns), dtype, 4 * rows * columns,
+                lambda x, g: x.rms_norm(columns, g, 1e-5), {"eps": 1e-5})
+
+
+def attention(name: str, title: str, heads: int, length: int, width: int, *, dtype: str = "float32", suite: str = "core") -> Case:
     """softmax(q kᵀ / √width) v, without a mask: three operands of (1, heads, length, width)."""
     shape = (1, heads, length, width)
     flops = 4 * heads * length * length * width + 5 * heads * length * length
-    return Case(name, title, "core", "rows", "attention", (CaseOperand(shape),) * 3, shape, "float32", flops,
+    return Case(name, title, suite, "rows", "attention", (CaseOperand(shape, dtype),) * 3, shape, dtype, flops,
                 lambda q, k, v: q.scaled_dot_product_attention(k, v))
 
 
@@ -198,10 +206,23 @@ def axpy(name: str, title: str, count: int) -> Case:
                 lambda x, y: x * 2.5 + y, {"a": 2.5})
 
 
-def transpose(name: str, title: str, rows: int, columns: int) -> Case:
+def transpose(name: str, title: str, rows: int, columns: int, *, suite: str = "core") -> Case:
     """A transposed copy of a matrix."""
-    return Case(name, title, "core", "elementwise", "transpose", (CaseOperand((rows, columns)),), (columns, rows), "float32", 0.0,
+    return Case(name, title, suite, "elementwise", "transpose", (CaseOperand((rows, columns)),), (columns, rows), "float32", 0.0,
                 lambda x: x.transpose(0, 1).contiguous())
+
+
+def heads_first(name: str, title: str, length: int, heads: int, width: int, *, suite: str) -> Case:
+    """A copy of (length, heads, width) as (heads, length, width), as attention takes it: whole rows move."""
+    return Case(name, title, suite, "elementwise", "heads_first", (CaseOperand((length, heads, width)),), (heads, length, width), "float32",
+                0.0, lambda x: x.transpose(0, 1).contiguous())
+
+
+def cast(name: str, title: str, rows: int, columns: int, to: str, *, suite: str) -> Case:
+    """A copy of float32 in another type."""
+    shape = (rows, columns)
+    return Case(name, title, suite, "elementwise", "cast", (CaseOperand(shape),), shape, to, 0.0, lambda x: x.cast(to),
+                {"to": to, "tolerance": TOLERANCE[to]})
 
 
 def model(name: str, title: str, script: str, kind: str, shape: tuple[int, ...], out_shape: tuple[int, ...]) -> Case:

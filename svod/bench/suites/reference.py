@@ -91,6 +91,10 @@ def _layer_norm(options: Mapping[str, Any], x: Array, gain: Array, offset: Array
     return np.asarray((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + options["eps"]) * gain + offset)
 
 
+def _rms_norm(options: Mapping[str, Any], x: Array, gain: Array) -> Array:
+    return np.asarray(x / np.sqrt(np.square(x).mean(-1, keepdims=True) + options["eps"]) * gain)
+
+
 def _attention(options: Mapping[str, Any], q: Array, k: Array, v: Array) -> Array:
     return np.asarray(_softmax(options, q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) @ v)
 
@@ -108,6 +112,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "conv2d": _conv2d,
     "softmax": _softmax,
     "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
     "attention": _attention,
     "sum": lambda options, x: x.sum(options["axis"]),
     "max": lambda options, x: x.max(options["axis"]),
@@ -115,5 +120,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "gelu": _gelu,
     "axpy": lambda options, x, y: options["a"] * x + y,
     "transpose": lambda options, x: x.T,
+    "heads_first": lambda options, x: x.swapaxes(0, 1),
+    "cast": lambda options, x: x,
     "model": lambda options, x: load_model(options["script"], options["kind"]).reference(x),
 }

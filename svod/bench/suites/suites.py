@@ -5,16 +5,18 @@
     models   the whole models of experiments/models
     onnx     real ONNX files (`onnx_files.py`), each library in a process of its own
     torch    PyTorch modules (`torch_modules.py`), each library in a process of its own
+    gpu      kernels of the kinds of core that fill a GPU, in its types (`gpu_kernels.py`)
     random   kernels of the kinds of core, with extents drawn from a seed (`random_kernels.py`)
 """
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from svod.bench.suites import cases
 from svod.bench.suites.cases import Case
+from svod.bench.suites.gpu_kernels import GPU, gpu_cases
 from svod.bench.suites.onnx_files import onnx_cases
 from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT, random_cases
 from svod.bench.suites.torch_modules import torch_cases
@@ -77,9 +79,10 @@ MODELS = (
     cases.model("gpt2_block", "GPT-2 block 1×256×768", "gpt2_block", "Gpt2Block", (1, 256, 768), (1, 256, 768)),
 )
 
-SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS, "onnx": onnx_cases(), "torch": torch_cases()}
+SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS, "onnx": onnx_cases(), "torch": torch_cases(),
+                                         GPU: gpu_cases(small=False)}
 ALL = ("core", "odd", "models")         # those of kernels and models that come with svod
-SUITE_NAMES = (*ALL, RANDOM, "onnx", "torch")
+SUITE_NAMES = (*ALL, RANDOM, GPU, "onnx", "torch")
 
 
 def parse_suites(text: str) -> tuple[str, ...]:
@@ -92,11 +95,13 @@ def parse_suites(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s for n in names for s in (ALL if n == "all" else (n,))))
 
 
-def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT) -> list[Case]:
+def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT, small: bool = False) -> list[Case]:
     """The cases of `suites` (see `parse_suites`) whose names match one of the patterns, which are joined by commas; `*` and `?` work as in
-    a shell. `seed` and `count` are those of the suite random. Raises ConfigError for an unknown suite and for a pattern without a case."""
+    a shell. `seed` and `count` are those of the suite random; `small` is for the suite gpu where there is none. Raises ConfigError for an
+    unknown suite and for a pattern without a case."""
     names = parse_suites(suites)
-    known = [c for name in names for c in (random_cases(count, seed) if name == RANDOM else SUITES[name])]
+    made: dict[str, Callable[[], Sequence[Case]]] = {RANDOM: lambda: random_cases(count, seed), GPU: lambda: gpu_cases(small)}
+    known = [c for name in names for c in (made[name]() if name in made else SUITES[name])]
     chosen: dict[str, Case] = {}
     for part in filter(None, (p.strip() for p in pattern.split(","))):
         matching = [c for c in known if fnmatch.fnmatchcase(c.name, part)]

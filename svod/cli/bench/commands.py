@@ -90,7 +90,7 @@ class _RunCommand(click.Command):
 
 @cli.command(cls=_RunCommand)
 @click.option("--suite", default="core", show_default=True, metavar="NAMES",
-              help="Which kernels: core, odd, models, random; or whole models: onnx, torch; with commas, or all.")
+              help="Which kernels: core, odd, models, random, gpu; or whole models: onnx, torch; with commas, or all.")
 @click.option("--kernels", default="*", metavar="GLOB", help="Only kernels whose names match; several patterns are joined by commas.")
 @click.option("--beam", type=click.IntRange(min=1), metavar="N", help="Search what the tuning database lacks, with this beam width.")
 @click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS",
@@ -115,6 +115,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     """Time kernels: svod's heuristics, tuned, and every installed peer, interleaved, each result checked against NumPy first."""
     from svod.bench.peers import parse_peers
     from svod.bench.results import FORMAT, Settings
+    from svod.bench.suites.gpu_kernels import GPU, is_gpu
     from svod.bench.suites.random_kernels import RANDOM, RANDOM_COUNT
     from svod.bench.suites.suites import parse_suites, select_cases
     from svod.compile.plan.dump import passes_of
@@ -128,7 +129,11 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     count = count or RANDOM_COUNT
     if seed is None:
         seed = secrets.randbelow(NEW_SEEDS) if with_random else 0
-    cases = select_cases(suite, kernels, seed=seed, count=count)
+    prepare = config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device)
+    small = GPU in parse_suites(suite) and not is_gpu(_target(prepare))
+    if small:
+        _say(f"the suite gpu is of small kernels, as {prepare.device or HOST} is no GPU")
+    cases = select_cases(suite, kernels, seed=seed, count=count, small=small)
     if with_random:
         _say(f"the suite random is {count} kernels of seed {seed}; --seed {seed} gives the same ones again")
     names = parse_peers(peers)
@@ -140,7 +145,6 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     if budget is not None and mode != "beam":
         raise click.UsageError("--budget is the time of a search; add --beam N")
     cases = _installed(cases)
-    prepare = config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device)
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     passes_of(prepare)
     settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,

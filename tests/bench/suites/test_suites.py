@@ -5,6 +5,7 @@ import math
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,16 +16,19 @@ from svod import Tensor
 from svod.bench.peers import LIBRARIES, Peer, load_peers, parse_peers
 from svod.bench.suites import cases as kinds
 from svod.bench.suites.cases import Case, CaseOperand
+from svod.bench.suites.gpu_kernels import GPU, gpu_cases, is_gpu
 from svod.bench.suites.random_kernels import LEAST_SECONDS, MOST_SECONDS, is_prime, nominal_seconds, random_cases
 from svod.bench.suites.reference import FUNCTIONS, largest_error, reference, widen
 from svod.bench.suites.suites import ALL, SUITES, select_cases
 from svod.cli.bench.contestants import svod_contestants
+from svod.compile.cpu.host import host_target
 from svod.core.ir.dtype import BY_NAME
 from svod.errors import ConfigError, UnsupportedError
 from svod.tune import at_prepare as search
 from svod.tune.session import SessionResult
 
 EVERY = [c for name in ALL for c in SUITES[name]]      # test_whole_models.py has the others
+OF_GPU = [*SUITES[GPU], *gpu_cases(small=True)]
 # every operation at extents that nothing divides, and 1
 SMALL = [
     kinds.matmul("product", "", (17, 9), (9, 5)),
@@ -50,11 +54,20 @@ SMALL = [
     kinds.gelu("gelu", "", 1009),
     kinds.axpy("axpy", "", 1009),
     kinds.transpose("transpose", "", 19, 23),
+    kinds.rms_norm("rms_norm", "", 5, 33),
+    kinds.heads_first("heads_first", "", 7, 3, 5, suite=GPU),
+    kinds.cast("cast", "", 19, 23, "float16", suite=GPU),
+    kinds.softmax("softmax_half", "", 5, 33, dtype="float16"),
+    kinds.layer_norm("norm_half", "", 5, 33, dtype="float16"),
+    kinds.rms_norm("rms_norm_half", "", 5, 33, dtype="float16"),
+    kinds.attention("attention_half", "", 3, 13, 8, dtype="float16"),
+    kinds.attention("attention_brain", "", 3, 13, 8, dtype="bfloat16"),
+    kinds.conv2d("conv_half", "", 3, 5, 3, 13, dtype="float16"),
 ]
 
 
 def test_names_are_unique_and_plain() -> None:
-    names = [c.name for c in EVERY]
+    names = [c.name for c in (*EVERY, *OF_GPU)]
     assert len(set(names)) == len(names)
     assert all(n.replace("_", "").isalnum() for n in names)
 
@@ -85,7 +98,7 @@ def test_work_is_counted_by_hand() -> None:
     assert by_name["axpy_16m"].bytes_read == 2 * by_name["axpy_16m"].bytes_written == 2 * 4 * (1 << 24)
 
 
-@pytest.mark.parametrize("case", [c for c in EVERY if c.op != "model"], ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [c for c in (*EVERY, *OF_GPU) if c.op != "model"], ids=lambda c: c.name)
 def test_svod_expression_has_the_declared_shape(case: Case) -> None:
     """Nothing is computed: the operands are never written."""
     operands = [Tensor.empty(*o.shape, dtype=o.dtype) for o in case.operands]
@@ -98,6 +111,18 @@ def test_a_neighbour_is_the_same_operation_of_about_the_same_work() -> None:
         assert c.neighbour is not None and (c.neighbour.op, c.neighbour.dtype, c.neighbour.group) == (c.op, c.dtype, c.group)
         assert 0.6 < c.work / c.neighbour.work < 1.1
     assert all(c.neighbour is None for c in EVERY if c.suite != "odd")
+
+
+def test_the_suite_gpu_is_the_same_kernels_smaller_where_there_is_none() -> None:
+    real, small = SUITES[GPU], gpu_cases(small=True)
+    assert [(c.op, c.dtype, c.group, c.suite) for c in real] == [(c.op, c.dtype, c.group, GPU) for c in small]
+    assert all(4 * few.work <= much.work for few, much in zip(small, real, strict=True))
+    assert {c.dtype for c in real if c.op == "matmul"} == {"float32", "float16", "bfloat16"}
+    assert [c.name for c in select_cases(GPU, "*_cast_*")] == ["gpu_cast_8192"]
+    assert [c.name for c in select_cases(GPU, "*_cast_*", small=True)] == ["gpu_cast_1024"]
+    host = host_target()
+    grouped = replace(host, group_threads=256)
+    assert (is_gpu(host), is_gpu(grouped), is_gpu(replace(grouped, software_lanes=8))) == (False, True, False)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32])
@@ -181,7 +206,8 @@ def test_largest_error() -> None:
 INSTALLED = [name for name, library in LIBRARIES.items() if all(find_spec(m) is not None for m in library.needs)]
 CONTESTANTS: list[Any] = [*svod_contestants("heuristic", None), *load_peers(INSTALLED, 1)[0]]
 KNOWN_GAPS = {("numpy", "brain"): "bfloat16", ("numpy", "gelu"): "erf", ("numpy", "linear"): "erf",
-              ("onnxruntime", "brain"): "NOT_IMPLEMENTED"}
+              ("onnxruntime", "brain"): "NOT_IMPLEMENTED", ("numpy", "attention_brain"): "bfloat16",
+              ("onnxruntime", "attention_brain"): "Type Error"}
 
 
 @pytest.mark.parametrize("peer", CONTESTANTS, ids=lambda p: p.name)
@@ -209,7 +235,7 @@ def test_kernels_of_svod_come_from_their_case() -> None:
 
 
 def test_all_operations_have_a_reference() -> None:
-    assert {c.op for c in EVERY} == set(FUNCTIONS) and {c.op for c in SMALL} == set(FUNCTIONS) - {"model"}
+    assert {c.op for c in (*EVERY, *OF_GPU)} == set(FUNCTIONS) and {c.op for c in SMALL} == set(FUNCTIONS) - {"model"}
 
 
 def test_models_are_computed_by_every_installed_library() -> None:
