@@ -5,8 +5,8 @@
     a.to_json()
 
 For each kernel: the work of a direct loop nest (flops, and the bytes of the arguments, each counted once), the memory of its program
-(scratch of the workers, temporaries), the number of threads, and an estimate of its time. The estimate is the bound of the machine's
-ceilings plus the cost of the launches. For the plan:
+(scratch of the workers, temporaries), the number of threads, on a GPU what its groups need, and an estimate of its time. The estimate is
+the bound of the machine's ceilings plus the cost of the launches. For the plan:
 
     dependencies    data: the kernel reads what the other writes.  control: it writes what the other has read or written before.
                     Intermediates that the planner placed in the same memory are not listed: their kernels are of different levels
@@ -22,13 +22,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from svod.bench.roofline import Ceilings, plan_ceilings
+from svod.compile.backend import device_named
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.host_item import HostItem
 from svod.compile.plan.memory_planner import lower_bound
 from svod.compile.plan.plan_parts import PreparedKernel, levels_of, lifetimes_of, region_in, written_by
+from svod.compile.resources import PhaseResources
 from svod.core.cost.op_count import Work
 from svod.core.machine.target import Target
 from svod.core.schedule.regions import Region, are_disjoint
-from svod.system.quantities import amount
+from svod.system.quantities import amount, percent
 from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
@@ -41,7 +44,7 @@ class KernelAnalysis:
     `flops`, `bytes_read` and `bytes_written` are None where the work is unknown; a Python function has the bytes of its arrays.
     `scratch_bytes` counts all workers, `temporary_bytes` what lies between phases, `kept_bytes` temporaries written once, at prepare.
     `threads` is the most that a phase uses, `launches` their number in one run. `seconds` is estimated; `bound_by` is compute, memory,
-    launch, or host callback."""
+    launch, or host callback. `resources`: what the phases of a run need of a device with groups of threads; None on others."""
 
     index: int
     name: str
@@ -60,6 +63,7 @@ class KernelAnalysis:
     launches: int
     seconds: float | None
     bound_by: str
+    resources: tuple[PhaseResources, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ class PlanAnalysis:
                  k.bound_by, k.origin) for k in self.kernels]
         header = ("kernel", "level", "flops", "read", "written", "scratch", "threads", "estimate", "by", "origin")
         out = text_table(header, rows, right=header[1:8], shrink={"kernel", "origin"}, width=width)
+        out += self._resources_table(width)
         data = sum(d.kind == "data" for d in self.dependencies)
         m = self.memory
         called = ", ".join(f"{i} {self.kernels[i].name}" for i in self.callbacks)
@@ -173,6 +178,14 @@ class PlanAnalysis:
                 out.append(f"and {len(self.fusions) - fusions} more")
         return "\n".join(out)
 
+    def _resources_table(self, width: int) -> list[str]:
+        """What the groups of each phase need of a device that has groups of threads; nothing on others."""
+        rows = [(" ".join([str(k.index), k.name, *([p.symbol] if len(k.resources) > 1 else [])]), str(p.threads), amount(p.registers),
+                 amount(p.shared, "B"), amount(p.spill_stores, "B"), amount(p.resident), percent(p.occupancy))
+                for k in self.kernels if k.resources is not None for p in k.resources]
+        header = ("groups", "threads", "registers", "shared", "spilled", "of a unit", "occupancy")
+        return ["", *text_table(header, rows, right=header[1:], shrink={"groups"}, width=width)] if rows else []
+
     def __str__(self) -> str:
         return self.table()
 
@@ -188,7 +201,7 @@ def analyze(plan: ExecutionPlan, ceilings: Ceilings | None = None) -> PlanAnalys
 def _analyze(plan: ExecutionPlan, limits: Ceilings | None, target: Target) -> PlanAnalysis:
     groups = levels_of(plan.kernels)
     level_of = {i: level for level, group in enumerate(groups) for i in group}
-    kernels = tuple(_analyze_kernel(i, k, level_of[i], plan.threads, limits, target) for i, k in enumerate(plan.kernels))
+    kernels = tuple(_analyze_kernel(i, k, level_of[i], plan, limits, target) for i, k in enumerate(plan.kernels))
     dependencies = dependencies_of(plan)
     path, critical = critical_path([k.seconds for k in kernels], dependencies)
     known = [k.seconds for k in kernels if k.seconds is not None]
@@ -211,8 +224,9 @@ def _estimate(work: Work, limits: Ceilings, target: Target, threads: int, phases
     return roof + launches, "launch" if launches > roof else bound.by
 
 
-def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits: Ceilings | None, target: Target) -> KernelAnalysis:
-    phases = [p for p in k.spec.phases if not p.once]
+def _analyze_kernel(index: int, k: PreparedKernel, level: int, plan: ExecutionPlan, limits: Ceilings | None,
+                    target: Target) -> KernelAnalysis:
+    most, phases = plan.threads, [p for p in k.spec.phases if not p.once]
     threads = min(most, max((p.threads for p in phases), default=1))
     once = len(phases) < len(k.spec.phases)
     temporary = sum(k.spec.temps)
@@ -228,7 +242,19 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, most: int, limits
         read = sum(moved) - written
     return KernelAnalysis(index, k.name, k.key, k.origin, k.cut, k.opts_source, level, flops, read, written,
                           max((p.scratch_bytes * min(most, p.threads) for p in k.spec.phases), default=0), 0 if once else temporary,
-                          temporary if once else 0, threads, len(phases), seconds, by)
+                          temporary if once else 0, threads, len(phases), seconds, by, _resources(k, plan.device))
+
+
+def _resources(k: PreparedKernel, device: str) -> tuple[PhaseResources, ...] | None:
+    """What the phases of a run need of the kernel's device; None for a device without groups of threads, and where no program runs."""
+    if isinstance(k.loaded, HostItem):
+        return None
+    backend, pair = device_named(k.device or device)
+    target = backend.target()
+    if not target.has_groups:
+        return None
+    once = {p.symbol for p in k.spec.phases if p.once}
+    return tuple(r for r in pair.resources(k.loaded, k.spec, target) if r.symbol not in once)
 
 
 def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:

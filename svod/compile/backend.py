@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import NamedTuple, Protocol
 
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
+from svod.compile.resources import PhaseResources, resources_of
 from svod.core.cost.cost_model import Cost
 from svod.core.graph.buffer import Memory
 from svod.core.kernel.scheduler import Scheduler
@@ -76,9 +77,9 @@ class CompilerPair(ABC):
         """The machine code of a binary, for people, where it is another language than the assembly. Raises UnsupportedError."""
         raise UnsupportedError(f"the compiler {self.name} shows machine code as assembly; asm() has it")
 
-    def resources(self, code: bytes) -> Sequence[Mapping[str, object]]:
-        """What the functions of a binary need of a device, JSON-able, where the compiler says so: registers, shared memory, spills."""
-        return ()
+    def resources(self, code: bytes | LoadedCode, spec: ProgramSpec, target: Target) -> tuple[PhaseResources, ...]:
+        """What each phase of a program needs of a device with groups of threads; () for others. `code`: its binary, or that loaded."""
+        return tuple(resources_of(target, p, p.block) for p in spec.phases) if target.has_groups else ()
 
     def functions(self, code: LoadedCode) -> Sequence[tuple[int, int, str]]:
         """The functions of loaded code in memory: (address, bytes, symbol); none where it is no machine code."""

@@ -12,7 +12,7 @@ import atexit
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from svod.bench.roofline import Bound, Ceilings, cached_ceilings
 from svod.bench.timer import PROTOCOL_REVISION
 from svod.compile.backend import backend_named, device_named
 from svod.compile.plan.kernel_form import KernelForm
+from svod.compile.resources import PhaseResources
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.ir.serialize import ast_to_data
@@ -302,8 +303,9 @@ class HandKernel:
         """The machine code of an NVIDIA GPU. Raises UnsupportedError for other devices, and where no tool prints it."""
         return self._form.sass()
 
-    def resources(self) -> Sequence[Mapping[str, object]]:
-        """What each phase needs of the device, as its compiler says: registers, bytes of shared memory and spills; () where it does not."""
+    def resources(self) -> tuple[PhaseResources, ...]:
+        """What each phase needs of a device with groups of threads, and how much of a unit it fills: threads, shared memory, and registers,
+        spills and occupancy where the compiler says them; () for other devices."""
         return self._form.resources()
 
     def object(self, path: str | os.PathLike[str]) -> Path:

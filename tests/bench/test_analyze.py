@@ -129,6 +129,7 @@ def test_a_plan_from_tensors() -> None:
     assert fusion.bytes == 4 * 16 * 24 and fusion.traffic == 2 * fusion.bytes and "reduction" in fusion.why
     assert a.memory.lower_bound == a.memory.peak >= 4 * 16 * 24 and a.memory.outputs == 4 * 16 * 24
     assert a.critical_path == (0, 1)
+    assert [k.resources for k in a.kernels] == [None, None] and "occupancy" not in a.table(), "a CPU has no groups of threads"
 
 
 def test_kernels_that_put_a_buffer_together_do_not_wait_for_each_other() -> None:

@@ -12,6 +12,7 @@ from svod.cli.tune.compile_only import CompiledKernel, CompiledState, compiled_t
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.code import Nvptx
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan
+from svod.compile.resources import PhaseResources
 from svod.core.ir.dtype import dtypes
 from svod.errors import CompileError, SvodError
 from svod.tune import capture
@@ -54,11 +55,12 @@ def test_every_state_is_compiled_and_reported(captured: str, tmp_path: Path) -> 
     assert [s["predicted_cycles"] for s in states] == sorted(s["predicted_cycles"] for s in states)
     assert "TC(r0, mma_bf16" in states[0]["chain"]
     if ptxas.ptxas_version() is None:
-        assert not any(s["resources"] for s in states)
+        assert all(p["registers"] is p["occupancy"] is None for s in states for p in s["resources"])
         pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
     for state in states:
         for phase in state["resources"]:
             assert phase["symbol"].startswith("svod_p") and 0 < phase["registers"] <= 255
+            assert phase["occupancy"] == phase["resident"] * phase["threads"] / 2048 <= 1      # threads of whole warps
             assert phase["spill_stores"] == phase["spill_loads"] == phase["stack"] == 0
 
 
@@ -87,10 +89,12 @@ def test_a_device_that_will_not_do_is_said_before_the_script_runs(captured: str,
 
 def test_the_table_counts_what_spills() -> None:
     def state(cycles: float, registers: int, spilled: int, error: str | None = None) -> CompiledState:
-        phases = ({"registers": registers, "shared": 64, "spill_stores": spilled}, {"registers": 10, "shared": 128, "spill_stores": 0})
+        phases = (PhaseResources("svod_p0", 128, 64, registers, 0, spilled, 0, 2, 0.125),
+                  PhaseResources("svod_p1", 128, 128, 10, 0, 0, 0, 16, 1.0))
         return CompiledState("sketch", "UPCAST(o0, 4)", cycles, () if error else phases, error)
     states = state(1.0, 255, 8), state(2.0, 90, 4), state(3.0, 32, 0), state(4.0, 0, 0, "no")
     header, _, row, *_, error = compiled_table([CompiledKernel("0123456789", "gemm", (), 2, states)], 200)
-    assert header.split() == ["kernel", "calls", "states", "registers", "shared", "spilled", "states", "that", "spill", "refused"]
-    assert row.split() == ["gemm", "01234567", "2", "4", "255", "128", "8", "2", "1"]
+    assert header.split() == ["kernel", "calls", "states", "registers", "shared", "spilled", "occupancy", "states", "that", "spill",
+                              "refused"]
+    assert row.split() == ["gemm", "01234567", "2", "4", "255", "128", "8", "12", "%", "2", "1"]
     assert error == "gemm 01234567, UPCAST(o0, 4): no"

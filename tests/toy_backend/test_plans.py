@@ -14,6 +14,7 @@ from svod.cli.tune.script import script_environment
 from svod.cli.tune.survey import pick_target
 from svod.compile.backend import BACKENDS, device_named
 from svod.compile.plan.compiler import compiler_for
+from svod.compile.resources import PhaseResources
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.graph.buffer import Array
@@ -68,6 +69,7 @@ def test_weights_are_arranged_once() -> None:
     key = (Tensor(X) @ w).prepare(CONFIG, constants=[w]).kernels[0].key
     plan = (Tensor(X) @ w).prepare(replace(CONFIG, opts={key: (("STAGE", "s1", "root"), ("LOCAL", "o1", 4))}), constants=[w])
     assert [p.once for p in plan.kernels[0].spec.phases] == [True, False]
+    assert plan.analyze().kernels[0].resources == (PhaseResources("svod_p1", 4, 0),), "of a run; the compiler does not say more"
     plan.execute()
     np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W, rtol=1e-4, atol=1e-5)
 

@@ -1,7 +1,7 @@
 """svod-tune --compile-only: the heuristic and all sketches of every kernel, compiled for a device that need not be there."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +9,13 @@ from svod.compile.backend import Device
 from svod.compile.lower.library import lower_library_kernel
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
+from svod.compile.resources import PhaseResources, least_occupancy, most
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError, SvodError
-from svod.system.quantities import count
+from svod.system.quantities import count, percent
 from svod.system.tables import text_table
 from svod.tune.capture import Capture
 
@@ -28,13 +29,8 @@ class CompiledState:
     source: str                 # heuristic, sketch or library
     chain: str
     cycles: float | None
-    resources: tuple[Mapping[str, object], ...]
+    resources: tuple[PhaseResources, ...]
     error: str | None = None
-
-    def most(self, what: str) -> int | None:
-        """The largest figure of its phases; None where the compiler gives none."""
-        found = [int(str(r[what])) for r in self.resources if what in r]
-        return max(found) if found else None
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class CompiledKernel:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data, JSON-able."""
-        states = [{"source": s.source, "chain": s.chain, "predicted_cycles": s.cycles, "resources": [dict(r) for r in s.resources],
+        states = [{"source": s.source, "chain": s.chain, "predicted_cycles": s.cycles, "resources": [r.to_data() for r in s.resources],
                    "error": s.error} for s in self.states]
         return {"key": self.key, "name": self.name, "origins": list(self.origins), "calls": self.calls, "states": states}
 
@@ -98,7 +94,7 @@ def _states(kernel: Kernel, device: Device, target: Target) -> tuple[CompiledSta
 
 def _compiled(source: str, chain: str, cycles: float | None, program: Program, device: Device, target: Target) -> CompiledState:
     binary = device.pair.compile(device.pair.render(program, target), target)
-    return CompiledState(source, chain, cycles, tuple(device.pair.resources(binary)))
+    return CompiledState(source, chain, cycles, device.pair.resources(binary, program.spec, target))
 
 
 def compiled_table(kernels: Sequence[CompiledKernel], width: int) -> list[str]:
@@ -106,16 +102,17 @@ def compiled_table(kernels: Sequence[CompiledKernel], width: int) -> list[str]:
     rows = []
     for k in kernels:
         first = k.states[0]
-        spilling = sum(bool(s.most("spill_stores")) for s in k.states)
+        spilling = sum(bool(most(s.resources, "spill_stores")) for s in k.states)
         refused = sum(s.error is not None for s in k.states)
-        needs = [_word(first.most(what)) for what in ("registers", "shared", "spill_stores")]
+        needs = [*(_word(most(first.resources, what)) for what in ("registers", "shared", "spill_stores")),
+                 percent(least_occupancy(first.resources))]
         rows.append((f"{k.name} {k.key[:SHOWN]}", str(k.calls), str(len(k.states)), *needs, str(spilling), str(refused)))
     states = sum(len(k.states) for k in kernels)
     errors = [f"{k.name} {k.key[:SHOWN]}, {s.chain or 'no opts'}: {s.error}" for k in kernels for s in k.states if s.error is not None]
-    header = ("kernel", "calls", "states", "registers", "shared", "spilled", "states that spill", "refused")
+    header = ("kernel", "calls", "states", "registers", "shared", "spilled", "occupancy", "states that spill", "refused")
     return [*text_table(header, rows, right=header[1:], shrink=("kernel",), width=width), "",
-            f"compiled {count(states, 'state')} of {count(len(kernels), 'kernel')}; registers, bytes of shared memory and of spills are "
-            "those of the state predicted fastest", *errors]
+            f"compiled {count(states, 'state')} of {count(len(kernels), 'kernel')}; registers, bytes of shared memory and of spills, and "
+            "occupancy are those of the state predicted fastest", *errors]
 
 
 def _word(figure: int | None) -> str:

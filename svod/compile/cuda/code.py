@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from svod.compile.backend import CompilerPair
 from svod.compile.cuda import ptx, ptxas
 from svod.compile.cuda.ptxas import KernelReport
-from svod.compile.cuda.render import render, without_assumptions
+from svod.compile.cuda.render import block_of, render, without_assumptions
 from svod.compile.cuda.targets import ARCHITECTURES, capability_of
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.lower.program import Program, ProgramSpec
+from svod.compile.plan.plan_parts import LoadedCode
+from svod.compile.resources import PhaseResources, resources_of
 from svod.core.machine.target import Target
 from svod.errors import CompileError
 
@@ -112,5 +114,9 @@ class Nvptx(CompilerPair):
         image = found.image if found.kind == CUBIN else ptxas.assemble(found.image.rstrip(b"\0").decode(), found.arch)[0]
         return ptxas.disassemble(image)
 
-    def resources(self, code: bytes) -> list[dict[str, object]]:
-        return [r.to_data() for r in CudaCode.unpack(code).reports]
+    def resources(self, code: bytes | LoadedCode, spec: ProgramSpec, target: Target) -> tuple[PhaseResources, ...]:
+        found = CudaCode.unpack(code) if isinstance(code, bytes) else code
+        assert isinstance(found, CudaCode)
+        said = {r.symbol: r for r in found.reports}
+        return tuple(resources_of(target, p, block_of(p), r.registers, r.stack, r.spill_stores, r.spill_loads)
+                     if (r := said.get(p.symbol)) is not None else resources_of(target, p, block_of(p)) for p in spec.phases)

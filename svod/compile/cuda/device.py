@@ -131,7 +131,7 @@ class GpuDevice:
                     asked("unit_groups", typical.unit_groups), asked("unit_shared", typical.unit_shared),
                     asked("group_shared", typical.group_shared), typical.unit_cache, asked("l2", typical.l2),
                     1e3 * asked("clock", typical.clock / 1e3), rate or typical.memory_rate, asked("group_threads", typical.group_threads),
-                    asked("unit_registers", typical.unit_registers))
+                    asked("unit_registers", typical.unit_registers), typical.group_reserved)
         return target_of(architecture, card, f"{DEVICE}:{self.ordinal}" if self.ordinal else DEVICE)
 
     # -- time ---------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Card:
     memory_rate: float          # bytes per second
     group_threads: int = 1024
     unit_registers: int = 65536
+    group_reserved: int = KIB   # of unit_shared, taken by each group beside its own
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ _HOPPER = (*_AMPERE, "stmatrix", "tma")
 _H100 = Card("H100 SXM", 132, 2048, 32, 228 * KIB, 227 * KIB, 256 * KIB, 50 * MIB, 1.83e9, 3.35e12)
 ARCHITECTURES: Mapping[str, Architecture] = {a.name: a for a in (
     Architecture("sm_75", 70, ("ldmatrix", "mma.f16k8"),
-                 Card("T4", 40, 1024, 16, 64 * KIB, 64 * KIB, 96 * KIB, 4 * MIB, 1.59e9, 320e9)),
+                 Card("T4", 40, 1024, 16, 64 * KIB, 64 * KIB, 96 * KIB, 4 * MIB, 1.59e9, 320e9, group_reserved=0)),
     Architecture("sm_80", 80, _AMPERE, Card("A100 40 GB", 108, 2048, 32, 164 * KIB, 163 * KIB, 192 * KIB, 40 * MIB, 1.41e9, 1.555e12)),
     Architecture("sm_86", 80, _AMPERE, Card("RTX 3090", 82, 1536, 16, 100 * KIB, 99 * KIB, 128 * KIB, 6 * MIB, 1.70e9, 936e9)),
     Architecture("sm_89", 80, _AMPERE, Card("RTX 4090", 128, 1536, 24, 100 * KIB, 99 * KIB, 128 * KIB, 72 * MIB, 2.52e9, 1.008e12)),
@@ -104,5 +105,5 @@ def target_of(architecture: Architecture, card: Card, device: str) -> Target:
         bulk_row=BULK_ROW if "tma" in architecture.features else 0,
         group_threads=card.group_threads, shared_bytes=card.group_shared, subgroup=WARP,
         registers_per_thread=REGISTERS, group_registers=card.unit_registers, units=card.units, unit_threads=card.unit_threads,
-        unit_groups=card.unit_groups, unit_shared_bytes=card.unit_shared, clock=card.clock, memory_rate=card.memory_rate,
-        device=device, global_limits=GRID, local_limits=BLOCK)
+        unit_groups=card.unit_groups, unit_shared_bytes=card.unit_shared, group_reserved_bytes=card.group_reserved,
+        clock=card.clock, memory_rate=card.memory_rate, device=device, global_limits=GRID, local_limits=BLOCK)

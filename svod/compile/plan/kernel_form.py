@@ -5,13 +5,13 @@
     llvm()                  the module that LLVM is given;  llvm(optimized=True): after LLVM's passes
     asm()                   the assembly of what runs; of a GPU what its assembler is given
     sass()                  the machine code of an NVIDIA GPU
-    resources()             registers, shared memory and spills, as the device's compiler reports them
+    resources()             registers, shared memory, spills and occupancy of each phase, on a GPU
     object("k.o")           the same as an object file, for `objdump -d`
 """
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from svod.compile.backend import CompilerPair, device_named
 from svod.compile.lower.linear import format_linear
 from svod.compile.lower.program import Program
 from svod.compile.plan.stages import lower_kernel
+from svod.compile.resources import PhaseResources
 from svod.core.cost.op_count import Work, count_operations
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_text
@@ -84,10 +85,9 @@ class KernelForm:
         """The machine code of what runs, where that is not what `asm` shows. Raises UnsupportedError where no tool prints it."""
         return self._pair.disassemble(self._pair.compile(self.source, self.target), self.target)
 
-    def resources(self) -> Sequence[Mapping[str, object]]:
-        """What the phases need of the device, as its compiler says: registers, bytes of shared memory and of spills; () where it says
-        nothing."""
-        return self._pair.resources(self._pair.compile(self.source, self.target))
+    def resources(self) -> tuple[PhaseResources, ...]:
+        """What the phases need of a device with groups of threads, and how much of a unit they fill; () for others."""
+        return self._pair.resources(self._pair.compile(self.source, self.target), self.program.spec, self.target)
 
     def object(self, path: str | os.PathLike[str]) -> Path:
         """Write the object file of the code that runs to `path`, and return the path. Raises OSError."""

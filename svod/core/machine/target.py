@@ -58,6 +58,7 @@ class Target:
     unit_threads: int = 0           # most threads on a unit
     unit_groups: int = 0            # most groups on a unit
     unit_shared_bytes: int = 0      # shared memory of a unit, which the groups on it divide
+    group_reserved_bytes: int = 0   # of it, taken by each group beside its own
     software_lanes: int = field(default=0, compare=False)   # threads that a driver in software runs in lockstep on a processor; 0: hardware
     clock: float = field(default=0.0, compare=False)        # cycles per second of the units
     memory_rate: float = field(default=0.0, compare=False)  # bytes per second of the device's memory at best

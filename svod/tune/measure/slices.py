@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.resources import PhaseResources
 from svod.core.cost.groups.device import device_of, resident_groups
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
@@ -52,18 +53,20 @@ def least_fraction(kernel: Kernel, target: Target) -> float:
     return min(1.0, LEVEL_MARGIN * below / size) if size else 1.0
 
 
-def wave_of(phase: PhaseSpec, target: Target, resources: Sequence[Mapping[str, object]]) -> int:
-    """Groups of a phase that run at a time on all units of a target with groups. `resources` are what its compiler said of the program;
-    where it did not tell the registers, as many groups as fit without them. A driver in software runs one group on each core."""
+def wave_of(phase: PhaseSpec, target: Target, resources: Sequence[PhaseResources]) -> int:
+    """Iterations of a phase that run at a time on all units of a target with groups. `resources` are those of the program; where the
+    compiler did not tell the registers, as many groups as fit without them. A driver in software runs one group on each core."""
     device = device_of(target)
     if device.is_software:
         return device.units
-    known = next((r for r in resources if r.get("symbol") == phase.symbol), {})
-    return device.units * resident_groups(device, phase.block, int(str(known.get("registers", 1))), phase.shared_bytes)
+    threads, resident = next(((r.threads, r.resident) for r in resources if r.symbol == phase.symbol), (phase.block, None))
+    if resident is None:
+        resident = resident_groups(device, threads, 1, phase.shared_bytes)
+    return device.units * resident * (threads // phase.block)
 
 
 def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: float | None, plan: ExecutionPlan,
-               resources: Sequence[Mapping[str, object]] = ()) -> float:
+               resources: Sequence[PhaseResources] = ()) -> float:
     """The part of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None. `resources`: of `wave_of`.
 
     With an incumbent the part takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one takes 1 ms: an

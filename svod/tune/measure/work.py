@@ -126,7 +126,7 @@ def screen_candidate(item: tuple[Built, Sequence[float] | None, bool], context: 
     part = 1.0
     if shrink:
         part = least_part(context.kernel, runner.spec, context.target, incumbent[0] if incumbent else None, runner.plan,
-                          context.device.pair.resources(built.object))
+                          context.device.pair.resources(built.object, runner.spec, context.target))
     # A candidate that takes several times what the incumbent does at one size of many cannot make up for it at the others.
     cold = COLD_SECONDS if len(context.sizes) == 1 else math.inf
     seconds, repeats = [], []

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +22,9 @@ from svod.compile.cuda.code import CudaCode, Nvptx
 from svod.compile.cuda.device import DeviceMemory
 from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, architecture_of
+from svod.compile.lower.program import PhaseSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.resources import PhaseResources, resources_of
 from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import STORABLE
@@ -80,6 +83,54 @@ def test_a_kernel_shows_its_ptx() -> None:
     kernel = svod.kernel(Tensor(X) + 1, config=replace(CONFIG, device="CUDA:sm_80"))
     assert ".target sm_80" in kernel.asm() and ".entry svod_p0" in kernel.asm()
     assert "ptx_kernel" in kernel.llvm()
+
+
+def by_nvidia(threads: int, registers: int, shared: int) -> int:
+    """Blocks that a unit of an H100 runs at a time, by the rules of NVIDIA's occupancy calculator: registers go to warps 256 at a time,
+    from one of four quarters; shared memory goes to blocks 128 bytes at a time, 1 KB of it reserved."""
+    warps = -(-threads // 32)
+    of_registers = 4 * (16384 // (-(-registers * 32 // 256) * 256)) // warps
+    of_shared = (228 << 10) // (-(-(shared + 1024) // 128) * 128)
+    return min(32, 64 // warps, of_registers, of_shared)
+
+
+def test_an_analysis_says_what_groups_need() -> None:
+    """Of a product and a softmax, whose groups add by shared memory."""
+    a = Tensor(RNG.standard_normal((96, 64)).astype(np.float32))
+    w = Tensor(RNG.standard_normal((64, 80)).astype(np.float32))
+    found = ((a @ w).softmax(-1) + 1).prepare(ONLY).analyze()
+    tiles = svod.kernel(a @ w, config=ONLY)
+    assert [k.name.split("_")[0] for k in found.kernels] == ["gemm", "softmax"]
+    phases = [*(p for k in found.kernels for p in k.resources or ()), *tiles.heuristic().resources()]
+    assert len(phases) == 3 and any(p.shared for p in phases) and all(p.threads > 1 for p in phases)
+    as_data = json.loads(json.dumps(found.to_json()))["kernels"][1]["resources"]
+    assert [PhaseResources(**p) for p in as_data] == list(found.kernels[1].resources or ())
+    table = [line for line in str(found).split("\n") if line.startswith(("groups", "1 softmax"))]
+    assert table[1].split() == ["groups", "threads", "registers", "shared", "spilled", "of", "a", "unit", "occupancy"]
+    if ptxas.ptxas_version() is None:
+        assert all(p.registers is p.occupancy is None for p in phases) and table[2].endswith("–")
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    for p in phases:
+        assert p.registers and p.resident == by_nvidia(p.threads, p.registers, p.shared) and p.spill_stores == p.stack == 0
+        assert p.occupancy == p.resident * -(-p.threads // 32) / 64
+    assert table[2].endswith(f"{100 * (phases[1].occupancy or 0):.0f} %")
+
+
+def test_shared_memory_that_a_launch_asks_for_counts() -> None:
+    """64 KB of tiles, of which ptxas sees nothing: three groups have room on a unit of 228 KB."""
+    phase = PhaseSpec("svod_p0", 8, 1, 0, block=128, shared_bytes=64 << 10)
+    found = resources_of(backend_named("CUDA:sm_90").target(), phase, 128, 32, 0, 0, 0)
+    assert (found.resident, found.shared, found.occupancy) == (3, 64 << 10, 3 * 128 / 2048)
+    assert by_nvidia(128, 32, 64 << 10) == 3
+
+
+@pytest.mark.parametrize("threads", [1, 32, 33, 96, 128, 250, 256, 1024])
+def test_residency_is_that_of_nvidias_calculator(threads: int) -> None:
+    target = backend_named("CUDA:sm_90").target()
+    for registers in (1, 24, 33, 40, 64, 65, 80, 104, 128, 168, 255):
+        for shared in (0, 128, 1024, 8192, 37 << 7, 48 << 10, 99 << 10, 113 << 10, 227 << 10):
+            found = resources_of(target, PhaseSpec("p", 8, 1, 0, block=threads, shared_bytes=shared), threads, registers)
+            assert found.resident == max(1, by_nvidia(threads, registers, shared)), (registers, shared)
 
 
 @pytest.mark.parametrize("name", ["CUDA:sm_10", "CUDA:x", "CUDA:sm_90:x"])

@@ -34,6 +34,8 @@ def test_weights_are_packed_before_there_are_inputs(webgpu: Target) -> None:
     for x in (X, X[:, :, ::-1].copy()):
         np.testing.assert_allclose(np.asarray(f(x)), convolution(x, W), rtol=1e-4, atol=1e-5)
     assert [p.once for p in f.plans[0].kernels[0].spec.phases] == [True, False]
+    needs, = f.plans[0].analyze().kernels[0].resources
+    assert (needs.threads, needs.shared, needs.registers, needs.occupancy) == (8, 0, None, None)
 
 
 def test_what_a_block_has_read_is_not_read_again(webgpu: Target) -> None:

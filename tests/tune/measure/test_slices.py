@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.compile.resources import resources_of
 from svod.core.ir.dtype import dtypes
 from svod.core.machine.target import Target
 from svod.tune.measure.slices import SLICE_SECONDS, WORTH_SLICING, full_run, kernel_bytes, least_fraction, least_part, part_of_run, wave_of
@@ -169,8 +170,15 @@ class FakeDevice(FakePlan):
     (32, None, 0, 32)])
 def test_a_wave_is_the_groups_that_threads_registers_and_shared_memory_of_all_units_allow(block: int, registers: int | None, shared: int,
                                                                                         resident: int) -> None:
-    reports = [{"symbol": "another", "registers": 255}, *([] if registers is None else [{"symbol": "p0", "registers": registers}])]
-    assert wave_of(grid(9999, block, shared).phases[0], GPU, reports) == 132 * resident
+    phase = grid(9999, block, shared).phases[0]
+    reports = [resources_of(GPU, replace(phase, symbol="another"), block, 255), resources_of(GPU, phase, block, registers)]
+    assert wave_of(phase, GPU, reports) == 132 * resident
+
+
+def test_a_wave_of_groups_of_several_iterations() -> None:
+    """Iterations of one thread each, which run 128 as a group."""
+    phase = grid(9999, 1).phases[0]
+    assert wave_of(phase, GPU, [resources_of(GPU, phase, 128, 32)]) == 132 * 2048
 
 
 def test_a_driver_in_software_runs_a_group_on_each_core() -> None:
@@ -184,7 +192,7 @@ def test_of_a_grid_whole_waves_are_timed(extent: int, incumbent: float | None, c
     spec, wave = grid(extent), 2 * 132
     plan = FakeDevice(spec, wave, (incumbent or 0.02) / -(-extent // wave))
     clock(plan)
-    kernel, reports = gemm(64, 64, 64), [{"symbol": "p0", "registers": 128}]
+    kernel, reports = gemm(64, 64, 64), [resources_of(GPU, spec.phases[0], spec.phases[0].block, 128)]
     part = least_part(kernel, spec, GPU, incumbent, plan, reports)  # type: ignore[arg-type]
     if extent < 8 * wave:
         assert part == 1.0

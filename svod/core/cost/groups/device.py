@@ -11,6 +11,7 @@ from svod.core.machine.target import Target
 
 SECTOR = 32             # bytes: what memory and caches move at once
 _ROUNDED = 8            # registers of a thread are allotted in such portions
+_PARTS = 4              # of a unit, with registers of their own each; a subgroup lives in one
 
 # Rates of one unit per clock cycle, the same within a factor of 1.5 from sm_75 to sm_100 and on RDNA: 128 multiply-adds of 32 bits, 128
 # bytes of the first cache or of shared memory (32 banks of 4 bytes); per unit of the device 40 bytes of the second cache and 12 of memory.
@@ -40,7 +41,12 @@ class Device:
     first: int                  # bytes of a unit's cache
     second: int                 # bytes of the cache of all units
     memory: float               # bytes of memory per cycle, for each unit
+    group_reserved: int = 0     # bytes of a unit's shared memory that each group takes beside its own
     is_software: bool = False
+
+    def whole(self, threads: int) -> int:
+        """Threads of the subgroups that so many threads take."""
+        return -(-threads // self.subgroup) * self.subgroup
 
     def access(self, elements: float, shared: bool = False) -> float:
         """Instructions' worth of an access of so many elements beside each other. Shared memory needs no arithmetic for addresses."""
@@ -61,12 +67,14 @@ def device_of(target: Target) -> Device:
     return Device(subgroup, units, target.unit_threads or max(2 * target.group_threads, subgroup), target.unit_groups or 32,
                   target.registers_per_thread or 255, target.group_registers or 65536,
                   target.unit_shared_bytes or max(target.shared_bytes, 1), target.l1, max(target.l2, target.l3), memory,
-                  target.software_lanes > 0)
+                  target.group_reserved_bytes, target.software_lanes > 0)
 
 
 def resident_groups(device: Device, threads: int, registers: int, shared: int) -> int:
     """Groups of `threads` threads with so many registers each and `shared` bytes that a unit runs at a time; at least one."""
-    whole = -(-threads // device.subgroup) * device.subgroup
+    whole = device.whole(threads)
     allotted = -(-min(registers, device.registers_per_thread) // _ROUNDED) * _ROUNDED
-    return max(1, min(device.unit_groups, device.unit_threads // whole, device.unit_registers // (whole * allotted),
-                      device.unit_shared // shared if shared else device.unit_groups))
+    subgroups = _PARTS * (device.unit_registers // _PARTS // (device.subgroup * allotted))
+    taken = shared + device.group_reserved
+    return max(1, min(device.unit_groups, device.unit_threads // whole, subgroups * device.subgroup // whole,
+                      device.unit_shared // taken if taken else device.unit_groups))

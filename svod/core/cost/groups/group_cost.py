@@ -244,8 +244,7 @@ def phase_cycles(device: Device, phase: _Phase) -> float:
     busy = min(phase.groups, device.units)
     per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
     at_once = min(per_unit, resident)
-    whole = -(-phase.threads // device.subgroup) * device.subgroup
-    wasted = whole / phase.threads
+    wasted = device.whole(phase.threads) / phase.threads
     arithmetic = per_unit * phase.instructions * wasted / ARITHMETIC
     first = per_unit * (phase.first / FIRST_BYTES + phase.turns)
     second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)

@@ -71,6 +71,8 @@ def test_resident_groups() -> None:
     assert resident_groups(device, 256, 128, 0) == 2, "registers"
     assert resident_groups(device, 64, 32, 40 << 10) == 4, "shared memory"
     assert resident_groups(device, 32, 16, 0) == 32, "groups"
+    assert resident_groups(device, 32, 80, 0) == 24, "each quarter of the registers has room for 6 warps"
+    assert resident_groups(device_of(replace(GPU, group_reserved_bytes=1 << 10)), 64, 32, 40 << 10) == 3, "what a group takes beside"
     assert resident_groups(device, 1024, 255, 1 << 20) == 1
 
 
