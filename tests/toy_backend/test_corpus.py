@@ -44,8 +44,13 @@ def case_of(name: str) -> Case:
 
 
 def group_opt(rng: random.Random, state: Scheduler) -> Opt:
-    """A proposal for the threads of a group or the grid, not always legal."""
+    """A proposal for the threads of a group or the grid, for copies that run ahead, or for softmax in blocks, not always legal."""
     kernel = state.kernel
+    if not state.applied_opts and rng.random() < 0.1:
+        return Opt("ONLINE", rng.choice(kernel.stages).name, rng.choice((2, 3, 4, 8)))
+    around = [state.rows[place].name for place in state.place if isinstance(place, int)]
+    if around and rng.random() < 0.2:
+        return Opt("PIPELINE", rng.choice(around), rng.choice((2, 3)))
     loops = [r for r in state.rows if r.role == LOOP and r.extent > 1]
     if not loops:
         return Opt("NOLOCALS", "out")
