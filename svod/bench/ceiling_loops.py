@@ -33,7 +33,7 @@ from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 
-REVISION = 8                    # of the loops below: cached figures of another revision are measured again
+REVISION = 9                    # of the loops below: cached figures of another revision are measured again
 UNROLL = 8                      # vectors per turn of a memory loop
 # (loads a turn, parts of a vector) of read loops. The best counts: eight loads are 3 % faster from L1, four are 9 % faster from L2, and an
 # AMD Zen 4 reads memory faster by half vectors.

@@ -1,12 +1,14 @@
 """Measures the peak rates of a device with groups of threads, by kernels that the device's heuristic schedules and its queue runs:
 
     fma      every element: STEPS multiply-adds, each of which waits for the one before; enough threads hide that
+    matrix   a product of matrices by matrix instructions, whose operands come from the second cache; for the types that have some
     read     sums of ROWS rows, which every group can compute a part of by itself
     write    one value to every element
     copy     every element times a value that is read
 
 A working set is read and written again by every launch, so the curve is that of warm operands, as on the CPU. Times are the device's own
-where it has a clock. A device is measured as a whole: what the CPU has for one core and for all stands here twice.
+where it has a clock. A device is measured as a whole: what the CPU has for one core and for all stands here twice. A type has the
+best rate of its own multiply-adds, of its matrix instructions, and where it is a narrower float of those of float32, which sum it up.
 """
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ from svod.compile.backend import Backend, backend_named
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph import graph
-from svod.core.graph.buffer import Array, aligned_empty
+from svod.core.graph.buffer import Array, aligned_empty, float32_to_bfloat16_bits
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import UnsupportedError
@@ -35,6 +38,7 @@ from svod.errors import UnsupportedError
 STEPS = 128                         # multiply-adds of an element
 ROWS = 16
 FMA_ELEMENTS = 1 << 16              # at least; units × their threads × 4 where that is more
+SIDE, QUICK_SIDE = 4096, 2048       # rows and columns of a product of matrices, which sums up twice as many products
 SMALLEST = 256 << 10                # bytes of the smallest working set of the curve
 LARGEST, QUICK = 128 << 20, 32 << 20    # bytes of the largest, unless four times the second cache is more
 SKETCHES = 4                        # beside the heuristic; the fastest counts
@@ -49,6 +53,12 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     for dtype in (dtypes.float32,) if quick else (dtypes.float32, dtypes.float16, dtypes.float64):
         with contextlib.suppress(UnsupportedError):     # a type that the device has not
             flops[dtype.name] = _twice(fma_rate(target, dtype, samples))
+    for dtype in matrix_types(target):
+        rate = matrix_rate(target, dtype, QUICK_SIDE if quick else SIDE, samples, sketches=0 if quick else SKETCHES)
+        flops[dtype.name] = _twice(max(rate, flops.get(dtype.name, (0.0,))[0]))
+    for name in ("float16", "bfloat16"):
+        if name in flops:
+            flops[name] = max(flops[name], flops["float32"])
     largest = QUICK if quick else max(LARGEST, 4 * target.l2)
     curve = {size: CurvePoint(size, *(memory_rate(target, kind, size, samples) for kind in ("read", "copy")))
              for size in ([largest] if quick else _doubling(SMALLEST, largest))}
@@ -73,6 +83,27 @@ def fma_ast(dtype: DType, size: int) -> UOp:
     for _ in range(STEPS - 1):
         value = step.substitute({element: value})
     return ast.substitute({step: value})
+
+
+def matrix_types(target: Target) -> list[DType]:
+    """The types of factors that the target has matrix instructions for, each once."""
+    return list(dict.fromkeys(dot.operands[0] for dot in DOTS.values() if dot.is_tile and dot.runs_on(target)))
+
+
+def matrix_rate(target: Target, dtype: DType, side: int, samples: int, sketches: int = SKETCHES) -> float:
+    """Flops per second of a product of matrices of `dtype`, which is scheduled for the target's matrix instructions."""
+    return 4.0 * side ** 3 / _seconds(target, matrix_ast(dtype, side), samples, sketches)
+
+
+def matrix_ast(dtype: DType, side: int) -> UOp:
+    """The kernel a·bᵀ of two matrices of (side, 2·side), whose rows lie as instructions want them. Floats are summed in float32 and
+    stored as they came; integers are summed and stored in int32."""
+    wide = dtypes.float32 if dtype.is_float else dtypes.int32
+    shape = (side, side, 2 * side)
+    a, b = (graph.cast(graph.buffer(dtype, 2 * side * side), wide) for _ in range(2))
+    factors = graph.reshape(a, (side, 1, 2 * side)), graph.reshape(b, (1, side, 2 * side))
+    total = graph.reduce_axis(graph.alu(Ops.MUL, *(graph.expand(f, shape) for f in factors)), "ADD", (2,))
+    return _ast_of(graph.cast(total, dtype) if dtype.is_float else total)
 
 
 def memory_rate(target: Target, kind: str, size: int, samples: int) -> float:
@@ -102,13 +133,13 @@ def _ast_of(value: UOp) -> UOp:
     return call.ast
 
 
-def _seconds(target: Target, ast: UOp, samples: int) -> float:
-    """Seconds of one run of a kernel: the lower quartile of samples of the fastest state."""
+def _seconds(target: Target, ast: UOp, samples: int, sketches: int = SKETCHES) -> float:
+    """Seconds of one run of a kernel: the lower quartile of samples of the fastest state, the heuristic's or one of so many sketches."""
     backend = backend_named(target.device)
     kernel = Kernel(ast)
     arrays = [_numbers(p.dtype, p.arg.size) for p in kernel.params]
     base, best = Scheduler(kernel, target), math.inf
-    for state in (backend.heuristic(base), *backend.sketches(base)[:SKETCHES]):
+    for state in (backend.heuristic(base), *backend.sketches(base)[:sketches]):
         run = Contestant(_runner(backend, state, arrays))
         repeats, first = calibrate(run, None, time.perf_counter, SAMPLE_SECONDS)
         if first / repeats < 2.0 * best:
@@ -118,9 +149,9 @@ def _seconds(target: Target, ast: UOp, samples: int) -> float:
 
 
 def _numbers(dtype: DType, size: int) -> Array:
-    """Numbers whose sums and products stay finite."""
-    array = aligned_empty(size, dtype)
-    array[:] = np.resize(np.linspace(0.25, 0.75, 16), size)
+    """Numbers whose sums and products stay finite: ¼ to ¾, or integers of 4 to 12."""
+    array, values = aligned_empty(size, dtype), np.linspace(0.25, 0.75, 16, dtype=np.float32) * (1 if dtype.is_float else 16)
+    array[:] = np.resize(float32_to_bfloat16_bits(values) if dtype == dtypes.bfloat16 else values, size)
     return array
 
 

@@ -58,11 +58,11 @@ class Bound:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. bfloat16 and int8 have the best rates
-    of their dot and matrix instructions, where the target has any. Levels are l1, l2, l3, memory; kinds are read, write, write_stream,
-    copy, copy_stream. A quick measurement has no float64, and only memory reads and copies. `dispatch` is seconds of an empty launch inside
-    a plan, (one thread, all threads). `curve` has ascending sizes of the working set; it is empty where it was not measured.
-    `busy` says why the rates are too low, where the machine was busy while they were measured."""
+    """`flops[dtype]` and `bandwidth[level][kind]` are (one core, all `threads` threads), per second. Narrow types have the best rates of
+    their dot and matrix instructions, where the target has any. Levels are l1, l2, l3, memory; kinds are read, write, write_stream, copy,
+    copy_stream. A quick measurement has no float64, and only memory reads and copies. `dispatch` is seconds of an empty launch inside a
+    plan, (one thread, all threads). `curve` has ascending sizes of the working set; it is empty where it was not measured. `busy` says why
+    the rates are too low, where the machine was busy while they were measured."""
 
     target: str
     threads: int
