@@ -131,6 +131,7 @@ VARIABLE = {
     ("hand_softmax_down", [["LOCAL", "s3.o0", 0], ["STAGE", "s2", "o0"]]),      # vectors of a copy that begins anywhere
     ("hand_softmax_down", [["UPCAST", "s3.o0", 2], ["LOCAL", "s3.o0", 2]]),     # vectors of a stage that does
     ("softmax_columns", [["UPCAST", "s3.o0", 2], ["LOCAL", "s3.o0", 2]]),
+    ("constants_only", [["LOCAL", "s3.o0", 0], ["STAGE", "s1", "o1"]]),     # read by threads that go beyond in each iteration of a loop
     ("chained_rows", [["ONLINE", "s1", 2], ["LOCAL", "o0", 2], ["LOCAL", "s6.o0", 2], ["LOCAL", "s2.o0", 2]]),    # read in unlike ways
     ("differences", [["LOCAL", "o0", 4], ["UPCAST", "o0", 7], ["TILE", "s0.o0", 10], ["UPCAST", "s0.o0", 3], ["LOCAL", "s0.o0.in", 2]]),
 ])

@@ -62,7 +62,14 @@ class StageNest(NamedTuple):
     space: MemorySpace                              # where the value is kept
     copy: GroupCopy | None = None                   # how all threads of a group copy it into shared memory together
     buffers: int = 1                                # areas of memory that it takes in turn, as it is copied ahead of its readers
+    beyond: tuple[int, ...] = ()                    # positions that threads compute beyond those that are read, in shared memory
     bulk_rows: int = 0                              # rows of the region, where each is copied at once; 0: threads copy parts of them
+
+    def reached(self, state: Scheduler, axis: int, extent: int) -> int:
+        """Positions of an output axis that threads compute where `extent` are required, at once or in the loops around the stage."""
+        if not self.beyond:
+            return extent
+        return max(whole_extent(state, self.r.stage.index, axis, extent), extent + self.beyond[axis])
 
     @property
     def innermost(self) -> int:
@@ -132,6 +139,7 @@ class _LoopNestMaker:
         self.stages: dict[int, StageNest] = {}
         roots = self.placement.roots if has_block_rows(state) else ()
         self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores
+        self.beyond: dict[int, tuple[int, ...]] = {}        # per stage in shared memory what its threads compute beyond what is required
         self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
         self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
@@ -168,7 +176,7 @@ class _LoopNestMaker:
         buffers = self._buffers(r, path) if copy is not None else 1
         rows = self._bulk_rows(r, region, starts, copy, layout) if copy is not None and layout is not None and buffers > 1 else 0
         return StageNest(r, region, starts, axes, loops, tuple(self._around(path, starts)), vector, vector_loop, layout,
-                         space, copy, buffers, rows)
+                         space, copy, buffers, self.beyond.get(stage.index, ()), rows)
 
     def _bulk_rows(self, r: ResolvedStage, region: tuple[int, ...], starts: tuple[Lin, ...], copy: GroupCopy, layout: Layout) -> int:
         """`rows_in_bulk` of a copy that runs ahead, none of whose positions is checked."""
@@ -197,6 +205,7 @@ class _LoopNestMaker:
             space = space_of(state, self.placement, s, positions, prod(needed), threads)
             if space is MemorySpace.SHARED:
                 region = tuple([whole_extent(state, s, dim, extent) for dim, extent in enumerate(needed)])
+                self.beyond[s] = tuple([more - extent for more, extent in zip(region, needed, strict=True)])
                 self.whole[s] = [RequiredDim(start, extent) for (start, _), extent in zip(of_group, region, strict=True)]
                 return tuple([start for start, _ in of_group]), region, space
         return tuple([start for start, _ in required]), tuple([extent for _, extent in required]), space
@@ -292,9 +301,8 @@ class _LoopNestMaker:
             if q not in opened:
                 if a >= len(r.stage.outs):
                     return RequiredDim(NO_START, spanned(self.state, self.placement, q, r.axes[a]))
-                shared = reader.space is MemorySpace.SHARED
-                own = self._of_reader(q, path, of_group or shared)[a]
-                return RequiredDim(own.start, whole_extent(self.state, q, a, own.extent)) if shared else own
+                own = self._of_reader(q, path, of_group or reader.space is MemorySpace.SHARED)[a]
+                return RequiredDim(own.start, reader.reached(self.state, a, own.extent))
             moving = {p.row: p.stride for p in reader.axes[a]
                       if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}
             extent = span([p for p in reader.axes[a] if p.row not in moving])

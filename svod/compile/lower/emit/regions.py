@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.core.kernel.groups import whole_extent
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.required import RequiredDim, required_region
 
@@ -74,9 +73,8 @@ class Regions:
 
     def computed(self, s: int, dim: int, of_group: bool) -> RequiredDim:
         """The region that will be computed of a stage that is not open: the required one, and what threads compute beyond it."""
-        shared = self.facts.is_shared(s)
-        start, extent = self.required(s, dim, of_group or shared)
-        return RequiredDim(start, whole_extent(self.state, s, dim, extent) if shared else extent)
+        start, extent = self.required(s, dim, of_group or self.facts.is_shared(s))
+        return RequiredDim(start, self.facts.nest.stages[s].reached(self.state, dim, extent))
 
     def region_of_group(self, r: ResolvedStage, a: int) -> RequiredDim:
         """`region_of` in all threads of the group together."""
