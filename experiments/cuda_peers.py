@@ -2,17 +2,24 @@
 torch.compile and CUDA graphs.
 
     python experiments/cuda_peers.py --torch /path/to/bin/python [--only gemm_4096,softmax]
-    python experiments/cuda_peers.py --torch … --tune 120                   svod searches each case with beam 4 for 120 s before
+    python experiments/cuda_peers.py --torch … --tune 20 --seconds 300 --json ratios.json
     python experiments/cuda_peers.py --torch … --device CPU --small         whether the script works, where there is no GPU
 
-A round times some calls of each by the device's events; arguments lie on the device. What is printed is the median time of a call over the
-rounds, and that of the ratios round by round, PyTorch's time over svod's, with its quartiles and the goal. Results are compared first.
-`stream` is beside PyTorch's copy of as many bytes; `plan` beside a CUDA graph of the same kernels. Winners are kept in SVOD_TUNE_DB.
+A round times some calls of each by the device's events; arguments lie on the device. Results are compared first. A line says the median
+time of a call over the rounds, and the median of the ratios round by round, PyTorch's time over svod's, with its quartiles and the goal.
+The goals that matter most come first. With `--tune`, svod then searches what has missed its goal, with beam 4 for so many seconds each,
+and it is timed again; winners are kept in SVOD_TUNE_DB. All goals in a table come last, and the exit status is 1 where one was missed, or
+something has failed or was not reached within `--seconds`. `--json` is written anew after each case.
+
+The products have the goal of the instructions that the device has: 0.8 with wgmma, else 0.6. Where there is wgmma, `…_mma` are the same
+products in a process of svod's for sm_90, which has mma.sync only. `stream`, `add`, `row_sum` and `transpose` are beside PyTorch's copy of
+as many bytes as they read and write; `plan` beside a CUDA graph of the same kernels.
 """
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import statistics
 import sys
 import time
@@ -22,16 +29,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from peer_process import Peer, peers, serve
+from peer_process import Ended, Peer, serve
 
 Array = np.ndarray[Any, Any]
 ROUNDS, SECONDS = 15, 0.05      # a sample takes about so long
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}       # of the largest result
 KERNELS = 100
+PATIENCE = 90.0                 # seconds for an answer: to compile ResNet-50 takes long
+OLDER = "sm_90"                 # has the card's mma.sync and no wgmma
+WGMMA, MMA = 0.8, 0.6
 
 
 class Case(NamedTuple):
-    """`function(functional, x, weights)` of tensors of either library. `how`: what PyTorch does with it: eager, compiled, graph or copy."""
+    """`function(functional, x, weights)` of tensors of either library. `how`: what PyTorch does with it: eager, flash, compiled, graph or
+    copy. `goal` 0: reported only. `of`: svod's process, "older" without wgmma."""
 
     function: Callable[[Any, list[Any], list[Any]], Any]
     inputs: tuple[tuple[int, ...], ...]
@@ -39,10 +50,11 @@ class Case(NamedTuple):
     dtype: str
     goal: float
     how: str = "eager"
+    of: str = "svod"
 
 
-def cases(small: bool) -> dict[str, Case]:
-    """All cases; `small`: of sizes that a processor computes quickly."""
+def cases(small: bool, wgmma: bool = True) -> dict[str, Case]:
+    """All cases in their order; `small`: of sizes that a processor computes quickly; `wgmma`: the device has it."""
     def size(n: int, least: int) -> int:
         return least if small else n
     rows, columns, hidden, tokens = size(8192, 16), size(4096, 64), size(768, 96), size(1024, 16)
@@ -59,20 +71,34 @@ def cases(small: bool) -> dict[str, Case]:
         for _ in range(KERNELS):
             y = y @ w[0]
         return y
+
+    def product(f: Any, x: list[Any], w: list[Any]) -> Any:
+        return x[0] @ w[0]
+
+    def norm_case(function: Callable[[Any, list[Any], list[Any]], Any], gains: int) -> Case:
+        return Case(function, ((rows, columns),), ((columns,),) * gains, "float32", 1.0)
+
+    def bound_by_memory(function: Callable[[Any, list[Any], list[Any]], Any], inputs: int = 1) -> Case:
+        return Case(function, ((2 * rows, columns),) * inputs, (), "float32", 0.9, "copy")
+    products = {"gemm_4096": Case(product, ((n, n),), ((n, n),), half, WGMMA if wgmma else MMA),
+                "gemm_8192": Case(product, ((m, m),), ((m, m),), half, WGMMA if wgmma else MMA)}
     return {
-        "gemm_4096": Case(lambda f, x, w: x[0] @ w[0], ((n, n),), ((n, n),), half, 0.8),
-        "gemm_8192": Case(lambda f, x, w: x[0] @ w[0], ((m, m),), ((m, m),), half, 0.8),
-        "stream": Case(lambda f, x, w: f.relu(x[0]), ((4 * rows, columns),), (), "float32", 0.9, "copy"),
-        "softmax": Case(lambda f, x, w: f.softmax(x[0], dim=-1), ((rows, columns),), (), "float32", 1.0),
-        "layer_norm": Case(normed, ((rows, columns),), ((columns,), (columns,)), "float32", 1.0),
-        "rms_norm": Case(lambda f, x, w: f.rms_norm(x[0], (columns,), w[0]), ((rows, columns),), ((columns,),), "float32", 1.0),
+        **products,
+        "attention": Case(lambda f, x, w: f.scaled_dot_product_attention(*x, is_causal=True), (flash,) * 3, (), half, 0.5, "flash"),
         "conv": Case(lambda f, x, w: f.conv2d(x[0], w[0], padding=1), ((batch, channels, side, side),), ((channels, channels, 3, 3),),
                      half, 0.5),
-        "attention": Case(lambda f, x, w: f.scaled_dot_product_attention(*x, is_causal=True), (flash,) * 3, (), half, 0.5),
+        "softmax": norm_case(lambda f, x, w: f.softmax(x[0], dim=-1), 0),
+        "layer_norm": norm_case(normed, 2),
+        "rms_norm": norm_case(lambda f, x, w: f.rms_norm(x[0], (columns,), w[0]), 1),
+        "plan": Case(chain, ((k, k),), ((k, k),), "float32", 1 / 1.2, "graph"),
+        "stream": bound_by_memory(lambda f, x, w: f.relu(x[0])),
+        "add": bound_by_memory(lambda f, x, w: x[0] + x[1], 2),
+        "row_sum": bound_by_memory(lambda f, x, w: x[0].sum(-1)),
+        "transpose": bound_by_memory(lambda f, x, w: x[0].transpose(0, 1).contiguous()),
+        **({f"{name}_mma": case._replace(goal=MMA, of="older") for name, case in products.items()} if wgmma else {}),
         "gpt2_block": Case(lambda f, x, w: gpt2_block(f, x[0], w, heads), ((1, tokens, hidden),), gpt2_weights(hidden), half, 0.0,
                            "compiled"),
         "resnet50": Case(resnet50, ((batch, 3, size(224, 32), size(224, 32)),), tuple(resnet_weights()), half, 0.0, "compiled"),
-        "plan": Case(chain, ((k, k),), ((k, k),), "float32", 1 / 1.2, "graph"),
     }
 
 
@@ -144,18 +170,25 @@ def arrays_of(case: Case) -> list[Array]:
 class Svod:
     """svod: a plan over the device's memory."""
 
-    def __init__(self, device: str, seconds: float) -> None:
-        from svod.config import BeamConfig, PrepareConfig
-        search = {"beam": BeamConfig(width=4, budget=seconds)} if seconds else {}
-        self.config = PrepareConfig.from_env(device=device, **search)
+    def __init__(self, device: str) -> None:
+        self.device = device
 
-    def prepare(self, case: Case) -> Array:
+    def about(self) -> dict[str, Any]:
+        """What was measured."""
+        from svod.compile.backend import backend_named
+        target = backend_named(self.device).target()
+        return {"device": self.device, "target": target.key, "wgmma": "wgmma" in target.features}
+
+    def prepare(self, case: Case, seconds: float = 0.0) -> Array:
+        """The result. `seconds`: to search before."""
         import svod.nn.functional as functional
         from svod import Tensor
+        from svod.config import BeamConfig, PrepareConfig
+        search = {"beam": BeamConfig(width=4, budget=seconds)} if seconds else {}
         tensors = [Tensor(a).cast(case.dtype).realize() for a in arrays_of(case)]
         count = len(case.inputs)
         result = case.function(functional, tensors[:count], tensors[count:])
-        self.plan = result.prepare(self.config, constants=tensors[count:])
+        self.plan = result.prepare(PrepareConfig.from_env(device=self.device, **search), constants=tensors[count:])
         self.plan.execute()
         wide = Tensor(self.plan.outputs[0].view(np.uint16) if case.dtype == "bfloat16" else self.plan.outputs[0])
         return (wide.bitcast("bfloat16").cast("float32") if case.dtype == "bfloat16" else wide).numpy()
@@ -172,20 +205,35 @@ class Torch:
     def __init__(self, device: str) -> None:
         torch = self.torch = importlib.import_module("torch")
         torch.set_grad_enabled(False)
+        torch.backends.cudnn.benchmark = True
         self.device = "cpu" if device == "CPU" else device.lower()
 
-    def prepare(self, case: Case) -> Array:
+    def about(self) -> dict[str, Any]:
+        """What was measured."""
+        torch = self.torch
+        return {"torch": torch.__version__, "gpu": "" if self.device == "cpu" else torch.cuda.get_device_name(self.device)}
+
+    def prepare(self, case: Case, seconds: float = 0.0) -> Array:
+        """The result."""
         torch, count = self.torch, len(case.inputs)
         tensors = [torch.from_numpy(a).to(self.device, getattr(torch, case.dtype)) for a in arrays_of(case)]
         functional = importlib.import_module("torch.nn.functional")
 
+        attention = importlib.import_module("torch.nn.attention")
+
         def plain() -> Any:
             return case.function(functional, tensors[:count], tensors[count:])
+
+        def flash() -> Any:
+            with attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
+                return plain()
         result = plain()
-        self.function: Callable[[], Any] = plain
-        if case.how == "copy":
-            into = torch.empty_like(tensors[0])
-            self.function = lambda: into.copy_(tensors[0])
+        self.function: Callable[[], Any] = flash if case.how == "flash" else plain
+        if case.how == "copy":      # it reads a half of the bytes and writes the other
+            half = sum(t.numel() * t.element_size() for t in (*tensors, result)) // 2
+            source, into = (torch.empty(half, dtype=torch.uint8, device=self.device) for _ in range(2))
+            source.zero_()
+            self.function = lambda: into.copy_(source)
         elif case.how == "compiled":
             self.function = torch.compile(plain)
         for _ in range(3):
@@ -214,64 +262,167 @@ class Torch:
         return float(first.elapsed_time(last)) / 1e3
 
 
-def answer(library: Any, known: dict[str, Case], asked: str | int) -> Any:
-    """The result of a case, or the seconds of so many calls of the one that was asked for last."""
+def answer(library: Any, known: dict[str, Case], asked: Any) -> Any:
+    """What the library is; the result of a case, given its name and the seconds to search; or the seconds of so many calls of it."""
+    if asked is None:
+        return library.about()
     if isinstance(asked, int):
         return library.sample(asked)
-    got = library.prepare(known[asked]).astype(np.float64).ravel()
+    got = library.prepare(known[asked[0]], asked[1]).astype(np.float64).ravel()
     return got[:: max(1, got.size // 997)].tolist()
 
 
 # -- who asks ---------------------------------------------------------------------------------------------
-def calls_of_a_sample(peer: Peer) -> int:
+class Record(NamedTuple):
+    """What is known of a case: times of a call in µs, and PyTorch's over svod's with quartiles. `failed`: why it has none. `searched`: for
+    so many seconds."""
+
+    case: str
+    beside: str
+    goal: float
+    svod: float = 0.0
+    torch: float = 0.0
+    ratio: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    searched: float = 0.0
+    failed: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it was measured and its goal, if there is one, is met."""
+        return not self.failed and self.ratio >= self.goal
+
+    def line(self) -> str:
+        """A row of the table."""
+        goal = f"goal {self.goal:.2f} {'met' if self.met else 'MISSED'}" if self.goal else "no goal" if self.met else "MISSED"
+        if self.failed:
+            return f"{self.case:<14} {goal:<16} {self.failed}"
+        searched = f", searched {self.searched:.0f} s" if self.searched else ""
+        return (f"{self.case:<14} {goal:<16} {self.ratio:>6.2f}×  ({self.low:.2f}–{self.high:.2f})  svod {self.svod:>9.1f} µs  "
+                f"PyTorch {self.torch:>9.1f} µs  {self.beside}{searched}")
+
+    def data(self) -> dict[str, Any]:
+        """For the file."""
+        return {**self._asdict(), "met": self.met}
+
+
+class Processes:
+    """The processes of a run by name: svod, older (svod for an older architecture) and torch. Each begins when it is first asked for, and
+    again after it has ended."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        here, shared = str(Path(__file__).resolve()), ["--small"] * args.small
+        first = args.device if args.device == "CPU" or ":" in args.device else f"{args.device}:0"
+        older = args.device if args.device == "CPU" else f"{first}:{OLDER}"
+        serve_svod, serve_torch = ([python, here, "--serve", name] for python, name in ((sys.executable, "svod"), (args.torch, "torch")))
+        self.commands: dict[str, tuple[list[str], dict[str, str]]] = {
+            "svod": ([*serve_svod, "--device", args.device, *shared], {}), "older": ([*serve_svod, "--device", older, *shared], {}),
+            "torch": ([*serve_torch, "--device", args.device, *shared], {"PYTHONPATH": ""})}
+        self.running: dict[str, Peer] = {}
+        self.deadline = time.monotonic() + args.seconds if args.seconds else None
+
+    def left(self) -> float:
+        """The seconds that are left of the run."""
+        return float("inf") if self.deadline is None else self.deadline - time.monotonic()
+
+    def named(self, name: str) -> Peer:
+        """A process."""
+        if name not in self.running:
+            self.running[name] = Peer(*self.commands[name])
+        return self.running[name]
+
+    def ask(self, peer: Peer, question: Any) -> Any:
+        """A process's answer, within the time that is left."""
+        return peer.ask(question, min(PATIENCE, max(0.0, self.left())))
+
+    def end(self) -> None:
+        """End all."""
+        for peer in self.running.values():
+            peer.end()
+        self.running.clear()
+
+
+def calls_of_a_sample(processes: Processes, peer: Peer) -> int:
     """How many calls take about SECONDS."""
     times = 1
-    while (seconds := peer.ask(times)) < SECONDS and times < 1 << 14:
+    while (seconds := processes.ask(peer, times)) < SECONDS and times < 1 << 14:
         times = max(2 * times, int(times * SECONDS / max(seconds, 1e-6) / 2))
     return times
 
 
-def commands(args: argparse.Namespace) -> list[tuple[list[str], dict[str, str]]]:
-    """svod's process and PyTorch's."""
-    here, shared = str(Path(__file__).resolve()), ["--device", args.device, *(["--small"] if args.small else [])]
-    return [([sys.executable, here, "--serve", "svod", "--tune", str(args.tune), *shared], {}),
-            ([args.torch, here, "--serve", "torch", *shared], {"PYTHONPATH": ""})]
-
-
-def compare(name: str, case: Case, both: list[Peer]) -> str:
-    """A line of the table."""
-    ours, theirs = (np.array(p.ask(name)) for p in both)
-    apart = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
-    if not apart <= TOLERANCE[case.dtype]:
-        return f"{name:<12} the results differ by {apart:.2g} of the largest"
-    turns = [(p, calls_of_a_sample(p)) for p in both]
-    rounds = [[p.ask(n) / n for p, n in (turns if i % 2 else turns[::-1])][:: 1 if i % 2 else -1] for i in range(ROUNDS)]
+def compare(processes: Processes, name: str, case: Case, search: float = 0.0) -> Record:
+    """The record of a case. A process that ends, or is too slow, begins anew with the next one."""
+    record = Record(name, case.how, case.goal, searched=search)
+    if processes.left() <= 0:
+        return record._replace(failed="not measured: no time was left")
+    try:
+        both = [processes.named(case.of), processes.named("torch")]
+        for p in both:
+            p.send([name, search])
+        ours, theirs = (np.array(p.receive(min(PATIENCE + search, max(0.0, processes.left())))) for p in both)
+        apart = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+        if not apart <= TOLERANCE[case.dtype]:
+            return record._replace(failed=f"the results differ by {apart:.2g} of the largest")
+        turns = [(p, calls_of_a_sample(processes, p)) for p in both]
+        rounds = [[processes.ask(p, n) / n for p, n in (turns if i % 2 else turns[::-1])][:: 1 if i % 2 else -1] for i in range(ROUNDS)]
+    except Ended as e:
+        processes.end()
+        return record._replace(failed=str(e))
     low, ratio, high = statistics.quantiles([t / s for s, t in rounds], n=4)
-    seconds = [1e6 * statistics.median(column) for column in zip(*rounds, strict=True)]
-    goal = f"goal {case.goal:.2f}" if case.goal else ""
-    return f"{name:<12} {seconds[0]:>10.1f} µs {seconds[1]:>10.1f} µs {ratio:>7.2f}×  ({low:.2f}–{high:.2f})  {case.how:<9} {goal}"
+    svod, torch = (1e6 * statistics.median(column) for column in zip(*rounds, strict=True))
+    return record._replace(svod=svod, torch=torch, ratio=ratio, low=low, high=high)
 
 
-def main() -> None:
+def measure(processes: Processes, known: dict[str, Case], tune: float, told: Callable[[dict[str, Record]], None]) -> dict[str, Record]:
+    """The records of cases: all as they are, then those that missed their goals once more, searched. `told` has the records so far."""
+    records: dict[str, Record] = {}
+    for search in (0.0, tune) if tune else (0.0,):
+        for name, case in known.items():
+            before = records.get(name)
+            if before is not None and (before.met or before.failed or processes.left() < search):
+                continue
+            record = compare(processes, name, case, search)
+            print(record.line(), flush=True)
+            if before is None or record.ratio > before.ratio:       # a search that fails makes nothing worse
+                records[name] = record
+            told(records)
+    return records
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", metavar="PYTHON", help="the Python that has PyTorch for CUDA")
     parser.add_argument("--only", metavar="NAMES", help=f"of {', '.join(cases(True))} (all)")
     parser.add_argument("--device", default="CUDA", help="CUDA, CUDA:1, … or CPU (CUDA)")
     parser.add_argument("--small", action="store_true", help="small sizes, to try the script")
-    parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS", help="svod searches for so long before, with beam 4 (0: not)")
+    parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS",
+                        help="search each case that missed its goal for so long (0: none)")
+    parser.add_argument("--seconds", type=float, default=0.0, metavar="SECONDS", help="for the whole run (0: as long as it takes)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="where results go")
     parser.add_argument("--serve", choices=("svod", "torch"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(lambda: partial(answer, Svod(args.device, args.tune) if args.serve == "svod" else Torch(args.device), cases(args.small)))
-        return
+        serve(lambda: partial(answer, (Svod if args.serve == "svod" else Torch)(args.device), cases(args.small)))
+        return 0
     if not args.torch:
         parser.error("--torch PYTHON is needed")
-    known = cases(args.small)
-    print(f"{'':<12} {'svod':>13} {'PyTorch':>13} {'PyTorch / svod':>8}")
-    with peers(*commands(args)) as both:
-        for name in args.only.split(",") if args.only else known:
-            print(compare(name, known[name], both), flush=True)
+    processes = Processes(args)
+    try:
+        about = {k: v for name in ("svod", "torch") for k, v in processes.ask(processes.named(name), None).items()}
+        print(", ".join(f"{k} {v}" for k, v in about.items()))
+        known = cases(args.small, about["wgmma"] or args.device == "CPU")
+        asked = {name: known[name] for name in args.only.split(",")} if args.only else known
+
+        def told(records: dict[str, Record]) -> None:
+            if args.json:
+                args.json.write_text(json.dumps({**about, "records": [r.data() for r in records.values()]}, indent=1))
+        records = measure(processes, asked, args.tune, told)
+    finally:
+        processes.end()
+    print("\nall goals:", *(r.line() for r in records.values() if r.goal or not r.met), sep="\n")
+    return 0 if all(r.met for r in records.values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,6 +4,7 @@
     CPU:interpreter     LINEAR → itself, run instruction by instruction in NumPy: it tells whether lowering or LLVM made a wrong number
     WEBGPU              LINEAR → WGSL → pipelines of wgpu
     CUDA, CUDA:1        LINEAR → LLVM IR → PTX → the driver
+    CUDA:0:sm_80        the same, for an older architecture than the device's
     CUDA:sm_90          the same, compiled only: there need be no such device
 
     target       which machine it is, and its limits                    opts, the cost model and lowering ask it

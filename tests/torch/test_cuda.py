@@ -1,11 +1,12 @@
-"""Graphs of PyTorch tensors on CUDA, without a GPU: the stand-in for NVIDIA's driver has the host's memory, so tensors of PyTorch's CPU are
-said to be on a GPU, and DLPack says the same of their memory."""
+"""Graphs of PyTorch tensors on CUDA: on a GPU (`pytest -m gpu`), and without one. There the stand-in for NVIDIA's driver has the host's
+memory, so tensors of PyTorch's CPU are said to be on a GPU, and DLPack says the same of their memory."""
 from __future__ import annotations
 
 import ctypes
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 
 import svod.torch  # noqa: E402
 from svod import Tensor  # noqa: E402
-from svod.compile.backend import BACKENDS  # noqa: E402
-from svod.errors import UnsupportedError  # noqa: E402
+from svod.compile.backend import BACKENDS, backend_named  # noqa: E402
+from svod.compile.cuda.device import GpuDevice  # noqa: E402
+from svod.compile.cuda.queue import CudaQueue  # noqa: E402
+from svod.errors import DeviceError, UnsupportedError  # noqa: E402
 from svod.tensor import dlpack  # noqa: E402
 from svod.torch import memory, watch  # noqa: E402
 from tests.compile.cuda.fake_driver import FakeDriver, fake_backend  # noqa: E402
@@ -46,23 +49,73 @@ def over_device_memory(t: Tensor) -> Any:
     return torch.frombuffer(raw, dtype=memory.TORCH_DTYPES[t.dtype]).reshape(t.shape)
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    driver = FakeDriver()
+class Gpu:
+    """A GPU. `where`: what PyTorch calls it, "cpu" with the stand-in; `svod`: what svod calls it; `calls`: copies between the host and the
+    device, and runs, since the last look."""
+
+    def __init__(self, where: str, svod: str, patch: pytest.MonkeyPatch) -> None:
+        self.where, self.svod, self.calls = where, svod, list[str]()
+        for owner, name in ((GpuDevice, "copy_in"), (GpuDevice, "copy_out"), (CudaQueue, "run")):
+            patch.setattr(owner, name, self._noted(name, getattr(owner, name)))
+
+    def _noted(self, name: str, own: Any) -> Any:
+        def noted(*args: Any) -> Any:
+            self.calls.append(name)
+            return own(*args)
+        return noted
+
+    def stream(self) -> AbstractContextManager[Any]:
+        """PyTorch's work in the block goes to a stream of its own."""
+        if self.where == "cpu":
+            return nullcontext()
+        fresh = torch.cuda.Stream(self.where)
+        fresh.wait_stream(torch.cuda.current_stream(self.where))
+        return torch.cuda.stream(fresh)     # type: ignore[no-any-return]
+
+    def wait(self) -> None:
+        """Wait for PyTorch's work: svod is not told of what comes after it was given a tensor."""
+        if self.where != "cpu":
+            torch.cuda.synchronize(self.where)
+
+
+def real(number: int, patch: pytest.MonkeyPatch) -> Gpu:
+    """A GPU of this machine. Skips where there is none."""
+    name = f"CUDA:{number}" if number else "CUDA"
+    try:
+        backend_named(name).target()
+    except DeviceError as e:
+        pytest.skip(str(e))
+    if torch.cuda.device_count() <= number:
+        pytest.skip(f"PyTorch {torch.__version__} finds {torch.cuda.device_count()} GPUs where svod finds {name}: install one for CUDA")
+    return Gpu(f"cuda:{number}", name, patch)
+
+
+def stand_in(patch: pytest.MonkeyPatch) -> Gpu:
+    """The stand-in."""
     module = types.ModuleType("svod_fake_cuda")
-    module.BACKEND = fake_backend(driver)       # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(BACKENDS, "CUDA", module.__name__)
-    monkeypatch.setenv("SVOD_OBJECT_CACHE", ":none:")
-    monkeypatch.setattr("svod.compile.plan.compiler._compilers", {})
+    module.BACKEND = fake_backend(FakeDriver())       # type: ignore[attr-defined]
+    patch.setitem(sys.modules, module.__name__, module)
+    patch.setitem(BACKENDS, "CUDA", module.__name__)
+    patch.setattr("svod.compile.plan.compiler._compilers", {})
     from_dlpack = Tensor.from_dlpack
     on_gpu: Callable[[Any], str] = lambda t: "CUDA:0" if t.ndim else ""        # noqa: E731
     for place in (memory, watch):
-        monkeypatch.setattr(place, "gpu_of", on_gpu)
-    monkeypatch.setattr(Tensor, "from_dlpack", lambda t: from_dlpack(OnGpu(t) if isinstance(t, torch.Tensor) else t))
-    monkeypatch.setattr(torch, "from_dlpack", over_device_memory)
+        patch.setattr(place, "gpu_of", on_gpu)
+    patch.setattr(Tensor, "from_dlpack", lambda t: from_dlpack(OnGpu(t) if isinstance(t, torch.Tensor) else t))
+    patch.setattr(torch, "from_dlpack", over_device_memory)
+    return Gpu("cpu", "CUDA", patch)
+
+
+@pytest.fixture(params=["stand-in", pytest.param("GPU", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A GPU, or the stand-in for one."""
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", ":none:")
     torch._dynamo.reset()
-    yield driver
+    return stand_in(monkeypatch) if request.param == "stand-in" else real(int(request.param == "second GPU"), monkeypatch)
+
+
+ON_TWO = pytest.mark.parametrize("gpu", ["stand-in", pytest.param("GPU", marks=pytest.mark.gpu),
+                                         pytest.param("second GPU", marks=pytest.mark.gpu)], indirect=True)
 
 
 class Net(torch.nn.Module):
@@ -75,43 +128,46 @@ class Net(torch.nn.Module):
         return self.second(self.first(x).relu()).softmax(-1)
 
 
+@ON_TWO
 @pytest.mark.parametrize("way", ["torch.compile", "svod.torch.compile"])
-def test_a_module_reads_and_makes_memory_of_the_gpu(gpu: FakeDriver, way: str) -> None:
-    model, x = Net().eval(), torch.randn(11, 18)
+def test_a_module_reads_and_makes_memory_of_the_gpu(gpu: Gpu, way: str) -> None:
+    model, x = Net().eval().to(gpu.where), torch.randn(11, 18).to(gpu.where)
     wanted, again = model(x), model(x * 2)
     options = {"strict": True}
     compiled = svod.torch.compile(model, x, options=options) if way != "torch.compile" else \
         torch.compile(model, backend="svod", options=options)
     torch.testing.assert_close(compiled(x), wanted, rtol=1e-4, atol=1e-5)
-    before = len(gpu.calls)
-    torch.testing.assert_close(compiled(x * 2), again, rtol=1e-4, atol=1e-5)
-    assert not {"copy_in", "copy_out"} & set(gpu.names()[before:]) and "launch" in " ".join(gpu.names()[before:])
+    gpu.calls.clear()
+    with gpu.stream():
+        got = compiled(x * 2)
+        torch.testing.assert_close(got, again, rtol=1e-4, atol=1e-5)
+    assert got.device == x.device and gpu.calls and set(gpu.calls) == {"run"}
 
 
-def test_weights_that_change_are_seen(gpu: FakeDriver) -> None:
-    model, x = Net().eval(), torch.randn(3, 18)
+def test_weights_that_change_are_seen(gpu: Gpu) -> None:
+    model, x = Net().eval().to(gpu.where), torch.randn(3, 18).to(gpu.where)
     compiled = torch.compile(model, backend="svod", options={"strict": True})
     compiled(x)
     model.first.weight.mul_(3)
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_layouts_numbers_and_constants(gpu: FakeDriver) -> None:
+def test_layouts_numbers_and_constants(gpu: Gpu) -> None:
     """Arguments with permuted axes and with gaps, a number on the CPU, an output that depends on nothing."""
     def f(a: Any, b: Any, scale: Any) -> Any:
-        return (a.T + b) * scale, torch.ones(3, 2), (a * 2).T
-    a, b, scale = torch.randn(5, 8).T, torch.randn(10, 8)[::2], torch.tensor(1.5)
+        return (a.T + b) * scale, torch.ones(3, 2, device=a.device), (a * 2).T
+    a, b, scale = torch.randn(5, 8).to(gpu.where).T, torch.randn(10, 8).to(gpu.where)[::2], torch.tensor(1.5)
     got, wanted = torch.compile(f, backend="svod", options={"strict": True})(a, b, scale), f(a, b, scale)
     for g, w in zip(got, wanted, strict=True):
         torch.testing.assert_close(g, w)
         assert g.stride() == w.stride()
 
 
-def test_arguments_are_written_in_place(gpu: FakeDriver) -> None:
+def test_arguments_are_written_in_place(gpu: Gpu) -> None:
     def step(state: Any, x: Any) -> Any:
         state.mul_(0.5).add_(x)
         return state.sum()
-    state, x = torch.zeros(6, 4), torch.randn(6, 4)
+    state, x = torch.zeros(6, 4, device=gpu.where), torch.randn(6, 4).to(gpu.where)
     reference = state.clone()
     run = torch.compile(step, backend="svod", options={"strict": True})
     for _ in range(3):
@@ -119,14 +175,69 @@ def test_arguments_are_written_in_place(gpu: FakeDriver) -> None:
     torch.testing.assert_close(state, reference)
 
 
-def test_half_precision(gpu: FakeDriver) -> None:
-    x = torch.randn(4, 9).bfloat16()
+def test_half_precision(gpu: Gpu) -> None:
+    x = torch.randn(4, 9).bfloat16().to(gpu.where)
     got = torch.compile(lambda t: (t * 2).relu(), backend="svod", options={"strict": True})(x)
     assert got.dtype == torch.bfloat16
-    np.testing.assert_array_equal(got.float().numpy(), (x * 2).relu().float().numpy())
+    np.testing.assert_array_equal(got.float().cpu().numpy(), (x * 2).relu().float().cpu().numpy())
 
 
-def test_tensors_of_two_gpus_are_refused(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- DLPack ----------------------------------------------------------------------------------------------------
+@ON_TWO
+def test_svod_reads_and_writes_memory_of_pytorch(gpu: Gpu) -> None:
+    """Nothing is copied; what PyTorch's stream does before is waited for."""
+    first = np.arange(30, dtype=np.float32).reshape(2, 5, 3)
+    with gpu.stream():
+        theirs = torch.from_numpy(first.copy()).to(gpu.where)
+        for _ in range(50):
+            theirs += 1
+        ours = Tensor.from_dlpack(theirs)
+        gpu.calls.clear()
+        doubled = (ours * 2).realize()
+    assert (ours.device, doubled.device, set(gpu.calls)) == (gpu.svod, gpu.svod, {"run"})
+    np.testing.assert_array_equal(doubled.numpy(), (first + 50) * 2)
+    theirs += 1
+    gpu.wait()
+    np.testing.assert_array_equal((ours * 2).numpy(), (first + 51) * 2)
+    ours[0] = 3.0
+    ours.realize()
+    np.testing.assert_array_equal(theirs.cpu().numpy(), np.concatenate([np.full_like(first[:1], 3), first[1:] + 51]))
+
+
+@ON_TWO
+def test_pytorch_reads_and_writes_memory_of_svod(gpu: Gpu) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    ours = (Tensor(x).to(gpu.svod) * 2).realize()
+    gpu.calls.clear()
+    theirs = torch.from_dlpack(ours)
+    assert not gpu.calls and theirs.device == torch.device(gpu.where) and tuple(theirs.shape) == x.shape
+    np.testing.assert_array_equal((theirs + 1).cpu().numpy(), 2 * x + 1)
+    theirs[1:] = 5
+    gpu.wait()
+    np.testing.assert_array_equal(ours.numpy(), np.concatenate([2 * x[:1], np.full_like(x[1:], 5)]))
+    np.testing.assert_array_equal((ours.T.contiguous() + 1).numpy(), np.concatenate([2 * x[:1], np.full_like(x[1:], 5)]).T + 1)
+    del ours        # the memory lives as long as one of both
+    (Tensor(x).to(gpu.svod) * 7).realize()
+    np.testing.assert_array_equal(theirs.cpu().numpy()[0], 2 * x[0])
+
+
+def test_types_and_layouts_go_both_ways(gpu: Gpu) -> None:
+    for dtype, ours in memory.DTYPES.items():
+        theirs = torch.tensor([0, 1, 1, 0, 1, 0]).to(dtype).to(gpu.where)
+        t = Tensor.from_dlpack(theirs)
+        assert t.dtype == ours
+        np.testing.assert_array_equal(t.cast("float32").numpy(), [0, 1, 1, 0, 1, 0])
+        back = torch.from_dlpack(t.reshape(2, 3).contiguous().realize())
+        assert back.dtype == dtype and back.cpu().to(torch.float32).tolist() == [[0, 1, 1], [0, 1, 0]]
+    array = np.arange(30, dtype=np.int32).reshape(2, 5, 3)
+    theirs = torch.from_numpy(array).to(gpu.where)
+    np.testing.assert_array_equal((Tensor.from_dlpack(theirs.permute(2, 0, 1)) + 1).numpy(), array.transpose(2, 0, 1) + 1)
+    np.testing.assert_array_equal((Tensor.from_dlpack(theirs[1:, 1:2]) + 1).numpy(), array[1:, 1:2] + 1)    # at no multiple of 16 bytes
+    with pytest.raises(DeviceError, match="make it contiguous first"):
+        Tensor.from_dlpack(theirs[:, ::2])
+
+
+def test_tensors_of_two_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "gpu_of", lambda t: f"CUDA:{len(t)}")
     with pytest.raises(UnsupportedError, match="tensors on CUDA:2 and CUDA:3 in one graph"):
         memory.gpu_among([torch.zeros(2), 3, torch.zeros(3)])

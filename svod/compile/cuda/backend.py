@@ -1,4 +1,5 @@
-"""NVIDIA's GPUs as a backend: devices that are there, CUDA and CUDA:1, and architectures to compile for, CUDA:sm_90."""
+"""NVIDIA's GPUs as a backend: devices that are there, CUDA and CUDA:1, architectures to compile for, CUDA:sm_90, and a device that runs the
+code of an older architecture, CUDA:0:sm_80."""
 from __future__ import annotations
 
 import itertools
@@ -69,9 +70,10 @@ class Cuda(_Nvidia):
 
     ceilings = "svod.bench.device_ceilings"
 
-    def __init__(self, ordinal: int = 0, open_driver: Callable[[], Driver] = open_driver, pair: Nvptx | None = None) -> None:
+    def __init__(self, ordinal: int = 0, open_driver: Callable[[], Driver] = open_driver, pair: Nvptx | None = None,
+                 architecture: Architecture | None = None) -> None:
         super().__init__(pair or Nvptx())
-        self.ordinal, self._open = ordinal, open_driver
+        self.ordinal, self._open, self._architecture = ordinal, open_driver, architecture
         self.dlpack_device = (2, ordinal)       # kDLCUDA
         self._device: GpuDevice | None = None
         self._others: dict[str, Backend] = {}
@@ -83,22 +85,24 @@ class Cuda(_Nvidia):
             return self
         with self._lock:
             if rest not in self._others:
+                number, colon, older = rest.partition(":")
                 if rest in ARCHITECTURES:
                     self._others[rest] = CompileOnly(ARCHITECTURES[rest], self.pair)
-                elif rest.isdecimal():
-                    self._others[rest] = Cuda(int(rest), self._open, self.pair)
+                elif number.isdecimal() and (not colon or older in ARCHITECTURES):
+                    self._others[rest] = Cuda(int(number), self._open, self.pair, ARCHITECTURES.get(older))
             return self._others.get(rest)
 
     @property
     def names(self) -> str:
-        return f"{DEVICE}, {DEVICE}:1, … for the GPUs of this machine, {', '.join(f'{DEVICE}:{a}' for a in ARCHITECTURES)} to compile only"
+        compiled = ", ".join(f"{DEVICE}:{a}" for a in ARCHITECTURES)
+        return f"{DEVICE}, {DEVICE}:1, … for the GPUs of this machine, {DEVICE}:0:sm_80 for one with older code, {compiled} to compile only"
 
     @property
     def gpu(self) -> GpuDevice:
         """The device. Raises DeviceError where there is none, in one sentence that says what to do."""
         with self._lock:
             if self._device is None:
-                self._device = GpuDevice(self._open(), self.ordinal)
+                self._device = GpuDevice(self._open(), self.ordinal, self._architecture)
             return self._device
 
     @property

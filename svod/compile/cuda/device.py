@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from svod.compile.cuda.driver import Driver, OutOfMemory
-from svod.compile.cuda.targets import DEVICE, Architecture, Card, architecture_of, target_of
+from svod.compile.cuda.targets import DEVICE, Architecture, Card, architecture_of, runs, target_of
 from svod.core.machine.target import Target
 from svod.errors import DeviceError
 
@@ -85,9 +85,11 @@ class Pool:
 
 
 class GpuDevice:
-    """A device that is there, its primary context and one stream. It belongs to the process that opened it."""
+    """A device that is there, its primary context and one stream. It belongs to the process that opened it.
 
-    def __init__(self, driver: Driver, ordinal: int) -> None:
+    `architecture`: whose code it runs, where that is not what it runs best. Raises DeviceError for one whose code it does not run."""
+
+    def __init__(self, driver: Driver, ordinal: int, architecture: Architecture | None = None) -> None:
         count = driver.count()
         if ordinal >= count:
             raise DeviceError(f"the device {DEVICE}:{ordinal}: this machine has {count} GPU{'s' * (count != 1)}, "
@@ -96,6 +98,10 @@ class GpuDevice:
         self.handle = driver.device(ordinal)
         self.name = driver.name(self.handle)
         self.capability = driver.attribute(self.handle, "major"), driver.attribute(self.handle, "minor")
+        self._asked = architecture
+        if architecture is not None and not runs(architecture, self.capability):
+            raise DeviceError(f"the device {DEVICE}:{ordinal}:{architecture.name}: {self.name} has compute capability "
+                              f"{'.'.join(map(str, self.capability))} and does not run code for {architecture.name}")
         self.context = driver.retain_context(self.handle)
         self.pool = Pool(self)
         self.lock = threading.RLock()       # of the stream: who holds it puts work there
@@ -117,7 +123,7 @@ class GpuDevice:
 
     def architecture(self) -> Architecture:
         """The architecture whose code the device runs."""
-        return architecture_of(*self.capability)
+        return self._asked or architecture_of(*self.capability)
 
     def target(self) -> Target:
         """The device as a target, from what the driver says of it."""
@@ -132,7 +138,9 @@ class GpuDevice:
                     asked("group_shared", typical.group_shared), typical.unit_cache, asked("l2", typical.l2),
                     1e3 * asked("clock", typical.clock / 1e3), rate or typical.memory_rate, asked("group_threads", typical.group_threads),
                     asked("unit_registers", typical.unit_registers), typical.group_reserved)
-        return target_of(architecture, card, f"{DEVICE}:{self.ordinal}" if self.ordinal else DEVICE)
+        numbered = f"{DEVICE}:{self.ordinal}"
+        plain = numbered if self.ordinal else DEVICE
+        return target_of(architecture, card, plain if self._asked is None else f"{numbered}:{self._asked.name}")
 
     # -- time ---------------------------------------------------------------------------------------
     def start_clock(self) -> tuple[int, int]:
@@ -195,7 +203,7 @@ class GpuDevice:
         """Copy from the memory of a device, this one or another, and wait for it; False where this one does not reach it."""
         with self.lock:
             driver = self.use()
-            if other is self:
+            if other.context == self.context:
                 driver.copy(address, source, nbytes, self.stream)
             elif self._reaches(driver, other):
                 driver.copy_peer(address, self.context, source, other.context, nbytes, self.stream)

@@ -95,6 +95,12 @@ def architecture_of(major: int, minor: int) -> Architecture:
     return (same or fitting)[-1]
 
 
+def runs(architecture: Architecture, capability: tuple[int, int]) -> bool:
+    """Whether a device of a compute capability runs the code of an architecture. That of sm_90a is for 9.0 only."""
+    least = capability_of(architecture.name)
+    return capability == least if architecture.name.endswith("a") else least <= capability
+
+
 def target_of(architecture: Architecture, card: Card, device: str) -> Target:
     """A card of an architecture as a target; `device`: its name, as SVOD_DEVICE says it."""
     return Target(

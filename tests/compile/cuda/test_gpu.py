@@ -1,31 +1,25 @@
-"""What needs a GPU of NVIDIA's: `pytest -m gpu`. Where there is none each test is skipped with the reason.
+"""Kernels that need a GPU of NVIDIA's: `pytest -m gpu`. Where there is none each test is skipped with the reason. `.ci/gpu` runs this file
+under compute-sanitizer, too.
 
 Layouts of matrix instructions, barriers and asynchronous copies are checked in the emulator too; here the device has the last word."""
 from __future__ import annotations
 
 import random
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from svod import Tensor, Variable, jit
-from svod.bench.suites.suites import CORE
-from svod.compile.backend import Device, device_named
+from svod.compile.backend import Device
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.config import BeamConfig, PrepareConfig
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
-from svod.errors import DeviceError, KernelOptError
+from svod.errors import KernelOptError
 from tests.agreement import Case
 from tests.compile.cuda.test_bulk import BF16, BULK, ROWS
 from tests.compile.cuda.test_core_suite import SMALL, check_case
@@ -34,19 +28,8 @@ from tests.draws import count
 from tests.toy_backend.test_corpus import KERNELS, case_of, group_state
 
 pytestmark = pytest.mark.gpu
-CONFIG = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
 HELD = [d.name for d in DOTS.values() if d.fragments and d.arch == "nvptx64"]
 OF_PRODUCTS = {dtypes.float32: "f32", dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8"}
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Device:
-    try:
-        device = device_named("CUDA")
-        device.backend.target()
-    except DeviceError as e:
-        pytest.skip(str(e))
-    return device
 
 
 def check(gpu: Device, case: Case, state: Scheduler) -> None:
@@ -129,91 +112,6 @@ def test_sketches_of_a_product(dtype: DType, gpu: Device) -> None:
         check(gpu, case, state)
 
 
-# -- plans ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", SMALL)
 def test_the_core_suite_at_small_sizes(name: str, gpu: Device) -> None:
     check_case(SMALL[name])
-
-
-@pytest.mark.parametrize("case", CORE, ids=lambda c: c.name)
-def test_the_core_suite(case: object, gpu: Device) -> None:
-    check_case(case)        # type: ignore[arg-type]
-
-
-def test_a_plan_is_a_graph_from_its_second_run_on(gpu: Device) -> None:
-    """Inputs that change, other arrays bound, and what runs between."""
-    rng = np.random.default_rng(0)
-    x, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 96), (96, 80), (80, 10)))
-    given = Tensor(x)
-    plan = ((given @ Tensor(w)).relu() @ Tensor(v)).softmax(-1).prepare(CONFIG)
-    for run in range(4):
-        x[:] = rng.standard_normal(x.shape)
-        plan.execute()
-        logits = np.maximum(x @ w, 0) @ v
-        want = np.exp(logits - logits.max(-1, keepdims=True))
-        want /= want.sum(-1, keepdims=True)
-        np.testing.assert_allclose(plan.outputs[0].reshape(64, 10), want, rtol=1e-4, atol=1e-6, err_msg=f"run {run}")
-
-
-def test_variables(gpu: Device) -> None:
-    n = Variable("n", 1, 40)
-    x = np.arange(40 * 8, dtype=np.float32).reshape(40, 8)
-    plan = (Tensor(x)[:n] * 2).sum(0).prepare(CONFIG)
-    for value in (1, 7, 40, 7):
-        plan.execute(n=value)
-        np.testing.assert_array_equal(plan.outputs[0], 2 * x[:value].sum(0))
-
-
-def test_copies_between_two_gpus(gpu: Device) -> None:
-    """Directly, or by the host's memory; twice, as the second time nothing is opened."""
-    try:
-        device_named("CUDA:1").backend.target()
-    except DeviceError as e:
-        pytest.skip(str(e))
-    x = np.arange(3 << 20, dtype=np.float32)
-    plan = (((Tensor(x).to("CUDA") * 2).to("CUDA:1") + 1).to("CUDA") * 3).prepare(CONFIG)
-    for _ in range(2):
-        plan.execute()
-        np.testing.assert_array_equal(plan.outputs[0], (2 * x + 1) * 3)
-
-
-def test_memory_is_given_back(gpu: Device) -> None:
-    for size in (1 << 20, 1 << 22, 1 << 20) * 3:
-        x = np.ones(size, np.float32)
-        assert float(jit(lambda t: (t + 1).sum(), config=CONFIG)(Tensor(x)).numpy()) == 2.0 * size
-
-
-# -- time ----------------------------------------------------------------------------------------------------
-def test_the_device_times_by_its_own_clock(gpu: Device) -> None:
-    """Ten runs take longer than one, whatever the clock."""
-    x = Tensor(np.ones((2048, 2048), np.float32))
-    plan = (x @ x).prepare(CONFIG)
-    plan.execute()
-    plan.repeat(3)
-    one, many = plan.repeat_timed(1), plan.repeat_timed(20)
-    assert one is not None and many is not None and 0 < one < many
-
-
-def test_a_search_finds_a_right_kernel(gpu: Device) -> None:
-    """Candidates compile in workers, one of which has the device."""
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((192, 192)).astype(np.float32) for _ in range(2))
-    plan = (Tensor(a) @ Tensor(b)).prepare(replace(CONFIG, beam=BeamConfig(width=2, budget=20.0)))
-    plan.execute()
-    np.testing.assert_allclose(plan.outputs[0].reshape(192, 192), a @ b, rtol=1e-4, atol=1e-3)
-
-
-SANITIZED = """
-from tests.compile.cuda.test_core_suite import SMALL, check_case
-for name in SMALL: check_case(SMALL[name])
-"""
-
-
-@pytest.mark.parametrize("what", ["memcheck", "racecheck", "synccheck", "initcheck"])
-def test_the_sanitizer_finds_nothing(what: str, gpu: Device) -> None:
-    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    if tool is None:
-        pytest.skip("there is no compute-sanitizer on PATH: the CUDA toolkit has it")
-    ran = subprocess.run([tool, "--tool", what, "--error-exitcode", "9", sys.executable, "-c", SANITIZED], capture_output=True, text=True,
-                         check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]

@@ -133,7 +133,7 @@ def test_residency_is_that_of_nvidias_calculator(threads: int) -> None:
             assert found.resident == max(1, by_nvidia(threads, registers, shared)), (registers, shared)
 
 
-@pytest.mark.parametrize("name", ["CUDA:sm_10", "CUDA:x", "CUDA:sm_90:x"])
+@pytest.mark.parametrize("name", ["CUDA:sm_10", "CUDA:x", "CUDA:sm_90:x", "CUDA:0:sm_10", "CUDA:x:sm_90", "CUDA:0:"])
 def test_a_device_that_there_is_not(name: str) -> None:
     with pytest.raises(UnsupportedError, match=r"CUDA:sm_90"):
         device_named(name)
@@ -367,6 +367,27 @@ def test_the_second_device_shares_the_code_of_the_first(fake: FakeDriver) -> Non
     np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), X * 2)
     with pytest.raises(DeviceError, match=r"CUDA:5: this machine has 2 GPUs"):
         backend_named("CUDA:5").target()
+
+
+def test_a_device_runs_the_code_of_an_older_one(fake: FakeDriver) -> None:
+    """It is a target of its own, though its memory is the device's."""
+    own, older = (backend_named(name).target() for name in ("CUDA", "CUDA:1:sm_80"))
+    assert (own.cpu, older.cpu, older.device) == ("sm_90a", "sm_80", "CUDA:1:sm_80") and "wgmma" not in older.features
+    assert older.key != own.key and older.units == own.units
+    plan = network().prepare(replace(CONFIG, device="CUDA:0:sm_80"))
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(EXPECTED.shape), EXPECTED, rtol=1e-4, atol=1e-6)
+    code = plan.kernels[0].loaded
+    assert isinstance(code, CudaCode) and code.arch == "sm_80"
+    moved = (Tensor(X).to("CUDA") * 2).to("CUDA:0:sm_90")
+    before = len(fake.calls)
+    np.testing.assert_array_equal((moved + 1).numpy(), 2 * X + 1)
+    assert "copy" in fake.names()[before:] and "copy_peer" not in fake.names()
+    with pytest.raises(DeviceError, match=r"CUDA:0:sm_120: fake GPU 0 has compute capability 9\.0 and does not run code for sm_120"):
+        backend_named("CUDA:0:sm_120").target()
+    fake.sizes["major"] = 10
+    with pytest.raises(DeviceError, match=r"10\.0 and does not run code for sm_90a"):
+        backend_named("CUDA:1:sm_90a").target()
 
 
 @pytest.mark.parametrize("reached", [True, False])

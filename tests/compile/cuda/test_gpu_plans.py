@@ -1,0 +1,177 @@
+"""Plans on a GPU of NVIDIA's: `pytest -m gpu`. What can be seen without one runs with the stand-in for the driver, too (fixture `cuda`)."""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svod import Tensor, Variable, jit
+from svod.bench.suites.suites import CORE
+from svod.compile.backend import Device, backend_named
+from svod.compile.cuda.backend import Cuda
+from svod.compile.cuda.code import CudaCode
+from svod.compile.cuda.device import GpuDevice
+from svod.compile.cuda.targets import ARCHITECTURES, runs
+from svod.config import BeamConfig, PrepareConfig
+from svod.errors import DeviceError
+from svod.nn.state import load, save
+from tests.compile.cuda.test_core_suite import check_case
+
+CONFIG = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The copies of devices from now on: "in" or "out", or "direct" and "refused" between two, with the bytes."""
+    done: list[tuple[str, int]] = []
+    own_in, own_out, own_from = GpuDevice.copy_in, GpuDevice.copy_out, GpuDevice.copy_from
+
+    def copy_in(self: GpuDevice, device: int, host: int, nbytes: int) -> None:
+        done.append(("in", nbytes))
+        own_in(self, device, host, nbytes)
+
+    def copy_out(self: GpuDevice, host: int, device: int, nbytes: int) -> None:
+        done.append(("out", nbytes))
+        own_out(self, host, device, nbytes)
+
+    def copy_from(self: GpuDevice, address: int, other: GpuDevice, source: int, nbytes: int) -> bool:
+        reached = own_from(self, address, other, source, nbytes)
+        done.append(("direct" if reached else "refused", nbytes))
+        return reached
+    for method in (copy_in, copy_out, copy_from):
+        monkeypatch.setattr(GpuDevice, method.__name__, method)
+    return done
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CORE, ids=lambda c: c.name)
+def test_the_core_suite(case: object, gpu: Device) -> None:
+    check_case(case)        # type: ignore[arg-type]
+
+
+def test_a_plan_is_a_graph_from_its_second_run_on(cuda: Any) -> None:
+    """Inputs that change, other arrays bound, and what runs between."""
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((64, 96), (96, 80), (80, 10)))
+    given = Tensor(x)
+    plan = ((given @ Tensor(w)).relu() @ Tensor(v)).softmax(-1).prepare(CONFIG)
+    for run in range(4):
+        x[:] = rng.standard_normal(x.shape)
+        plan.execute()
+        logits = np.maximum(x @ w, 0) @ v
+        want = np.exp(logits - logits.max(-1, keepdims=True))
+        want /= want.sum(-1, keepdims=True)
+        np.testing.assert_allclose(plan.outputs[0].reshape(64, 10), want, rtol=1e-4, atol=1e-6, err_msg=f"run {run}")
+
+
+def test_variables(cuda: Any) -> None:
+    n = Variable("n", 1, 40)
+    x = np.arange(40 * 8, dtype=np.float32).reshape(40, 8)
+    plan = (Tensor(x)[:n] * 2).sum(0).prepare(CONFIG)
+    for value in (1, 7, 40, 7):
+        plan.execute(n=value)
+        np.testing.assert_array_equal(plan.outputs[0], 2 * x[:value].sum(0))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------
+def test_a_mapped_file_is_copied_in_pieces(cuda: Any, copies: list[tuple[str, int]], tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece is copied in chunks of pinned memory and a rest; the last piece is smaller than what goes that way. The file's values begin
+    where no float32 may."""
+    piece = 5 << 20
+    for place in ("svod.compile.plan.part.PIECE", "svod.core.graph.buffer.PIECE"):
+        monkeypatch.setattr(place, piece)
+    values = np.random.default_rng(0).standard_normal((2 * piece + 4096) // 4).astype(np.float32)
+    pieces = [("in", piece), ("in", piece), ("in", 4096)]
+    path = tmp_path / "values.bin"
+    path.write_bytes(b"header" + values.tobytes())
+    there = Tensor.from_file(path, "float32", values.shape, 6).to("CUDA").realize()
+    assert copies == pieces
+    np.testing.assert_array_equal(there.numpy(), values)
+    np.testing.assert_array_equal((there[-7:] * 2).numpy(), values[-7:] * 2)
+    save({"w": Tensor(values)}, tmp_path / "weights.safetensors")
+    loaded = load(tmp_path / "weights.safetensors")["w"]
+    copies.clear()
+    plan = (loaded[-1500:] + 1).prepare(CONFIG)
+    plan.execute()
+    np.testing.assert_array_equal(plan.outputs[0], values[-1500:] + 1)
+    assert [c for c in copies if c[0] == "in"] == pieces
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_copies_between_two_gpus(cuda_pair: Any, copies: list[tuple[str, int]], large: bool) -> None:
+    """Directly where one reaches the other's memory, else by the host's; twice, as the second time nothing is opened."""
+    x = np.arange((3 << 20 if cuda_pair is None else 5003) if large else 3, dtype=np.float32)     # an emulator takes its time
+    plan = (((Tensor(x).to("CUDA") * 2).to("CUDA:1") + 1).to("CUDA") * 3).prepare(CONFIG)
+    for _ in range(2):
+        copies.clear()
+        plan.execute()
+        np.testing.assert_array_equal(plan.outputs[0], (2 * x + 1) * 3)
+        between = [c for c in copies if c[0] in ("direct", "refused") and c[1] == x.nbytes]
+        assert len(between) >= 2
+        by_the_host = sum(c == ("out", x.nbytes) for c in copies)
+        assert by_the_host >= 2 if ("refused", x.nbytes) in between else by_the_host <= 1, copies
+
+
+def test_the_second_gpu_computes(cuda_pair: Any) -> None:
+    """Memory, modules and streams are its own, also where the first one is used between."""
+    rng = np.random.default_rng(1)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((9, 40), (40, 7)))
+    plans = [(Tensor(x) @ Tensor(w)).relu().prepare(replace(CONFIG, device=d)) for d in ("CUDA", "CUDA:1", "CUDA")]
+    for _ in range(3):
+        for plan in plans:
+            plan.execute()
+            np.testing.assert_allclose(plan.outputs[0].reshape(9, 7), np.maximum(x @ w, 0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_memory_is_given_back(gpu: Device) -> None:
+    for size in (1 << 20, 1 << 22, 1 << 20) * 3:
+        x = np.ones(size, np.float32)
+        assert float(jit(lambda t: (t + 1).sum(), config=CONFIG)(Tensor(x)).numpy()) == 2.0 * size
+
+
+# -- code of older architectures -------------------------------------------------------------------------------
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_code_of_older_architectures(cuda: Any, arch: str) -> None:
+    """Of the same major capability as machine code where there is ptxas, of others as PTX that the driver compiles."""
+    backend = backend_named("CUDA")
+    assert isinstance(backend, Cuda)
+    if not runs(ARCHITECTURES[arch], backend.gpu.capability):
+        with pytest.raises(DeviceError, match=f"does not run code for {arch}"):
+            backend_named(f"CUDA:0:{arch}").target()
+        return
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((16, 32), (32, 24)))
+    plan = (Tensor(x) @ Tensor(w)).relu().prepare(replace(CONFIG, device=f"CUDA:0:{arch}"))
+    for _ in range(2):
+        plan.execute()
+        wanted = np.maximum(x.astype(np.float64) @ w, 0)
+        np.testing.assert_allclose(plan.outputs[0].reshape(wanted.shape), wanted, rtol=1e-2, atol=2e-2)
+    code = plan.kernels[0].loaded
+    assert isinstance(code, CudaCode) and code.arch == arch
+
+
+# -- time ----------------------------------------------------------------------------------------------------
+@pytest.mark.gpu
+def test_the_device_times_by_its_own_clock(gpu: Device) -> None:
+    """Ten runs take longer than one, whatever the clock."""
+    x = Tensor(np.ones((2048, 2048), np.float32))
+    plan = (x @ x).prepare(CONFIG)
+    plan.execute()
+    plan.repeat(3)
+    one, many = plan.repeat_timed(1), plan.repeat_timed(20)
+    assert one is not None and many is not None and 0 < one < many
+
+
+@pytest.mark.gpu
+def test_a_search_finds_a_right_kernel(gpu: Device) -> None:
+    """Candidates compile in workers, one of which has the device."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((192, 192)).astype(np.float32) for _ in range(2))
+    plan = (Tensor(a) @ Tensor(b)).prepare(replace(CONFIG, beam=BeamConfig(width=2, budget=20.0)))
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(192, 192), a @ b, rtol=1e-4, atol=1e-3)
