@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from svod.config import PrepareConfig
 from svod.core.graph.graph import base_of
 from svod.core.machine.target import HOST
-from svod.errors import SharedMemoryError
+from svod.errors import SharedMemoryError, UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock
 from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, is_shared, order_in_memory, reader, svod_dtype, svod_tensor, torch_tensor
@@ -160,6 +160,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
         inputs = [constants[i] if i in constants else _in_shape(placed[i], s) if (s := stand_ins.get(i)) is not None else
                   _value(a) for i, a in enumerate(given)]
         translation = translate(program.graph, inputs, attributes, clock)
+        _refuse_rebuilt(program, mutated_by(program, translation).keys())
         results, values, copied = _results(program, translation, sizes)
         in_place = bool(values)
         mutated = mutated_by(program, translation)
@@ -264,6 +265,17 @@ def _results(program: Program, translation: Translation, sizes: Mapping[Any, int
             results.append(result._replace(run=len(values), device=_device_of(node)))
             values.append(kept)
     return results, values, []
+
+
+def _refuse_rebuilt(program: Program, written: Collection[int]) -> None:
+    """Raise UnsupportedError where PyTorch may rebuild an output as a view of memory that arguments share, from the place that the output
+    has in memory: svod's outputs begin where their memory does. The graph cuts such arguments out of one that stands for all of them."""
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    if any(user.target is torch.ops.aten.as_strided.default for i in written for user in placeholders[i].users):
+        outputs = next(n for n in program.graph.nodes if n.op == "output").args[0]
+        examples = [n.meta.get("val") for i, n in enumerate(outputs) if isinstance(n, torch.fx.Node) and i not in program.mutations]
+        if any(isinstance(e, torch.Tensor) and e.storage_offset() != 0 for e in examples):
+            raise UnsupportedError("arguments that share memory, one of which is written, and outputs that may be parts of it")
 
 
 def _parts(nodes: Sequence[Any], sizes: Mapping[Any, int]) -> dict[int, Result]:

@@ -72,3 +72,14 @@ def test_as_strided_beyond_the_elements_of_an_argument() -> None:
         return a.as_strided((2,), (2,), 0) + 1
     storage = torch.arange(3.0)
     torch.testing.assert_close(compiled(function)(storage[:2]), torch.tensor([1.0, 3.0]))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_an_output_that_is_an_argument_under_which_another_lies(offset: int) -> None:
+    def function(a: Any, b: Any) -> Any:
+        read, same = a.sum(), b.contiguous()
+        b[b > 0] = -3
+        return read, same
+    mine, theirs = (torch.tensor([4, -4, -9, 5, 0]) for _ in range(2))
+    found, expected = compiled(function)(mine[:4], mine[offset:offset + 3]), function(theirs[:4], theirs[offset:offset + 3])
+    torch.testing.assert_close((*found, mine), (*expected, theirs))
