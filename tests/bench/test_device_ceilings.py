@@ -77,7 +77,7 @@ def test_a_product_by_matrix_instructions(dtype, arch, name):
     case.check(args, "the emulated GPU")
 
 
-@pytest.mark.parametrize(("arch", "types", "scheduled"), [("sm_75", {F16}, (F16,)), ("sm_80", {BF16, F16, I8}, (I8,)),
+@pytest.mark.parametrize(("arch", "types", "scheduled"), [("sm_75", {F16, I8}, (F16, I8)), ("sm_80", {BF16, F16, I8}, (I8,)),
                                                          ("sm_90a", {BF16, F16, I8}, (BF16, I8))])
 def test_the_heuristic_takes_the_fastest_matrix_instructions(arch, types, scheduled):
     target = card_target(arch)

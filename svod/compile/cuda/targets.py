@@ -62,7 +62,7 @@ _AMPERE = ("cp.async", "ldmatrix", "mma.bf16", "mma.f16", "mma.s8", "mma.tf32", 
 _HOPPER = (*_AMPERE, "stmatrix", "tma")
 _H100 = Card("H100 SXM", 132, 2048, 32, 228 * KIB, 227 * KIB, 256 * KIB, 50 * MIB, 1.83e9, 3.35e12)
 ARCHITECTURES: Mapping[str, Architecture] = {a.name: a for a in (
-    Architecture("sm_75", 70, ("ldmatrix", "mma.f16k8"),
+    Architecture("sm_75", 70, ("ldmatrix", "mma.f16k8", "mma.s8k16"),
                  Card("T4", 40, 1024, 16, 64 * KIB, 64 * KIB, 96 * KIB, 4 * MIB, 1.59e9, 320e9, group_reserved=0)),
     Architecture("sm_80", 80, _AMPERE, Card("A100 40 GB", 108, 2048, 32, 164 * KIB, 163 * KIB, 192 * KIB, 40 * MIB, 1.41e9, 1.555e12)),
     Architecture("sm_86", 80, _AMPERE, Card("RTX 3090", 82, 1536, 16, 100 * KIB, 99 * KIB, 128 * KIB, 6 * MIB, 1.70e9, 936e9)),

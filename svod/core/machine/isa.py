@@ -164,17 +164,18 @@ class Dot:
         return not rest and (subgroups == 1 or self.reads_shared) and self.threads <= target.group_threads
 
 
-def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str, significand: int = 0) -> Dot:
-    """An mma.sync of 16 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. They all
-    take as long as 8 multiply-adds of each thread of a warp."""
+def _mma(name: str, feature: str, accumulator: DType, operand: DType, depth: int, llvm: str, significand: int = 0, rows: int = 16,
+         base_cost: float = 8.0) -> Dot:
+    """An mma.sync of 16 or 8 rows, 8 columns and so much depth, by the layouts of "Matrix Fragments for mma" in NVIDIA's PTX ISA. Those of
+    16 rows take as long as 8 multiply-adds of each thread of a warp."""
     word = 4 // operand.itemsize       # operands in a register, which lie along the sum
     registers = depth // (4 * word)    # along the sum
-    line, part = Digit(8, 1, 0), Digit(4, 0, word)
-    rows = Fragment((line, part), (Digit(registers, 0, 4 * word), Digit(2, 8, 0), Digit(word, 0, 1)))
-    columns = Fragment((Digit(8, 0, 1), Digit(4, word, 0)), (Digit(registers, 4 * word, 0), Digit(word, 1, 0)))
-    results = Fragment((line, Digit(4, 0, 2)), (Digit(2, 8, 0), Digit(2, 0, 1)))
-    return Dot(name, "nvptx64", (feature,), accumulator, (operand, operand), (operand,), 1, llvm, rows=16, columns=8, depth=depth,
-               base_cost=8.0, fragments=(results, rows, columns), significand=significand)
+    line, part, further = Digit(8, 1, 0), Digit(4, 0, word), Digit(rows // 8, 8, 0)
+    left = Fragment((line, part), (Digit(registers, 0, 4 * word), further, Digit(word, 0, 1)))
+    right = Fragment((Digit(8, 0, 1), Digit(4, word, 0)), (Digit(registers, 4 * word, 0), Digit(word, 1, 0)))
+    results = Fragment((line, Digit(4, 0, 2)), (further, Digit(2, 0, 1)))
+    return Dot(name, "nvptx64", (feature,), accumulator, (operand, operand), (operand,), 1, llvm, rows=rows, columns=8, depth=depth,
+               base_cost=base_cost, fragments=(results, left, right), significand=significand)
 
 
 def _wgmma(name: str, accumulator: DType, operand: DType, columns: int) -> Dot:
@@ -205,6 +206,8 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
     _mma("mma_f16", "mma.f16", dtypes.float32, dtypes.float16, 16, "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"),
     _mma("mma_f16k8", "mma.f16k8", dtypes.float32, dtypes.float16, 8, "llvm.nvvm.mma.m16n8k8.row.col.f32.f32"),
     _mma("mma_s8", "mma.s8", dtypes.int32, _I8, 32, "llvm.nvvm.mma.m16n8k32.row.col.s8"),
+    # as many products as mma_f16k8, of which a T4 computes half as many a second
+    _mma("mma_s8k16", "mma.s8k16", dtypes.int32, _I8, 16, "llvm.nvvm.mma.m8n8k16.row.col.s8", rows=8, base_cost=4.0),
     *(_mma(f"mma_tf32{suffix}", "mma.tf32", dtypes.float32, dtypes.float32, depth, f"llvm.nvvm.mma.m16n8k{depth}.row.col.tf32", TF32)
       for suffix, depth in (("", 8), ("k4", 4))),
     *(_wgmma(f"wgmma_{kind}n{columns}", accumulator, operand, columns) for columns in (64, 128, 256)

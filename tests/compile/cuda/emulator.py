@@ -499,13 +499,13 @@ def collective(name: str, words: Array) -> None:
     elif (lines := _LDMATRIX.fullmatch(name)) is not None:
         load_matrices(int(lines[1]), bool(lines[2]), words)
     elif (product := _MMA.fullmatch(name)) is not None:
-        multiply_matrices(int(product[1]), _KINDS[product[2]], words)
+        multiply_matrices(int(product[1]), int(product[2]), _KINDS[product[3]], words)
     else:
         raise DeviceFault(f"{name} is not emulated")
 
 
 _LDMATRIX = re.compile(r"llvm\.nvvm\.ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?\.b16\.p3")
-_MMA = re.compile(r"llvm\.nvvm\.mma\.m16n8k(\d+)\.row\.col\.([\w.]+)")
+_MMA = re.compile(r"llvm\.nvvm\.mma\.m(8|16)n8k(\d+)\.row\.col\.([\w.]+)")
 _KINDS: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "bf16": ("float32", lambda words: (words.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)),
     "f32.f32": ("float32", lambda words: words.view(np.float16).astype(np.float64)),
@@ -527,28 +527,30 @@ def load_matrices(count: int, turned: bool, words: Array) -> None:
         words[:, j] = matrix.view(np.uint32).ravel()
 
 
-def multiply_matrices(depth: int, kind: tuple[str, Callable[[Array], Array]], words: Array) -> None:
-    """mma.m16n8k*, by the figures of "Matrix Fragments" in NVIDIA's PTX ISA, which this says again apart from svod's data."""
+def multiply_matrices(rows: int, depth: int, kind: tuple[str, Callable[[Array], Array]], words: Array) -> None:
+    """mma.m16n8k* and m8n8k16, by the figures of "Matrix Fragments" in NVIDIA's PTX ISA, which this says again apart from svod's data."""
     dtype, numbers = kind
-    of_rows = depth * 16 // WARP // len(numbers(np.zeros(1, np.uint32)))
-    of_columns = of_rows // 2
-    a, b, c = np.zeros((16, depth), object), np.zeros((depth, 8), object), np.zeros((16, 8), np.float64 if dtype == "float32" else np.int64)
+    halves = rows // 8
+    of_columns = depth * 8 // WARP // len(numbers(np.zeros(1, np.uint32)))
+    of_rows = of_columns * halves
+    a, b = np.zeros((rows, depth), object), np.zeros((depth, 8), object)
+    c = np.zeros((rows, 8), np.float64 if dtype == "float32" else np.int64)
     for t in range(WARP):
         group, member = t // 4, t % 4
         for r in range(of_rows):
             held = numbers(np.ascontiguousarray(words[t, r:r + 1]))
             for e, x in enumerate(held):
-                a[group + 8 * (r % 2), member * len(held) + e + 4 * len(held) * (r // 2)] = x
+                a[group + 8 * (r % halves), member * len(held) + e + 4 * len(held) * (r // halves)] = x
         for r in range(of_columns):
             held = numbers(np.ascontiguousarray(words[t, of_rows + r:of_rows + r + 1]))
             for e, x in enumerate(held):
                 b[member * len(held) + e + 4 * len(held) * r, group] = x
-        own = np.ascontiguousarray(words[t, of_rows + of_columns:of_rows + of_columns + 4]).view(dtype)
-        for e in range(4):
+        own = np.ascontiguousarray(words[t, of_rows + of_columns:of_rows + of_columns + 2 * halves]).view(dtype)
+        for e in range(2 * halves):
             c[group + 8 * (e // 2), 2 * member + e % 2] = own[e]
     total = (c + a.astype(c.dtype) @ b.astype(c.dtype)).astype(dtype)
     for t in range(WARP):
-        for e in range(4):
+        for e in range(2 * halves):
             words[t, e] = total[t // 4 + 8 * (e // 2), 2 * (t % 4) + e % 2].view(np.uint32)
 
 

@@ -33,7 +33,7 @@ from tests.toy_backend.test_corpus import group_state
 
 BF16, F16, I8, F32 = dtypes.bfloat16, dtypes.float16, dtypes.int8, dtypes.float32
 INSTRUCTIONS = [("mma_bf16", "sm_80", BF16), ("mma_f16", "sm_90", F16), ("mma_f16k8", "sm_75", F16), ("mma_s8", "sm_80", I8),
-                ("mma_tf32", "sm_80", F32), ("mma_tf32k4", "sm_90", F32)]
+                ("mma_s8k16", "sm_75", I8), ("mma_tf32", "sm_80", F32), ("mma_tf32k4", "sm_90", F32)]
 EXTENTS = (2, 3, 7, 8, 16, 17, 29, 32, 40)
 STAGED = [Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
 TILES = [Opt("UPCAST", "o0", 2), Opt("UPCAST", "o1", 2), Opt("LOCAL", "o0", 2), Opt("LOCAL", "o1", 2)]
@@ -108,11 +108,11 @@ def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.Mon
         check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80"))
 
 
-@pytest.mark.parametrize(("name", "arch", "dtype"), [("mma_f16k8", "sm_75", F16), *[
+@pytest.mark.parametrize(("name", "arch", "dtype"), [("mma_f16k8", "sm_75", F16), ("mma_s8k16", "sm_75", I8), ("mma_s8", "sm_80", I8), *[
     (name, arch, dtype) for name, dtype in (("mma_bf16", BF16), ("mma_f16", F16)) for arch in ("sm_80", "sm_90")]])
 def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
     """The heuristic takes the instruction, for tiles of many registers, and nothing is spilled."""
-    state = group_heuristic(Scheduler(gemm(1024, 1024, 1024, dtype, dtype, out=dtype), card_target(arch)))
+    state = group_heuristic(Scheduler(gemm(1024, 1024, 1024, dtype, dtype, out=dtype if dtype.is_float else None), card_target(arch)))
     chosen = state.dots[state.kernel.output]
     assert chosen is not None and chosen.name == name
     if ptxas.ptxas_version() is None:
@@ -120,12 +120,13 @@ def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
     source = render(lower(state), state.target)
     for ir in (source, without_assumptions(source)):
         report, = ptxas.assemble(emit_ptx(ir, arch), arch)[1]
-        assert 128 < report.registers <= 255 and not report.spill_stores and not report.spill_loads
+        assert 96 < report.registers <= 255 and not report.spill_stores and not report.spill_loads
 
 
 @pytest.mark.parametrize(("arch", "dtype", "product", "operations"), [
     ("sm_75", F16, "HMMA.1688.F32", {"LDSM", "STS"}), ("sm_80", BF16, "HMMA.16816.F32.BF16", {"LDSM", "LDGSTS"}),
-    ("sm_90", F16, "HMMA.16816.F32", {"LDSM", "LDGSTS"}), ("sm_80", I8, "IMMA.16832.S8.S8", {"LDSM", "LDGSTS"})])
+    ("sm_90", F16, "HMMA.16816.F32", {"LDSM", "LDGSTS"}), ("sm_80", I8, "IMMA.16832.S8.S8", {"LDSM", "LDGSTS"}),
+    ("sm_75", I8, "IMMA.8816.S8.S8", {"LDSM", "STS"})])
 def test_the_machine_code_of_the_heuristics_matmul(arch: str, dtype: DType, product: str, operations: set[str]) -> None:
     """The instructions of tensor cores, and no memory of a thread's own."""
     if ptxas.ptxas_version() is None or ptxas.tool("nvdisasm") is None:

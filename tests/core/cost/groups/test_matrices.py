@@ -25,7 +25,7 @@ def best(arch: str, dtype: DType, tensor_cores: bool = True) -> Scheduler:
 
 
 @pytest.mark.parametrize(("arch", "dtype", "name"), [("sm_75", F16, "mma_f16k8"), ("sm_80", BF16, "mma_bf16"), ("sm_90", I8, "mma_s8"),
-                                                     ("sm_90a", BF16, "wgmma_bf16n128")])
+                                                     ("sm_75", I8, "mma_s8k16"), ("sm_90a", BF16, "wgmma_bf16n128")])
 def test_what_the_instruction_gains(arch: str, dtype: DType, name: str) -> None:
     """Predicted between what tensor cores take alone and a few times that; well below what multiply-adds take."""
     state = best(arch, dtype)
