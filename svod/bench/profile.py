@@ -6,8 +6,9 @@
     svod.profile(f, x)                  # the plan that the call runs, and what the caller waits for beside it
 
 A pass times each kernel once, in the plan's order, so that each finds the caches as the previous one leaves them. A kernel's time is the
-median over passes minus the cost of an empty call. In the plan itself independent kernels may run at the same time, so `plan_seconds` can
-be less than the sum.
+median over passes, by the device's own clock where it has one (events of CUDA, timestamps of WebGPU), minus what an empty call takes by
+the same clock. In the plan itself independent kernels may run at the same time, so `plan_seconds` can be less than the sum. It and
+`call_seconds` are the host's: what the caller waits for, copies to and from a device included.
 
 A layer is a module path (`svod.scope`), or else a file with its lines. Its exclusive time covers the kernels that come from exactly there;
 its inclusive time also covers everything below. A kernel that was fused from several layers counts for the one that its origin names.
@@ -181,12 +182,12 @@ def profile(what: ExecutionPlan | Planned, *arguments: Any, seconds: float = 1.0
         running = plan.kernels
         works = [k.work_at(plan.variable_values()) for k in running]
         passes, times, whole, empty, calls = _time_passes(plan, call, seconds, clock)
-    own = [max(0.0, statistics.median(t) - empty) for t in times]
+    own = [max(0.0, statistics.median(t) - e) for t, e in zip(times, empty, strict=True)]
     total = sum(own)
     kernels = tuple(_kernel_time(i, k, work, t, t / total if total else 0.0, limits, target, plan.threads) for i, (k, work, t) in
                     enumerate(zip(running, works, own, strict=True)))
     return Profile(kernels, roll_up(kernels), statistics.median(whole), total, passes, plan.threads,
-                   statistics.median(calls) if calls else None, empty)
+                   statistics.median(calls) if calls else None, max(empty))
 
 
 def _plan_of_call(function: Planned, arguments: Sequence[Any]) -> ExecutionPlan:
@@ -198,21 +199,20 @@ def _plan_of_call(function: Planned, arguments: Sequence[Any]) -> ExecutionPlan:
 
 
 def _time_passes(plan: ExecutionPlan, call: Callable[[], object] | None, seconds: float,
-                 clock: Clock) -> tuple[int, list[list[float]], list[float], float, list[float]]:
-    """(passes, seconds of each kernel by pass, seconds of the whole plan by pass, seconds of an empty call, seconds of `call` by pass)."""
+                 clock: Clock) -> tuple[int, list[list[float]], list[float], list[float], list[float]]:
+    """(passes, seconds of each kernel by pass, seconds of the whole plan by pass, for each kernel the seconds of an empty call, seconds of
+    `call` by pass)."""
     times: list[list[float]] = [[] for _ in plan.kernels]
     whole: list[float] = []
-    empty: list[float] = []
     calls: list[float] = []
+    sorts = [(k.device, k.is_host_item) for k in plan.kernels]      # of kernels whose calls cost the same
+    empty: dict[tuple[str, bool], list[float]] = {sort: [] for sort in sorts}
     begin = clock()
     while len(whole) < LEAST_PASSES or (len(whole) < MOST_PASSES and clock() - begin < seconds):
         for i, t in enumerate(times):
-            start = clock()
-            plan.repeat_kernel(i, 1)
-            t.append(clock() - start)
-        start = clock()
-        plan.repeat_kernel(0, 0)
-        empty.append(clock() - start)
+            t.append(_time_kernel(plan, i, 1, clock))
+        for sort, e in empty.items():
+            e.append(_time_kernel(plan, sorts.index(sort), 0, clock))
         start = clock()
         plan.execute()
         whole.append(clock() - start)
@@ -220,7 +220,14 @@ def _time_passes(plan: ExecutionPlan, call: Callable[[], object] | None, seconds
             start = clock()
             call()
             calls.append(clock() - start)
-    return len(whole), times, whole, statistics.median(empty), calls
+    return len(whole), times, whole, [statistics.median(empty[sort]) for sort in sorts], calls
+
+
+def _time_kernel(plan: ExecutionPlan, index: int, times: int, clock: Clock) -> float:
+    """Seconds of `times` runs, by the device's clock where it has one."""
+    start = clock()
+    seconds = plan.repeat_kernel(index, times)
+    return clock() - start if seconds is None else seconds
 
 
 def _kernel_time(index: int, k: PreparedKernel, work: Work | None, seconds: float, share: float, limits: Ceilings | None,

@@ -115,8 +115,9 @@ class LaunchQueue(Protocol):
     def run(self, launches: Launches, times: int) -> None:
         """Run launches `times` times, in order, and wait for the last."""
 
-    def run_timed(self, launches: Launches, times: int) -> float | None:
-        """`run`, and the seconds it took by the device's own clock; None where the device has none."""
+    def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
+        """`run`, and the seconds it took by the device's own clock; None where the device has none. `cold`: where a sample would depend on
+        what the one before left in the device's caches, something else is put there first; False: they are as they are."""
 
     def take_failure(self) -> BaseException | None:
         """The first failure, since the last call, of code that cannot raise."""

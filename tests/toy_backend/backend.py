@@ -79,7 +79,7 @@ class ToyQueue(LaunchRecords):
         temps = [_bytes_at(self.addresses[t], nbytes) for t, nbytes in zip(self.temps[number], kernel.spec.temps, strict=True)]
         run_phase(kernel.loaded.program, phase, args, temps, self.program_values(number), *self.ranges[number, phase], self.rng)
 
-    def run_timed(self, launches: Launches, times: int) -> float | None:
+    def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
         self.run(launches, times)
         return None
 

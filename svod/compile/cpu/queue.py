@@ -223,7 +223,7 @@ class CpuQueue:
             words[SCRATCH] = self._pool.caller_scratch(self._scratch_bytes)
         self._run(self._base)
 
-    def run_timed(self, launches: Launches, times: int) -> float | None:
+    def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
         self.run(launches, times)
         return None
 

@@ -143,15 +143,16 @@ class GpuDevice:
         return target_of(architecture, card, plain if self._asked is None else f"{numbered}:{self._asked.name}")
 
     # -- time ---------------------------------------------------------------------------------------
-    def start_clock(self) -> tuple[int, int]:
-        """Fill the second cache, then begin to count. Returns the events between which time is counted."""
+    def start_clock(self, cold: bool) -> tuple[int, int]:
+        """Begin to count; for `cold`, once the second cache was filled with something else. Returns the events between which time is
+        counted."""
         driver = self.use()
         if not self._clock:
             self._clock = driver.create_event(), driver.create_event()
-            nbytes = 2 * (driver.attribute(self.handle, "l2") or CHUNK)
-            self._filling = DeviceMemory(self.pool, nbytes)
-        assert self._filling is not None
-        driver.fill(self._filling.address, 0, self._filling.nbytes, self.stream)
+        if cold:
+            if self._filling is None:
+                self._filling = DeviceMemory(self.pool, 2 * (driver.attribute(self.handle, "l2") or CHUNK))
+            driver.fill(self._filling.address, 0, self._filling.nbytes, self.stream)
         driver.record(self._clock[0], self.stream)
         return self._clock
 

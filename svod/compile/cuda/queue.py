@@ -69,20 +69,22 @@ class CudaQueue(LaunchRecords):
             self._launches.pop((kernel, p), None)
 
     def run(self, launches: Launches, times: int) -> None:
-        self._run(launches, times, False)
+        self._run(launches, times, timed=False, cold=False)
 
-    def run_timed(self, launches: Launches, times: int) -> float:
-        """`run`, and the seconds between two events of the device around it. Before the first, the second cache is filled with something
-        else, so that what a sample finds there does not depend on the sample before."""
-        return self._run(launches, times, True)
+    def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float:
+        """`run`, and the seconds between two events of the device around it. For `cold` the second cache is filled with something else
+        before the first, so that what a sample finds there does not depend on the sample before."""
+        return self._run(launches, times, timed=True, cold=cold)
 
-    def _run(self, launches: Launches, times: int, timed: bool) -> float:
+    def _run(self, launches: Launches, times: int, *, timed: bool, cold: bool) -> float:
         recorded = self.recorded[launches.first]
         with self.device.lock:
             driver = self.device.use()
             try:
-                clock = self.device.start_clock() if timed else None
-                if len(recorded) > 1:
+                if times:
+                    self._get_ready(driver, launches.first, recorded)
+                clock = self.device.start_clock(cold) if timed else None
+                if len(recorded) > 1 and times:
                     self._run_as_graph(driver, launches.first, recorded, times)
                 else:
                     for _ in range(times):
@@ -97,29 +99,40 @@ class CudaQueue(LaunchRecords):
                 raise type(e)(f"{e}; it happened in a run of {names}{', …' if len(recorded) > 8 else ''} on {self.device.name}"
                               f"{after}") from e
 
+    def _get_ready(self, driver: Driver, first: int, recorded: Sequence[tuple[int, int]]) -> None:
+        """Do before a clock starts what is done once for given arguments: load modules, and record the graph of what has run."""
+        for key in recorded:
+            if key not in self._launches:
+                self._launches[key] = self._make(*key)
+        known = self._graphs.get(first)
+        if known is not None and known.state == self._state and not known.handle:
+            self._graphs[first] = self._as_graph(driver, recorded)
+
     def _run_as_graph(self, driver: Driver, first: int, recorded: Sequence[tuple[int, int]], times: int) -> None:
         known = self._graphs.get(first)
         if known is None or known.state != self._state:
             if known is not None and known.handle:
                 driver.free_graph(known.handle)
-            self._begin(driver, recorded)       # modules are loaded, functions found
-            known, times = _Graph(self._state, 0), times - 1
-        if times and not known.handle:
-            driver.begin_capture(self.device.stream)
-            try:
-                self._begin(driver, recorded)
-            except BaseException:       # Ctrl-C, too: nothing else could be done on the stream
-                driver.abandon_capture(self.device.stream)
-                raise
-            known = known._replace(handle=driver.end_capture(self.device.stream))
+            self._graphs[first] = known = _Graph(self._state, 0)
+            self._begin(driver, recorded)
+            times -= 1
+            if times:
+                self._graphs[first] = known = self._as_graph(driver, recorded)
         for _ in range(times):
             driver.launch_graph(known.handle, self.device.stream)
-        self._graphs[first] = known
+
+    def _as_graph(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> _Graph:
+        """Launches as a graph."""
+        driver.begin_capture(self.device.stream)
+        try:
+            self._begin(driver, recorded)
+        except BaseException:       # Ctrl-C, too: nothing else could be done on the stream
+            driver.abandon_capture(self.device.stream)
+            raise
+        return _Graph(self._state, driver.end_capture(self.device.stream))
 
     def _begin(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> None:
         for key in recorded:
-            if key not in self._launches:
-                self._launches[key] = self._make(*key)
             launch = self._launches[key]
             if launch is not None:
                 driver.launch(launch.function, launch.grid, launch.block, launch.shared, self.device.stream, launch.arguments)
@@ -173,7 +186,7 @@ class NoDeviceQueue(LaunchRecords):
     def once_launches(self, kernel: int) -> Launches:
         return Launches(0, 0)
 
-    def run_timed(self, launches: Launches, times: int) -> None:
+    def run_timed(self, launches: Launches, times: int, cold: bool = True) -> None:
         self.run(launches, times)
 
     def run(self, launches: Launches, times: int) -> None:

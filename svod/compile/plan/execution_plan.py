@@ -282,7 +282,7 @@ class ExecutionPlan:
             if not self.is_local:
                 self._load(None)
             if self._is_plain:
-                seconds = self._run(self._launches, times, timed=True)
+                seconds = self._run(self._launches, times, cold=True)
             else:
                 self._run_segments(times)
             note_writes(self.writes)
@@ -310,8 +310,9 @@ class ExecutionPlan:
         with self.lock:
             self._log, self._is_plain = log, False
 
-    def repeat_kernel(self, kernel: int, times: int) -> None:
-        """Run the phases of one of `kernels` `times` times, without those that run once."""
+    def repeat_kernel(self, kernel: int, times: int) -> float | None:
+        """Run the phases of one of `kernels` `times` times, without those that run once. Returns the seconds by the device's own clock,
+        with its caches as they were; None where it has none, and for what the host does."""
         with self.lock:
             self._check_ready()
             if not self.is_local:
@@ -319,9 +320,9 @@ class ExecutionPlan:
             if self.kernels[kernel].is_host_item:
                 for _ in range(times):
                     self._do(self.running[kernel])
-                return
+                return None
             queue = self._queue_of(self.running[kernel])
-            self._run(queue.kernel_launches(self.running[kernel]), times, queue)
+            return self._run(queue.kernel_launches(self.running[kernel]), times, queue, cold=False)
 
     def _queue_of(self, number: int) -> LaunchQueue:
         """The queue that runs a kernel, by its number among all."""
@@ -334,18 +335,19 @@ class ExecutionPlan:
         return importlib.import_module(ANALYSIS).analyze(self, ceilings)
 
     def profile(self, runs: int = 5) -> list[float]:
-        """Seconds of each of `kernels`, timed one by one, with about half a microsecond of the call; the least of `runs` runs."""
+        """Seconds of each of `kernels`, timed one by one; the least of `runs` runs. They are of the device's own clock, or of the host's
+        with about half a microsecond of the call."""
         with self.lock:
             best = [float("inf")] * len(self.kernels)
             for _ in range(runs):
                 for i in range(len(best)):
                     start = time.perf_counter()
                     try:
-                        self.repeat_kernel(i, 1)
+                        seconds = self.repeat_kernel(i, 1)
                     except BaseException:
                         self._stopped_after(self.kernels[:i + 1])
                         raise
-                    best[i] = min(best[i], time.perf_counter() - start)
+                    best[i] = min(best[i], time.perf_counter() - start if seconds is None else seconds)
         return best
 
     def _stopped_after(self, kernels: Iterable[PreparedKernel]) -> None:
@@ -385,14 +387,17 @@ class ExecutionPlan:
         values = self.variable_values()
         for number, kernel in zip(self.running, self.kernels, strict=True):
             begun.add(number)
-            start = time.perf_counter()
+            start, seconds = time.perf_counter(), None
             if kernel.is_host_item:
                 self._do(number)
             else:
                 queue = self._queue_of(number)
-                self._run(queue.kernel_launches(number), 1, queue)
+                seconds = self._run(queue.kernel_launches(number), 1, queue, cold=False)
                 self._running = True
-            log.add(kernel, start, time.perf_counter() - start, values)
+            end = time.perf_counter()
+            if seconds is None:
+                seconds = end - start
+            log.add(kernel, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
 
     def _do(self, number: int) -> None:
         """Do an item that the plan's queue does not run, by its number among all: call a function of Python, copy from device to device, or
@@ -431,9 +436,10 @@ class ExecutionPlan:
         if self._released:
             self._allocate_again()
 
-    def _run(self, launches: Launches, times: int, queue: LaunchQueue | None = None, *, timed: bool = False) -> float | None:
-        """Have a queue, the plan's own unless another is given, run launches. Seconds by the device's clock, where they are asked for and
-        it has one. Raises what went wrong in a kernel that could not raise it itself."""
+    def _run(self, launches: Launches, times: int, queue: LaunchQueue | None = None, *, cold: bool | None = None) -> float | None:
+        """Have a queue, the plan's own unless another is given, run launches. Seconds by the device's clock, where they are asked for
+        (`cold`, see `LaunchQueue.run_timed`, is not None) and it has one. Raises what went wrong in a kernel that could not raise it
+        itself."""
         if self._failure is not None or self._unbound or self._unset:
             self._refuse()
         if self._released:
@@ -441,8 +447,8 @@ class ExecutionPlan:
         queue = queue or self._queue
         self._running = True
         try:
-            if timed:
-                return queue.run_timed(launches, times)
+            if cold is not None:
+                return queue.run_timed(launches, times, cold)
             queue.run(launches, times)
             return None
         finally:

@@ -4,8 +4,9 @@
     SVOD_PROFILE=1    the table alone
     SVOD_TRACE=t.json {"traceEvents": [{"name": "gemm_0", "ph": "X", "ts": …, "dur": …, "args": {…}}]}
 
-Kernels are timed one by one where the plan runs them, so a time includes the launch, about a microsecond, and finds the caches as the
-program leaves them. Times of `svod.profile` are medians without the launch.
+Kernels run one by one and find the caches as the program leaves them. A time is of the device's own clock (events of CUDA, timestamps of
+WebGPU); where it has none it is of the host's, and includes the launch: about a microsecond on the CPU. Times of `svod.profile` are medians
+without the launch.
 """
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ class RunLog:
             if self.trace:
                 self._add_event(kernel, start, seconds, work, values)
         if self.level > 1:
-            rates = "" if work is None else f"  {flops_rate(work.flops / seconds)}  {bytes_rate(work.bytes_moved / seconds)}"
+            rates = "" if work is None else f"  {flops_rate(_rate(work.flops, seconds))}  {bytes_rate(_rate(work.bytes_moved, seconds))}"
             print(f"{kernel_name(kernel)}  {duration(seconds)}{rates}  {kernel.origin}".rstrip(), file=self._file or sys.stderr)
 
     def _work(self, kernel: PreparedKernel, values: Mapping[str, int]) -> Work | None:
@@ -85,7 +86,7 @@ class RunLog:
         told: dict[str, Any] = {"kernel": kernel.key[:12], "opts": kernel.chain, "from": kernel.opts_source, "origin": kernel.origin}
         if kernel.form is not None:
             told["device"] = kernel.form.device
-        if work is not None:
+        if work is not None and seconds:
             told |= {"GFLOP/s": work.flops / seconds / 1e9, "GB/s": work.bytes_moved / seconds / 1e9}
         if kernel.variables:
             told |= {v.name: values[v.name] for v in kernel.variables}
@@ -98,8 +99,9 @@ class RunLog:
         everything = sum(t.seconds for t in totals)
         runs = sum(t.runs for t in totals)
         header = ("kernel", "runs", "time", "share", "of one run", "GFLOP/s", "GB/s", "opts", "origin")
-        rows = [(kernel_name(t.kernel), str(t.runs), duration(t.seconds), percent(t.seconds / everything), duration(t.seconds / t.runs),
-                 giga(t.flops / t.seconds), giga(t.bytes / t.seconds), t.kernel.opts_source, t.kernel.origin) for t in totals]
+        rows = [(kernel_name(t.kernel), str(t.runs), duration(t.seconds), percent(_rate(t.seconds, everything)),
+                 duration(t.seconds / t.runs), giga(_rate(t.flops, t.seconds)), giga(_rate(t.bytes, t.seconds)),
+                 t.kernel.opts_source, t.kernel.origin) for t in totals]
         lines = [f"svod: {count(runs, 'run')} of {count(len(totals), 'kernel')}, {duration(everything)}", ""]
         return "\n".join(lines + text_table(header, rows, right=header[1:7], shrink={"kernel", "opts", "origin"}, width=width))
 
@@ -119,3 +121,8 @@ class RunLog:
         """Write the trace so far to `path`; nothing for None. Raises OSError."""
         if path is not None:
             write_text(Path(path), self.trace_json())
+
+
+def _rate(amount: float, seconds: float) -> float | None:
+    """An amount by the second; None where a clock counted nothing."""
+    return amount / seconds if seconds else None

@@ -78,7 +78,7 @@ class WebGpuQueue(LaunchRecords):
     def run(self, launches: Launches, times: int) -> None:
         self._submit(self.recorded[launches.first], times, None)
 
-    def run_timed(self, launches: Launches, times: int) -> float | None:
+    def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
         with self.device.trying("runs were timed"):
             clock = PassClock(self.device) if self.device.has_timestamps else None
             self._submit(self.recorded[launches.first], times, clock)

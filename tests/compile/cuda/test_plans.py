@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -24,12 +25,14 @@ from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, architecture_of
 from svod.compile.lower.program import PhaseSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.run_log import RunLog
 from svod.compile.resources import PhaseResources, resources_of
 from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import STORABLE
 from svod.errors import CompileError, DeviceError, DeviceLost, UnsupportedError
 from svod.tensor import dlpack
+from tests.bench.example_run import CEILINGS
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
 
 RNG = np.random.default_rng(0)
@@ -267,6 +270,44 @@ def test_the_device_times_runs_with_its_second_cache_filled_before(fake: FakeDri
     names = [n for n in fake.names()[before:] if n not in ("allocate", "copy_in")]
     assert names == ["fill", "record", "launch", "launch", "record", "wait_event", "wait"]
     assert ("fill", 2 << 20) in fake.calls
+
+
+class Clocked(FakeDriver):
+    """A quarter of a second for nothing, and half a second for each launch between two events."""
+
+    def seconds_between(self, first: int, second: int) -> float:
+        names = self.names()
+        begin, end = [i for i, name in enumerate(names) if name == "record"][-2:]
+        return 0.25 + 0.5 * sum(name in ("launch", "launch_graph") for name in names[begin:end])
+
+
+def test_profiles_are_of_the_devices_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second cache stays as the kernel before left it; an empty call is taken off by the same clock."""
+    driver = Clocked()
+    stand_in(driver, monkeypatch)
+    plan = (Tensor(X[:2, :3].copy()) @ Tensor(W[:3, :2].copy())).softmax(-1).prepare(CONFIG)
+    phases = [len(k.spec.phases) for k in plan.kernels]
+    assert plan.profile(1) == [0.25 + 0.5 * n for n in phases]
+    profiled = svod.profile(plan, seconds=0.0, ceilings=CEILINGS)
+    assert [k.seconds for k in profiled.kernels] == [0.5] * len(phases), "several phases that ran before are one graph"
+    assert plan.repeat_kernel(0, 0) == 0.25
+    log = RunLog(1, True, io.StringIO())
+    plan.log_runs(log)
+    plan.execute()
+    events = [e for e in json.loads(log.trace_json())["traceEvents"] if e["cat"] == "kernel"]
+    assert [e["dur"] for e in events] == [0.75e6] * len(phases)
+    assert "fill" not in driver.names()
+
+
+def test_what_is_done_once_is_not_timed(fake: FakeDriver) -> None:
+    """The first run of a queue loads modules, the second records a graph: before the clock starts."""
+    plan = (Tensor(X[:2, :3].copy()) @ Tensor(W[:3, :2].copy())).softmax(-1).prepare(CONFIG)
+    plan.load_inputs()
+    for once in ("load_module", "begin_capture"):
+        before = len(fake.calls)
+        plan._queue.run_timed(plan.segments[0].launches, 1)
+        names = fake.names()[before:]
+        assert names.index(once) < names.index("record") and once not in names[names.index("record"):]
 
 
 def test_a_run_of_many_repetitions(fake: FakeDriver) -> None:

@@ -11,11 +11,13 @@ import pytest
 import svod
 from svod import Tensor
 from svod.compile.webgpu.device import GpuMemory, device
+from svod.compile.webgpu.queue import PassClock
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, LaunchError
+from tests.bench.example_run import CEILINGS
 
 CONFIG = PrepareConfig(device="WEBGPU", db=":none:")
 RNG = np.random.default_rng(0)
@@ -74,6 +76,16 @@ def test_results_stay_on_the_adapter(webgpu: Target) -> None:
     np.testing.assert_allclose(state.numpy(), 1.75 * (a @ b).sum(0), rtol=1e-4, atol=1e-3)
     for given in (a, -a):
         np.testing.assert_allclose(f(given).numpy(), np.maximum(given @ b, 0) + 1, rtol=1e-4, atol=1e-4)
+
+
+def test_profiles_are_of_the_adapters_clock(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timestamps around each pass; an empty call has none."""
+    plan = (Tensor(X[0, 0]) @ Tensor(X[0, 1])).softmax(-1).prepare(CONFIG)
+    if not device().has_timestamps:
+        pytest.skip("the adapter has no timestamp queries")
+    assert all(0 < seconds < 60 for seconds in plan.profile(1))
+    monkeypatch.setattr(PassClock, "seconds", lambda self: 0.125 * self.passes)
+    assert plan.profile(1) == [k.seconds for k in svod.profile(plan, seconds=0.0, ceilings=CEILINGS).kernels] == [0.125] * len(plan.kernels)
 
 
 def test_odd_sizes_and_types_are_copied(webgpu: Target) -> None:
