@@ -1,7 +1,7 @@
 """Measures the peak rates of a device with groups of threads, by kernels that the device's heuristic schedules and its queue runs:
 
     fma      every element: STEPS multiply-adds, each of which waits for the one before; enough threads hide that
-    matrix   a product of matrices by matrix instructions, whose operands come from the second cache; for the types that have some
+    matrix   the same product of two tiles TURNS times, by the largest matrix instruction of a type; its operands stay where they are
     read     sums of ROWS rows, which every group can compute a part of by itself
     write    one value to every element
     copy     every element times a value that is read
@@ -26,11 +26,13 @@ from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, aligned_empty, float32_to_bfloat16_bits
+from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.isa import DOTS
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.isa import DOTS, Dot
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import UnsupportedError
@@ -38,7 +40,8 @@ from svod.errors import UnsupportedError
 STEPS = 128                         # multiply-adds of an element
 ROWS = 16
 FMA_ELEMENTS = 1 << 16              # at least; units × their threads × 4 where that is more
-SIDE, QUICK_SIDE = 4096, 2048       # rows and columns of a product of matrices, which sums up twice as many products
+TILE, UPCAST = (128, 256), (4, 8)   # of products: rows and columns of a group; tiles of a subgroup side by side, in registers
+GROUPS, TURNS = 8, 1024             # groups per unit; products that each sums up
 SMALLEST = 256 << 10                # bytes of the smallest working set of the curve
 LARGEST, QUICK = 128 << 20, 32 << 20    # bytes of the largest, unless four times the second cache is more
 SKETCHES = 4                        # beside the heuristic; the fastest counts
@@ -53,9 +56,9 @@ def measure_figures(target: Target, threads: int, *, quick: bool) -> Figures:
     for dtype in (dtypes.float32,) if quick else (dtypes.float32, dtypes.float16, dtypes.float64):
         with contextlib.suppress(UnsupportedError):     # a type that the device has not
             flops[dtype.name] = _twice(fma_rate(target, dtype, samples))
-    for dtype in matrix_types(target):
-        rate = matrix_rate(target, dtype, QUICK_SIDE if quick else SIDE, samples, sketches=0 if quick else SKETCHES)
-        flops[dtype.name] = _twice(max(rate, flops.get(dtype.name, (0.0,))[0]))
+    for dot in matrix_dots(target):
+        name = dot.operands[0].name
+        flops[name] = _twice(max(matrix_rate(target, dot, samples), flops.get(name, (0.0,))[0]))
     for name in ("float16", "bfloat16"):
         if name in flops:
             flops[name] = max(flops[name], flops["float32"])
@@ -85,25 +88,51 @@ def fma_ast(dtype: DType, size: int) -> UOp:
     return ast.substitute({step: value})
 
 
-def matrix_types(target: Target) -> list[DType]:
-    """The types of factors that the target has matrix instructions for, each once."""
-    return list(dict.fromkeys(dot.operands[0] for dot in DOTS.values() if dot.is_tile and dot.runs_on(target)))
+def matrix_dots(target: Target) -> list[Dot]:
+    """The largest matrix instruction that the target has for each type of factors."""
+    largest: dict[DType, Dot] = {}
+    for dot in DOTS.values():
+        if dot.is_tile and dot.runs_on(target):
+            largest[dot.operands[0]] = max(dot, largest.get(dot.operands[0], dot), key=_products)
+    return list(largest.values())
 
 
-def matrix_rate(target: Target, dtype: DType, side: int, samples: int, sketches: int = SKETCHES) -> float:
-    """Flops per second of a product of matrices of `dtype`, which is scheduled for the target's matrix instructions."""
-    return 4.0 * side ** 3 / _seconds(target, matrix_ast(dtype, side), samples, sketches)
+def matrix_rate(target: Target, dot: Dot, samples: int) -> float:
+    """Flops per second of a matrix instruction."""
+    rows, turns = TILE[0] * GROUPS * target.units, TURNS
+    state = matrix_state(Kernel(matrix_ast(dot, rows, TILE[1], turns)), target, dot, TILE)
+    return 2.0 * rows * TILE[1] * dot.positions * turns / _fastest(state.kernel, [state], samples)
 
 
-def matrix_ast(dtype: DType, side: int) -> UOp:
-    """The kernel a·bᵀ of two matrices of (side, 2·side), whose rows lie as instructions want them. Floats are summed in float32 and
-    stored as they came; integers are summed and stored in int32."""
-    wide = dtypes.float32 if dtype.is_float else dtypes.int32
-    shape = (side, side, 2 * side)
-    a, b = (graph.cast(graph.buffer(dtype, 2 * side * side), wide) for _ in range(2))
-    factors = graph.reshape(a, (side, 1, 2 * side)), graph.reshape(b, (1, side, 2 * side))
-    total = graph.reduce_axis(graph.alu(Ops.MUL, *(graph.expand(f, shape) for f in factors)), "ADD", (2,))
-    return _ast_of(graph.cast(total, dtype) if dtype.is_float else total)
+def matrix_ast(dot: Dot, rows: int, columns: int, turns: int) -> UOp:
+    """The kernel that sums up a·bᵀ so many times, of as many columns as the instruction multiplies. Floats are summed in float32 and
+    stored as they came, integers in int32. A schedule would multiply by the number instead."""
+    dtype, depth = dot.operands[0], dot.positions
+    a, b = (graph.cast(graph.buffer(dtype, n * depth), dot.accumulator) for n in (rows, columns))
+    factors = graph.reshape(a, (rows, 1, depth)), graph.reshape(b, (1, columns, depth))
+    total = graph.reduce_axis(graph.alu(Ops.MUL, *(graph.expand(f, (rows, columns, depth)) for f in factors)), "ADD", (2,))
+    ast = _ast_of(graph.cast(total, dtype) if dtype.is_float else total)
+    once = next(iter(ast.walk(Ops.REDUCE)))
+    turn = sy.make_range(turns, 1 + max(int(r.arg) for r in ast.walk(Ops.RANGE)))
+    return ast.substitute({once: once.replace(src=(once.src[0], turn, *once.src[1:]))})
+
+
+def matrix_state(kernel: Kernel, target: Target, dot: Dot, tile: tuple[int, int]) -> Scheduler:
+    """The state of a kernel of `matrix_ast` whose innermost loop has the instructions alone: a group computes a tile, and finds its
+    operands in shared memory or registers."""
+    chain = [Opt("TC", "r1", (dot.name, "o0", "o1"))]
+    upcast = (1, 1) if dot.reads_shared else UPCAST
+    for axis, amount in zip(("o0", "o1"), upcast, strict=True):
+        chain += [Opt("UPCAST", axis, amount)] if amount > 1 else []
+    for axis, extent, own, amount in zip(("o0", "o1"), tile, (dot.rows, dot.columns), upcast, strict=True):
+        threads = extent // (own * amount)
+        chain += [Opt("LOCAL", axis, threads)] if threads > 1 else []
+    chain += [Opt("STAGE", stage.name, "o0") for stage in kernel.stages if not stage.is_output]
+    return apply_opts(Scheduler(kernel, target), chain)
+
+
+def _products(dot: Dot) -> int:
+    return dot.rows * dot.columns * dot.positions
 
 
 def memory_rate(target: Target, kind: str, size: int, samples: int) -> float:
@@ -133,13 +162,17 @@ def _ast_of(value: UOp) -> UOp:
     return call.ast
 
 
-def _seconds(target: Target, ast: UOp, samples: int, sketches: int = SKETCHES) -> float:
-    """Seconds of one run of a kernel: the lower quartile of samples of the fastest state, the heuristic's or one of so many sketches."""
-    backend = backend_named(target.device)
-    kernel = Kernel(ast)
+def _seconds(target: Target, ast: UOp, samples: int) -> float:
+    """Seconds of one run of a kernel in the fastest state: the heuristic's or a sketch."""
+    backend, base = backend_named(target.device), Scheduler(Kernel(ast), target)
+    return _fastest(base.kernel, [backend.heuristic(base), *backend.sketches(base)[:SKETCHES]], samples)
+
+
+def _fastest(kernel: Kernel, states: Sequence[Scheduler], samples: int) -> float:
+    """Seconds of one run of a kernel: the lower quartile of samples of the fastest of its states."""
+    backend, best = backend_named(states[0].target.device), math.inf
     arrays = [_numbers(p.dtype, p.arg.size) for p in kernel.params]
-    base, best = Scheduler(kernel, target), math.inf
-    for state in (backend.heuristic(base), *backend.sketches(base)[:sketches]):
+    for state in states:
         run = Contestant(_runner(backend, state, arrays))
         repeats, first = calibrate(run, None, time.perf_counter, SAMPLE_SECONDS)
         if first / repeats < 2.0 * best:

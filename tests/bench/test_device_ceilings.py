@@ -3,16 +3,27 @@ import numpy as np
 import pytest
 
 from svod.bench import device_ceilings
-from svod.bench.device_ceilings import ROWS, SIDE, STEPS, fma_ast, matrix_ast, matrix_types, measure_figures, memory_ast
+from svod.bench.device_ceilings import (
+    GROUPS,
+    ROWS,
+    STEPS,
+    TILE,
+    TURNS,
+    fma_ast,
+    matrix_ast,
+    matrix_dots,
+    matrix_state,
+    measure_figures,
+    memory_ast,
+)
 from svod.bench.roofline import Ceilings, measure_ceilings
+from svod.compile.backend import backend_named
+from svod.compile.cuda import ptxas
 from svod.compile.lower.lower import lower
 from svod.compile.webgpu.adapter import adapter_target
-from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.core.spec.evaluate import evaluate
 from svod.errors import DeviceError, UnsupportedError
@@ -56,58 +67,68 @@ def test_a_quick_measurement_of_the_adapter():
     assert all(1e7 < rate < 1e15 for rate in rates) and 0 < found.dispatch[0] < 1e-1
 
 
-@pytest.mark.parametrize(("dtype", "arch", "name"), [(BF16, "sm_80", "mma_bf16"), (F16, "sm_75", "mma_f16k8"), (I8, "sm_80", "mma_s8"),
-                                                     (F32, "sm_80", "mma_tf32")], ids=lambda v: getattr(v, "name", v))
-def test_a_product_by_matrix_instructions(dtype, arch, name):
-    """The emulated GPU computes the product, as NumPy does, by the instructions whose rate is meant."""
-    side, target = 16, card_target(arch, group_threads=32).allowing(True, True, True)
-    assert dtype in matrix_types(target)
-    kernel = Kernel(matrix_ast(dtype, side))
+@pytest.mark.parametrize(("arch", "name", "tile"), [
+    ("sm_80", "mma_bf16", (64, 64)), ("sm_75", "mma_f16k8", (64, 64)), ("sm_80", "mma_s8", (64, 64)), ("sm_75", "mma_s8k16", (32, 64)),
+    ("sm_80", "mma_tf32", (64, 64)), ("sm_90a", "wgmma_bf16n256", (64, 256))])
+def test_a_loop_of_matrix_instructions(arch, name, tile):
+    """The emulated GPU sums up the product so many times, as NumPy does."""
+    dot, target, turns = DOTS[name], card_target(arch, group_threads=128).allowing(True, True, True), 3
+    assert dot in matrix_dots(target)
+    rows, columns = 2 * tile[0], tile[1]
+    kernel = Kernel(matrix_ast(dot, rows, columns, turns))
     case = Case(kernel, 3)
-    a, b = (x.astype(np.float64) if dtype != BF16 else bfloat16_bits_to_float32(x).astype(np.float64)
+    a, b = (x.astype(np.float64) if p.dtype != BF16 else bfloat16_bits_to_float32(x).astype(np.float64)
             for x, p in zip(case.args, kernel.params, strict=True) if p.arg.slot not in kernel.outs)
-    want = a.reshape(side, 2 * side) @ b.reshape(side, 2 * side).T
-    got = bfloat16_bits_to_float32(case.want[0]) if dtype == BF16 else case.want[0]
-    np.testing.assert_allclose(got.reshape(side, side), want, rtol=0, atol=0 if dtype == I8 else 1e-2 * np.abs(want).max())
-    state = apply_opt(Scheduler(kernel, target), Opt("TC", "r0", (name, "o0", "o1")))
-    program = lower(state)
-    assert any(i.op == "MMA" for code in program.code for i in code)
+    want = turns * (a.reshape(rows, -1) @ b.reshape(columns, -1).T)
+    got = bfloat16_bits_to_float32(case.want[0]) if dot.operands[0] == BF16 else case.want[0]
+    np.testing.assert_allclose(got.reshape(rows, columns), want, rtol=0, atol=0 if dot.operands[0] == I8 else 1e-2 * np.abs(want).max())
+    program = lower(matrix_state(kernel, target, dot, tile))
     args = case.fresh()
     run_program(program, target, args)
     case.check(args, "the emulated GPU")
 
 
-@pytest.mark.parametrize(("arch", "types", "scheduled"), [("sm_75", {F16, I8}, (F16, I8)), ("sm_80", {BF16, F16, I8}, (I8,)),
-                                                         ("sm_90a", {BF16, F16, I8}, (BF16, I8))])
-def test_the_heuristic_takes_the_fastest_matrix_instructions(arch, types, scheduled):
+@pytest.mark.parametrize(("arch", "names"), [("sm_75", ["mma_f16k8", "mma_s8k16"]), ("sm_80", ["mma_bf16", "mma_f16", "mma_s8"]),
+                                             ("sm_90a", ["wgmma_bf16n256", "wgmma_f16n256", "wgmma_s8n256"])])
+def test_the_loop_of_the_largest_instructions_spills_nothing(arch, names):
+    """That of wgmma is lowered only: ptxas takes seconds for it."""
     target = card_target(arch)
-    assert set(matrix_types(target)) == types
-    for dtype in scheduled:
-        state = group_heuristic(Scheduler(Kernel(matrix_ast(dtype, SIDE)), target))
-        chosen = state.dots[state.kernel.output]
-        assert chosen is not None and DOTS[chosen.name].operands[0] == dtype
-        assert DOTS[chosen.name].reads_shared == any(d.reads_shared and d.runs_on(target) for d in DOTS.values())
+    assert [dot.name for dot in matrix_dots(target)] == names
+    dot, pair = matrix_dots(target)[-1], backend_named(target.device).compilers[0]
+    state = matrix_state(Kernel(matrix_ast(dot, 16 * TILE[0], TILE[1], TURNS)), target, dot, TILE)
+    program = lower(state)
+    phase, = program.spec.phases
+    assert phase.extent == 16 and phase.block <= 512
+    if dot.reads_shared:
+        return
+    if ptxas.ptxas_version() is None:
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    (needed,) = pair.resources(pair.binary_of(program, target), program.spec, target)
+    assert needed.spill_stores == 0
 
 
 def test_a_type_has_the_rate_of_its_matrix_instructions(monkeypatch):
-    """The clock says 1 ms for products of matrices of 16-bit numbers, 2 ms for the others, and 8 s for all else."""
-    def seconds(target, ast, samples, sketches=0):
-        types = {p.dtype for p in Kernel(ast).params}
-        if F64 in types:
+    """The clock says 1 ms for products of 16-bit numbers, 2 ms for others, and 8 s for all else."""
+    def seconds(target, ast, samples):
+        if F64 in {p.dtype for p in Kernel(ast).params}:
             raise UnsupportedError("no float64")
-        is_product = len(types) == 1 + (I8 in types) and max(p.arg.size for p in Kernel(ast).params) == 2 * SIDE ** 2
-        return 8.0 if not is_product else 1e-3 if types <= {BF16, F16} else 2e-3
+        return 8.0
+
+    def fastest(kernel, states, samples):
+        return 1e-3 if {p.dtype for p in kernel.params} <= {BF16, F16} else 2e-3
     monkeypatch.setattr(device_ceilings, "_seconds", seconds)
+    monkeypatch.setattr(device_ceilings, "_fastest", fastest)
 
     def ceilings(target):
         figures = measure_figures(target, 1, quick=False)
         return Ceilings(target.key, 1, False, figures.flops, figures.bandwidth, figures.dispatch, figures.curve)
-    plain, work = ceilings(card_target("sm_80")), 4.0 * SIDE ** 3
+    card = card_target("sm_80")
+    plain, work = ceilings(card), 2.0 * TILE[0] * TILE[1] * GROUPS * card.units * TURNS
     assert {name: one for name, (one, _) in plain.flops.items() if name != "float32"} == {
-        "bfloat16": work / 1e-3, "float16": work / 1e-3, "int8": work / 2e-3}
-    assert plain.flops_per_second(F32) == plain.flops["float32"][0] < work / 1e-3
-    bound = plain.bound(((BF16, 2 * 4096 ** 3),), 0, 0, card_target("sm_80"))
-    assert bound.by == "compute" and bound.seconds == pytest.approx(2 * 4096 ** 3 / work * 1e-3)
-    assert ceilings(card_target("sm_80").allowing(True, True, True)).flops_per_second(F32) == work / 2e-3
-    without = ceilings(card_target("sm_80").allowing(False, True))
+        "bfloat16": 16 * work / 1e-3, "float16": 16 * work / 1e-3, "int8": 32 * work / 2e-3}
+    assert plain.flops_per_second(F32) == plain.flops["float32"][0] < 8 * work / 2e-3
+    bound = plain.bound(((BF16, 2 * 4096 ** 3),), 0, 0, card)
+    assert bound.by == "compute" and bound.seconds == pytest.approx(2 * 4096 ** 3 / (16 * work) * 1e-3)
+    assert ceilings(card.allowing(True, True, True)).flops_per_second(F32) == 8 * work / 2e-3
+    without = ceilings(card.allowing(False, True))
     assert set(without.flops) == {"float32", "float16"} and without.flops["float16"] == without.flops["float32"]
