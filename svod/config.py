@@ -299,7 +299,8 @@ class PrepareConfig(_Config):
     profile: int | None = _option("SVOD_PROFILE", None, _PROFILE, "time every kernel of every run: 1 prints a table when the program ends, "
                                   "2 each kernel as it runs as well; kernels then run one after the other")
     trace: str | None = _option("SVOD_TRACE", None, _PATH,
-                                "write the kernels of every run with their times to this file, for chrome://tracing and Perfetto")
+                                "write the kernels and copies of every run with their times to this file, for chrome://tracing and "
+                                "Perfetto")
     perf_map: bool | None = _option("SVOD_PERF_MAP", None, _OPEN_SWITCH, "name compiled kernels in /tmp/perf-PID.map, which perf reads")
     opts: Mapping[str, Chain | str] = field(default_factory=dict)
 

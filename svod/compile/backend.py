@@ -161,6 +161,11 @@ class Backend(ABC):
             raise DeviceError(self.compiled_only)
 
     @property
+    def label(self) -> str:
+        """What this device is called, its number included."""
+        return self.name
+
+    @property
     def names(self) -> str:
         """How its devices are called, for people."""
         return ", ".join((self.name, *(f"{self.name}:{p.name}" for p in self.compilers)))

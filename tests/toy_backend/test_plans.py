@@ -1,8 +1,12 @@
 """Plans of the toy device, from tensors to results: its folder and one entry of the registry are all that svod has of it."""
 from __future__ import annotations
 
+import io
+import json
 import sqlite3
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +18,7 @@ from svod.cli.tune.script import script_environment
 from svod.cli.tune.survey import pick_target
 from svod.compile.backend import BACKENDS, device_named
 from svod.compile.plan.compiler import compiler_for
+from svod.compile.plan.run_log import RunLog
 from svod.compile.resources import PhaseResources
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.cost.groups.group_cost import group_cost
@@ -89,6 +94,30 @@ def test_a_function_of_python_has_copies_of_what_lies_on_the_device() -> None:
     plan = (half + 1).prepare(CONFIG)
     plan.execute()
     np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W / 2 + 1, rtol=1e-4, atol=1e-5)
+
+
+def test_a_trace_has_a_track_of_the_device_with_its_copies() -> None:
+    """The inputs' uploads, the kernels, and the result that is fetched."""
+    half = svod.custom_function(lambda m: m / 2, Tensor(X) @ Tensor(W), shape=(11, 13), dtype="float32")
+    plan = (half + 1).prepare(CONFIG)
+    log = RunLog(1, True, out := io.StringIO())
+    plan.log_runs(log)
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(11, 13), X @ W / 2 + 1, rtol=1e-4, atol=1e-5)
+    names, events = ([e for e in json.loads(log.trace_json())["traceEvents"] if e["ph"] == phase] for phase in "MX")
+    track, = [e["tid"] for e in names if e["args"]["name"] == TOY.device]
+    copies = [e for e in events if e["cat"] == "copy"]
+    found = Counter((e["args"]["from"], e["args"]["to"], e["args"]["bytes"]) for e in copies)
+    middle = 4 * 11 * 13        # of the function: its arguments, both ways what it writes; and the plan's result
+    assert found == {("CPU", TOY.device, X.nbytes): 1, ("CPU", TOY.device, W.nbytes): 1, ("CPU", TOY.device, middle): 1,
+                     (TOY.device, "CPU", middle): 3}
+    assert {e["tid"] for e in copies} == {track} and all(e["name"] == f"{e['args']['from']} → {e['args']['to']}" for e in copies)
+    kernels = [e for e in events if e["cat"] == "kernel"]
+    assert [e["tid"] == track for e in kernels] == [not k.is_host_item for k in plan.kernels] == [True, False, True]
+    begun = sorted((e["ts"], e["dur"]) for e in events if e["tid"] == track)
+    assert all(a + length <= b + 1e-3 for (a, length), (b, _) in pairwise(begun)), "events of a track do not overlap"
+    log.finish(None)
+    assert "svod: 3 runs of 3 kernels and 6 copies" in out.getvalue() and f"{TOY.device} → CPU" in out.getvalue()
 
 
 def test_what_a_plan_changes_is_copied_back() -> None:

@@ -93,6 +93,10 @@ class Cuda(_Nvidia):
             return self._others.get(rest)
 
     @property
+    def label(self) -> str:
+        return f"{DEVICE}:{self.ordinal}" if self.ordinal else DEVICE
+
+    @property
     def names(self) -> str:
         compiled = ", ".join(f"{DEVICE}:{a}" for a in ARCHITECTURES)
         return f"{DEVICE}, {DEVICE}:1, … for the GPUs of this machine, {DEVICE}:0:sm_80 for one with older code, {compiled} to compile only"

@@ -62,6 +62,7 @@ from svod.compile.plan.plan_parts import (
 )
 from svod.core.graph.buffer import Buffer, aligned_empty, give_back
 from svod.core.graph.changes import note_writes
+from svod.core.graph.copies import log_copies, noted
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.launch import ONCE, check_bounds
 from svod.core.machine.target import HOST
@@ -306,9 +307,11 @@ class ExecutionPlan:
         self._is_plain = not self.segments[0].items and self._log is None
 
     def log_runs(self, log: KernelLog) -> None:
-        """Time each kernel in every run from now on, and tell `log`. Kernels then run one after the other, those of one level too."""
+        """Time each kernel in every run from now on, and tell `log`; tell it of all copies of this process too. Kernels then run one after
+        the other, those of one level too."""
         with self.lock:
             self._log, self._is_plain = log, False
+        log_copies(log)
 
     def repeat_kernel(self, kernel: int, times: int) -> float | None:
         """Run the phases of one of `kernels` `times` times, without those that run once. Returns the seconds by the device's own clock,
@@ -397,7 +400,9 @@ class ExecutionPlan:
             end = time.perf_counter()
             if seconds is None:
                 seconds = end - start
-            log.add(kernel, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
+            if not isinstance(kernel.loaded, Transfer):     # which is told as a copy
+                device = HOST if kernel.is_host_item else self.parts[kernel.device or self.device].backend.label
+                log.add(kernel, device, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
 
     def _do(self, number: int) -> None:
         """Do an item that the plan's queue does not run, by its number among all: call a function of Python, copy from device to device, or
@@ -409,7 +414,8 @@ class ExecutionPlan:
             addresses, _ = self._queue.arguments(number)
             to, source = (self._part_of(b) for b in k.buffers)
             read = self._arrays.get(k.buffers[1], self.buffers[k.buffers[1]].array)
-            copy_between(to, addresses[0], source, addresses[1], k.loaded.nbytes, None if source.is_remote else read)
+            with noted(source.backend.label, to.backend.label, k.loaded.nbytes):
+                copy_between(to, addresses[0], source, addresses[1], k.loaded.nbytes, None if source.is_remote else read)
         else:
             queue, runs = self._elsewhere[number]
             for launches in runs:

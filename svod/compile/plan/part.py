@@ -19,7 +19,9 @@ from svod.compile.plan.host_item import Elsewhere, HostProgram
 from svod.compile.plan.memory_planner import BufferPlacement, plan_memory
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, Variant, address_of
 from svod.core.graph.buffer import PIECE, Array, Buffer, Memory, aligned_empty, give_back
+from svod.core.graph.copies import noted
 from svod.core.ir.dtype import dtypes
+from svod.core.machine.target import HOST
 
 
 class Part:
@@ -108,10 +110,12 @@ class Part:
         """Call a function of Python on copies of device memory, by slot, and copy the slots back that it writes."""
         arrays = [np.empty(nbytes, np.uint8) for nbytes in sizes]
         for array, address in zip(arrays, addresses, strict=True):
-            self.backend.copy_out(address_of(array), address, array.nbytes)
+            with noted(self.backend.label, HOST, array.nbytes):
+                self.backend.copy_out(address_of(array), address, array.nbytes)
         function.run([address_of(a) for a in arrays], arrays, values)
         for slot in written:
-            self.backend.copy_in(addresses[slot], address_of(arrays[slot]), arrays[slot].nbytes)
+            with noted(HOST, self.backend.label, arrays[slot].nbytes):
+                self.backend.copy_in(addresses[slot], address_of(arrays[slot]), arrays[slot].nbytes)
 
 
 def elsewhere(kernel: PreparedKernel) -> PreparedKernel:

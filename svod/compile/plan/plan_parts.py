@@ -24,6 +24,7 @@ from svod.compile.lower.program import Packing, PhaseSpec, ProgramSpec
 from svod.compile.plan.host_item import HostItem, Transfer
 from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import Buffer
+from svod.core.graph.copies import CopyLog
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
@@ -179,11 +180,12 @@ class PreparedKernel:
         return isinstance(self.loaded, HostItem)
 
 
-class KernelLog(Protocol):
-    """What is told the time of each kernel while plans run (`svod.compile.plan.run_log.RunLog`)."""
+class KernelLog(CopyLog, Protocol):
+    """What is told the time of each kernel while plans run, and of copies (`svod.compile.plan.run_log.RunLog`)."""
 
-    def add(self, kernel: PreparedKernel, start: float, seconds: float, values: Mapping[str, int]) -> None:
-        """A run of a kernel: when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's variables."""
+    def add(self, kernel: PreparedKernel, device: str, start: float, seconds: float, values: Mapping[str, int]) -> None:
+        """A run of a kernel: on which device, when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's
+        variables."""
 
 
 @dataclass(frozen=True, eq=False)

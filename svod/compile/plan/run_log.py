@@ -2,11 +2,12 @@
 
     SVOD_PROFILE=2    gemm_0  1.21 ms  222 GFLOP/s  2.60 GB/s  model.py:12
     SVOD_PROFILE=1    the table alone
-    SVOD_TRACE=t.json {"traceEvents": [{"name": "gemm_0", "ph": "X", "ts": …, "dur": …, "args": {…}}]}
+    SVOD_TRACE=t.json {"traceEvents": [{"name": "gemm_0", "cat": "kernel", "ph": "X", "ts": …, "dur": …, "args": {…}},
+                                       {"name": "CPU → CUDA", "cat": "copy", …, "args": {"bytes": 4096, "from": "CPU", "to": "CUDA", …}}]}
 
 Kernels run one by one and find the caches as the program leaves them. A time is of the device's own clock (events of CUDA, timestamps of
 WebGPU); where it has none it is of the host's, and includes the launch: about a microsecond on the CPU. Times of `svod.profile` are medians
-without the launch.
+without the launch. Copies between the host and devices are of the host's clock, which waits for them.
 """
 from __future__ import annotations
 
@@ -21,21 +22,25 @@ from typing import Any, TextIO
 
 from svod.compile.plan.plan_parts import PreparedKernel, kernel_name
 from svod.core.cost.op_count import Work
+from svod.core.machine.target import HOST
 from svod.system.files import write_text
 from svod.system.forksafe import remake_after_fork
 from svod.system.quantities import bytes_rate, count, flops_rate, giga, percent
 from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
+FIRST_TRACK = 1 << 30       # the number of the first device's track, beyond those of threads
 MOST_EVENTS = 1_000_000     # of a trace: what comes later is counted and left out
 WIDTH = 120                 # columns of the table
 
 
 @dataclass
 class _Total:
-    """All runs of one kernel from one place of the program."""
+    """All runs of one kernel from one place of the program, or all copies from one device to another."""
 
-    kernel: PreparedKernel
+    name: str
+    source: str
+    origin: str
     runs: int = 0
     seconds: float = 0.0
     flops: float = 0.0
@@ -49,28 +54,43 @@ class RunLog:
         self.level, self.trace, self._file = level, trace, file
         self.pid = os.getpid()
         self.left_out = 0               # events beyond `MOST_EVENTS`
-        self._totals: dict[tuple[str, ...], _Total] = {}
+        self._totals: dict[tuple[str, ...], _Total] = {}       # of kernels
+        self._copies: dict[tuple[str, str], _Total] = {}       # from one device to another
+        self._tracks: dict[str, int] = {}                       # of devices that have memory of their own
         self._events: list[dict[str, Any]] = []
         self._works: dict[tuple[Any, ...], Work | None] = {}
         self._lock = threading.Lock()
         remake_after_fork(self, "_lock", threading.Lock)
 
-    def add(self, kernel: PreparedKernel, start: float, seconds: float, values: Mapping[str, int]) -> None:
-        """A run of a kernel: when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's variables."""
+    def add(self, kernel: PreparedKernel, device: str, start: float, seconds: float, values: Mapping[str, int]) -> None:
+        """A run of a kernel on a device: when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's
+        variables."""
         with self._lock:
             work = self._work(kernel, values)
             key = kernel.key, kernel.chain, kernel.origin, kernel.device
-            total = self._totals.setdefault(key, _Total(kernel))
+            total = self._totals.setdefault(key, _Total(kernel_name(kernel), kernel.opts_source, kernel.origin))
             total.runs += 1
             total.seconds += seconds
             if work is not None:
                 total.flops += work.flops
                 total.bytes += work.bytes_moved
             if self.trace:
-                self._add_event(kernel, start, seconds, work, values)
+                self._add_event(kernel_name(kernel), "kernel", device, start, seconds, self._told(kernel, seconds, work, values))
         if self.level > 1:
             rates = "" if work is None else f"  {flops_rate(_rate(work.flops, seconds))}  {bytes_rate(_rate(work.bytes_moved, seconds))}"
             print(f"{kernel_name(kernel)}  {duration(seconds)}{rates}  {kernel.origin}".rstrip(), file=self._file or sys.stderr)
+
+    def add_copy(self, source: str, to: str, start: float, seconds: float, nbytes: int) -> None:
+        """A copy from the memory of one device to that of another, by the host's clock."""
+        name = f"{source} → {to}"
+        with self._lock:
+            total = self._copies.setdefault((source, to), _Total(name, "copy", ""))
+            total.runs, total.seconds, total.bytes = total.runs + 1, total.seconds + seconds, total.bytes + nbytes
+            if self.trace:
+                told = {"bytes": nbytes, "from": source, "to": to} | ({"GB/s": nbytes / seconds / 1e9} if seconds else {})
+                self._add_event(name, "copy", source if to == HOST else to, start, seconds, told)
+        if self.level > 1:
+            print(f"{name}  {duration(seconds)}  {bytes_rate(_rate(nbytes, seconds))}", file=self._file or sys.stderr)
 
     def _work(self, kernel: PreparedKernel, values: Mapping[str, int]) -> Work | None:
         own = tuple(values[v.name] for v in kernel.variables)
@@ -79,41 +99,49 @@ class RunLog:
             self._works[key] = kernel.work_at(values)
         return self._works[key]
 
-    def _add_event(self, kernel: PreparedKernel, start: float, seconds: float, work: Work | None, values: Mapping[str, int]) -> None:
-        if len(self._events) >= MOST_EVENTS:
-            self.left_out += 1
-            return
+    @staticmethod
+    def _told(kernel: PreparedKernel, seconds: float, work: Work | None, values: Mapping[str, int]) -> dict[str, Any]:
+        """What the trace says about a run of a kernel."""
         told: dict[str, Any] = {"kernel": kernel.key[:12], "opts": kernel.chain, "from": kernel.opts_source, "origin": kernel.origin}
         if kernel.form is not None:
             told["device"] = kernel.form.device
         if work is not None and seconds:
             told |= {"GFLOP/s": work.flops / seconds / 1e9, "GB/s": work.bytes_moved / seconds / 1e9}
-        if kernel.variables:
-            told |= {v.name: values[v.name] for v in kernel.variables}
-        self._events.append({"name": kernel_name(kernel), "cat": "kernel", "ph": "X", "ts": start * 1e6, "dur": seconds * 1e6,
-                             "pid": self.pid, "tid": threading.get_native_id(), "args": told})
+        return told | {v.name: values[v.name] for v in kernel.variables}
+
+    def _add_event(self, name: str, category: str, device: str, start: float, seconds: float, told: dict[str, Any]) -> None:
+        """An event in the track of a device; those of the CPU are in the tracks of the threads that ran them."""
+        if len(self._events) >= MOST_EVENTS:
+            self.left_out += 1
+            return
+        track = threading.get_native_id() if device == HOST else self._tracks.setdefault(device, FIRST_TRACK + len(self._tracks))
+        self._events.append({"name": name, "cat": category, "ph": "X", "ts": start * 1e6, "dur": seconds * 1e6, "pid": self.pid,
+                             "tid": track, "args": told})
 
     def table(self, width: int = WIDTH) -> str:
         """The kernels by time, as text."""
-        totals = sorted(self._totals.values(), key=lambda t: -t.seconds)
+        totals = sorted([*self._totals.values(), *self._copies.values()], key=lambda t: -t.seconds)
         everything = sum(t.seconds for t in totals)
-        runs = sum(t.runs for t in totals)
+        runs, copies = (sum(t.runs for t in found.values()) for found in (self._totals, self._copies))
         header = ("kernel", "runs", "time", "share", "of one run", "GFLOP/s", "GB/s", "opts", "origin")
-        rows = [(kernel_name(t.kernel), str(t.runs), duration(t.seconds), percent(_rate(t.seconds, everything)),
-                 duration(t.seconds / t.runs), giga(_rate(t.flops, t.seconds)), giga(_rate(t.bytes, t.seconds)),
-                 t.kernel.opts_source, t.kernel.origin) for t in totals]
-        lines = [f"svod: {count(runs, 'run')} of {count(len(totals), 'kernel')}, {duration(everything)}", ""]
+        rows = [(t.name, str(t.runs), duration(t.seconds), percent(_rate(t.seconds, everything)), duration(t.seconds / t.runs),
+                 giga(_rate(t.flops, t.seconds)), giga(_rate(t.bytes, t.seconds)), t.source, t.origin) for t in totals]
+        copied = f" and {copies} cop{'y' if copies == 1 else 'ies'}" if copies else ""
+        lines = [f"svod: {count(runs, 'run')} of {count(len(self._totals), 'kernel')}{copied}, {duration(everything)}", ""]
         return "\n".join(lines + text_table(header, rows, right=header[1:7], shrink={"kernel", "opts", "origin"}, width=width))
 
     def trace_json(self) -> str:
-        """The trace in Chrome's format: complete events, times in microseconds."""
-        return json.dumps({"traceEvents": self._events, "displayTimeUnit": "ns", "otherData": {"events left out": self.left_out}})
+        """The trace in Chrome's format: complete events, times in microseconds, and the names of devices' tracks."""
+        names = [{"name": "thread_name", "ph": "M", "pid": self.pid, "tid": track, "args": {"name": device}}
+                 for device, track in self._tracks.items()]
+        return json.dumps({"traceEvents": [*names, *self._events], "displayTimeUnit": "ns",
+                           "otherData": {"events left out": self.left_out}})
 
     def finish(self, path: str | os.PathLike[str] | None) -> None:
         """Print the table and write the trace. A child that was forked from the process that began the log does nothing."""
         if os.getpid() != self.pid:
             return
-        if self.level and self._totals:
+        if self.level and (self._totals or self._copies):
             print(self.table(), file=self._file or sys.stderr)
         self.write_trace(path)
 

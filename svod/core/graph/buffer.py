@@ -23,6 +23,7 @@ import numpy as np
 
 from svod.core.graph import graph
 from svod.core.graph.allocator import LARGE, LARGE_ARRAYS
+from svod.core.graph.copies import noted
 from svod.core.ir.dtype import DType, to_numpy
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import HOST
@@ -55,6 +56,8 @@ class Memory(Protocol):
 class Space(Protocol):
     """The memory of a device that does not read the host's (`svod.compile.backend.Backend`)."""
 
+    @property
+    def label(self) -> str: ...
     def allocate(self, nbytes: int, touch: bool = True) -> Memory: ...
     def has_lost(self, memory: Memory) -> bool: ...
     def copy_in(self, device: int, host: int, nbytes: int) -> None: ...
@@ -199,10 +202,11 @@ class Buffer:
     def _upload(self, place: _Place) -> None:
         source = self._source if self._array is None else self._array.view(np.uint8)
         if source is not None:
-            for start in range(0, self.nbytes, PIECE):
-                part = source[start:start + PIECE]
-                place.space.copy_in(place.memory.address + start, part.ctypes.data, part.nbytes)
-                give_back(part)
+            with noted(HOST, place.space.label, self.nbytes):
+                for start in range(0, self.nbytes, PIECE):
+                    part = source[start:start + PIECE]
+                    place.space.copy_in(place.memory.address + start, part.ctypes.data, part.nbytes)
+                    give_back(part)
         place.version = self.version
 
     def written_on(self, space: Space, *, copy: bool = True) -> None:
@@ -246,7 +250,8 @@ class Buffer:
         if self.closed:
             raise DeviceError(self.closed)
         assert self._place is not None
-        self._place.space.copy_out(int(array.ctypes.data), self._place.memory.address, self.nbytes)
+        with noted(self._place.space.label, HOST, self.nbytes):
+            self._place.space.copy_out(int(array.ctypes.data), self._place.memory.address, self.nbytes)
 
     def __repr__(self) -> str:
         state = "read-only" if self.read_only else "allocated" if self.is_allocated else "not allocated"

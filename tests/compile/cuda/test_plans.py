@@ -294,9 +294,20 @@ def test_profiles_are_of_the_devices_clock(monkeypatch: pytest.MonkeyPatch) -> N
     log = RunLog(1, True, io.StringIO())
     plan.log_runs(log)
     plan.execute()
-    events = [e for e in json.loads(log.trace_json())["traceEvents"] if e["cat"] == "kernel"]
+    events = [e for e in json.loads(log.trace_json())["traceEvents"] if e.get("cat") == "kernel"]
     assert [e["dur"] for e in events] == [0.75e6] * len(phases)
     assert "fill" not in driver.names()
+
+
+def test_copies_between_devices_are_in_the_trace(fake: FakeDriver) -> None:
+    plan = ((Tensor(X).to("CUDA") * 2).to("CUDA:1") + 1).prepare(CONFIG)
+    log = RunLog(0, True)
+    plan.log_runs(log)
+    plan.execute()
+    events = json.loads(log.trace_json())["traceEvents"]
+    track = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
+    assert [e["tid"] for e in events if e["name"] == "CUDA → CUDA:1" and e["args"]["bytes"] == X.nbytes] == [track["CUDA:1"]]
+    assert {e["tid"] for e in events if e["ph"] == "X" and e["cat"] == "kernel"} == {track["CUDA"], track["CUDA:1"]}
 
 
 def test_what_is_done_once_is_not_timed(fake: FakeDriver) -> None:
