@@ -41,6 +41,7 @@ STEPS = 128                         # multiply-adds of an element
 ROWS = 16
 FMA_ELEMENTS = 1 << 16              # at least; units × their threads × 4 where that is more
 TILE, UPCAST = (128, 256), (4, 8)   # of products: rows and columns of a group; tiles of a subgroup side by side, in registers
+TOGETHER = 4                        # instructions that read shared memory, between two waits for their results
 GROUPS, TURNS = 8, 1024             # groups per unit; products that each sums up
 SMALLEST = 256 << 10                # bytes of the smallest working set of the curve
 LARGEST, QUICK = 128 << 20, 32 << 20    # bytes of the largest, unless four times the second cache is more
@@ -101,13 +102,13 @@ def matrix_rate(target: Target, dot: Dot, samples: int) -> float:
     """Flops per second of a matrix instruction."""
     rows, turns = TILE[0] * GROUPS * target.units, TURNS
     state = matrix_state(Kernel(matrix_ast(dot, rows, TILE[1], turns)), target, dot, TILE)
-    return 2.0 * rows * TILE[1] * dot.positions * turns / _fastest(state.kernel, [state], samples)
+    return 2.0 * rows * TILE[1] * depth_of(dot) * turns / _fastest(state.kernel, [state], samples)
 
 
 def matrix_ast(dot: Dot, rows: int, columns: int, turns: int) -> UOp:
-    """The kernel that sums up a·bᵀ so many times, of as many columns as the instruction multiplies. Floats are summed in float32 and
-    stored as they came, integers in int32. A schedule would multiply by the number instead."""
-    dtype, depth = dot.operands[0], dot.positions
+    """The kernel that sums up a·bᵀ so many times, of `depth_of` columns. Floats are summed in float32 and stored as they came, integers
+    in int32. A schedule would multiply by the number instead."""
+    dtype, depth = dot.operands[0], depth_of(dot)
     a, b = (graph.cast(graph.buffer(dtype, n * depth), dot.accumulator) for n in (rows, columns))
     factors = graph.reshape(a, (rows, 1, depth)), graph.reshape(b, (1, columns, depth))
     total = graph.reduce_axis(graph.alu(Ops.MUL, *(graph.expand(f, (rows, columns, depth)) for f in factors)), "ADD", (2,))
@@ -115,6 +116,11 @@ def matrix_ast(dot: Dot, rows: int, columns: int, turns: int) -> UOp:
     once = next(iter(ast.walk(Ops.REDUCE)))
     turn = sy.make_range(turns, 1 + max(int(r.arg) for r in ast.walk(Ops.RANGE)))
     return ast.substitute({once: once.replace(src=(once.src[0], turn, *once.src[1:]))})
+
+
+def depth_of(dot: Dot) -> int:
+    """Positions along the sum of one product."""
+    return dot.positions * (TOGETHER if dot.reads_shared else 1)
 
 
 def matrix_state(kernel: Kernel, target: Target, dot: Dot, tile: tuple[int, int]) -> Scheduler:
@@ -128,6 +134,7 @@ def matrix_state(kernel: Kernel, target: Target, dot: Dot, tile: tuple[int, int]
         threads = extent // (own * amount)
         chain += [Opt("LOCAL", axis, threads)] if threads > 1 else []
     chain += [Opt("STAGE", stage.name, "o0") for stage in kernel.stages if not stage.is_output]
+    chain += [Opt("UNROLL", "r1", 0)] if dot.reads_shared else []
     return apply_opts(Scheduler(kernel, target), chain)
 
 
