@@ -261,6 +261,19 @@ def test_an_argument_shares_no_memory_with_state_or_with_weights_it_overwrites()
     assert weights.tolist() == X.tolist()
 
 
+def test_a_call_that_was_refused_leaves_the_memory_of_the_call_before() -> None:
+    f = svod.jit(lambda y, x: y.assign(y + x.flip(0)))
+    memory = np.arange(12, dtype=np.float32)
+    y, apart, beside, sharing = memory[:4], X.copy(), X.copy(), memory[2:6]
+    f(y, apart)
+    beside.flags.writeable = False
+    with pytest.raises(LaunchError, match="read-only"):
+        f(beside, apart)
+    with pytest.raises(ScheduleError, match="share 8 bytes"):
+        f(y, sharing)
+    assert y.tolist() == [3, 3, 3, 3]
+
+
 def test_weights_that_nothing_varies_are_computed_once() -> None:
     """Random numbers and what is made of them, for which no memory is read; a mask of positions stays where it is read."""
     w = Tensor.rand(4, 4)

@@ -133,6 +133,8 @@ class GraphFunction:
             if key in weights.plans:
                 return weights.plans[key]  # type: ignore[no-any-return]
             start = time.perf_counter()
+            if self.bound is not None:      # of another form may be a buffer, too
+                self.bound()
             try:
                 self._check(given)
                 constants = dict(zip(self.static, weights.tensors, strict=True))

@@ -95,15 +95,20 @@ def memory_over(t: Any) -> Array | Tensor:
 
 
 def is_shared(a: Any, b: Any) -> bool:
-    """Whether two tensors have an element's memory in common, or may have on a GPU or where it is hard to tell."""
-    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    if gpu_of(a):
-        return True
+    """Whether two tensors have an element's memory in common, or it is hard to tell."""
     try:
-        return np.shares_memory(array_over(a), array_over(b), max_work=MOST_WORK)      # type: ignore[arg-type]
+        return np.shares_memory(np.asarray(_Places(a)), np.asarray(_Places(b)), max_work=MOST_WORK)     # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
+
+
+class _Places:
+    """Where the elements of a tensor are, as an array that nobody reads: the tensor may be on a GPU."""
+
+    def __init__(self, t: Any) -> None:
+        size = t.element_size()
+        self.__array_interface__ = {"version": 3, "data": (t.data_ptr() or size, True), "typestr": f"|V{size}", "shape": tuple(t.shape),
+                                    "strides": tuple([s * size for s in t.stride()])}
 
 
 def reader(t: Any, order: tuple[int, ...] | None) -> Callable[[Any], Array | Tensor]:

@@ -20,7 +20,18 @@ from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError, UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock
-from svod.torch.memory import TORCH_DTYPES, gpu_among, inverse, is_shared, order_in_memory, reader, svod_dtype, svod_tensor, torch_tensor
+from svod.torch.memory import (
+    TORCH_DTYPES,
+    gpu_among,
+    gpu_of,
+    inverse,
+    is_shared,
+    order_in_memory,
+    reader,
+    svod_dtype,
+    svod_tensor,
+    torch_tensor,
+)
 from svod.torch.translate import Missing, Translation, translate
 from svod.torch.weights import constant
 from svod.tracing.capture import capture
@@ -107,17 +118,17 @@ class Plan:
         self.seconds = min(self.seconds, time.perf_counter() - start)
         return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
 
-
     def _read(self, given: Sequence[Any]) -> list[Any]:
         """The memory of the arguments. A tensor that is where it was in the last run is not asked for its memory again: buffers and caches
         that a module keeps."""
         memory = []
         for k, (i, order, read) in enumerate(self.sources):
             t = given[i]
-            before, address, held = self._seen[k]       # holds the memory, so that nothing else gets its address
+            before, address, held = self._seen[k]
             if t is not before or t.data_ptr() != address:
                 held = read(t)
-                if order is not None:       # it is no copy
+                # not a copy, nor a tensor on a GPU, whose stream has to be waited for, nor one that holds the graph of its gradient
+                if order is not None and not gpu_of(t) and t.grad_fn is None:
                     self._seen[k] = t, t.data_ptr(), held
             memory.append(held)
         return memory

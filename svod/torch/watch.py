@@ -97,7 +97,8 @@ class Watch:
 
 class Registrations:
     """How many parameters, buffers and modules the modules of this process were given since somebody first asked. PyTorch calls hooks
-    for each: an attribute that is assigned, `register_parameter`, `load_state_dict(assign=True)`."""
+    for each: an attribute that is assigned, `register_parameter`, `load_state_dict(assign=True)`. Not counted are those of code that Dynamo
+    traces, which would guard on the count."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -106,7 +107,8 @@ class Registrations:
             register(self._note)
 
     def _note(self, module: Any, name: str, value: Any) -> None:
-        self.count += 1
+        if not torch.compiler.is_dynamo_compiling():
+            self.count += 1
 
 
 @functools.cache

@@ -83,8 +83,12 @@ class Captured:
                 if bound.get(number) is not array:
                     moved.append((number, array, address_of(array)))
             if self._memory is not None:
-                self._memory.move({number: (address, address + array.nbytes) for number, array, address in moved})
-                self._check_written(given)
+                earlier = self._memory.move({number: (address, address + array.nbytes) for number, array, address in moved})
+                try:
+                    self._check_written(given)
+                except LaunchError:         # the plan stays bound to what the call before gave
+                    self._memory.move(earlier)
+                    raise
             for number, array, address in moved:        # the key of the signature answers for types and sizes
                 plan.bind_new(number, array, address)
             for number, kept in self.made.items():

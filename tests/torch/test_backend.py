@@ -9,6 +9,7 @@ import random
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
@@ -472,6 +473,45 @@ def test_arguments_that_are_written_and_share_memory_now_and_then(seed: int, ste
             torch.testing.assert_close(run(*given), _written(*expected))
         torch.testing.assert_close(storage, same)
     assert 0 < refused < 20
+
+
+@pytest.mark.parametrize("change", [lambda t: t.data.neg_(), _set_data, lambda t: t.set_(torch.randn(4)), lambda t: t.resize_(4)],
+                         ids=["values", "data", "set", "resize"])
+def test_arguments_that_are_the_same_tensor_with_other_memory(change: Any) -> None:
+    run, x, y = svod.torch.compile(_Module(lambda x, y: x.add_(y)), torch.ones(4), torch.ones(4)), torch.randn(4), torch.randn(4)
+    for _ in range(3):
+        expected = x + y
+        torch.testing.assert_close(run(x, y), expected)
+        torch.testing.assert_close(x, expected)
+        change(x), change(y)
+
+
+def test_arguments_of_two_storages_over_one_memory() -> None:
+    run = svod.torch.compile(_Module(_written), *(torch.ones(9)[::2][:4] for _ in range(3)))
+    memory = np.arange(40.0, dtype=np.float32)
+    first, second, apart = (torch.from_numpy(memory[i:i + 10:2])[:4] for i in (0, 2, 1))
+    with pytest.raises(SharedMemoryError, match="share"):
+        run(first, torch.ones(9)[::2][:4], second)
+    expected = [t.clone() for t in (first, apart)]
+    torch.testing.assert_close(run(first, torch.ones(9)[::2][:4], apart), _written(expected[0], torch.ones(4), expected[1]))
+
+
+def test_modules_that_register_in_code_that_dynamo_compiles() -> None:
+    """The hooks cause no guards."""
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.n = self.n + x
+            return self.n * 2
+    svod.torch.compile(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    graphs = []
+    run = torch.compile(Counts(), backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    for i in range(4):
+        assert float(run(torch.ones(()))) == 2 * (i + 1)
+    assert len(graphs) == 1
 
 
 def _written(a: Any, b: Any, c: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The memory that a plan writes and that was there before: no other buffer of the plan may lie there, as reads and writes are ordered
+"""The memory that a plan writes and that was there before: no other buffer of the plan may lie there, because reads and writes are ordered
 buffer by buffer, as if their memory were apart.
 
     y += x, where y has bytes 0 … 400 and x 400 … 800    as it should be
@@ -34,17 +34,19 @@ class WrittenMemory:
         self._begins: list[int] = []
         self.move(spans)
 
-    def move(self, spans: Mapping[int, Span]) -> None:
-        """Buffers are at these places from now on. Raises SharedMemoryError where memory that is written lies under another buffer too;
-        all are where they were then."""
+    def move(self, spans: Mapping[int, Span]) -> dict[int, Span]:
+        """Buffers are at these places from now on. Returns where those that moved were before, as far as known.
+        Raises SharedMemoryError where memory that is written lies under another buffer too; all are where they were then."""
         known = self._spans
         moved = {n: s for n, s in spans.items() if known.get(n) != s}
+        before = {n: known[n] for n in moved if n in known}
         if self._written.isdisjoint(moved):
             for n, (begin, end) in moved.items():
                 self._refuse(n, begin, end)
             known.update(moved)
         elif moved:
             self._sort({**known, **moved})
+        return before
 
     def _sort(self, spans: dict[int, Span]) -> None:
         before = self._spans, self._order, self._begins
@@ -70,6 +72,6 @@ class WrittenMemory:
 
 
 def _shared(written: int, other: int, nbytes: int) -> SharedMemoryError:
-    return SharedMemoryError(f"buffer {written}, which is assigned to, and buffer {other} of the same plan share {nbytes} bytes of memory: "
-                         "two tensors over one NumPy array, or one array passed twice; make one of them from a copy, "
-                         "Tensor(array.copy()), or use one tensor for both")
+    return SharedMemoryError(f"buffer {written}, which is assigned to, and buffer {other} of the same plan share {nbytes} "
+                             f"byte{'s' * (nbytes > 1)} of memory: two tensors over one array, or one array passed twice; make one of "
+                             "them from a copy, or use one tensor for both")
