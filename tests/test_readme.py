@@ -34,7 +34,7 @@ def project() -> dict[str, object]:
     return table
 
 
-@pytest.mark.parametrize(("name", "extra"), [("tune", "tune"), ("test", "test,webgpu")])
+@pytest.mark.parametrize(("name", "extra"), [("tune", "tune"), ("test", "test")])
 def test_command_installs_extras_that_exist(name: str, extra: str) -> None:
     command = marked_command(name)
     assert f"-e '.[{extra}]'" in command
