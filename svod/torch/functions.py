@@ -29,7 +29,7 @@ class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
     `static`: the numbers of arguments that are weights; `bound`, if given: these are the same tensors in every call, and it is
-    called after they changed, to raise where they may not. `eager`: the same function, run by PyTorch.
+    called after they changed and before a new plan, to raise where they may not be others. `eager`: the same function, run by PyTorch.
     `check` raises for arguments that the function is not for; it is asked once for arguments of a form."""
 
     def __init__(self, program: Program, static: Sequence[int], eager: Callable[..., Any], settings: Settings, entry: str, *,
