@@ -2,7 +2,7 @@
 
     CPU, CPU:0          LINEAR → LLVM IR → an object
     CPU:interpreter     LINEAR → itself, run instruction by instruction in NumPy: it tells whether lowering or LLVM made a wrong number
-    WEBGPU              LINEAR → WGSL → pipelines of wgpu
+    WEBGPU, WEBGPU:1    LINEAR → WGSL → pipelines of wgpu
     CUDA, CUDA:1        LINEAR → LLVM IR → PTX → the driver
     CUDA:0:sm_80        the same, for an older architecture than the device's
     CUDA:sm_90          the same, compiled only: there need be no such device
@@ -22,6 +22,7 @@ equal devices apart; they share their code, so keys hold the name without it.
 """
 from __future__ import annotations
 
+import contextlib
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -155,6 +156,10 @@ class Backend(ABC):
         """The backend of the device that a name means with what follows the colon ('', '0', '1', …); None where there is no such device."""
         return self if rest in ("", "0") else None
 
+    def count(self) -> int:
+        """How many devices of the family this machine has; their numbers are below it. Raises DeviceError where it cannot be told."""
+        return 1
+
     def check_runs(self) -> None:
         """Raise DeviceError where nothing runs on the device."""
         if self.compiled_only is not None:
@@ -228,14 +233,14 @@ def target_with(key: str) -> Target | None:
     there is none."""
     threads = threads_of(key)
     named = [f.removeprefix("device=") for f in parse_key(key).get("features", "").split(",") if f.startswith("device=")]
+    allowed = threads if threads is not None and 0 < threads <= MOST_THREADS else None
     for name in BACKENDS.keys() & (named or [HOST]):
-        try:
-            target = backend_named(name).target(threads if threads is not None and 0 < threads <= MOST_THREADS else None)
-        except DeviceError:
-            continue
-        for allowed in [target.allowing(*switches) for switches in product((True, False), repeat=3)]:
-            if allowed.key == key:
-                return allowed
+        with contextlib.suppress(DeviceError):
+            for number in range(backend_named(name).count()):
+                target = backend_named(f"{name}:{number}").target(allowed)
+                for switches in product((True, False), repeat=3):
+                    if (found := target.allowing(*switches)).key == key:
+                        return found
     return None
 
 
@@ -252,11 +257,11 @@ def device_named(name: str) -> Device:
     if base.upper() not in BACKENDS:
         raise UnsupportedError(f"there is no device {name!r}: use one of {', '.join(BACKENDS)}")
     family: Backend = importlib.import_module(BACKENDS[base.upper()]).BACKEND
-    pair = next((p for p in family.compilers if rest and rest[-1].lower() == p.name), None)
+    pair = next((k for k, p in enumerate(family.compilers) if rest and rest[-1].lower() == p.name), None)
     backend = family.device(":".join(rest if pair is None else rest[:-1]).lower())
     if backend is None:
         raise UnsupportedError(f"there is no device {name!r}: use {family.names}")
-    return Device(backend, pair or backend.compilers[0])
+    return Device(backend, backend.compilers[pair or 0])
 
 
 def backend_named(name: str) -> Backend:

@@ -101,6 +101,9 @@ class Cuda(_Nvidia):
         compiled = ", ".join(f"{DEVICE}:{a}" for a in ARCHITECTURES)
         return f"{DEVICE}, {DEVICE}:1, … for the GPUs of this machine, {DEVICE}:0:sm_80 for one with older code, {compiled} to compile only"
 
+    def count(self) -> int:
+        return self._open().count()
+
     @property
     def gpu(self) -> GpuDevice:
         """The device. Raises DeviceError where there is none, in one sentence that says what to do."""

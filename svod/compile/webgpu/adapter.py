@@ -1,4 +1,9 @@
-"""The adapter that svod runs on, and what it can do as a `Target`."""
+"""The adapters of this machine, their numbers, and what one can do as a `Target`.
+
+    WEBGPU      the first adapter        WEBGPU:1      the second
+
+Cards stand first, the fastest kind of them before the others, and drivers in software last: each by the best interface that it has a driver
+for. The same cards by other interfaces stand behind them all."""
 from __future__ import annotations
 
 import contextlib
@@ -6,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -14,6 +20,7 @@ from svod.errors import DeviceError
 
 NAME = "WEBGPU"
 BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # of wgpu, the best first
+OWN = ("Vulkan", "Metal")       # those of them that a system has one of
 KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # of adapters, the best first
 NUMBERS = {"shader-f16": "float16", "shader-f64": "float64", "shader-int64": "int64"}
 """Features of adapters → those of targets."""
@@ -37,7 +44,7 @@ def package() -> Any:
 
 
 def adapters() -> list[Any]:
-    """The adapters of this machine, the best first: numbers of devices count in this order."""
+    """The adapters of this machine: numbers of devices count in this order."""
     return _adapters(os.getpid())       # a forked process has to ask its drivers anew
 
 
@@ -47,32 +54,57 @@ def _adapters(process: int) -> list[Any]:
     extras = importlib.import_module("wgpu.backends.wgpu_native.extras")
     with contextlib.suppress(RuntimeError):         # someone in this process has made an instance already; its adapters do
         extras.set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
-    found = [a for a in wgpu.gpu.enumerate_adapters_sync() if a.info["backend_type"] in BACKENDS]
+    return in_order(wgpu.gpu.enumerate_adapters_sync())
 
-    def rank(adapter: Any) -> tuple[int, int]:
+
+def in_order(found: Iterable[Any]) -> list[Any]:
+    """Adapters of the interfaces that svod uses, the best first; those that are another way to a card that was listed are the last."""
+    known = sorted((a for a in found if a.info["backend_type"] in BACKENDS), key=lambda a: BACKENDS.index(a.info["backend_type"]))
+
+    def is_another_way(adapter: Any) -> bool:
+        """Whether the card is there by a better interface. OpenGL tells no numbers of devices."""
         info = adapter.info
-        kind = info["adapter_type"]
-        return KINDS.index(kind) if kind in KINDS else len(KINDS), BACKENDS.index(info["backend_type"])
-    return sorted(found, key=rank)
+        better = known[:next(i for i, a in enumerate(known) if a.info["backend_type"] == info["backend_type"])]
+        return any(a.info["vendor_id"] == info["vendor_id"] and info["device_id"] in (0, a.info["device_id"]) for a in better)
+
+    def rank(adapter: Any) -> tuple[bool, int]:
+        kind = adapter.info["adapter_type"]
+        return is_another_way(adapter), KINDS.index(kind) if kind in KINDS else len(KINDS)
+    return sorted(known, key=rank)
 
 
-def adapter() -> Any:
-    """The adapter that is used. Raises DeviceError where there is none."""
+def adapter(number: int = 0) -> Any:
+    """The adapter of a number. Raises DeviceError where there is none."""
     found = adapters()
     if not found:
         raise DeviceError(f"{NAME} finds no adapter on this machine: there is no driver for Vulkan, Metal or Direct3D 12; {INSTALL}")
-    return found[0]
+    if number >= len(found):
+        listed = "; ".join(f"{device_name(n)} is {describe(a.info)}" for n, a in enumerate(found))
+        raise DeviceError(f"there is no adapter {device_name(number)}: {listed}")
+    return found[number]
+
+
+def device_name(number: int) -> str:
+    """What svod calls an adapter: WEBGPU, WEBGPU:1."""
+    return f"{NAME}:{number}" if number else NAME
+
+
+def describe(info: Any) -> str:
+    """An adapter for people: its name, interface and kind."""
+    return f"{info['device'] or info['vendor'] or 'an adapter without a name'} ({info['backend_type']}, {info['adapter_type']})"
 
 
 def adapter_name(info: Any) -> str:
-    """What an adapter is called in keys, without its driver's version: `llvmpipe`, `nvidia-geforce-rtx-4090`."""
+    """What an adapter is called in keys, without its driver's version: `llvmpipe`, `nvidia-geforce-rtx-4090`. A card by another interface
+    than its system's own has other code: `llvmpipe-opengl`."""
     name = re.sub(r"\([^)]*\)", "", str(info["device"] or info["vendor"]))
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or f"{info['vendor_id']:04x}-{info['device_id']:04x}"
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or f"{info['vendor_id']:04x}-{info['device_id']:04x}"
+    return name if info["backend_type"] in OWN else f"{name}-{info['backend_type'].lower()}"
 
 
 @cache
-def _target(process: int) -> Target:
-    found = adapter()
+def _target(process: int, number: int) -> Target:
+    found = adapter(number)
     limits = found.limits
     threads = int(min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]))
     groups = int(limits["max-compute-workgroups-per-dimension"])
@@ -82,11 +114,11 @@ def _target(process: int) -> Target:
     return Target(arch="wgsl", cpu=adapter_name(found.info), features=features, vector_bytes=16, vector_registers=64, l1=16 << 10,
                   l2=1 << 20, l3=0, threads=1, has_fma=False, has_strict_floats=False, has_float64="float64" in features,
                   has_masked_memory=False, has_non_temporal=False, group_threads=threads,
-                  shared_bytes=int(limits["max-compute-workgroup-storage-size"]), device=NAME, units=units,
+                  shared_bytes=int(limits["max-compute-workgroup-storage-size"]), device=device_name(number), units=units,
                   software_lanes=SOFTWARE_LANES if software else 0,
                   global_limits=(groups, groups, groups), local_limits=(threads, threads, int(limits["max-compute-workgroup-size-z"])))
 
 
-def adapter_target() -> Target:
-    """The adapter as a target. Raises DeviceError where there is none."""
-    return _target(os.getpid())
+def adapter_target(number: int = 0) -> Target:
+    """An adapter as a target. Raises DeviceError where there is none of the number."""
+    return _target(os.getpid(), number)

@@ -1,27 +1,34 @@
-"""WebGPU as a backend: LINEAR → WGSL → pipelines of wgpu. It runs where there is a driver for Vulkan, Metal or Direct3D 12."""
+"""WebGPU as a backend: LINEAR → WGSL → pipelines of wgpu. It runs where there is a driver for Vulkan, Metal or Direct3D 12. WEBGPU is the
+first adapter, WEBGPU:1 the second."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
-from svod.compile.backend import CompilerPair
+from svod.compile.backend import Backend, CompilerPair
 from svod.compile.group_backend import GroupBackend
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import PreparedKernel, Variant
-from svod.compile.webgpu.adapter import NAME, adapter_target
+from svod.compile.webgpu.adapter import NAME, adapter_target, adapters, device_name
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import GpuMemory, device
+from svod.compile.webgpu.device import Device, GpuMemory
 from svod.compile.webgpu.queue import WebGpuQueue
 from svod.compile.webgpu.render import read_modules, render
 from svod.core.graph.buffer import Memory
 from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
+from svod.system.forksafe import remake_after_fork
 
 
 class Wgsl(CompilerPair):
-    """LINEAR → WGSL. The driver makes code of it where it is loaded, so a process that compiles only needs no device."""
+    """LINEAR → WGSL. The driver makes code of it where it is loaded, on the device that `opened` gives, so a process that compiles only
+    needs no device."""
 
     name, key, revision = "wgsl", "WGSL", 5
+
+    def __init__(self, opened: Callable[[], Device]) -> None:
+        self._opened = opened
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render(program, target)
@@ -32,7 +39,7 @@ class Wgsl(CompilerPair):
 
     def load(self, code: bytes, spec: ProgramSpec) -> WebGpuCode:
         try:
-            return WebGpuCode(code.decode(), spec)
+            return WebGpuCode(code.decode(), spec, self._opened())
         except UnicodeDecodeError as error:
             raise CompileError(f"this is no text of WGSL: {error}") from error
 
@@ -47,39 +54,72 @@ class Wgsl(CompilerPair):
 
 
 class WebGpu(GroupBackend):
-    """The adapter that wgpu finds."""
+    """An adapter that wgpu finds."""
 
     name = NAME
-    compilers = (Wgsl(),)
     load_seconds = 30.0
     ceilings = "svod.bench.device_ceilings"
 
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.compilers = (Wgsl(lambda: self.gpu),)
+        self._device: Device | None = None
+        self._others: dict[int, WebGpu] = {}
+        self._lock = threading.Lock()
+        remake_after_fork(self, "_lock", threading.Lock)
+
+    def device(self, rest: str) -> Backend | None:
+        if rest in ("", str(self.number)):
+            return self
+        if not rest.isdecimal():
+            return None
+        with self._lock:
+            return self._others.setdefault(int(rest), WebGpu(int(rest)))
+
+    @property
+    def label(self) -> str:
+        return device_name(self.number)
+
+    @property
+    def names(self) -> str:
+        return f"{NAME}, {NAME}:1, … for the adapters of this machine"
+
+    def count(self) -> int:
+        return len(adapters())
+
+    @property
+    def gpu(self) -> Device:
+        """The device, opened at its first use in this process, and anew after it was lost. Raises DeviceError where there is none, and in a
+        fork of the process that opened it."""
+        with self._lock:
+            self._device = Device(self.number) if self._device is None else self._device.reopened()
+            return self._device
+
     def target(self, threads: int | None = None) -> Target:
-        return adapter_target()
+        return adapter_target(self.number)
 
     def start(self, cache: ObjectCache) -> None:
-        device()
+        self.gpu.check_process()
 
     def allocate(self, nbytes: int, touch: bool = True) -> GpuMemory:
-        return GpuMemory(device(), nbytes)
+        return GpuMemory(self.gpu, nbytes)
 
     @property
     def opening(self) -> int:
-        return device().first
+        return self.gpu.first
 
     def has_lost(self, memory: Memory) -> bool:
         return isinstance(memory, GpuMemory) and bool(memory.device.lost)
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        _device().write(device, host, nbytes)
+        self.gpu.write(device, host, nbytes)
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
-        _device().read(host, device, nbytes)
+        self.gpu.read(host, device, nbytes)
 
     def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
               threads: int | None) -> WebGpuQueue:
-        return WebGpuQueue(kernels, variants, addresses)
+        return WebGpuQueue(self.gpu, kernels, variants, addresses)
 
 
-_device = device
 BACKEND = WebGpu()

@@ -1,8 +1,8 @@
-"""Loaded programs: a pipeline for each phase and each of its forms, made once for each device."""
+"""Loaded programs: a pipeline for each phase and each of its forms, made once for each device that an adapter has had."""
 from __future__ import annotations
 
 from svod.compile.lower.program import ProgramSpec
-from svod.compile.webgpu.device import Device, device, error_text, trusted_module
+from svod.compile.webgpu.device import Device, error_text, trusted_module
 from svod.compile.webgpu.render import ENTRY, Module, read_modules
 from svod.errors import CompileError, UnsupportedError
 
@@ -43,15 +43,15 @@ class Pipeline:
 
 
 class WebGpuCode:
-    """A program as modules of WGSL and their pipelines. Raises CompileError for modules that wgpu refuses."""
+    """A program as modules of WGSL and their pipelines on `made`. Raises CompileError for modules that wgpu refuses."""
 
-    def __init__(self, source: str, spec: ProgramSpec) -> None:
+    def __init__(self, source: str, spec: ProgramSpec, made: Device) -> None:
         self.spec, self.modules = spec, read_modules(source)
         if len(self.modules) != len(spec.phases):
             raise CompileError(f"the code has {len(self.modules)} phases, the program {spec.name} {len(spec.phases)}")
         self._pipelines: dict[tuple[int, int, bool], Pipeline] = {}     # by the first address of the device, which no other has
         for number in range(len(self.modules)):
-            self.pipeline(device(), number, aligned=True)
+            self.pipeline(made, number, aligned=True)
 
     def pipeline(self, made: Device, phase: int, aligned: bool) -> Pipeline:
         """The pipeline of a phase, for arguments that begin where bindings may, or for any."""

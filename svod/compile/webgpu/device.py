@@ -1,8 +1,8 @@
-"""The device of this process: its memory and copies.
+"""An adapter's device in this process: its memory and copies.
 
 An address is a number: buffers lie one after the other in a range of addresses of their own, so that what is planned with addresses and
 offsets (`svod.compile.plan`) needs to know nothing of buffers. No address is given out twice: one of a device that was lost is no address
-of the next.
+of the next, and no two adapters have the same.
 
     allocate(1000) → address a        a + 256 → (buffer, 256)
 """
@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -20,12 +19,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from svod.compile.webgpu.adapter import LIMITS, NAME, WISHED, adapter, package
+from svod.compile.webgpu.adapter import LIMITS, WISHED, adapter, device_name, package
 from svod.errors import DeviceError, LaunchError, SvodError
-from svod.system.forksafe import remake_after_fork
 
 GRAIN = 1 << 20             # bytes from one buffer's address to the next at least, which leaves what lies beyond a buffer unused
-FIRST = 1 << 44             # the address of the first buffer
+OWN = 1 << 52               # addresses of an adapter; those below are none's
 STAGING = 32 << 20          # bytes that are copied at a time
 WORD = 16                   # sizes of buffers are multiples of it: the last vector of four elements is whole
 
@@ -40,18 +38,19 @@ class GpuMemory:
 
 
 class Device:
-    """A wgpu device. Its addresses begin at `first`; the device of those before was lost because of `before`. `lost`: why this one cannot
-    be used any more."""
+    """A wgpu device of the adapter of a number. Its addresses begin at `first`; `before`: why the adapter's device before it, which had
+    those below, was lost. `lost`: why this one cannot be used any more."""
 
-    def __init__(self, first: int = FIRST, before: str = "") -> None:
+    def __init__(self, number: int = 0, lost: Device | None = None) -> None:
         wgpu = package()
-        self.adapter = adapter()
+        self.number, self.name = number, device_name(number)
+        self.adapter = adapter(number)
         wished = [f for f in WISHED if f in self.adapter.features]
         limits = {name: self.adapter.limits[name] for name in LIMITS if name in self.adapter.limits}
         try:
             self.wgpu = self.adapter.request_device_sync(required_features=wished, required_limits=limits)
         except Exception as error:      # wgpu's own, of several kinds
-            raise DeviceError(f"{NAME}: the adapter {self.adapter.info['device']} gives no device: {error_text(error)}") from error
+            raise DeviceError(f"{self.name}: the adapter {self.adapter.info['device']} gives no device: {error_text(error)}") from error
         self.queue = self.wgpu.queue
         self.has_timestamps = "timestamp-query" in wished
         self.alignment = int(self.wgpu.limits["min-storage-buffer-offset-alignment"])
@@ -62,7 +61,9 @@ class Device:
         self.lost = ""
         self.lock = threading.Lock()            # of what reads by way of the staging buffer
         self._usage = wgpu.BufferUsage
-        self.first, self.before, self.next = first, before, first
+        self.first: int = (number + 1) * OWN if lost is None else lost.next + GRAIN
+        self.before = "" if lost is None else lost.lost
+        self.next: int = self.first
         self._table = threading.Lock()          # of the lists of buffers
         self._unused: deque[int] = deque()      # addresses of buffers that nobody needs any more
         self._starts: list[int] = []
@@ -87,25 +88,31 @@ class Device:
                 {"binding": n, "visibility": package().ShaderStage.COMPUTE, "buffer": {"type": t}} for n, t in enumerate(types)])
         return layout
 
+    def reopened(self) -> Device:
+        """The device that is used now: this one, or where it was lost the one that takes its place. Raises DeviceError in a fork of the
+        process that opened it."""
+        self.check_process()
+        return Device(self.number, lost=self) if self.lost else self
+
     def check_process(self) -> None:
         """Raise DeviceError in a fork of the process that opened the device: drivers wait there for threads that are gone."""
         if self.process != os.getpid():
-            raise DeviceError(f"{NAME} was opened before this process was forked, and its driver does not survive that: start processes "
-                              "with the method 'spawn' or 'forkserver'")
+            raise DeviceError(f"{self.name} was opened before this process was forked, and its driver does not survive that: start "
+                              "processes with the method 'spawn' or 'forkserver'")
 
     @contextlib.contextmanager
     def trying(self, what: str) -> Iterator[None]:
         """Do something with the device. Raises LaunchError where that fails, and remembers whether the device was lost."""
         self.check_process()
         if self.lost:
-            raise LaunchError(f"this plan's device {NAME} is gone: {self.lost}; prepare the plan again")
+            raise LaunchError(f"this plan's device {self.name} is gone: {self.lost}; prepare the plan again")
         try:
             yield
         except SvodError:
             raise
         except Exception as error:      # wgpu's own, of several kinds
             again = "; prepare the plan again, on a device that is opened anew" if self.is_lost_by(error) else ""
-            raise LaunchError(f"{NAME} failed while {what}: {error_text(error)}{again}") from error
+            raise LaunchError(f"{self.name} failed while {what}: {error_text(error)}{again}") from error
 
     def is_lost_by(self, error: BaseException) -> bool:
         """Whether an error of wgpu says that the device is lost, which is remembered."""
@@ -119,7 +126,7 @@ class Device:
         size = max(WORD, -(-nbytes // WORD) * WORD)
         most = int(self.wgpu.limits["max-buffer-size"])
         if size > most:
-            raise LaunchError(f"{nbytes} bytes of memory on {NAME}: a buffer of this device has at most {most} bytes; use smaller "
+            raise LaunchError(f"{nbytes} bytes of memory on {self.name}: a buffer of this device has at most {most} bytes; use smaller "
                               "tensors, or the CPU (unset SVOD_DEVICE)")
         usage = self._usage.STORAGE | self._usage.COPY_SRC | self._usage.COPY_DST
         with self._table:
@@ -161,8 +168,8 @@ class Device:
                 if offset <= size:
                     return buffer, offset, size - offset
         if address < self.first:
-            raise LaunchError(f"values on {NAME} are gone with its device ({self.before}): compute them again from tensors of the CPU")
-        raise LaunchError(f"the address {address:#x} is no memory of {NAME}")
+            raise LaunchError(f"values on {self.name} are gone with its device ({self.before}): compute them again from tensors of the CPU")
+        raise LaunchError(f"the address {address:#x} is no memory of {self.name}")
 
     # -- copies -----------------------------------------------------------------------------------
     def write(self, address: int, host: int, nbytes: int) -> None:
@@ -225,24 +232,6 @@ def error_text(error: BaseException) -> str:
     """What an error of wgpu says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in ("Validation Error", "Caused by:")]
     return " ".join(lines)[:2000] or type(error).__name__
-
-
-_device: Device | None = None
-_lock = threading.Lock()
-remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
-
-
-def device() -> Device:
-    """The device, made at its first use in this process, and anew after it was lost. Raises DeviceError where there is none, and in a fork
-    of the process that opened it."""
-    global _device
-    with _lock:
-        if _device is None:
-            _device = Device()
-        _device.check_process()
-        if _device.lost:
-            _device = Device(_device.next + GRAIN, _device.lost)
-        return _device
 
 
 def trusted_module(made: Device, code: str) -> Any:

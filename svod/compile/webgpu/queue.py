@@ -16,7 +16,7 @@ from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
 from svod.compile.webgpu.adapter import package
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import Device, device
+from svod.compile.webgpu.device import Device
 from svod.compile.webgpu.render import groups_of, launch_bytes
 from svod.errors import LaunchError
 
@@ -55,11 +55,11 @@ class PassClock:
 
 
 class WebGpuQueue(LaunchRecords):
-    """The queue of one plan. One thread at a time calls it."""
+    """The queue of one plan on one device. One thread at a time calls it."""
 
-    def __init__(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
+    def __init__(self, device: Device, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int]) -> None:
         super().__init__(kernels, variants, addresses)
-        self.device = device()
+        self.device = device
         self.numbers = {launch: n for n, launch in enumerate(self.ranges)}
         self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
         usage = package().BufferUsage

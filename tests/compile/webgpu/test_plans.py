@@ -10,7 +10,8 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.compile.webgpu.device import GpuMemory, device
+from svod.compile.webgpu.backend import BACKEND
+from svod.compile.webgpu.device import GpuMemory
 from svod.compile.webgpu.queue import PassClock
 from svod.config import PrepareConfig
 from svod.core.graph import graph
@@ -81,7 +82,7 @@ def test_results_stay_on_the_adapter(webgpu: Target) -> None:
 def test_profiles_are_of_the_adapters_clock(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timestamps around each pass; an empty call has none."""
     plan = (Tensor(X[0, 0]) @ Tensor(X[0, 1])).softmax(-1).prepare(CONFIG)
-    if not device().has_timestamps:
+    if not BACKEND.gpu.has_timestamps:
         pytest.skip("the adapter has no timestamp queries")
     assert all(0 < seconds < 60 for seconds in plan.profile(1))
     monkeypatch.setattr(PassClock, "seconds", lambda self: 0.125 * self.passes)
@@ -104,12 +105,12 @@ def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture)
     plan = (there + 1).prepare(CONFIG)
     for run in (plan.execute, lambda: (kept + 1).numpy(), lambda: f(a)):
         run()
-    lost = device()
+    lost = BACKEND.gpu
     lost.wgpu.destroy()
     with pytest.raises(LaunchError, match=r"WEBGPU failed while .* ran: .*lost.*; prepare the plan again"):
         plan.execute()
     np.testing.assert_array_equal((kept + 1).numpy(), a + 1)
-    assert device() is not lost and device().first > lost.next - 1
+    assert BACKEND.gpu is not lost and BACKEND.gpu.first > lost.next - 1
     for gone in (there.numpy, lambda: (there + 1).numpy(), plan.execute):
         with pytest.raises(LaunchError, match="gone"):
             gone()
@@ -121,7 +122,7 @@ def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture)
 
 def test_memory_comes_back_inside_a_collection(webgpu: Target) -> None:
     """The collector runs also in the thread that asks for memory: it is given back later."""
-    made = device()
+    made = BACKEND.gpu
     memory = [GpuMemory(made, 100)]
     address = memory[0].address
     with made._table:

@@ -10,7 +10,7 @@ import pytest
 
 import svod
 from svod import Tensor
-from svod.compile.webgpu.device import device
+from svod.compile.webgpu.backend import BACKEND
 from svod.config import BeamConfig, PrepareConfig
 from svod.core.ir.serialize import ast_to_data
 from svod.core.machine.target import Target
@@ -43,7 +43,7 @@ def test_a_worker_whose_device_is_lost_goes_on(webgpu: Target) -> None:
     context = KernelContext(Setup(ast_to_data(kernel.ast), webgpu))
     programs = [compile_candidate((chain, True), context) for chain in ((), (["LOCAL", "o0", 2],))]
     first, _, _ = screen_candidate((programs[0], None, False), context)
-    device().wgpu.destroy()
+    BACKEND.gpu.wgpu.destroy()
     with pytest.raises(LaunchError, match="lost"):
         screen_candidate((programs[1], None, False), context)
     for program in programs:
