@@ -12,7 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from svod.core.machine.target import Target
+
 PROTOCOL_REVISION = 1           # stored with every measurement of a search; raised when samples stop being comparable
+DEVICE_PROTOCOL = 2             # the same on devices with groups of threads; 2: their second cache is filled anew before each run
 BENCH_PROTOCOL = 3              # the same for runs of the benchmarks
 MIN_SAMPLE_SECONDS = 200e-6     # a sample repeats inside until it lasts this long
 WARM_BELOW_SECONDS = 1e-3       # shorter runs get an untimed one before each sample
@@ -24,10 +27,15 @@ SAMPLE_FACTOR = 1.5             # screening: a sample slower than the incumbent 
 Clock = Callable[[], float]
 
 
+def protocol_of(target: Target) -> int:
+    """The protocol of a search's measurements on a target."""
+    return DEVICE_PROTOCOL if target.has_groups else PROTOCOL_REVISION
+
+
 @dataclass(frozen=True)
 class Contestant:
-    """Something to time. `run(n)` calls it n times back to back (`ExecutionPlan.repeat_timed`) and may return the seconds that it took by
-    a clock of its own. One call stands for `unit` runs; a slice has a `unit` below 1."""
+    """Something to time. `run(n)` calls it n times, one after the other (`ExecutionPlan.repeat_timed`), and may return the seconds that
+    they took by a clock of its own. One call stands for `unit` runs; a slice has a `unit` below 1."""
 
     run: Callable[[int], float | None]
     name: str = ""

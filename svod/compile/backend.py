@@ -40,6 +40,7 @@ from svod.core.machine.target import HOST, Target, parse_key, threads_of
 from svod.errors import DeviceError, UnsupportedError
 
 MOST_THREADS = 4096     # that a key may ask for
+COLD_RUNS = 32          # most runs of a sample that begin with a cache filled with something else: filling may take longer than a run
 BACKENDS = {HOST: "svod.compile.cpu.backend", "WEBGPU": "svod.compile.webgpu.backend", "CUDA": "svod.compile.cuda.backend"}
 """Device name → the module whose `BACKEND` it is, imported when the device is first asked for."""
 
@@ -117,8 +118,9 @@ class LaunchQueue(Protocol):
         """Run launches `times` times, in order, and wait for the last."""
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
-        """`run`, and the seconds it took by the device's own clock; None where the device has none. `cold`: where a sample would depend on
-        what the one before left in the device's caches, something else is put there first; False: they are as they are."""
+        """`run`, and the seconds it took by the device's own clock; None where the device has none. `cold`: a device with a second cache of
+        its own has it filled with something else before each run, which is not timed, so that no run finds there what another left. The
+        first `COLD_RUNS` runs then stand for all, and no others are done. False: caches are as they are."""
 
     def take_failure(self) -> BaseException | None:
         """The first failure, since the last call, of code that cannot raise."""

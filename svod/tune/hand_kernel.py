@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from svod.bench.roofline import Bound, Ceilings, cached_ceilings
-from svod.bench.timer import PROTOCOL_REVISION
+from svod.bench.timer import protocol_of
 from svod.compile.backend import backend_named, device_named
 from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.resources import PhaseResources
@@ -269,7 +269,7 @@ class HandKernel:
             host = {"load": round(os.getloadavg()[0], 2), "executor": _worker().description, **({"sizes": sizes} if sizes else {})}
             records.append(Measurement(
                 kernel=self.key, target=target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear, status="ok",
-                codegen=pair.revision, compiler=pair.key, protocol=PROTOCOL_REVISION, step="confirm", time=t.seconds, samples=t.samples,
+                codegen=pair.revision, compiler=pair.key, protocol=protocol_of(target), step="confirm", time=t.seconds, samples=t.samples,
                 anchor=against.seconds, baseline=against.seconds, baseline_linear=timed[0][0].linear, ratio=t.ratio, ratio_low=t.low,
                 ratio_high=t.high, search=search, host=host, taken_at=time.time()))
             records.append(Verdict(self.key, target.key, c.linear, "verified", pair.revision, compiler=pair.key, by=whoami(),

@@ -26,7 +26,7 @@ from typing import Any
 
 from svod import __version__
 from svod.bench.roofline import Bound, Ceilings
-from svod.bench.timer import PROTOCOL_REVISION
+from svod.bench.timer import protocol_of
 from svod.compile.backend import device_named
 from svod.config import BeamConfig, BenchConfig
 from svod.core.cost.op_count import count_operations
@@ -329,7 +329,7 @@ class TuneSession:
         if task.given:
             seeds = [(s, Origin.DATABASE) for s in task.given]
         elif not self.config.ignore_cache:
-            known = self.db.known_digests(task.key, self.target.key, self.pair.revision, self.pair.key, PROTOCOL_REVISION)
+            known = self.db.known_digests(task.key, self.target.key, self.pair.revision, self.pair.key, protocol_of(self.target))
             seeds = self._stored_seeds(base, known)
             stored = {s.digest for s, _ in seeds}
             seeds += [(s, Origin.RELATIVE) for s in seeds_of_relatives(base, self.db, is_similar) if s.digest not in stored]
@@ -381,7 +381,7 @@ class TuneSession:
         baseline = search.baseline
         return Measurement(
             kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
-            status=_RECORDED[c.status], codegen=self.pair.revision, compiler=self.pair.key, protocol=PROTOCOL_REVISION, step=step,
+            status=_RECORDED[c.status], codegen=self.pair.revision, compiler=self.pair.key, protocol=protocol_of(self.target), step=step,
             reason=c.reason[:2000], strategy=self._tasks_by_key[search.key].strategy,
             baseline_linear=baseline.linear, search=self._searches[search.key], taken_at=time.time(),
             host={"executor": self.executor.description, **self._machines.get(search.key, {}), **host}, **more)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from svod.bench.timer import PROTOCOL_REVISION
+from svod.bench.timer import protocol_of
 from svod.compile.plan.compiler import Compiled, Compiler
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.system.quantities import seconds as duration
@@ -60,6 +60,6 @@ def _measurement(k: InPlan, found: BothWays, digest: str, compiler: Compiler) ->
     tuned, heuristic = found.tuned[k.kernel], found.heuristic[k.kernel]
     return Measurement(kernel=k.kernel, target=compiler.target.key, chain=tuple(tuple(o.to_json()) for o in tuned.chain),
                        linear=tuned.linear, status="ok", codegen=compiler.pair.revision, compiler=compiler.pair.key,
-                       protocol=PROTOCOL_REVISION, step="confirm", time=k.inside.tuned, baseline=k.inside.heuristic,
+                       protocol=protocol_of(compiler.target), step="confirm", time=k.inside.tuned, baseline=k.inside.heuristic,
                        baseline_linear=heuristic.linear, ratio=k.ratio.median, ratio_low=k.ratio.low, ratio_high=k.ratio.high,
                        noisy=found.check.noisy is not None, inside=digest, taken_at=time.time())

@@ -110,8 +110,8 @@ class GpuDevice:
         self._pinned: list[int] = []
         self._events: list[int] = []
         self._reached: dict[int, bool] = {}     # by the number of another device: whether its memory is
-        self._clock: tuple[int, int] | None = None
-        self._filling: DeviceMemory | None = None       # what the second cache is filled with between samples
+        self._clocks: list[tuple[int, int]] = []
+        self._filling: DeviceMemory | None = None       # what the second cache is filled with between runs
 
     def use(self) -> Driver:
         """The driver, with this device's context in the calling thread. Raises DeviceError in a fork of the process that opened it."""
@@ -143,26 +143,18 @@ class GpuDevice:
         return target_of(architecture, card, plain if self._asked is None else f"{numbered}:{self._asked.name}")
 
     # -- time ---------------------------------------------------------------------------------------
-    def start_clock(self, cold: bool) -> tuple[int, int]:
-        """Begin to count; for `cold`, once the second cache was filled with something else. Returns the events between which time is
-        counted."""
-        driver = self.use()
-        if not self._clock:
-            self._clock = driver.create_event(), driver.create_event()
-        if cold:
-            if self._filling is None:
-                self._filling = DeviceMemory(self.pool, 2 * (driver.attribute(self.handle, "l2") or CHUNK))
-            driver.fill(self._filling.address, 0, self._filling.nbytes, self.stream)
-        driver.record(self._clock[0], self.stream)
-        return self._clock
+    def clock(self, number: int = 0) -> tuple[int, int]:
+        """Two events between which time is counted: those of a number, of which several can be on the stream at a time."""
+        while len(self._clocks) <= number:
+            driver = self.use()
+            self._clocks.append((driver.create_event(), driver.create_event()))
+        return self._clocks[number]
 
-    def stop_clock(self, clock: tuple[int, int]) -> float:
-        """Wait for everything on the stream. Returns the seconds since `start_clock`."""
-        driver = self.use()
-        driver.record(clock[1], self.stream)
-        driver.wait_event(clock[1])
-        driver.wait(self.stream)
-        return driver.seconds_between(*clock)
+    def fill_cache(self) -> None:
+        """Have the second cache filled with something else: twice its size is written."""
+        if self._filling is None:
+            self._filling = DeviceMemory(self.pool, 2 * self.target().l2)
+        self.use().fill(self._filling.address, 0, self._filling.nbytes, self.stream)
 
     # -- copies -------------------------------------------------------------------------------------
     def copy_in(self, device: int, host: int, nbytes: int) -> None:

@@ -7,11 +7,13 @@
 A graph holds addresses and values: what is bound or set anew makes it void."""
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from svod.compile.backend import COLD_RUNS
 from svod.compile.cuda.alignment import WIDEST
 from svod.compile.cuda.code import CudaCode, Nvptx
 from svod.compile.cuda.device import GpuDevice, Module
@@ -69,38 +71,56 @@ class CudaQueue(LaunchRecords):
             self._launches.pop((kernel, p), None)
 
     def run(self, launches: Launches, times: int) -> None:
-        self._run(launches, times, timed=False, cold=False)
+        with self._driver(launches) as driver:
+            self._get_ready(driver, launches.first, times)
+            self._do(driver, launches.first, times)
+            driver.wait(self.device.stream)
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float:
-        """`run`, and the seconds between two events of the device around it. For `cold` the second cache is filled with something else
-        before the first, so that what a sample finds there does not depend on the sample before."""
-        return self._run(launches, times, timed=True, cold=cold)
+        """`run`, and the seconds between events of the device around it; for `cold` around each run, after the second cache was filled with
+        something else."""
+        runs = min(times, COLD_RUNS) if cold else 1
+        with self._driver(launches) as driver:
+            for number in range(runs):
+                self._get_ready(driver, launches.first, times)
+                begin, end = self.device.clock(number)
+                if cold:
+                    self.device.fill_cache()
+                driver.record(begin, self.device.stream)
+                self._do(driver, launches.first, 1 if cold else times)
+                driver.record(end, self.device.stream)
+            driver.wait(self.device.stream)
+            seconds = sum(driver.seconds_between(*self.device.clock(number)) for number in range(runs))
+            return seconds * times / runs if cold and runs else seconds
 
-    def _run(self, launches: Launches, times: int, *, timed: bool, cold: bool) -> float:
-        recorded = self.recorded[launches.first]
+    @contextlib.contextmanager
+    def _driver(self, launches: Launches) -> Iterator[Driver]:
+        """The driver, to run launches by. An error names their kernels."""
         with self.device.lock:
             driver = self.device.use()
             try:
-                if times:
-                    self._get_ready(driver, launches.first, recorded)
-                clock = self.device.start_clock(cold) if timed else None
-                if len(recorded) > 1 and times:
-                    self._run_as_graph(driver, launches.first, recorded, times)
-                else:
-                    for _ in range(times):
-                        self._begin(driver, recorded)
-                if clock is not None:
-                    return self.device.stop_clock(clock)
-                driver.wait(self.device.stream)
-                return 0.0
+                yield driver
             except DeviceError as e:
+                recorded = self.recorded[launches.first]
                 names = ", ".join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in recorded[:8]))
                 after = ". After such an error this process cannot use the GPU any more" if isinstance(e, DeviceLost) else ""
                 raise type(e)(f"{e}; it happened in a run of {names}{', …' if len(recorded) > 8 else ''} on {self.device.name}"
                               f"{after}") from e
 
-    def _get_ready(self, driver: Driver, first: int, recorded: Sequence[tuple[int, int]]) -> None:
+    def _do(self, driver: Driver, first: int, times: int) -> None:
+        """Put launches on the stream, so many times."""
+        recorded = self.recorded[first]
+        if len(recorded) > 1 and times:
+            self._run_as_graph(driver, first, recorded, times)
+        else:
+            for _ in range(times):
+                self._begin(driver, recorded)
+
+    def _get_ready(self, driver: Driver, first: int, times: int) -> None:
         """Do before a clock starts what is done once for given arguments: load modules, and record the graph of what has run."""
+        recorded = self.recorded[first]
+        if not times:
+            return
         for key in recorded:
             if key not in self._launches:
                 self._launches[key] = self._make(*key)

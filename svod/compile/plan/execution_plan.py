@@ -276,14 +276,15 @@ class ExecutionPlan:
                 self._note_written(copy=False)
             self.runs += times
 
-    def repeat_timed(self, times: int) -> float | None:
-        """`repeat`, and the seconds it took by the device's own clock; None where it has none, or functions of Python run."""
+    def repeat_timed(self, times: int, *, cold: bool = False) -> float | None:
+        """`repeat`, and the seconds it took by the device's own clock; None where it has none, or functions of Python run. `cold`: no run
+        finds in the device's second cache what another left (`LaunchQueue.run_timed`)."""
         with self.lock:
             seconds = None
             if not self.is_local:
                 self._load(None)
             if self._is_plain:
-                seconds = self._run(self._launches, times, cold=True)
+                seconds = self._run(self._launches, times, cold=cold)
             else:
                 self._run_segments(times)
             note_writes(self.writes)

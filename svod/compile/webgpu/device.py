@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from svod.compile.webgpu.adapter import LIMITS, WISHED, adapter, device_name, package
+from svod.compile.webgpu.adapter import LIMITS, WISHED, adapter, adapter_target, device_name, package
 from svod.errors import DeviceError, LaunchError, SvodError
 
 GRAIN = 1 << 20             # bytes from one buffer's address to the next at least, which leaves what lies beyond a buffer unused
@@ -70,6 +70,7 @@ class Device:
         self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
         self._staging: Any = None
         self._layouts: dict[int, Any] = {}
+        self._filling: Any = None               # what the second cache is filled with between runs
         self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: launches of no groups
                         self.wgpu.create_buffer(size=256, usage=wgpu.BufferUsage.STORAGE))
 
@@ -222,6 +223,15 @@ class Device:
         ctypes.memmove(host, ctypes.addressof(ctypes.c_uint8.from_buffer(view)) if not view.readonly else bytes(view), nbytes)
         staging.unmap()
         self._staging = staging
+
+    def fill_cache(self, encoder: Any, buffer: Any, offset: int) -> None:
+        """Have the second cache filled with something else before what follows in an encoder and uses `buffer`: twice its size is written.
+        Only what uses the same memory waits for each other, so a word of it is copied to `offset`, where nobody reads."""
+        if self._filling is None:
+            usage = self._usage.COPY_SRC | self._usage.COPY_DST
+            self._filling = self.wgpu.create_buffer(size=2 * adapter_target(self.number).l2, usage=usage)
+        encoder.clear_buffer(self._filling)
+        encoder.copy_buffer_to_buffer(self._filling, 0, buffer, offset, WORD)
 
     def wait(self) -> None:
         """Wait for everything that was submitted."""

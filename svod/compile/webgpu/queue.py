@@ -9,14 +9,16 @@ they change.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any
 
+from svod.compile.backend import COLD_RUNS
 from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
 from svod.compile.webgpu.adapter import package
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import Device
+from svod.compile.webgpu.device import WORD, Device
 from svod.compile.webgpu.render import groups_of, launch_bytes
 from svod.errors import LaunchError
 
@@ -64,9 +66,9 @@ class WebGpuQueue(LaunchRecords):
         self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
         usage = package().BufferUsage
         self._slot = max([SLOT, *[-(-launch_bytes(k.spec) // SLOT) * SLOT for k in kernels]])
+        self._end = max(self._slot, self._slot * len(self.numbers))     # of the launches' numbers; what lies there says nothing
         with self.device.trying("a plan was made"):
-            self._uniforms = self.device.wgpu.create_buffer(size=max(self._slot, self._slot * len(self.numbers)),
-                                                            usage=usage.UNIFORM | usage.COPY_DST)
+            self._uniforms = self.device.wgpu.create_buffer(size=self._end + WORD, usage=usage.UNIFORM | usage.COPY_DST)
         self._stale = set(self.ranges)      # launches whose numbers are to be written
 
     def changed(self, kernel: int) -> None:
@@ -76,16 +78,33 @@ class WebGpuQueue(LaunchRecords):
 
     # -- running ----------------------------------------------------------------------------------
     def run(self, launches: Launches, times: int) -> None:
-        self._submit(self.recorded[launches.first], times, None)
+        self._submit(self.recorded[launches.first], times)
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
+        """See `LaunchQueue.run_timed`. Where a device has no clock and the second cache is to be filled before runs, that happens once, and
+        the host's clock counts from its end."""
+        phases = self.recorded[launches.first]
         with self.device.trying("runs were timed"):
-            clock = PassClock(self.device) if self.device.has_timestamps else None
-            self._submit(self.recorded[launches.first], times, clock)
-            return clock.seconds() if clock is not None else None
+            if self.device.has_timestamps:
+                clock, runs = PassClock(self.device), min(times, COLD_RUNS) if cold else times
+                self._submit(phases, runs, clock, cold)
+                seconds = clock.seconds()
+                if seconds is not None:
+                    return seconds * times / max(1, runs)
+            elif not cold:
+                self._submit(phases, times)
+            if not cold:
+                return None
+            encoder = self.device.wgpu.create_command_encoder()
+            self.device.fill_cache(encoder, self._uniforms, self._end)
+            self.device.queue.submit([encoder.finish()])
+            self.device.wait()
+            start = time.perf_counter()
+            self._submit(phases, times)
+            return time.perf_counter() - start
 
-    def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None) -> None:
-        """Submit launches `times` times and wait."""
+    def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None = None, cold: bool = False) -> None:
+        """Submit launches `times` times and wait. `cold`: each time begins with a second cache that is filled with something else."""
         made = self.device
         todo = [launch for launch in phases if self.ranges[launch][0] < self.ranges[launch][1]]
         if not todo or times < 1:
@@ -94,12 +113,13 @@ class WebGpuQueue(LaunchRecords):
             for launch in self._stale.intersection(todo):
                 self._write_numbers(launch)
             ready = [(*self._group(launch), *self._dimensions(launch)) for launch in todo]
-            waiting = ready * min(times, max(1, MOST_DISPATCHES // len(ready)))
-            for begun in range(0, times, len(waiting) // len(ready)):
-                left = (times - begun) * len(ready)
+            together = 1 if cold else min(times, max(1, MOST_DISPATCHES // len(ready)))
+            for begun in range(0, times, together):
                 encoder = made.wgpu.create_command_encoder()
+                if cold:
+                    made.fill_cache(encoder, self._uniforms, self._end)
                 compute = encoder.begin_compute_pass(**({} if clock is None else clock.next_pass()))
-                for pipeline, group, x, y in waiting[:left]:
+                for pipeline, group, x, y in ready * min(together, times - begun):
                     compute.set_pipeline(pipeline)
                     compute.set_bind_group(0, group)
                     compute.dispatch_workgroups(x, y)

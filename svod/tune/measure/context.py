@@ -6,7 +6,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from svod.bench.timer import Contestant
@@ -171,10 +171,11 @@ class Runner:
     def contestant(self, size: Size = (), part: float = 1.0) -> Contestant:
         """The kernel at a size, ready to run, or a slice of about `part` of it (kernels without variables only)."""
         self.plan.load_inputs()
+        run = partial(self.plan.repeat_timed, cold=True)
         if part < 1.0:
-            return Contestant(self.plan.repeat_timed, unit=part_of_run(self.plan, self.spec, part))
+            return Contestant(run, unit=part_of_run(self.plan, self.spec, part))
         self._set_whole(size)
-        return Contestant(self.plan.repeat_timed)
+        return Contestant(run)
 
     def _set_whole(self, size: Size) -> None:
         if size:

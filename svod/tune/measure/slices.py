@@ -90,7 +90,7 @@ def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: flo
     while part <= 0.5:
         share = part_of_run(plan, spec, part)
         started = time.perf_counter()
-        seconds = plan.repeat_timed(1)
+        seconds = plan.repeat_timed(1, cold=True)
         if seconds is None:
             seconds = time.perf_counter() - started
         if seconds >= SLICE_SECONDS:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from svod.bench.timer import PROTOCOL_REVISION
+from svod.bench.timer import protocol_of
 from svod.compile.backend import Backend
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
@@ -33,7 +33,7 @@ def evidence_from(db: TuningDB, target: Target, backend: Backend) -> list[Eviden
     found: list[Evidence] = []
     taught = 0
     for name in names:
-        known = list(db.known_digests(name, target.key, protocol=PROTOCOL_REVISION).values())
+        known = list(db.known_digests(name, target.key, protocol=protocol_of(target)).values())
         if taught == MOST_KERNELS:
             break
         of_kernel = list(_of_kernel(kernels[name].ast, chance.sample(known, min(MOST_OF_A_KERNEL, len(known))), target, backend))

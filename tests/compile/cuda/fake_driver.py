@@ -123,10 +123,11 @@ class FakeDriver(Driver):
         self.calls.append(("wait",))
 
     def create_event(self) -> int:
-        return 9
+        self.calls.append(("create_event",))
+        return self.names().count("create_event")
 
     def record(self, event: int, stream: int) -> None:
-        self.calls.append(("record",))
+        self.calls.append(("record", event))
 
     def wait_event(self, event: int) -> None:
         self.calls.append(("wait_event",))

@@ -16,7 +16,8 @@ import pytest
 
 import svod
 from svod import Tensor, Variable
-from svod.compile.backend import backend_named, device_named
+from svod.bench.timer import take_sample
+from svod.compile.backend import COLD_RUNS, backend_named, device_named
 from svod.compile.cuda import driver as driver_module
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.code import CudaCode, Nvptx
@@ -30,8 +31,11 @@ from svod.compile.resources import PhaseResources, resources_of
 from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import STORABLE
+from svod.core.ir.serialize import ast_to_data
 from svod.errors import CompileError, DeviceError, DeviceLost, UnsupportedError
 from svod.tensor import dlpack
+from svod.tune.measure.context import KernelContext, Setup
+from svod.tune.measure.work import compile_candidate
 from tests.bench.example_run import CEILINGS
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
 
@@ -262,14 +266,40 @@ def test_a_graph_goes_with_its_plan(fake: FakeDriver) -> None:
     assert fake.names().count("free_graph") == 1
 
 
-def test_the_device_times_runs_with_its_second_cache_filled_before(fake: FakeDriver) -> None:
+def test_each_run_of_a_sample_begins_with_a_cache_that_was_filled(fake: FakeDriver) -> None:
+    """Twice its size is written, before the event from which time is counted. Each run has two events; of many runs the first stand for
+    all."""
     plan = (Tensor(X) * 2).prepare(CONFIG)
     plan.execute()
+    for times, runs in ((3, 3), (1, 1), (0, 0), (40 * COLD_RUNS, COLD_RUNS)):
+        before = len(fake.calls)
+        assert plan.repeat_timed(times, cold=True) == 0.25 * times
+        calls = [c for c in fake.calls[before:] if c[0] in ("fill", "record", "launch", "wait")]
+        assert [c[0] for c in calls] == ["fill", "record", "launch", "record"] * runs + ["wait"]
+        assert len({c for c in calls if c[0] == "record"}) == 2 * runs and {c for c in calls if c[0] == "fill"} <= {("fill", 2 << 20)}
     before = len(fake.calls)
-    assert plan._queue.run_timed(plan.segments[0].launches, 2) == 0.25
-    names = [n for n in fake.names()[before:] if n not in ("allocate", "copy_in")]
-    assert names == ["fill", "record", "launch", "launch", "record", "wait_event", "wait"]
-    assert ("fill", 2 << 20) in fake.calls
+    assert plan.repeat_timed(3) == 0.25, "by itself a plan runs with caches as they are, between two events"
+    assert [n for n in fake.names()[before:] if n != "create_event"] == ["record", "launch", "launch", "launch", "record", "wait"]
+
+
+def test_runs_as_a_graph_begin_so_too(fake: FakeDriver) -> None:
+    plan = network().prepare(CONFIG)
+    plan.load_inputs()
+    before = len(fake.calls)
+    assert plan._queue.run_timed(plan.segments[0].launches, 3) == 0.75
+    names = [n for n in fake.names()[before:] if n in ("fill", "record", "launch", "launch_graph", "begin_capture")]
+    launches = sum(len(k.spec.phases) for k in plan.kernels)
+    assert names == ["fill", "record", *["launch"] * launches, "record", "begin_capture", *["fill", "record", "launch_graph", "record"] * 2]
+
+
+def test_a_search_times_such_runs(fake: FakeDriver) -> None:
+    """A sample that is timed again is flushed again, the untimed run before it too."""
+    kernel = svod.kernel(Tensor(X) * 2, config=CONFIG).state
+    context = KernelContext(Setup(ast_to_data(kernel.kernel.ast), kernel.target))
+    runner, = context.ready_for_timing([compile_candidate(((), True), context)])
+    before = len(fake.calls)
+    assert take_sample(runner.contestant(), 2, 0.0) == 0.25
+    assert [n for n in fake.names()[before:] if n in ("fill", "record", "launch")] == ["fill", "record", "launch", "record"] * 3
 
 
 class Clocked(FakeDriver):

@@ -4,15 +4,18 @@ from __future__ import annotations
 import os
 import re
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.backend import COLD_RUNS, backend_named
 from svod.compile.webgpu.backend import BACKEND
 from svod.compile.webgpu.device import GpuMemory
-from svod.compile.webgpu.queue import PassClock
+from svod.compile.webgpu.queue import PassClock, WebGpuQueue
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
@@ -87,6 +90,78 @@ def test_profiles_are_of_the_adapters_clock(webgpu: Target, monkeypatch: pytest.
     assert all(0 < seconds < 60 for seconds in plan.profile(1))
     monkeypatch.setattr(PassClock, "seconds", lambda self: 0.125 * self.passes)
     assert plan.profile(1) == [k.seconds for k in svod.profile(plan, seconds=0.0, ceilings=CEILINGS).kernels] == [0.125] * len(plan.kernels)
+
+
+class Recorded:
+    """An object of wgpu's whose calls are remembered, and those of what it makes; with them the seconds that a clock is asked for."""
+
+    def __init__(self, real: Any, calls: list[Any]) -> None:
+        self.real, self.calls = real, calls
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **more: Any) -> Any:
+            self.calls.append((name, *(a.size if hasattr(a, "size") else a for a in args), *more))
+            made = getattr(self.real, name)(*args, **more)
+            return Recorded(made, self.calls) if name in ("create_command_encoder", "begin_compute_pass") else made
+        return call
+
+
+@pytest.fixture
+def calls(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What encoders and passes are asked for, and the clock of the host."""
+    made: list[Any] = []
+
+    def clock() -> float:
+        made.append(("clock",))
+        return 0.25 * len(made)
+    real = Recorded(SimpleNamespace(create_command_encoder=BACKEND.gpu.wgpu.create_command_encoder), made)
+    monkeypatch.setattr(BACKEND.gpu.wgpu, "create_command_encoder", real.create_command_encoder)
+    monkeypatch.setattr("svod.compile.webgpu.queue.time", SimpleNamespace(perf_counter=clock))
+    return made
+
+
+IN_ORDER = ("clear_buffer", "begin_compute_pass", "dispatch_workgroups", "end", "clock")
+
+
+@pytest.mark.parametrize("runs", [1, 3, 40 * COLD_RUNS])
+def test_each_run_of_a_sample_begins_with_a_cache_that_was_filled(calls: list[Any], runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice its size is written before the pass that is timed. The pass waits for it: the launch's numbers lie where a word of it goes to.
+    Of many runs the first stand for all."""
+    if not BACKEND.gpu.has_timestamps:
+        pytest.skip("the adapter has no timestamp queries")
+    plan = (Tensor(X[0, 0]) * 2).prepare(CONFIG)
+    plan.execute()
+    calls.clear()
+    monkeypatch.setattr(PassClock, "seconds", lambda self: 0.125 * self.passes)
+    assert plan.repeat_timed(runs, cold=True) == 0.125 * runs
+    found = [c for c in calls if c[0] in IN_ORDER]
+    size = 2 * backend_named("WEBGPU").target().l2
+    assert [c[0] for c in found] == [*IN_ORDER[:4]] * min(runs, COLD_RUNS) and {c for c in found if c[0] == "clear_buffer"} == {
+        ("clear_buffer", size)}
+    assert {c for c in found if c[0] == "begin_compute_pass"} == {("begin_compute_pass", "timestamp_writes")}
+    copies = {c for c in calls if c[0] == "copy_buffer_to_buffer"}
+    queue = plan._queue
+    assert isinstance(queue, WebGpuQueue) and copies == {("copy_buffer_to_buffer", size, 0, queue._uniforms.size, queue._end, 16)}
+    plan.execute()
+    np.testing.assert_array_equal(plan.outputs[0].reshape(14, 14), X[0, 0] * 2)
+
+
+@pytest.mark.parametrize("has_clock", [True, False])
+def test_a_device_that_does_not_count(calls: list[Any], has_clock: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's clock counts from the end of what fills the cache. Nothing is filled where caches stay as they are."""
+    monkeypatch.setattr(BACKEND.gpu, "has_timestamps", has_clock and BACKEND.gpu.has_timestamps)
+    monkeypatch.setattr(PassClock, "seconds", lambda self: None)
+    plan = (Tensor(X[0, 0]) * 2).prepare(CONFIG)
+    plan.execute()
+    calls.clear()
+    seconds = plan.repeat_timed(3, cold=True)
+    found = [c[0] for c in calls if c[0] in IN_ORDER]
+    assert found[-8:] == ["clear_buffer", "clock", "begin_compute_pass", *["dispatch_workgroups"] * 3, "end", "clock"]
+    begin, end = [n for n, c in enumerate(calls) if c == ("clock",)]
+    assert seconds == 0.25 * (end - begin) and calls[begin - 1][0] == "finish"
+    calls.clear()
+    assert plan.repeat_timed(3) is None
+    assert not {"clear_buffer", "clock"} & {c[0] for c in calls}
 
 
 def test_odd_sizes_and_types_are_copied(webgpu: Target) -> None:

@@ -38,7 +38,7 @@ class FakePlan:
         assert kernel == 0 and 0 <= begin < end <= self.spec.phases[phase].extent
         self.ranges[phase] = begin, end
 
-    def repeat_timed(self, times: int) -> None:
+    def repeat_timed(self, times: int, *, cold: bool = False) -> None:
         share = math.prod((end - begin) / p.extent for p, (begin, end) in zip(self.spec.phases, self.ranges, strict=True))
         self.now += times * self.seconds * share
         self.runs += times
@@ -159,7 +159,7 @@ class FakeDevice(FakePlan):
         super().__init__(spec, seconds)
         self.wave = wave
 
-    def repeat_timed(self, times: int) -> None:
+    def repeat_timed(self, times: int, *, cold: bool = False) -> None:
         (begin, end), = self.ranges
         self.now += times * self.seconds * -(-(end - begin) // self.wave)
         self.runs += times
