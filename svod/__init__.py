@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Tensor": "svod.tensor", "where": "svod.tensor", "call_kernel": "svod.tensor.calls",
+    "call_loop": "svod.tensor.calls",
     "custom_function": "svod.tensor.callbacks", "scope": "svod.core.ir.origin",
     "dtypes": "svod.core.ir.dtype",
     "unique": "svod.tensor.host", "bincount": "svod.tensor.host", "searchsorted": "svod.tensor.host", "histc": "svod.tensor.host",
@@ -26,8 +27,8 @@ _WHERE = {
 }
 _MODULES = {"nn": "svod.nn", "linalg": "svod.tensor.linalg", "fft": "svod.tensor.fft", "onnx": "svod.onnx", "torch": "svod.torch"}
 __all__ = ["BeamConfig", "BenchConfig", "ExecutionPlan", "OptimizerConfig", "PrepareConfig", "SvodError", "Tensor", "Variable",
-           "bincount", "call_kernel", "custom_function", "dtypes", "explain", "fft", "histc", "jit", "kernel", "linalg", "nn", "profile",
-           "scope", "searchsorted", "unique", "where"]
+           "bincount", "call_kernel", "call_loop", "custom_function", "dtypes", "explain", "fft", "histc", "jit", "kernel", "linalg", "nn",
+           "profile", "scope", "searchsorted", "unique", "where"]
 
 if TYPE_CHECKING:
     from svod import nn
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from svod.explaining import explain
     from svod.tensor import Tensor, fft, linalg, where
     from svod.tensor.callbacks import custom_function
-    from svod.tensor.calls import call_kernel
+    from svod.tensor.calls import call_kernel, call_loop
     from svod.tensor.host import bincount, histc, searchsorted, unique
     from svod.tracing import jit
 

@@ -1,7 +1,9 @@
-"""Kernels written by hand, applied to tensors: `call_kernel`."""
+"""Kernels written by hand, applied to tensors: `call_kernel`; loops of such calls: `call_loop`."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from types import TracebackType
 
 import numpy as np
 
@@ -9,24 +11,23 @@ from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.kernel import Kernel
-from svod.core.schedule.calls import bindings_of, check_call, kernel_of_call, values_of, written_slots
+from svod.core.schedule.calls import bindings_of, check_call, kernel_of_call, range_bounds, values_of, written_slots
 from svod.core.schedule.thread_indices import over_ranges
 from svod.errors import ArgumentError, ScheduleError
 from svod.tensor.tensor import Tensor
 
 
-def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None, **variables: int) -> tuple[Tensor, ...]:
+def call_kernel(ast: UOp, *tensors: Tensor, **variables: int | CallLoop) -> tuple[Tensor, ...]:
     """Apply a kernel written by hand to tensors, one per slot, when they are realised. Returns the tensors that the kernel writes.
 
     `ast`: a kernel as in docs/ir.md, section 2: a SINK of STOREs over flat, row-major PARAMs. Its loops are RANGEs, or positions of a
     launch (SPECIAL, core_id). A tensor whose slot the kernel stores to is assigned (`Tensor.assign`): it must be a whole array, and keeps
     the elements that the kernel does not store. `variables`: the values of the DEFINE_VARs that the kernel reads, except core_id, which the
-    launch counts. `loop`: (name, times). The kernel runs for the values 0, 1, … times-1 of that variable in order; each run sees what the
-    run before has written. Kernels that differ only in where a run begins in its arrays are compiled once.
+    launch counts: an int, or the counter of a `call_loop` that the call stands in.
 
-    Raises ArgumentError for numbers that are not ints; ScheduleError for a kernel that does not fit the tensors, that reads a slot
-    it writes at other positions, or that is not provably in bounds with one write per element; CompileError for an `ast` that is not a
-    kernel, and for positions that no launch has."""
+    Raises ArgumentError for variables that are neither, and for a counter outside its loop; ScheduleError for a kernel that does not fit
+    the tensors, that reads a slot it writes at other positions, or that is not provably in bounds with one write per element; CompileError
+    for an `ast` that is not a kernel, and for positions that no launch has."""
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
@@ -35,39 +36,94 @@ def call_kernel(ast: UOp, *tensors: Tensor, loop: tuple[str, int] | None = None,
     for slot in (s for s in slots if s < len(tensors)):
         sources[slot] = _memory(tensors[slot], slot)
     bounds = {u.arg[0]: u for u in over_ranges(ast).walk(Ops.DEFINE_VAR)}
-    _check_numbers(bounds, variables, loop)
-    values = {name: UOp.const(dtypes.index, int(value)) for name, value in variables.items()}
-    counted, count = loop or ("", 0)
-    turns = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, int(count)),), 0) if loop else None
-    if turns is not None and counted in bounds:
-        values[counted] = turns
-    binds = [UOp(Ops.BIND, dtypes.index, (bounds[name], value)) for name, value in sorted(values.items())]
+    _check_variables(bounds, variables)
+    binds = []
+    for name, given in sorted(variables.items()):
+        value = given.counter if isinstance(given, CallLoop) else UOp.const(dtypes.index, int(given))
+        binds.append(UOp(Ops.BIND, dtypes.index, (bounds[name], value)))
+    binds += [loop.bind for loop in _open.get() if all(given is not loop for given in variables.values())]
     call = UOp(Ops.CALL, dtypes.void, (*sources, *binds), ast)
     check_call(call)
     first = [(name, low) for name, value in bindings_of(call).items() for low, _ in [values_of(value)]]
     kernel, _, _ = kernel_of_call(ast, first, {})
     Kernel(kernel)
-    done = call if turns is None else UOp(Ops.END, dtypes.void, (call, turns))
-    written = []
-    for slot in written_slots(call):
-        content = graph.base_of(sources[slot])
-        tensors[slot]._replace_content(content, UOp(Ops.AFTER, content.dtype, (content, done)))
-        written.append(tensors[slot])
-    return tuple(written)
+    written = written_slots(call)
+    _leave(call, [graph.base_of(sources[slot]) for slot in written])
+    return tuple(tensors[slot] for slot in written)
 
 
-def _check_numbers(known: Iterable[str], variables: Mapping[str, int], loop: tuple[str, int] | None) -> None:
-    if loop is not None and (not isinstance(loop, tuple) or len(loop) != 2):
-        raise ArgumentError(f'call_kernel: loop={loop!r} must be a name and a count, as in ("i", 10)')
-    for name, number in (*variables.items(), *([loop] if loop is not None else ())):
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-            raise ArgumentError(f"call_kernel: {name} must be an int, got {number!r} of {type(number).__name__}")
+class CallLoop:
+    """A loop of calls, and its counter: what `call_loop` makes."""
+
+    def __init__(self, times: int, depth: int) -> None:
+        self.counter = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, times),), depth)
+        turn = UOp(Ops.DEFINE_VAR, dtypes.index, (), (f"turn {depth}", 0, times - 1))
+        self.bind = UOp(Ops.BIND, dtypes.index, (turn, self.counter))       # shows that a call stands in the loop, and is read by no kernel
+        self.units: list[UOp] = []              # the calls and loops in it
+        self.before: dict[UOp, UOp] = {}        # storage → its content when the loop begins
+        self.latest: dict[UOp, UOp] = {}        # storage → its content after what stands in the loop so far
+
+    def __enter__(self) -> CallLoop:
+        if self.counter.arg != len(_open.get()) or self.units:
+            raise ArgumentError("call_loop: the loop is entered where it is made, once: with svod.call_loop(10) as i")
+        _open.set((*_open.get(), self))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the loop. After an error nothing has been called: the tensors hold what they held before."""
+        _open.set(_open.get()[:-1])
+        for storage, before in self.before.items():
+            Tensor._replace_content(self.latest[storage], before)
+        if kind is None and self.units:
+            _leave(UOp(Ops.END, dtypes.void, (*self.units, self.counter)), list(self.before.values()))
+
+
+_open: ContextVar[tuple[CallLoop, ...]] = ContextVar("open", default=())
+"""The loops that calls of this thread stand in, from the outermost."""
+
+
+def call_loop(times: int) -> CallLoop:
+    """A loop of calls: what is called under `with call_loop(times) as i` runs `times` times, in that order, when the tensors are realised.
+
+    The counter i is 0, 1, … in its turns: `call_kernel(ast, x, y, i=i)` binds a variable of the kernel to it. Each call sees what the calls
+    before it have written, in this turn and in earlier ones. Loops nest: the calls of the inner loop may be given both counters. The body
+    of the `with` runs once; only calls of `call_kernel` are repeated, and tensors that they write have their values after the loop. A
+    value that depends on them cannot be computed inside it, except by a kernel that is called. Kernels that differ only in where a run
+    begins in its arrays are compiled once.
+
+    Raises ArgumentError for `times` that is not an int, ScheduleError for fewer than one."""
+    if isinstance(times, bool) or not isinstance(times, (int, np.integer)):
+        raise ArgumentError(f"call_loop: the number of turns must be an int, got {times!r} of {type(times).__name__}")
+    loop = CallLoop(int(times), len(_open.get()))
+    range_bounds(loop.counter)
+    return loop
+
+
+def _leave(done: UOp, contents: list[UOp]) -> None:
+    """Give the tensors that hold these contents what a call or loop leaves of them."""
+    around = _open.get()
+    for content in contents:
+        new = UOp(Ops.AFTER, content.dtype, (content, done))
+        Tensor._replace_content(content, new)
+        if around:
+            storage = graph.storage_of(content)
+            around[-1].before.setdefault(storage, content)
+            around[-1].latest[storage] = new
+    if around:
+        around[-1].units.append(done)
+
+
+def _check_variables(known: Iterable[str], variables: Mapping[str, int | CallLoop]) -> None:
+    for name, given in variables.items():
+        if isinstance(given, CallLoop):
+            if given not in _open.get():
+                raise ArgumentError(f"call_kernel: {name} is the counter of a call_loop that this call does not stand in")
+        elif isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+            raise ArgumentError(f"call_kernel: {name} must be an int or the counter of a call_loop, got {given!r} of "
+                                f"{type(given).__name__}")
     unknown = sorted(set(variables) - set(known))
     if unknown:
         raise ArgumentError(f"call_kernel: the kernel reads no variable {unknown[0]}; it reads {', '.join(sorted(known)) or 'none'}")
-    counted, _ = loop or ("", 0)
-    if counted in variables:
-        raise ArgumentError(f"call_kernel: {counted} is counted by the loop and cannot be given as well")
 
 
 def _memory(tensor: Tensor, slot: int) -> UOp:

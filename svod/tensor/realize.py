@@ -18,7 +18,7 @@ from svod.core.graph.callback import call_of, is_callback
 from svod.core.graph.traits import EFFECTS, traits_of
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
-from svod.core.schedule.calls import arguments_of, written_slots
+from svod.core.schedule.calls import arguments_of, open_ranges, written_slots
 from svod.errors import ArgumentError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, live_tensors, pending_tensors
@@ -156,7 +156,8 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
     readers = []
     for t in pending_tensors():
         reached = t.uop.toposort(gate=lambda n: n not in last)
-        if t.uop not in last and any(n in overwritten or n in calls for n in reached):
+        in_a_loop = calls and open_ranges(t.uop.toposort())[t.uop]      # a value that there is no time to compute at
+        if t.uop not in last and any(n in overwritten or n in calls for n in reached) and not in_a_loop:
             readers.append(t)
     return readers
 

@@ -1,6 +1,7 @@
 """`call_kernel`: kernels written by hand on tensors, lazy like assignments, against NumPy doing one after the other."""
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from svod import Tensor
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import ArgumentError, CompileError, LaunchError, ScheduleError
+from tests.call_trees import do, interpret, random_arrays, random_tree
 from tests.hand_kernels import Ast, gemm, two_outputs
 
 
@@ -32,7 +34,8 @@ def test_a_loop_of_calls(width: int, steps: int) -> None:
     start, x = rows((width,)), rows((steps, width), 2)
     state, before = Tensor(start.copy()), Tensor(start)
     later = state * 3
-    returned, = svod.call_kernel(step(width, steps), state, Tensor(x) + 1, loop=("i", steps))
+    with svod.call_loop(steps) as i:
+        returned, = svod.call_kernel(step(width, steps), state, Tensor(x) + 1, i=i)
     want = start
     for row in x:
         want = want * np.float32(0.5) + (row + 1)
@@ -44,7 +47,8 @@ def test_a_loop_of_calls(width: int, steps: int) -> None:
 def test_a_plan_runs_a_loop_again_and_compiles_its_kernel_once() -> None:
     x = rows((6, 8))
     state = Tensor(np.zeros(8, np.float32))
-    svod.call_kernel(step(8, 6), state, Tensor(x), loop=("i", 6))
+    with svod.call_loop(6) as i:
+        svod.call_kernel(step(8, 6), state, Tensor(x), i=i)
     plan = state.prepare()
     assert len(plan.kernels) == 6 and len({k.key for k in plan.kernels}) == 1
     want = np.zeros(8, np.float32)
@@ -87,17 +91,20 @@ def test_what_one_call_writes_is_computed_together_and_once() -> None:
 def test_what_is_refused() -> None:
     x, state = Tensor(rows((6, 8))), Tensor(np.zeros(8, np.float32))
     ast = step(8, 6)
+    with svod.call_loop(2) as over:
+        svod.call_kernel(ast, Tensor(np.zeros(8, np.float32)), x, i=over)
     k = Ast()
     y, z, (r,) = k.param(0, 8), k.param(1, 8), k.axes(8)
     shared = k.sink(k.store(y, r, k.load(y, r), r), k.store(z, r, k.load(z, r), r))
     for error, said, given in (
             (ArgumentError, "a tensor per slot, got ndarray", lambda: svod.call_kernel(ast, state, x.numpy(), i=1)),
             (ArgumentError, "reads no variable j; it reads i", lambda: svod.call_kernel(ast, state, x, j=1)),
-            (ArgumentError, "i is counted by the loop", lambda: svod.call_kernel(ast, state, x, loop=("i", 2), i=1)),
-            (ArgumentError, "i must be an int, got 2.5 of float", lambda: svod.call_kernel(ast, state, x, loop=("i", 2.5))),
-            (ArgumentError, "i must be an int, got '3' of str", lambda: svod.call_kernel(ast, state, x, loop=("i", "3"))),
-            (ArgumentError, "i must be an int, got 2.7 of float", lambda: svod.call_kernel(ast, state, x, i=2.7)),
-            (ArgumentError, "must be a name and a count", lambda: svod.call_kernel(ast, state, x, loop=3)),
+            (ArgumentError, "i is the counter of a call_loop that this call", lambda: svod.call_kernel(ast, state, x, i=over)),
+            (ArgumentError, "turns must be an int, got 2.5 of float", lambda: svod.call_loop(2.5)),     # type: ignore[arg-type]
+            (ScheduleError, "invalid bounds of the RANGE of a loop of calls: first 0, last -1", lambda: svod.call_loop(0)),
+            (ArgumentError, "i must be an int or the counter .*, got '3' of str", lambda: svod.call_kernel(ast, state, x, i="3")),
+            (ArgumentError, "i must be an int .*, got 2.7 of float", lambda: svod.call_kernel(ast, state, x, i=2.7)),
+            (ArgumentError, "entered where it is made, once", over.__enter__),
             (ScheduleError, "takes a whole array", lambda: svod.call_kernel(ast, Tensor(rows((2, 8)))[1], x, i=1)),
             (ScheduleError, "outside bounds", lambda: svod.call_kernel(ast, state, x, i=6)),
             (ScheduleError, "slot 1 .* takes 48 elements of float32; given are 40", lambda: svod.call_kernel(ast, state, x[1:], i=1)),
@@ -106,3 +113,73 @@ def test_what_is_refused() -> None:
         with pytest.raises(error, match=said):
             given()
     assert "realized" in repr(state)     # nothing was assigned
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_loops_in_loops_do_what_a_plain_interpreter_does(seed: int) -> None:
+    rng = random.Random(seed)
+    tree, start = random_tree(rng), random_arrays(rng)
+    state = [Tensor(a.copy()) for a in start]
+    old = [t + 1 for t in state]
+    do(tree, state)
+    wanted = [a.copy() for a in start]
+    interpret(tree, wanted)
+    for found, want in zip((*state, *old), (*wanted, *(a + 1 for a in start)), strict=True):
+        np.testing.assert_array_equal(found.numpy(), want, str(tree))
+
+
+def test_a_loop_calls_what_does_not_take_its_counter_and_computes_values_before_it() -> None:
+    x = rows((6, 8))
+    state, other = Tensor(np.zeros(8, np.float32)), Tensor(np.zeros(8, np.float32))
+    with svod.call_loop(2):
+        svod.call_kernel(step(8, 6), state, Tensor(x) * 2, i=1)
+        with svod.call_loop(3) as j:
+            svod.call_kernel(step(8, 6), other, Tensor(x), i=j)
+    want = [np.zeros(8, np.float32), np.zeros(8, np.float32)]
+    for _ in range(2):
+        want[0] = want[0] * np.float32(0.5) + x[1] * 2
+        for row in x[:3]:
+            want[1] = want[1] * np.float32(0.5) + row
+    np.testing.assert_allclose(state.numpy(), want[0], rtol=1e-6)
+    np.testing.assert_allclose(other.numpy(), want[1], rtol=1e-6)
+
+
+def test_what_a_loop_leaves_is_not_read_inside_it() -> None:
+    x, state = Tensor(rows((6, 8))), Tensor(np.zeros(8, np.float32))
+    with svod.call_loop(3):
+        svod.call_kernel(step(8, 6), state, x, i=2)
+        with pytest.raises(ScheduleError, match="of a call_loop, what its calls leave is read after its `with`"):
+            (state + 1).numpy()
+        early = state * 2
+    with pytest.raises(ScheduleError, match="by MUL, of what a call leaves inside a loop of calls"):
+        early.numpy()
+    np.testing.assert_allclose(state.numpy(), x.numpy()[2] * 1.75, rtol=1e-6)
+
+
+def test_a_loop_that_ends_in_an_error_calls_nothing() -> None:
+    x, state, other = Tensor(rows((6, 8))), Tensor(np.zeros(8, np.float32)), Tensor(np.ones(8, np.float32))
+    with svod.call_loop(2) as i:
+        with pytest.raises(KeyError), svod.call_loop(3) as j:
+            svod.call_kernel(step(8, 6), state, x, i=j)
+            raise KeyError
+        svod.call_kernel(step(8, 6), other, x, i=i)
+    assert "realized" in repr(state)
+    np.testing.assert_array_equal(state.numpy(), np.zeros(8, np.float32))
+    np.testing.assert_allclose(other.numpy(), 0.25 + x.numpy()[0] * 0.5 + x.numpy()[1], rtol=1e-6)
+
+
+def test_a_captured_function_runs_its_loops_each_time() -> None:
+    x = rows((6, 8))
+
+    @svod.jit
+    def total(start: Tensor, given: Tensor) -> Tensor:
+        state = start.clone()
+        with svod.call_loop(2), svod.call_loop(6) as i:
+            svod.call_kernel(step(8, 6), state, given, i=i)
+        return state + 1
+
+    for n in range(3):
+        want = np.full(8, n, np.float32)
+        for row in (*x, *x):
+            want = want * np.float32(0.5) + row
+        np.testing.assert_allclose(total(Tensor(np.full(8, n, np.float32)), Tensor(x)).numpy(), want + 1, rtol=1e-5)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import sqlite3
 from collections import Counter
 from dataclasses import replace
@@ -32,6 +33,7 @@ from svod.tune.capture import Capture
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.strategies.beam import Beam
 from svod.tune.workers.executor import InlineExecutor
+from tests.call_trees import Loop, do, interpret, random_arrays, random_tree
 from tests.hand_kernels import gemm
 from tests.toy_backend.backend import BACKEND, ToyQueue
 from tests.toy_backend.target import TOY
@@ -60,6 +62,22 @@ def test_a_network_of_several_kernels() -> None:
         np.testing.assert_allclose(plan.outputs[0].reshape(11, 7), softmax(np.maximum(X @ W, 0) @ V), rtol=1e-4, atol=1e-6)
     phases = [p for k in plan.kernels for p in k.spec.phases]
     assert any(p.block > 1 for p in phases), "the heuristic binds loops to threads"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_loops_of_calls_in_loops_of_calls(seed: int) -> None:
+    rng = random.Random(seed)
+    tree, start = (Loop(2, (Loop(3, random_tree(rng, 2)), *random_tree(rng, 1))),), random_arrays(rng)
+    state = [Tensor(a.copy()) for a in start]
+    do(tree, state)
+    plan = Tensor.prepare_batch(state, CONFIG)
+    wanted = [a.copy() for a in start]
+    for _ in range(2):
+        plan.execute()
+        calls = interpret(tree, wanted)
+    assert len(plan.kernels) == calls and isinstance(plan._queue, ToyQueue)
+    for found, want in zip(state, wanted, strict=True):
+        np.testing.assert_array_equal(found.numpy(), want, str(tree))
 
 
 def test_inputs_are_bound_anew() -> None:

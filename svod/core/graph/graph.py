@@ -133,7 +133,7 @@ def _after_shape(u: UOp) -> Shape:
 
 def _check_written_under_after(d: UOp) -> None:
     """Raise ScheduleError for a source of an AFTER that is not an ASSIGN, a whole STORE, a CALL or the END of one."""
-    if d.op is Ops.END and (not d.src or d.src[0].op is not Ops.CALL):
+    if d.op is Ops.END and (not d.src or d.src[0].op not in (Ops.CALL, Ops.END)):
         raise ScheduleError(f"AFTER names a BUFFER and an END that must wrap a CALL, found {d.src[0].op.value if d.src else 'nothing'}")
     if d.op not in (Ops.ASSIGN, Ops.STORE, Ops.CALL, Ops.END):
         raise ScheduleError(f"AFTER names a BUFFER and, as what was done to it, ASSIGNs or STOREs to it or a CALL, END(CALL) or AFTER; "

@@ -6,33 +6,41 @@
 
     BEGIN r; RUN k; END r                →   k with i = 0, k with i = 1, …
 
-A loop is found by structure: a RANGE that an END closes, and the calls in between, which depend on the RANGE, or are the one that the END
-is of; other loops may have the same RANGE. Its steps are a small program, run once when the graph is scheduled: what is left is a list of
-invocations, each with the values that its variables have then. Inside a loop arguments name memory: they are what the invocations before
-left there.
+    p = CALL(x, BIND(i, r))              loops in a loop: for each value of r first p,
+    k = CALL(y, AFTER(x, p), BIND(i, r), BIND(j, s))
+    e = END(k, s)                        then k for each value of s,
+    q = CALL(z, AFTER(y, e))             then q
+    f = END(q, r)
+
+    BEGIN r; RUN p; BEGIN s; RUN k; END s; RUN q; END r
+
+A loop is found by structure: an END, and the RANGE that it closes. In it stands what the END is of, calls and loops, and those that come
+before them and depend on the RANGE. What depends on no RANGE of a loop and is not named by its END stands outside and runs once. Loops may
+share a RANGE where neither is inside the other. The steps of the outermost loops are small programs, run once when the graph is scheduled:
+what is left is a list of invocations, each with the values that its variables have then. Inside a loop arguments name memory: they are what
+the invocations before left there, in the turn before where the loop has not written it yet.
 """
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from svod.core.graph.graph import base_of, size_of
+from svod.core.graph.graph import base_of, is_padding_view, size_of
 from svod.core.ir import symbolic as sy
 from svod.core.ir.launch import check_bounds, evaluate_extent
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.axes import merge_ranges
 from svod.core.schedule.call_checks import check_accesses
 from svod.core.schedule.canonical import canonicalize
+from svod.core.schedule.levels import order_of
 from svod.core.schedule.regions import narrow_params
 from svod.core.schedule.thread_indices import launch_of, over_ranges, positions_of
 from svod.errors import LaunchError, ScheduleError
 
-MOST_INVOCATIONS = 1 << 14      # of one loop: each is a launch of the plan
+MOST_INVOCATIONS = 1 << 14      # of one nest of loops: each is a launch of the plan
 
-_IN_LOOPS = frozenset({Ops.AFTER, Ops.BIND, Ops.SINK, Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})      # besides CALL, END and RANGE
-
-
+_PASSES = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})     # between a memory and the CALL that is applied to it
 _NAMES = ("BEGIN", "RUN", "END")
 
 
@@ -221,109 +229,262 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
 
 
 # -- loops ---------------------------------------------------------------------------------------------------------------
-def programs_of(sink: UOp) -> dict[UOp, tuple[Step, ...]]:
-    """The program of each CALL that stands alone, by the CALL, and of each loop, by its END; in topological order.
+class Program(NamedTuple):
+    """What a call or a loop comes to, as steps; `after`: AFTERs outside it that come before it."""
+
+    steps: tuple[Step, ...]
+    after: tuple[UOp, ...]
+
+
+def called_by(u: UOp) -> UOp:
+    """The CALL or the loop that a CALL or END is: an END that closes no RANGE is what it wraps."""
+    while u.op is Ops.END and len(u.src) == 1:
+        u = u.src[0]
+    return u
+
+
+def call_under(after: UOp) -> UOp | None:
+    """The CALL or loop that leaves what an AFTER says; None for one of ASSIGNs."""
+    return next((called_by(d) for d in after.src[1:] if d.op in (Ops.CALL, Ops.END)), None)
+
+
+def programs_of(sink: UOp) -> dict[UOp, Program]:
+    """The program of each CALL and of each loop, by its END, that stands in no loop; in topological order.
 
     Raises ScheduleError for a loop that is not closed, or not well."""
     order = sink.toposort(gate=lambda n: n.op is not Ops.BUFFER)
     if not any(u.op is Ops.CALL or u.op is Ops.END for u in order):
         return {}
-    inside: dict[UOp, frozenset[UOp]] = {}      # node → the RANGEs that it depends on and that are not closed below it
-    members: dict[UOp, list[UOp]] = {}          # RANGE → calls that depend on it and are in no loop yet
-    programs: dict[UOp, tuple[Step, ...]] = {}
+    return _Nests(order).programs()
+
+
+def open_ranges(order: Iterable[UOp]) -> dict[UOp, frozenset[UOp]]:
+    """For each node, sources first, the RANGEs that it depends on and that no END closes: the loops that it is in the middle of."""
+    none: frozenset[UOp] = frozenset()
+    inside: dict[UOp, frozenset[UOp]] = {}
     for u in order:
-        inside[u] = frozenset[UOp]().union(*(inside[s] for s in u.src)) if u.op is not Ops.BUFFER else frozenset()
-        if u.op is Ops.RANGE:
-            inside[u] |= {u}
-        elif u.op is Ops.CALL:
+        below = none.union(*(inside[s] for s in u.src)) if u.op is not Ops.BUFFER else none
+        inside[u] = below | {u} if u.op is Ops.RANGE else below.difference(u.src[-1:]) if u.op is Ops.END else below
+    return inside
+
+
+class _Nests:
+    """The loops of a graph, and which calls and loops stand in which. A unit is a CALL or an END that closes a RANGE."""
+
+    def __init__(self, order: Sequence[UOp]):
+        self.order = order
+        self.units: list[UOp] = []                      # in topological order
+        self.position: dict[UOp, int] = {}              # of a unit in `units`
+        self.inside = open_ranges(order)
+        self.names: dict[UOp, frozenset[UOp]] = {}      # node → the units whose results it names
+        self.waits: dict[UOp, frozenset[UOp]] = {}      # unit → units outside it whose results it is applied to, or that come before it
+        self.body: dict[UOp, list[UOp]] = {}            # END → the units that stand in its loop and in none inside that
+        self.loop_of: dict[UOp, UOp] = {}               # unit → the END whose body it is in
+        self.closed: dict[UOp, frozenset[UOp]] = {}     # unit → the RANGEs of it and of the loops in it
+        self.earlier: dict[UOp, list[UOp]] = {}         # unit → AFTERs that come before it, and that it need not be applied to
+        self.edges: dict[UOp, list[tuple[UOp, UOp]]] = {}       # END → pairs of units of its body: the first comes before the second
+        for u in order:
+            self.add(u)
+
+    # -- which unit stands in which loop -------------------------------------------------------
+    def add(self, u: UOp) -> None:
+        """Take in a node whose sources have been taken in."""
+        none: frozenset[UOp] = frozenset()
+        self.names[u] = none
+        if u.op is Ops.CALL:
             check_call(u)
-            if len(inside[u]) > 1:
-                raise ScheduleError("a CALL stands in two loops at once; loops of calls are not nested: count through both with one RANGE")
-            for r in inside[u]:
-                members.setdefault(r, []).append(u)
-            programs[u] = (Step("RUN", u, None),)
+            self.add_unit(u, none.union(*(self.names[s] for s in u.src)), none)
         elif u.op is Ops.END:
-            loop = _closed_range(u)
-            if loop is None:
-                programs[u] = programs.pop(u.src[0])
+            self.close(u)
+        elif u.op is Ops.AFTER and (called := call_under(u)) is not None:
+            orders = [d for d in u.src[1:] if d.op is Ops.AFTER]
+            self.earlier.setdefault(called, []).extend(orders)
+            self.names[u] = frozenset({called}).union(*(self.names[d] for d in orders))
+        elif u.op is not Ops.BUFFER and (u.op in _PASSES or is_padding_view(u) or self.inside[u]):
+            self.names[u] = none.union(*(self.names[s] for s in u.src))
+
+    def add_unit(self, u: UOp, waits: frozenset[UOp], closed: frozenset[UOp]) -> None:
+        self.position[u] = len(self.units)
+        self.units.append(u)
+        self.waits[u], self.closed[u], self.names[u] = waits, closed, frozenset({u})
+
+    def close(self, end: UOp) -> None:
+        """Put into the loop of an END what stands in it: what the END is of, and the units that these wait for and that depend on its
+        RANGE."""
+        wrapped, loop = _wrapped(end)
+        if loop is None:
+            self.names[end] = self.names[wrapped[0]]
+            return
+        body = dict.fromkeys(wrapped)
+        todo = list(body)
+        for c in body:
+            if c in self.loop_of:
+                raise ScheduleError("a call stands in two loops of calls, and neither is inside the other: the loops cross; close the "
+                                    "inner one first, END(END(call, inner), outer)")
+        while todo:
+            for c in self.waits[todo.pop()]:
+                if loop in self.inside[c] and c not in body:
+                    if c in self.loop_of:
+                        raise _left_in_another_loop()
+                    body[c] = None
+                    todo.append(c)
+        closed = frozenset({loop}).union(*(self.closed[c] for c in body))
+        if any(loop in self.closed[c] for c in body):
+            raise ScheduleError("END closes a RANGE that an END inside it has closed already: a loop inside another has a RANGE of its "
+                                "own, told by its arg")
+        self.body[end] = list(body)
+        self.loop_of.update(dict.fromkeys(body, end))
+        self.add_unit(end, frozenset().union(*(self.waits[c] for c in body)).difference(body), closed)
+
+    def loops_around(self, u: UOp) -> list[UOp]:
+        """A unit, and the loops that it stands in, from the innermost."""
+        around = [u]
+        while around[-1] in self.loop_of:
+            around.append(self.loop_of[around[-1]])
+        return around
+
+    # -- in which order, and whether it is well ------------------------------------------------
+    def programs(self) -> dict[UOp, Program]:
+        """See `programs_of`."""
+        self.check_reads()
+        outside = self.order_units()
+        steps: dict[UOp, tuple[Step, ...]] = {}
+        for u in self.units:
+            if u.op is Ops.CALL:
+                steps[u] = (Step("RUN", u, None),)
                 continue
-            needed = set(u.toposort(gate=lambda n: n.op is not Ops.BUFFER))
-            mine = members.setdefault(loop, [])
-            body = [c for c in dict.fromkeys((*mine, u.src[0])) if c in needed]
-            members[loop] = [c for c in mine if c not in needed]
-            for c in body:
-                programs.pop(c, None)
-                _check_turns(c, body, inside)
-            programs[u] = (Step("BEGIN", None, loop), *(Step("RUN", c, None) for c in body), Step("END", body[-1], loop))
-            inside[u] -= {loop}
-        elif inside[u] and u.op not in _IN_LOOPS:
-            raise ScheduleError(f"a value is computed in a loop of calls, by {u.op.value}, of what a call leaves there: compute it in a "
-                                "kernel that is called, or read the AFTER of the END")
-    _check_all_closed(sink, order, inside, programs)
-    return programs
+            inner = [s for c in self.ordered_body(u) for s in steps.pop(c)]
+            loop, last = u.src[-1], next(s.call for s in reversed(inner) if s.kind == "RUN")
+            steps[u] = (Step("BEGIN", None, loop), *inner, Step("END", last, loop))
+        return {u: Program(s, tuple(dict.fromkeys(outside.get(u, ())))) for u, s in steps.items()}
+
+    def check_reads(self) -> None:
+        """Raise ScheduleError for a loop without END, and for what is left inside a loop and read outside it."""
+        for u in self.units:
+            if self.inside[u] and u not in self.loop_of:
+                raise ScheduleError("a loop of calls is missing its END: a call depends on a RANGE that no END closes, or what is left "
+                                    "inside the loop is read outside; read the AFTER of the END, which closes the RANGE; of a call_loop, "
+                                    "what its calls leave is read after its `with`")
+        for u in self.order:
+            if u.op in (*_PASSES, Ops.BUFFER, Ops.CALL, Ops.END) or is_padding_view(u) or (u.op is Ops.AFTER and call_under(u) is not None):
+                continue
+            if any(c in self.loop_of for s in u.src for c in self.names[s]):
+                by = "an output is" if u.op is Ops.SINK else f"a value is computed, by {u.op.value}, of"
+                raise ScheduleError(f"{by} what a call leaves inside a loop of calls: compute it in a kernel that is called, or read the "
+                                    "AFTER of the END, which closes the loop")
+
+    def order_units(self) -> dict[UOp, list[UOp]]:
+        """Note which unit of a loop comes before which; for each unit that stands in no loop, the AFTERs that come before it."""
+        outside: dict[UOp, list[UOp]] = {}
+        for u in self.units:
+            later = [c for a in self.earlier.get(u, ()) for c in self.names[a]]
+            for c in (*(self.waits[u] if u.op is Ops.CALL else ()), *later):
+                if self.loop_of.get(c) not in (None, *self.loops_around(u)):
+                    raise _left_in_another_loop()
+                self.put_before(c, u)
+            for a in self.earlier.get(u, ()):
+                head = self.loops_around(u)[-1]
+                if all(self.loops_around(c)[-1] is not head for c in self.names[a]):
+                    outside.setdefault(head, []).append(a)
+        self.order_by_memory()
+        return outside
+
+    def order_by_memory(self) -> None:
+        """In a loop, what reads a content of a buffer comes before what overwrites it."""
+        overwritten: dict[tuple[UOp, UOp, UOp], UOp] = {}       # outermost loop, buffer and what left its content → the call
+        read: list[tuple[tuple[UOp, UOp, UOp], UOp]] = []
+        for u in self.units:
+            if u.op is Ops.CALL and u in self.loop_of:
+                written = written_slots(u)
+                for slot, a in enumerate(arguments_of(u)):
+                    if a.op in (Ops.BUFFER, Ops.AFTER):
+                        content = (self.loops_around(u)[-1], _storage(a), (call_under(a) or a) if a.op is Ops.AFTER else a)
+                        if slot not in written:
+                            read.append((content, u))
+                        elif overwritten.setdefault(content, u) is not u:
+                            raise ScheduleError("two calls of a loop start from the same content of a buffer of "
+                                                f"{_storage(a).arg} {a.dtype.name}: write to what the first one leaves")
+        for content, u in read:
+            if overwritten.get(content, u) is not u:
+                self.put_before(u, overwritten[content])
+
+    def put_before(self, first: UOp, then: UOp) -> None:
+        """Note that a unit comes before another, in the innermost loop that has both."""
+        before, after = self.loops_around(first), self.loops_around(then)
+        while len(before) > 1 and len(after) > 1 and before[-1] is after[-1]:
+            before.pop()
+            after.pop()
+        if before[-1] is after[-1]:
+            raise _in_circles()
+        if before[-1] in self.loop_of:
+            self.edges.setdefault(self.loop_of[before[-1]], []).append((before[-1], after[-1]))
+
+    def ordered_body(self, end: UOp) -> list[UOp]:
+        """The units of a loop in an order that they can run in, the graph's where possible."""
+        body = sorted(self.body[end], key=self.position.__getitem__)
+        number = {u: i for i, u in enumerate(body)}
+        deps: list[set[int]] = [set() for _ in body]
+        for first, then in self.edges.get(end, ()):
+            deps[number[then]].add(number[first])
+        sequence = order_of(deps)
+        if len(sequence) < len(body):
+            raise _in_circles()
+        return [body[i] for i in sequence]
 
 
-def _check_all_closed(sink: UOp, order: Sequence[UOp], inside: Mapping[UOp, frozenset[UOp]],
-                      programs: Mapping[UOp, Sequence[Step]]) -> None:
-    """Raise ScheduleError for a loop without END, and for a value that is left inside a loop and read outside."""
-    looped = {step.call for c, steps in programs.items() if c.op is Ops.END for step in steps}
-    for u in order:
-        if (u.op is Ops.CALL and u in programs and inside[u]) or (u.op is Ops.AFTER and not inside[u] and not looped.isdisjoint(u.src[1:])):
-            raise ScheduleError("a loop of calls is missing its END, or what is left inside the loop is read outside: read the AFTER of "
-                                "the END, which closes the RANGE")
-    if inside[sink]:
-        raise ScheduleError("a loop of calls is missing its END: an output depends on its RANGE; read the AFTER of the END")
+def _wrapped(end: UOp) -> tuple[list[UOp], UOp | None]:
+    """The units that an END is of, and the RANGE that it closes; None for an END that closes none."""
+    wrapped = [called_by(s) for s in end.src if s.op is Ops.CALL or s.op is Ops.END]
+    closes = [s for s in end.src if s.op is not Ops.CALL and s.op is not Ops.END]
+    if not wrapped:
+        raise ScheduleError(f"END must wrap a CALL, found {closes[0].op.value if closes else 'nothing'}")
+    if len(closes) > 1:
+        raise ScheduleError(f"END of a CALL must close at most one RANGE, found {len(closes)}; a nest has an END for each, "
+                            "END(END(call, inner), outer)")
+    if not closes:
+        if len(wrapped) > 1:
+            raise ScheduleError(f"END of {len(wrapped)} CALLs closes no RANGE: without one it is of one CALL")
+        return wrapped, None
+    range_bounds(closes[0])
+    return wrapped, closes[0]
 
 
-def _check_turns(call: UOp, body: Sequence[UOp], inside: Mapping[UOp, frozenset[UOp]]) -> None:
-    """What a call of a loop reads of a loop, it reads of its own."""
-    for a in arguments_of(call):
-        if a.op is Ops.AFTER and inside[a] and all(d not in body for d in a.src[1:] if d.op is Ops.CALL):
-            raise ScheduleError("a loop of calls reads what is left inside another loop: read the AFTER of its END")
+def _left_in_another_loop() -> ScheduleError:
+    return ScheduleError("a call reads what is left inside another loop of calls: read the AFTER of the END, which closes that loop, or "
+                         "put the call into it")
 
 
-def _closed_range(end: UOp) -> UOp | None:
-    """The RANGE that an END closes; None for an END that closes none."""
-    if end.src[0].op is not Ops.CALL:
-        raise ScheduleError(f"END must wrap a CALL, found {end.src[0].op.value}")
-    if len(end.src) > 2:
-        raise ScheduleError(f"END of a CALL must close at most one RANGE, found {len(end.src) - 1}")
-    return end.src[1] if len(end.src) == 2 else None
+def _in_circles() -> ScheduleError:
+    return ScheduleError("calls of a loop wait for each other in a circle: each overwrites what another one has still to read, or is to "
+                         "come after it; let one read what the other leaves, or a copy from before the loop")
 
 
 def unroll(program: Sequence[Step]) -> tuple[Invocation, ...]:
     """The invocations that a program comes to, in order.
 
     Raises ScheduleError for a step that names no call or no RANGE, a RANGE without END, an END of what is not in the program or not begun,
-    a call whose variable is a RANGE that is not begun, and for too many invocations."""
+    loops that cross, a call whose variable is a RANGE that is not begun, and for too many invocations."""
     _check_steps(program)
     calls = {s.call: bindings_of(s.call) for s in program if s.kind == "RUN" and s.call is not None}
     _check_loops(program, calls)
-    used = {c: {u.arg[0] for u in c.arg.walk(Ops.DEFINE_VAR)} for c in calls}
+    reads: dict[UOp, list[tuple[str, int | UOp]]] = {}
+    for call, bound in calls.items():
+        used = {u.arg[0] for u in call.arg.walk(Ops.DEFINE_VAR)}
+        reads[call] = [(name, value) for name, value in sorted(bound.items()) if name in used]
     count: dict[UOp, int] = {}      # RANGE that is begun → its value
-    after: dict[UOp, int] = {}      # RANGE that is begun → the index of the step behind its BEGIN
+    begun: dict[UOp, int] = {}      # RANGE that is begun → the index of the step behind its BEGIN
     out: list[Invocation] = []
-    at = taken = 0
+    at = 0
     while at < len(program):
-        kind, call, loop = program[at]
-        at, taken = at + 1, taken + 1
-        if len(out) > MOST_INVOCATIONS or taken > (MOST_INVOCATIONS + 1) * len(program):
-            raise ScheduleError(f"a loop of calls comes to more than {MOST_INVOCATIONS} invocations or turns; loop inside the kernel")
-        if kind == "BEGIN" and loop is not None:
-            (count[loop], _), after[loop] = range_bounds(loop), at
-        elif kind == "RUN" and call is not None:
-            out.append(Invocation(call, _values(calls[call], used[call], count)))
-        elif loop is not None:
-            if call not in calls:
-                raise ScheduleError("END of a loop is of a CALL that is unknown: it is not one of the loop's")
-            if loop not in count:
-                raise ScheduleError("END closes a RANGE that is not active: its BEGIN does not stand before it")
-            _, last = range_bounds(loop)
-            if count[loop] < last:
-                count[loop] += 1
-                at = after[loop]
-            else:
-                del count[loop]
+        kind, step, loop = program[at]
+        at += 1
+        if kind == "RUN" and step is not None:
+            out.append(Invocation(step, tuple([(name, value if isinstance(value, int) else count[value]) for name, value in reads[step]])))
+        elif kind == "BEGIN" and loop is not None:
+            (count[loop], _), begun[loop] = range_bounds(loop), at
+        elif loop is not None and count[loop] < range_bounds(loop)[1]:
+            count[loop] += 1
+            at = begun[loop]
     return tuple(out)
 
 
@@ -337,23 +498,38 @@ def _check_steps(program: Sequence[Step]) -> None:
 
 
 def _check_loops(program: Sequence[Step], calls: Mapping[UOp, Mapping[str, int | UOp]]) -> None:
-    """Raise ScheduleError for a RANGE that begins and has no END, and for a call whose variable is a RANGE that the program lacks."""
-    begun = {s.range for s in program if s.kind == "BEGIN"}
-    ended = {s.range for s in program if s.kind == "END"}
-    if not begun <= ended:
+    """Raise ScheduleError for loops that are not one inside the other or one after the other, for a call whose variable is a RANGE that
+    is not begun there, and for too many invocations."""
+    known = {s.range for s in program if s.kind == "BEGIN"}
+    active: list[UOp] = []
+    repeats, invocations, turns = [1], 0, 0       # of what stands in the loops that are active: the turns of all of them
+    for kind, call, loop in program:
+        if kind == "BEGIN" and loop is not None:
+            if loop in active:
+                raise ScheduleError("a RANGE begins that is active already: a loop inside another has a RANGE of its own")
+            active.append(loop)
+            repeats.append(repeats[-1] * (range_bounds(loop)[1] + 1))
+        elif kind == "RUN" and call is not None:
+            _check_active(calls[call], known, active)
+            invocations += repeats[-1]
+        else:
+            if call not in calls:
+                raise ScheduleError("END of a loop is of a CALL that is unknown: it is not one of the loop's")
+            if loop not in active:
+                raise ScheduleError("END closes a RANGE that is not active: its BEGIN does not stand before it, or it is closed already")
+            if loop is not active.pop():
+                raise ScheduleError("END closes a RANGE while one that begins inside it is active: the loops cross")
+            turns = max(turns, repeats.pop())
+    if active:
         raise ScheduleError("the RANGE of a loop of calls is missing END")
-    for bound in calls.values():
-        for name, value in bound.items():
-            if not isinstance(value, int) and value not in begun:
-                raise ScheduleError(f"variable {name} of a CALL is a RANGE that is missing from the loop: no END closes it")
+    if max(invocations, turns) > MOST_INVOCATIONS:
+        raise ScheduleError(f"a loop of calls comes to more than {MOST_INVOCATIONS} invocations or turns, {max(invocations, turns)}: each "
+                            "is a launch of the plan; loop inside the kernel")
 
 
-def _values(bound: Mapping[str, int | UOp], used: Container[str], count: Mapping[UOp, int]) -> tuple[tuple[str, int], ...]:
-    """The values of those variables that are used."""
-    out = []
-    for name, value in sorted(bound.items()):
-        if not isinstance(value, int) and value not in count:
-            raise ScheduleError(f"variable {name} of a CALL is a RANGE that is not active: the call stands outside its loop")
-        if name in used:
-            out.append((name, value if isinstance(value, int) else count[value]))
-    return tuple(out)
+def _check_active(bound: Mapping[str, int | UOp], known: Container[UOp | None], active: Container[UOp]) -> None:
+    """Raise ScheduleError for a variable whose RANGE is not begun."""
+    for name, value in bound.items():
+        if not isinstance(value, int) and value not in active:
+            raise ScheduleError(f"variable {name} of a CALL is a RANGE that is " + (
+                "not active: the call stands outside its loop" if value in known else "missing from the loop: no END closes it"))

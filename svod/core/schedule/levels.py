@@ -1,10 +1,11 @@
-"""The level of each call of a schedule: calls of one level do not wait for each other.
+"""An order of calls that wait for each other, and the level of each call of a schedule: calls of one level do not wait for each other.
 
     0: a → x    1: b → y    2: x, y → z, deps (0, 1)        levels 0, 0, 1
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from svod.errors import ScheduleError
@@ -17,6 +18,27 @@ class DependentCall(Protocol):
     def deps(self) -> tuple[int, ...]: ...
     @property
     def name_hint(self) -> str: ...
+
+
+def order_of(deps: Sequence[Collection[int]]) -> list[int]:
+    """0, 1, … in an order in which each comes after those at its place in `deps`, otherwise the smallest first. What waits for itself, or
+    for what does, is left out."""
+    sequence: list[int] = []
+    readers: list[list[int]] = [[] for _ in deps]
+    missing = [len(d) for d in deps]
+    for i, d in enumerate(deps):
+        for before in d:
+            readers[before].append(i)
+    ready = [i for i, n in enumerate(missing) if not n]
+    heapify(ready)
+    while ready:
+        first = heappop(ready)
+        sequence.append(first)
+        for i in readers[first]:
+            missing[i] -= 1
+            if not missing[i]:
+                heappush(ready, i)
+    return sequence
 
 
 def levels_of(calls: Sequence[DependentCall]) -> list[int]:

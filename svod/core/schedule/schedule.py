@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import heapify, heappop, heappush
 from threading import Lock
 from typing import NamedTuple
 
@@ -30,11 +29,11 @@ from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import Dim
 from svod.core.machine.target import HOST
 from svod.core.schedule.axes import merge_ranges, split_ranges
-from svod.core.schedule.calls import Invocation, arguments_of, kernel_of_call, programs_of, unroll, written_slots
+from svod.core.schedule.calls import Invocation, arguments_of, call_under, kernel_of_call, programs_of, unroll, written_slots
 from svod.core.schedule.canonical import canonicalize
 from svod.core.schedule.cut import Cut, is_contraction, is_reduction
 from svod.core.schedule.kernel_variables import rename_variables
-from svod.core.schedule.levels import levels_of
+from svod.core.schedule.levels import levels_of, order_of
 from svod.core.schedule.normalize import Normalized, normalize
 from svod.core.schedule.rangeify import Output, rangeify, reads_memory
 from svod.core.schedule.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
@@ -264,7 +263,7 @@ class _Builder:
     def add_version(self, u: UOp) -> None:
         """Number the version of a buffer that an AFTER makes."""
         storage, before = self.version(u.src[0])
-        called = next((d for d in u.src[1:] if d.op in (Ops.CALL, Ops.END)), None)
+        called = call_under(u)
         if called is None:
             self.number(storage, before + 1)
             for n in (u, *u.src[1:]):
@@ -283,17 +282,21 @@ class _Builder:
 
     def add_versions(self, head: UOp) -> None:
         """Number the versions that each invocation of a call or loop makes of the buffers that it writes."""
+        invocations = unroll(self.programs[head].steps)
+        applied = {call: arguments_of(call) for call in dict.fromkeys(i.call for i in invocations)}
+        written = {call: written_slots(call) for call in applied}
+        self.check_contents(applied, written)
         latest: dict[UOp, int] = {}
         calls: list[tuple[Invocation, list[Version | UOp]]] = []
-        for invocation in unroll(self.programs[head]):
+        for invocation in invocations:
             arguments: list[Version | UOp] = []
-            for a in arguments_of(invocation.call):
+            for a in applied[invocation.call]:
                 if a.op is Ops.BUFFER or a.op is Ops.AFTER:
                     storage, version = self.version(a)
                     arguments.append(Version(storage, latest.get(storage, version)))
                 else:
                     arguments.append(a)
-            for slot in written_slots(invocation.call):
+            for slot in written[invocation.call]:
                 argument = arguments[slot]
                 assert isinstance(argument, tuple)      # check_call: what is written is memory
                 storage, version = argument
@@ -302,6 +305,18 @@ class _Builder:
                 arguments[slot] = Version(storage, version + 1)
             calls.append((invocation, arguments))
         self.invocations[head], self.left[head] = calls, latest
+
+    def check_contents(self, applied: dict[UOp, tuple[UOp, ...]], written: dict[UOp, tuple[int, ...]]) -> None:
+        """Raise ScheduleError for a loop that overwrites a buffer and reads two contents of it from before the loop."""
+        first: dict[UOp, int] = {}
+        overwritten = {self.version(applied[call][slot]).buffer for call, slots in written.items() for slot in slots}
+        for a in (a for arguments in applied.values() for a in arguments if a.op is Ops.BUFFER or a.op is Ops.AFTER):
+            if a.op is Ops.AFTER and (called := call_under(a)) is not None and called not in self.left:
+                continue        # what a call of the loop leaves
+            storage, version = self.version(a)
+            if storage in overwritten and first.setdefault(storage, version) != version:
+                raise ScheduleError(f"a loop of calls overwrites a buffer of {storage.arg} {storage.dtype.name} and reads two contents of "
+                                    "it from before the loop; copy the older one before it is overwritten")
 
     def version(self, content: UOp) -> Version:
         """The version of a buffer that a BUFFER or AFTER denotes."""
@@ -401,11 +416,13 @@ class _Builder:
 
     def add_calls(self, head: UOp, why: str) -> None:
         """Add the kernels of a call, or of all iterations of a loop."""
-        earlier = {d: None for u in self.graph.roots if u.op is Ops.AFTER and head in u.src for d in u.src[1:] if d.op is Ops.AFTER}
-        after = tuple(self.version(d) for d in earlier)
+        after = tuple(self.version(a) for a in self.programs[head].after)
         known: dict[UOp, tuple[UOp, tuple[int, ...]]] = {}
+        kernels: dict[tuple[UOp, tuple[tuple[str, int], ...]], tuple[UOp, tuple[int, ...], tuple[int, ...]]] = {}
         for (call, values), arguments in self.invocations.pop(head):
-            ast, slots, offsets = kernel_of_call(call.arg, values, known)
+            if (call.arg, values) not in kernels:
+                kernels[call.arg, values] = kernel_of_call(call.arg, values, known)
+            ast, slots, offsets = kernels[call.arg, values]
             args = [a if isinstance(a, Version) else Version(self.buffer_of[a], 0) for a in arguments]
             said = ", ".join(f"{name} = {value}" for name, value in values)
             self.pending.append(_Pending(ast, [args[s] for s in slots], list(offsets), len(written_slots(call)), "call",
@@ -438,23 +455,8 @@ class _Builder:
     def order(self) -> list[KernelCall]:
         while True:
             deps = self.dependencies()
-            sequence: list[int] = []
-            readers: list[list[int]] = [[] for _ in self.pending]
-            missing = [len(d) for d in deps]
-            for i, d in enumerate(deps):
-                for before in d:
-                    readers[before].append(i)
-            # taking the first ready kernel, one at a time, keeps the graph's order where possible
-            ready = [i for i, n in enumerate(missing) if not n]
-            heapify(ready)
-            while ready:
-                first = heappop(ready)
-                sequence.append(first)
-                for i in readers[first]:
-                    missing[i] -= 1
-                    if not missing[i]:
-                        heappush(ready, i)
-            waiting = [i for i, n in enumerate(missing) if n]
+            sequence = order_of(deps)       # the graph's order where possible
+            waiting = sorted(set(range(len(deps))).difference(sequence))
             if not waiting:
                 break
             self.take_snapshot(waiting, deps)

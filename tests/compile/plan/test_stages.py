@@ -318,7 +318,8 @@ def test_a_kernel_over_positions_is_called_by_variables_and_in_loops(device: str
     ast = k.sink(k.store(k.param(0, 30), at, k.load(k.param(0, 30), at) * 2.0 + k.load(k.param(1, 20), turn * 5 + part)))
     x, want = np.random.default_rng(4).integers(-4, 5, (4, 5)).astype(np.float32), np.ones((6, 5), np.float32)
     y = Tensor(want.copy())
-    svod.call_kernel(ast, y, Tensor(x), loop=("i", 4), m=3)
+    with svod.call_loop(4) as i:
+        svod.call_kernel(ast, y, Tensor(x), i=i, m=3)
     for row in x:
         want[:3] = want[:3] * 2 + row
     plan = y.prepare(PrepareConfig(device=device, db=":none:", object_cache=":none:"))

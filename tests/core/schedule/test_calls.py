@@ -69,8 +69,8 @@ def test_a_loop_is_unrolled_into_invocations_with_fixed_variables() -> None:
     y, x, r = memory(), memory(8 * N), turns(3)
     looped = after(y, end(call(accumulate(), y, x, bind(r)), r))
     (program,) = programs_of(graph.sink(looped)).values()
-    assert [s.kind for s in program] == ["BEGIN", "RUN", "END"]
-    assert [i.values for i in unroll(program)] == [(("i", 0),), (("i", 1),), (("i", 2),)]
+    assert [s.kind for s in program.steps] == ["BEGIN", "RUN", "END"]
+    assert [i.values for i in unroll(program.steps)] == [(("i", 0),), (("i", 1),), (("i", 2),)]
     schedule = create_schedule(graph.sink(looped))
     assert len({c.ast for c in schedule.calls}) == 1 and [c.offsets for c in schedule.calls] == [(0, 0), (0, N), (0, 2 * N)]
     assert [c.deps[-1:] for c in schedule.calls] == [(), (0,), (1,)]       # each turn waits for the one before, not for the kernel
@@ -254,13 +254,13 @@ GRAPHS: dict[str, tuple[Callable[[], UOp], str]] = {
     "END of two RANGEs": (lambda: after(Y, end(call(accumulate(), Y, X, bind(R)), R, R2)), "must close at most one RANGE, found 2"),
     "RANGE without END": (lambda: after(Y, call(accumulate(), Y, X, bind(R))), "a loop of calls is missing its END"),
     "a loop read from outside": (lambda: UOp(Ops.ADD, F32, (after(Y, (k := call(add(), Y, A, A))), after(Y, end(k, R)))),
-                                 "left inside the loop is read outside"),
+                                 "by ADD, of what a call leaves inside a loop"),
     "a loop read from another": (lambda: UOp(Ops.ADD, F32, (
         after(Y, end((k := call(accumulate(), Y, X, bind(R))), R)), after(A, end(call(add(), A, after(Y, k), Y), R)))),
         "reads what is left inside another loop"),
     "a value computed in a loop": (lambda: after(A, end(call(add(), A, UOp(Ops.ADD, F32, (
-        (inner := after(Y, call(accumulate(), Y, X, bind(R)))), inner)), A2), R)), "a value is computed in a loop of calls, by ADD"),
-    "nested loops": (lambda: after(Y, end(call(accumulate(), Y, X, bind(R), bind(R2, variable("j"))), R)), "loops of calls are not nested"),
+        (inner := after(Y, call(accumulate(), Y, X, bind(R)))), inner)), A2), R)),
+        "a value is computed, by ADD, of what a call leaves inside a loop"),
     "END of no RANGE": (lambda: after(Y, end(call(add(), Y, A, A), A)), "END closes a RANGE, found BUFFER"),
     "no turns": (lambda: after(Y, end(call(add(), Y, A, A), turns(0))), "invalid bounds of the RANGE of a loop of calls: first 0, last -1"),
     "turns by variable": (lambda: after(Y, end(call(add(), Y, A, A), turns(variable("n", 1, 9)))),

@@ -15,7 +15,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.schedule import KernelCall, Schedule, create_schedule
 from svod.tensor import Tensor
-from svod.tensor.calls import call_kernel
+from svod.tensor.calls import call_kernel, call_loop
 from tests.core.scheduling import run_schedule
 from tests.hand_kernels import Ast
 
@@ -89,7 +89,8 @@ class Program:
 
         def call(state: list[Tensor], i: int, value: Tensor, turns: int) -> None:
             if turns:
-                call_kernel(doubling(), state[i], value.cast(dtypes.int32), loop=("i", turns))
+                with call_loop(turns) as turn:
+                    call_kernel(doubling(), state[i], value.cast(dtypes.int32), i=turn)
             else:
                 call_kernel(doubling(), state[i], value.cast(dtypes.int32), i=7)
 
