@@ -100,8 +100,8 @@ def _compiled(gm: Any, example_inputs: Sequence[Any], name: str, settings: Setti
     """The graph as AOT autograd makes it of functions that `compiler` makes. PyTorch runs the graph as Dynamo made it, and not the
     functional one, where svod refuses: only the former is right for arguments that share memory."""
     def compiler(functional: Any, fake_inputs: Sequence[Any]) -> Any:
-        return boxed(GraphFunction(Program(name, functional.graph, attributes_of(functional), {}), static_arguments(functional), _refuse,
-                                   settings, ENTRY))
+        program = Program(name, functional.graph, attributes_of(functional), {})
+        return boxed(GraphFunction(program, *static_arguments(functional), _refuse, settings, ENTRY))
     keep_whole(gm)
     with without_onednn():
         compiled = aot_autograd(fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions(),
@@ -151,17 +151,17 @@ def cannot(inputs: Sequence[Any]) -> str | None:
     return None
 
 
-def static_arguments(functional: Any) -> list[int]:
-    """The arguments of a functional graph that are weights: static, and not written."""
+def static_arguments(functional: Any) -> tuple[list[int], list[int]]:
+    """The arguments of a functional graph that a module has, by number: those that are weights, and those that the graph writes."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
-        return []
+        return [], []
     written = {n.args[0] for n in functional.graph.nodes if n.op == "call_function" and str(n.target) == "aten.copy_.default"}
     placeholders = [n for n in functional.graph.nodes if n.op == "placeholder"]
     returned = set(next(n for n in functional.graph.nodes if n.op == "output").args[0])
-    return [i for i in metadata.static_input_indices if i < len(placeholders) and placeholders[i] not in written | returned
-            and isinstance(placeholders[i].meta.get("val"), torch.Tensor)]
+    static = [i for i in metadata.static_input_indices if i < len(placeholders) and isinstance(placeholders[i].meta.get("val"), torch.Tensor)]
+    return [i for i in static if placeholders[i] not in written | returned], [i for i in static if placeholders[i] in written]
 
 
 def name_of(gm: Any) -> str:

@@ -68,7 +68,8 @@ class Compiled:
         odd = [kind for kind, _, _ in kinds if kind not in _STATE and kind != "USER_INPUT"]
         if odd:
             raise UnsupportedError(f"{name}: inputs of the kind {odd[0].lower()}")
-        static = [i for i, t in enumerate(self._state) if t is not None and i not in mutations.values()]
+        tensors = [i for i, t in enumerate(self._state) if t is not None]
+        static, kept = ([i for i in tensors if (i in mutations.values()) == is_written] for is_written in (False, True))
         module = exported.module()
         self._in, self._out = exported.call_spec.in_spec, exported.call_spec.out_spec
         placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
@@ -78,7 +79,7 @@ class Compiled:
         self._is_flat = self._in == pytree.tree_flatten((tuple(range(len(self._inputs))), {}))[1]
         self._is_one = self._out == pytree.tree_flatten(0)[1]
         program = Program(name, exported.graph, attributes_of(exported.graph_module), mutations)
-        self.function = GraphFunction(program, static, self._eager, settings, "svod.torch.compile", check=self._check,
+        self.function = GraphFunction(program, static, kept, self._eager, settings, "svod.torch.compile", check=self._check,
                                       bound=self._look_for_replaced)
 
     def _eager(self, *given: Any) -> list[Any]:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from svod.errors import SharedMemoryError, SvodError, UnsupportedError
+from svod.torch.kept import Kept
 from svod.torch.memory import is_representable
 from svod.torch.plans import Plan, Program, bytes_of, make_plan
 from svod.torch.settings import Settings
 from svod.torch.threads import share_cores
 from svod.torch.translate import Missing, unsupported
+from svod.torch.watch import form_of
 from svod.torch.weights import Weights
 
 MOST_PLANS = 64             # of one set of weights; the one that was used longest ago is dropped for another
@@ -28,15 +30,18 @@ functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # those alive
 class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
-    `static`: the numbers of arguments that are weights; `bound`, if given: these are the same tensors in every call, and it is
-    called after they changed and before a new plan, to raise where they may not be others. `eager`: the same function, run by PyTorch.
+    `static`: the numbers of arguments that are weights, `kept`: of those that a module has and the graph writes. `bound`, if given: both are
+    the same tensors in every call, and it is called after weights changed and before a new plan, to raise where they may not be others.
+    `eager`: the same function, run by PyTorch.
     `check` raises for arguments that the function is not for; it is asked once for arguments of a form."""
 
-    def __init__(self, program: Program, static: Sequence[int], eager: Callable[..., Any], settings: Settings, entry: str, *,
-                 bound: Callable[[], None] | None = None, check: Callable[[Sequence[Any]], None] = lambda given: None) -> None:
+    def __init__(self, program: Program, static: Sequence[int], kept: Sequence[int], eager: Callable[..., Any], settings: Settings,
+                 entry: str, *, bound: Callable[[], None] | None = None,
+                 check: Callable[[Sequence[Any]], None] = lambda given: None) -> None:
         self.bound, self.check = bound, check
         self.program, self.eager, self.settings, self.entry = program, eager, settings, entry
         self.static = list(static) if settings.freeze else []
+        self.kept = Kept(kept, bound=bound is not None)
         self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
         self.weights: dict[tuple[int, ...], Weights] = {}       # by the identities of their tensors
         self._latest: Weights | None = None
@@ -51,13 +56,18 @@ class GraphFunction:
         functions.add(self)
 
     def _split(self) -> None:
-        static = set(self.static)
-        self._others = [i for i, n in enumerate(n for n in self.program.graph.nodes if n.op == "placeholder") if i not in static]
+        known = {*self.static, *self.kept.numbers}
+        self._others = [i for i, n in enumerate(n for n in self.program.graph.nodes if n.op == "placeholder") if i not in known]
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         self.calls += 1
         weights = self._weights(given)
-        key = tuple([_form(given[i]) for i in self._others])
+        forms = [_form(given[i]) for i in self._others]
+        places = None
+        if self.kept.numbers:
+            places = self.kept.places(given)
+            forms.append(places.form)
+        key = tuple(forms)
         plan = weights.plans.get(key)
         if plan is None:
             self.check(given)
@@ -68,7 +78,7 @@ class GraphFunction:
             plan.last = self.calls
             if plan.missing and not plan.runs:
                 return self._first_run(plan, given)
-            return plan.run(given)
+            return plan.run(given, places)
         except SvodError as error:
             if self._is_raised(error):
                 raise
@@ -138,7 +148,7 @@ class GraphFunction:
             try:
                 self._check(given)
                 constants = dict(zip(self.static, weights.tensors, strict=True))
-                plan = make_plan(self.program, given, constants, self.settings.config)
+                plan = make_plan(self.program, given, constants, self.kept.numbers, self.settings.config)
             except Exception as error:
                 if self._is_raised(error):
                     raise
@@ -194,8 +204,7 @@ class GraphFunction:
 def _form(argument: Any) -> Any:
     """What a plan depends on of an argument that is no weight."""
     if isinstance(argument, torch.Tensor):
-        return (argument.shape, argument.stride() if argument.layout is torch.strided else argument.layout, argument.dtype,
-                argument.device)
+        return form_of(argument)
     return (type(argument), argument) if isinstance(argument, Hashable) else type(argument)
 
 

@@ -20,6 +20,7 @@ from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError, UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.fallback import Clock
+from svod.torch.kept import Places
 from svod.torch.memory import (
     TORCH_DTYPES,
     gpu_among,
@@ -82,10 +83,11 @@ class Result(NamedTuple):
 
 class Plan:
     """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of those that it writes; `copied`: those of them
-    that take a result by a copy, and its number. `missing`: the operations that PyTorch runs."""
+    that take a result by a copy, and its number. `kept`: the numbers of those that `Places` say where they are. `missing`: the operations
+    that PyTorch runs."""
 
     def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], written: Collection[int],
-                 copied: Sequence[tuple[int, int]], missing: Sequence[Missing], clock: Clock) -> None:
+                 copied: Sequence[tuple[int, int]], kept: Collection[int], missing: Sequence[Missing], clock: Clock) -> None:
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
         # arguments that must not share memory, where the run, which sees copies of them, cannot tell
@@ -93,21 +95,27 @@ class Plan:
         self._apart = [(a, b) for a in written for b in {s.argument for s in sources}.union(written)
                        if a != b and not copies.isdisjoint((a, b))]
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(sources)      # of each source: the tensor, where, and its memory
+        kept = [k for k, s in enumerate(sources) if s.argument in kept and s.order is not None]
+        self._loose = [(k, s) for k, s in enumerate(sources) if k not in kept]
+        self._held: tuple[Places | None, list[Any]] = None, []         # the memory of sources that are where these are
+        if captured is not None:
+            captured.hold(kept)
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
         self.last = 0                   # the number of the function's call that used it last
         self.seconds = math.inf         # of the fastest run
 
-    def run(self, given: Sequence[Any]) -> list[Any]:
-        """The outputs for arguments of the plan's sizes and layouts. Raises SharedMemoryError for arguments that share memory that the
-        plan writes."""
+    def run(self, given: Sequence[Any], places: Places | None = None) -> list[Any]:
+        """The outputs for arguments of the plan's sizes and layouts. `places`: of those that are kept. Raises SharedMemoryError for
+        arguments that share memory that the plan writes."""
         made: Any = ()
         start = time.perf_counter()
         for a, b in self._apart:
             if is_shared(given[a], given[b]):
                 raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
         if self.captured is not None:
-            made = self.captured.run(self._read(given), {})
+            held = places if places is not None and places.can_stay else None
+            made = self.captured.run(self._read(given, held), {}, held)
         self.runs += 1
         outputs = [_output(r, made, given) for r in self.results]
         for i, number, r in self._parts:
@@ -118,19 +126,25 @@ class Plan:
         self.seconds = min(self.seconds, time.perf_counter() - start)
         return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
 
-    def _read(self, given: Sequence[Any]) -> list[Any]:
-        """The memory of the arguments. A tensor that is where it was in the last run is not asked for its memory again: buffers and caches
-        that a module keeps."""
-        memory = []
-        for k, (i, order, read) in enumerate(self.sources):
+    def _read(self, given: Sequence[Any], held: Places | None) -> list[Any]:
+        """The memory of the arguments. A tensor that is where it was in the last run is not asked for its memory again."""
+        places, known = self._held
+        stay = held is not None and places is held
+        memory = list(known) if stay else [None] * len(self.sources)
+        for k, (i, order, read) in self._loose if stay else enumerate(self.sources):
             t = given[i]
-            before, address, held = self._seen[k]
+            before, address, array = self._seen[k]
             if t is not before or t.data_ptr() != address:
-                held = read(t)
+                array = read(t)
                 # not a copy, nor a tensor on a GPU, whose stream has to be waited for, nor one that holds the graph of its gradient
                 if order is not None and not gpu_of(t) and t.grad_fn is None:
-                    self._seen[k] = t, t.data_ptr(), held
-            memory.append(held)
+                    self._seen[k] = t, t.data_ptr(), array
+            memory[k] = array
+        if held is not None and not stay:
+            kept = list(memory)
+            for k, _ in self._loose:
+                kept[k] = None
+            self._held = held, kept
         return memory
 
 
@@ -154,8 +168,9 @@ def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
     return t if r.strides is None else torch.empty_strided(t.shape, r.strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
-def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Tensor], config: PrepareConfig | None) -> Plan:
-    """The plan of a program for arguments like `given`. `constants`: those that are weights.
+def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Tensor], kept: Collection[int],
+              config: PrepareConfig | None) -> Plan:
+    """The plan of a program for arguments like `given`. `constants`: those that are weights. `kept`: see Plan.
 
     Raises SvodError for what svod cannot run."""
     sources, stand_ins = _sources(given, constants)
@@ -195,7 +210,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
         results = [r._replace(is_constant=r.run >= 0 and captured.results[r.run].made is None) for r in results]
     if device == HOST:
         results = [r._replace(device=None) for r in results]
-    return Plan(sources, captured, results, mutated_by(program, translation).keys(), copied, translation.missing, clock)
+    return Plan(sources, captured, results, mutated_by(program, translation).keys(), copied, kept, translation.missing, clock)
 
 
 class _Nothing(Exception):

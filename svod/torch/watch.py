@@ -1,10 +1,10 @@
 """Whether tensors are what they were when they were looked at, and whether modules were given other ones since.
 
-Of tensors: addresses, versions, and a few numbers of each, in one native pass. From Python the addresses and versions of 244 tensors take
-34 µs, as each is a call of its own on memory that a run has pushed out of the caches; natively 4. Of modules: PyTorch's hooks count.
+Of tensors: addresses, forms, versions, and a few numbers of each, in one native pass. From Python the addresses and versions of 244 tensors
+take 34 µs, as each is a call of its own on memory that a run has pushed out of the caches. Of modules: PyTorch's hooks count.
 
-PyTorch's C interface for compiled models (`aoti_torch_get_data_ptr`, `torch/csrc/inductor/aoti_torch/c/shim.h`) has addresses of tensors.
-It has no versions: those are `at::TensorBase::_version() const`, by its name in the Itanium C++ ABI. A PyTorch without one of these is
+PyTorch's C interface for compiled models (`aoti_torch_get_data_ptr`, `torch/csrc/inductor/aoti_torch/c/shim.h`) has addresses and forms of
+tensors. It has no versions: those are `at::TensorBase::_version() const`, by its name in the Itanium C++ ABI. A PyTorch without one of these is
 asked tensor by tensor.
 """
 from __future__ import annotations
@@ -31,14 +31,16 @@ _GOLDEN = (5 ** 0.5 - 1) / 2
 _VERSION_OF = "_ZNK2at10TensorBase8_versionEv"
 
 # What `svod_unchanged` is given, in bytes.
-TENSORS, HANDLES, ADDRESSES, VERSIONS, ADDRESS_OF, VERSION_OF, PLACES, WORDS, SAMPLES = (8 * i for i in range(9))
+(TENSORS, HANDLES, ADDRESSES, FORMS, VERSIONS, ADDRESS_OF, TYPE_OF, AXES_OF, SIZES_OF, STRIDES_OF, VERSION_OF, PLACES, WORDS,
+ SAMPLES) = (8 * i for i in range(14))
+_ASKED = ("aoti_torch_get_data_ptr", "aoti_torch_get_dtype", "aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_strides")
 
 
 class _Native(NamedTuple):
     """The native pass, and the addresses of PyTorch's functions that it calls."""
 
     unchanged: Callable[[int], int]
-    address_of: int
+    asked: tuple[int, ...]      # of _ASKED
     version_of: int
     code: object        # keeps the machine code alive
 
@@ -48,8 +50,7 @@ def native() -> _Native | None:
     """The native pass; None for a PyTorch that has not the functions it needs."""
     functions = ctypes.CDLL(torch._C.__file__)      # finds those of the libraries that it needs, too
     try:
-        address_of, version_of = (ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0
-                                  for name in ("aoti_torch_get_data_ptr", _VERSION_OF))
+        *asked, version_of = (ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0 for name in (*_ASKED, _VERSION_OF))
         torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors      # noqa: B018
     except AttributeError:
         return None
@@ -57,29 +58,33 @@ def native() -> _Native | None:
     ir = Template(Path(__file__).with_name("watch.ll").read_text(encoding="utf-8")).substitute(offsets)
     code = LoadedProgram(native_object("watch", ir), ("svod_unchanged",))
     # the interpreter lock is held: nobody changes a tensor meanwhile
-    return _Native(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), address_of, version_of, code)
+    return _Native(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), tuple(asked), version_of, code)
 
 
 class Watch:
-    """What tensors are now. It keeps them alive, and not the memory that they had. Numbers on a GPU are not looked at."""
+    """What tensors are now: their places and forms and, if `numbers`, what is in them, but for those on a GPU. It keeps tensors alive, and
+    not the memory that they had."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[Any], *, numbers: bool = True) -> None:
         self._tensors = list(tensors)
-        self._is_counted = not any(t.is_inference() for t in tensors)       # tensors of inference mode count no writes
+        self._is_counted = numbers and not any(t.is_inference() for t in tensors)       # tensors of inference mode count no writes
         self._addresses = np.array(list(map(_address, tensors)), np.int64)
+        self._forms = list(map(form_of, tensors))
         self._versions = np.array(list(map(_version, tensors)) if self._is_counted else [], np.int64)
-        content = [t for t in tensors if not gpu_of(t)]
+        content = [t for t in tensors if numbers and not gpu_of(t)]
         most = max(1, min(SAMPLED, MOST_SAMPLED // max(1, len(content))))
         self._places = 4 * np.concatenate([np.zeros(0, np.int64), *(sampled(t, most) for t in content)])
         self._words = np.array([ctypes.c_uint32.from_address(a).value for a in self._places.tolist()], np.uint32)
         found = native()
         # whether the tensors are what they were; asked for as long as this object lives
-        self.is_unchanged: Callable[[], object] = (self._in_python if found is None else
-                                                   functools.partial(found.unchanged, self._block(found)))
+        self.is_unchanged: Callable[[], object] = self._in_python
+        if found is not None and all(t.layout is torch.strided for t in tensors):
+            self.is_unchanged = functools.partial(found.unchanged, self._block(found))
 
     def _in_python(self) -> bool:
         """What the native pass does. Numbers are looked at last, where the tensors still have the memory that they had."""
         return (np.array_equal(list(map(_address, self._tensors)), self._addresses)
+                and list(map(form_of, self._tensors)) == self._forms
                 and (not self._is_counted or np.array_equal(list(map(_version, self._tensors)), self._versions))
                 and all(ctypes.c_uint32.from_address(a).value == w
                         for a, w in zip(self._places.tolist(), self._words.tolist(), strict=True)))
@@ -89,9 +94,15 @@ class Watch:
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(self._tensors)
         weakref.finalize(self, torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs, capsules).atexit = False
         self._handles = np.array([_pointer_in(c, None) for c in capsules], np.int64)
-        arrays = self._handles, self._addresses, self._versions, self._places, self._words
-        handles, addresses, versions, places, words = (a.ctypes.data for a in arrays)
-        self._words_of_block = np.array([len(self._tensors), handles, addresses, versions, found.address_of,
+        type_of, number = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(found.asked[1]), ctypes.c_int32()
+        records = []
+        for handle, (shape, strides, *_) in zip(self._handles.tolist(), self._forms, strict=True):
+            type_of(handle, ctypes.addressof(number))
+            records += [number.value, len(shape), *shape, *strides]
+        self._records = np.array(records, np.int64)
+        arrays = self._handles, self._addresses, self._records, self._versions, self._places, self._words
+        handles, addresses, forms, versions, places, words = (a.ctypes.data for a in arrays)
+        self._words_of_block = np.array([len(self._tensors), handles, addresses, forms, versions, *found.asked,
                                          found.version_of if self._is_counted else 0, places, words, len(self._places)], np.int64)
         return int(self._words_of_block.ctypes.data)
 
@@ -121,6 +132,11 @@ def registrations() -> Registrations:
 _version, _address = attrgetter("_version"), torch.Tensor.data_ptr
 _pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def form_of(t: Any) -> tuple[Any, ...]:
+    """What a tensor is beside its place and its numbers."""
+    return t.shape, t.stride() if t.layout is torch.strided else t.layout, t.dtype, t.device
 
 
 def sampled(t: Any, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -6,7 +6,7 @@ No graph is built. A result is a tensor over an array; it gets a node when someb
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +58,12 @@ class Captured:
         self._fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
                        and (array := b.storage.host if b.storage is not None else b.array) is not None}
         self._written = [i for i, number in self.reads if number in prepared.overwritten]       # arguments
+        self._loose, self._loose_written = self.reads, self._written        # of those that are not held
+        self._held: tuple[object, int] = (None, -1)     # what the last run was given, and the plan's bindings after it
         self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None
         # every result is memory of its own: no nodes are needed
         numbers = [r.made for r in self.results]
+        self._is_tuple = type(structure) is tuple and all(part is Tensor for part in structure)
         self._is_plain = None not in numbers and len({*numbers}) == len(numbers) and not any(is_symbolic(r.shape) for r in self.results)
 
     def _memory_for(self, number: int) -> ResultMemory:
@@ -70,22 +73,31 @@ class Captured:
         plain = len(shapes) == 1 and not is_symbolic(shapes[0])
         return ResultMemory(shapes[0] if plain else (spec.size,), spec.dtype)
 
-    def run(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
-        """Run the plan over the arguments and return what the function returns. Raises LaunchError and ScheduleError."""
+    def hold(self, arguments: Iterable[int]) -> None:
+        """These arguments, by number, are arrays that `run` does not look at while it is given the same object for `held`."""
+        held = frozenset(arguments)
+        self._loose = [(i, number) for i, number in self.reads if i not in held]
+        self._loose_written = [i for i in self._written if i not in held]
+
+    def run(self, given: Sequence[Leaf], values: Mapping[str, int], held: object = None) -> Any:
+        """Run the plan over the arguments and return what the function returns. `held`: an object that stands for the arguments of `hold`;
+        None: they may be others than in the last run. Raises LaunchError and ScheduleError."""
         plan, results = self.plan, {}
         if not plan.is_local:
             return self._run_on_devices(given, values)
         with plan.lock:
             bound = plan.bound_arrays
+            stay = held is not None and self._held == (held, plan.bindings)
             moved = []
-            for i, number in self.reads:
+            for i, number in self._loose if stay else self.reads:
                 array = memory_of(given[i])
                 if bound.get(number) is not array:
                     moved.append((number, array, address_of(array)))
             if self._memory is not None:
-                earlier = self._memory.move({number: (address, address + array.nbytes) for number, array, address in moved})
+                spans = {number: (address, address + array.nbytes) for number, array, address in moved}
+                earlier = self._memory.move(spans) if spans else spans
                 try:
-                    self._check_written(given)
+                    self._check_written(given, self._loose_written if stay else self._written)
                 except LaunchError:         # the plan stays bound to what the call before gave
                     self._memory.move(earlier)
                     raise
@@ -97,6 +109,7 @@ class Captured:
                 if memory.array is not before:
                     plan.bind_new(number, memory.array, memory.address)
                 results[number] = memory.array
+            self._held = held, plan.bindings
             if values:
                 known = plan.variables
                 plan.set_variables(values if values.keys() <= known.keys() else {n: v for n, v in values.items() if n in known})
@@ -105,8 +118,8 @@ class Captured:
             if self.structure is Tensor:
                 (array,) = results.values()
                 return Tensor._over(array, kept.dtype, False)
-            return rebuild(self.structure, iter([Tensor._over(results[r.made], self.made[r.made].dtype, False)   # type: ignore[index]
-                                                 for r in self.results]))
+            made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) for r in self.results]     # type: ignore[index]
+            return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
 
     def _run_on_devices(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
@@ -115,7 +128,7 @@ class Captured:
         with plan.lock:
             buffers = {number: buffer_under(given[i]) for i, number in self.reads}
             if self._memory is not None:
-                self._check_written(given)
+                self._check_written(given, self._written)
                 WrittenMemory({**self._fixed, **{n: span_of(b.host) for n, b in buffers.items() if b.host is not None}},
                               self.prepared.overwritten)        # raises
             nodes = {number: self.prepared.new_buffer(number) for number in self.made}
@@ -146,9 +159,9 @@ class Captured:
             tensors.append(Tensor.from_uop(view))
         return tensors
 
-    def _check_written(self, given: Sequence[Leaf]) -> None:
+    def _check_written(self, given: Sequence[Leaf], written: Iterable[int]) -> None:
         """Raise LaunchError for an argument that is written and not laid out as a kernel writes it."""
-        for i in self._written:
+        for i in written:
             leaf = given[i]
             if isinstance(leaf, Tensor) and leaf.device != HOST:
                 continue

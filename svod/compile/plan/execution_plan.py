@@ -109,6 +109,7 @@ class ExecutionPlan:
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
         self.waits: deque[float] = deque(maxlen=1000)   # seconds of the last calls of a function that ran it, where those are timed
         self.runs = 0                       # of all kernels: what a capture weighs plans by
+        self.bindings = 0                   # how often an input or output got memory: who bound one last can tell
         self._outputs = tuple(outputs)
         self.names: Mapping[int, str] = {}  # of inputs, by buffer, where they are arguments of a function
         self._log: KernelLog | None = None     # what is told the time of each kernel
@@ -493,6 +494,7 @@ class ExecutionPlan:
             if buffer not in self._bindable:
                 raise LaunchError(f"buffer {buffer} cannot be bound: the plan's inputs and outputs are {sorted(self._bindable)}")
             self._bind_address(buffer, address)
+            self.bindings += 1
 
     @property
     def bound_arrays(self) -> Mapping[int, np.ndarray[Any, Any]]:
@@ -509,6 +511,7 @@ class ExecutionPlan:
             else:
                 self._bind_address(buffer, address)
             self._arrays[buffer] = array
+            self.bindings += 1
 
     def _bind_address(self, index: int, address: int) -> None:
         """Use the host's memory at an address for a buffer, or a copy of it on the buffer's device."""
@@ -528,11 +531,13 @@ class ExecutionPlan:
             self._arrays.pop(index, None)
             self._bind_everywhere(index, part.hold(index, buffer))
             self._unbound.discard(index)
+            self.bindings += 1
 
     def release_arrays(self, *, outputs: bool = False) -> None:
         """Let go of the arrays that were bound, and of those that `outputs` came with: they are bound before the next run."""
         with self.lock:
             self._arrays.clear()
+            self.bindings += 1
             if outputs:
                 self.buffers = tuple([replace(b, array=None, storage=None) if i in self._outputs else b
                                       for i, b in enumerate(self.buffers)])
