@@ -160,7 +160,8 @@ def static_arguments(functional: Any) -> tuple[list[int], list[int]]:
     written = {n.args[0] for n in functional.graph.nodes if n.op == "call_function" and str(n.target) == "aten.copy_.default"}
     placeholders = [n for n in functional.graph.nodes if n.op == "placeholder"]
     returned = set(next(n for n in functional.graph.nodes if n.op == "output").args[0])
-    static = [i for i in metadata.static_input_indices if i < len(placeholders) and isinstance(placeholders[i].meta.get("val"), torch.Tensor)]
+    static = [i for i in metadata.static_input_indices
+              if i < len(placeholders) and isinstance(placeholders[i].meta.get("val"), torch.Tensor)]
     return [i for i in static if placeholders[i] not in written | returned], [i for i in static if placeholders[i] in written]
 
 

@@ -30,9 +30,9 @@ functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # those alive
 class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
-    `static`: the numbers of arguments that are weights, `kept`: of those that a module has and the graph writes. `bound`, if given: both are
-    the same tensors in every call, and it is called after weights changed and before a new plan, to raise where they may not be others.
-    `eager`: the same function, run by PyTorch.
+    `static`: the numbers of arguments that are weights, `kept`: of those that a module has and the graph writes. `bound`, if given: both
+    are the same tensors in every call, and it is called after weights changed and before a new plan, to raise where they may not be
+    others. `eager`: the same function, run by PyTorch.
     `check` raises for arguments that the function is not for; it is asked once for arguments of a form."""
 
     def __init__(self, program: Program, static: Sequence[int], kept: Sequence[int], eager: Callable[..., Any], settings: Settings,

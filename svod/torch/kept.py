@@ -1,7 +1,7 @@
 """Tensors that a module keeps and writes, such as key-value caches: the same ones in every call.
 
-Where they lie and what they are is asked in one native pass before a run, as for weights, and not one by one; what a plan made of them stays
-bound to it.
+Where they lie and what they are is asked in one native pass before a run, as for weights, and not one by one; while nothing differs, a
+plan stays bound to their memory.
 """
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Whether tensors are what they were when they were looked at, and whether modules were given other ones since.
 
-Of tensors: addresses, forms, versions, and a few numbers of each, in one native pass. From Python the addresses and versions of 244 tensors
-take 34 µs, as each is a call of its own on memory that a run has pushed out of the caches. Of modules: PyTorch's hooks count.
+Of tensors: addresses, forms, versions, and a few numbers of each, in one native pass. From Python the addresses and versions of 244
+tensors take 34 µs, as each is a call of its own on memory that a run has pushed out of the caches. Of modules: PyTorch's hooks count.
 
-PyTorch's C interface for compiled models (`aoti_torch_get_data_ptr`, `torch/csrc/inductor/aoti_torch/c/shim.h`) has addresses and forms of
-tensors. It has no versions: those are `at::TensorBase::_version() const`, by its name in the Itanium C++ ABI. A PyTorch without one of these is
-asked tensor by tensor.
+PyTorch's C interface for compiled models (`aoti_torch_get_data_ptr`, `torch/csrc/inductor/aoti_torch/c/shim.h`) has addresses and forms
+of tensors. It has no versions: those are `at::TensorBase::_version() const`, by its name in the Itanium C++ ABI. A PyTorch without one
+of these is asked tensor by tensor.
 """
 from __future__ import annotations
 

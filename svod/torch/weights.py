@@ -1,8 +1,8 @@
 """Weights of PyTorch modules as constants of plans: read and packed once, and again after they changed.
 
 Whether a set of weights is still what it was is asked before every run: other tensors, another address or form (`p.data = …`), another
-version (an in-place write, `load_state_dict`), or other numbers among a few of each tensor (`p.data.add_(…)`, NumPy and writes in inference mode,
-which count no version) make it a new set. Numbers on a GPU are not looked at.
+version (an in-place write, `load_state_dict`), or other numbers among a few of each tensor (`p.data.add_(…)`, NumPy and writes in
+inference mode, which count no version) make it a new set. Numbers on a GPU are not looked at.
 """
 from __future__ import annotations
 
