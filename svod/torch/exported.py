@@ -68,8 +68,8 @@ class Compiled:
         odd = [kind for kind, _, _ in kinds if kind not in _STATE and kind != "USER_INPUT"]
         if odd:
             raise UnsupportedError(f"{name}: inputs of the kind {odd[0].lower()}")
-        tensors = [i for i, t in enumerate(self._state) if t is not None]
-        static, kept = ([i for i in tensors if (i in mutations.values()) == is_written] for is_written in (False, True))
+        held, written = {i for i, t in enumerate(self._state) if t is not None}, {*mutations.values()}
+        static, kept = sorted(held - written), sorted(held & written)
         module = exported.module()
         self._in, self._out = exported.call_spec.in_spec, exported.call_spec.out_spec
         placeholders = [n for n in exported.graph.nodes if n.op == "placeholder"]
