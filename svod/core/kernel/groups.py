@@ -133,16 +133,18 @@ def local_threads(state: Scheduler, stage: int) -> int:
 def whole_extent(state: Scheduler, stage: int, dim: int, extent: int) -> int:
     """Positions of a dim of a stage in shared memory, of which `extent` are required: rounded up to what its threads compute side by side,
     and to whole register tiles where its loops do not divide them. Raises KernelOptError where its loops do not reach so far: readers in
-    threads go beyond the end of an axis that the threads of the stage cover exactly."""
+    threads go beyond the end of an axis whose outermost loop is bound to the threads of the stage."""
     axis = state.kernel.stages[stage].outs[dim]
     rows = state.axis_rows[axis]
     first = next((i for i, row in enumerate(rows) if state.rows[row].role == LOCAL and state.rows[row].extent > 1), len(rows))
     if first == len(rows):
         return extent
     whole = _round_up(extent, prod(state.rows[row].extent for row in rows[first:]))
-    pieces, covered = fit(state, rows, whole), covered_extent(state, axis)
+    pieces = fit(state, rows, whole)
     if not is_exact(pieces, whole):     # then a tile is one block of positions
         whole = _round_up(whole, prod(p.extent for p in pieces if p.role != LOOP))
+        pieces = fit(state, rows, whole)
+    covered = prod(p.extent for p in pieces)
     if whole > covered:
         name = state.kernel.stages[stage].name
         raise KernelOptError(f"{whole} positions of {name} are read at a time; the loops of its axis cover {covered}")

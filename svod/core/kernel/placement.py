@@ -236,7 +236,7 @@ class EmittedLoop(NamedTuple):
 
 def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
     """The rows of an axis (outermost first) over `extent` positions: inner amounts are kept while they fit, the outermost row takes the
-    rest, rounded up.
+    rest, rounded up, unless threads are bound to it. A row that is expanded grows too: readers in threads go beyond the end of an axis.
 
     Where the amounts do not divide the extent and a loop stands inside expanded rows, the expanded rows become the innermost ones: a tile
     is then one block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
@@ -259,7 +259,7 @@ def _fit(table: Sequence[Loop], rows: tuple[int, ...], extent: int) -> tuple[Emi
     rest, stride = extent, 1
     for r in reversed(rows):
         loop = table[r]
-        e = rest if loop.extent > rest or (r == rows[0] and loop.role == LOOP) else loop.extent
+        e = rest if loop.extent > rest or (r == rows[0] and loop.role in (LOOP, UPCAST)) else loop.extent
         out.append(EmittedLoop(r, loop.role, e, stride))
         stride *= e
         rest = -(-rest // e)
