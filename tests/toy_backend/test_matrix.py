@@ -22,6 +22,7 @@ from svod.core.machine.isa import DOTS
 from svod.errors import CompileError, KernelOptError
 from tests.agreement import Case
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
+from tests.core.corpus import data, kernel_of
 from tests.draws import count
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import MATRIX, TOY
@@ -102,6 +103,15 @@ def test_sketches_with_the_instruction(m: int, n: int, k: int) -> None:
     assert any(best.dots) and any(s.pipeline for s in found)
     for state in (best, *random.Random(m).sample(found, min(len(found), 3 * count(1)))):
         check(case, lower(state))
+
+
+@pytest.mark.parametrize("chain", [[["TILE", "o0", 2]], [["UPCAST", "o0", 2], ["LOCAL", "o0", 2]], [["PADTO", "o0", 4], ["UPCAST", "o0", 8]]])
+def test_tiles_beyond_the_end_of_an_axis_beside_them(chain: list[object]) -> None:
+    """Seven products in twos, fours and eights: what lies behind the operands is not read."""
+    kernel = Kernel(kernel_of(data(7, 6, 11, dtype="float16") @ data(7, 11, 13, dtype="float16")))
+    program = lower(apply_opts(Scheduler(kernel, TOY), [Opt("TC", "r0", ("toy_f16", "o1", "o2")), *map(Opt.from_json, chain)]))
+    assert uses(program, "LOADMATRIX")
+    check(Case(kernel), program)
 
 
 def test_operands_are_copied_ahead_as_they_lie_in_memory() -> None:

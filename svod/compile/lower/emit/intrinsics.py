@@ -149,6 +149,7 @@ class Intrinsics:
         for number, (o, p, down, across) in enumerate(zip(plan.operands, plan.packed, (plan.rows, along), (along, plan.columns),
                                                           strict=True)):
             staged, linear, (start, const, _, _) = self.operand_at(stage, o)
+            start, const = self.inside(stage, plan, o, start, const) if staged.guarded else (start, const)
             if b.op[staged.pointer] == "SCRATCH":
                 name = self.kernel.stages[o.stage].name
                 raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
@@ -159,6 +160,15 @@ class Intrinsics:
                                  (const, dot.name, number, linear.coef(down), linear.coef(across)), max(staged.floor, b.level), False,
                                  staged.version))
         return b.load("MMA", dot.accumulator, b.num_lanes[acc], tuple(values), dot.name, b.level)
+
+    def inside(self, stage: OpenStage, plan: TensorizePlan, o: Operand, start: int, const: int) -> tuple[int, int]:
+        """Where the tile at the current position is read: at the start of all where an axis beside its rows and columns is beyond its end,
+        as nobody stores what comes of that."""
+        b, beside = self.b, [a for a in stage.r.nodes[o.node].deps if a not in (plan.rows, plan.columns)]
+        gate = self.axes.guard(stage, beside)
+        if gate < 0:
+            return start, const
+        return b.alu("WHERE", dtypes.index, 1, gate, b.add(start, b.index(const)), b.index(0)), 0
 
     def shared_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
         """`acc` plus the product of the tiles at the current position, which the instruction reads from shared memory."""

@@ -43,17 +43,19 @@ class LoopEmitter:
         if piece.extent == 1:
             self.single(stage, a, body)
             return
-        stop = b.index(piece.extent * piece.stride)
-        pieces = stage.pieces[a]
         if self.axes.bound(stage, a) is not None:
             self.to_limit(stage, a, piece, body)
             return
-        if pieces[0].row != piece.row and not is_exact(pieces, stage.bounds[a]):
-            # an inner loop of an axis that its amounts do not divide: no iterations wholly beyond the end
-            terms, const = sum_lins(stage.opened[a])
-            left = b.alu("SUB", dtypes.index, 1, b.index(stage.bounds[a] - const), self.axes.ssa((terms, 0)))
-            stop = b.alu("MIN", dtypes.index, 1, stop, left)
-        self.between(stage, a, piece.stride, b.index(0), stop, body)
+        self.between(stage, a, piece.stride, b.index(0), self._stop(stage, a, piece), body)
+
+    def _stop(self, stage: OpenStage, a: int, piece: EmittedLoop) -> int:
+        """Where an output loop ends: inside another loop of an axis that its amounts do not divide, no iteration is wholly beyond the end."""
+        b, stop = self.b, self.b.index(piece.extent * piece.stride)
+        terms, const = sum_lins(stage.opened[a])
+        if not terms or is_exact(stage.pieces[a], stage.bounds[a]):
+            return stop
+        left = b.alu("SUB", dtypes.index, 1, b.index(stage.bounds[a] - const), self.axes.ssa((terms, 0)))
+        return b.alu("MIN", dtypes.index, 1, stop, left)
 
     def to_limit(self, stage: OpenStage, a: int, piece: EmittedLoop, body: Callable[[], Any]) -> None:
         """One output loop of an axis whose extent depends on variables."""
@@ -113,11 +115,12 @@ class LoopEmitter:
         if piece.extent == 1:
             self.single(stage, a, body)
             return
-        stop = b.index(piece.extent)
         inside = False
         if self.axes.bound(stage, a) is not None:
             stop = self.axes.count(stage, a, piece)
             inside = a not in stage.safe and stage.is_last(a) and stage.reach(a) == 1
+        else:
+            stop = b.alu("IDIV", dtypes.index, 1, b.add(self._stop(stage, a, piece), b.index(piece.stride - 1)), b.index(piece.stride))
         if inside:
             stage.safe.add(a)
         loop, _ = b.open(b.index(0), stop, 1)
