@@ -49,7 +49,7 @@ class LoopEmitter:
         self.between(stage, a, piece.stride, b.index(0), self._stop(stage, a, piece), body)
 
     def _stop(self, stage: OpenStage, a: int, piece: EmittedLoop) -> int:
-        """Where an output loop ends: inside another loop of an axis that its amounts do not divide, no iteration is wholly beyond the end."""
+        """Where an output loop ends. Of an axis that its amounts do not divide, an inner loop has no iterations wholly beyond the end."""
         b, stop = self.b, self.b.index(piece.extent * piece.stride)
         terms, const = sum_lins(stage.opened[a])
         if not terms or is_exact(stage.pieces[a], stage.bounds[a]):
