@@ -215,10 +215,12 @@ def _time_passes(plan: ExecutionPlan, call: Callable[[], object] | None, seconds
             e.append(_time_kernel(plan, sorts.index(sort), 0, clock))
         start = clock()
         plan.execute()
+        plan.wait()
         whole.append(clock() - start)
         if call is not None:
             start = clock()
             call()
+            plan.wait()
             calls.append(clock() - start)
     return len(whole), times, whole, [statistics.median(empty[sort]) for sort in sorts], calls
 

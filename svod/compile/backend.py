@@ -114,8 +114,12 @@ class LaunchQueue(Protocol):
     def once_launches(self, kernel: int) -> Launches:
         """The launches of a kernel's phases that run once, when the plan is made."""
 
-    def run(self, launches: Launches, times: int) -> None:
-        """Run launches `times` times, in order, and wait for the last."""
+    def run(self, launches: Launches, times: int, wait: bool = True) -> None:
+        """Run launches `times` times, in order, and wait for the last. `wait` False: they need only have begun. A device does what it is
+        given in order, so whoever uses what they write comes after them. An error of theirs is raised by the next call that waits."""
+
+    def wait(self) -> None:
+        """Wait for everything that was begun on the device. Raises what went wrong there."""
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
         """`run`, and the seconds it took by the device's own clock; None where the device has none. `cold`: a device with a second cache of
@@ -206,17 +210,22 @@ class Backend(ABC):
         """Whether the content of memory is gone with the device that it was on; another has taken its place."""
         return False
 
+    def wait(self) -> None:     # noqa: B027    there is nothing to wait for where nothing goes on after a call
+        """Wait for everything that was begun on the device. Raises what went wrong there, with the names of the kernels that ran."""
+
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        """Copy from an address of the host to one of the device. Asked only of backends that do not read host memory."""
+        """Copy from an address of the host to one of the device, after everything that was begun there. The memory of the host has been
+        read when this returns; the device may not be done. Asked only of backends that do not read host memory."""
         raise NotImplementedError(f"{self.name} has no memory of its own")
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
-        """Copy from an address of the device to one of the host. Asked only of backends that do not read host memory."""
+        """Copy from an address of the device to one of the host, after everything that was begun there, and wait for it. Asked only of
+        backends that do not read host memory."""
         raise NotImplementedError(f"{self.name} has no memory of its own")
 
     def copy_from(self, device: int, other: Backend, address: int, nbytes: int) -> bool:
-        """Copy from an address of a device, this one or another, whose work on it is done, and wait for it; False where there is no way
-        but by the host's memory, and nothing was copied."""
+        """Copy from an address of a device, this one or another, after everything that was begun there; False where there is no way but by
+        the host's memory, and nothing was copied."""
         return False
 
     @abstractmethod

@@ -65,7 +65,7 @@ class ToyQueue(LaunchRecords):
         super().__init__(kernels, variants, addresses)
         self.rng = random.Random(0)
 
-    def run(self, launches: Launches, times: int) -> None:
+    def run(self, launches: Launches, times: int, wait: bool = True) -> None:
         for _ in range(times):
             for kernel, phase in self.recorded[launches.first]:
                 self._launch(kernel, phase)

@@ -212,7 +212,10 @@ class CpuQueue:
         first, count = self._spans[kernel]
         return self._launches(first, count - self._repeated(kernel).size)
 
-    def run(self, launches: Launches, times: int) -> None:
+    def wait(self) -> None:
+        """`run` waits."""
+
+    def run(self, launches: Launches, times: int, wait: bool = True) -> None:
         """One native call. An exception here is a signal that arrived meanwhile: native code runs to its end."""
         words = self._words
         words[RECORDS], words[COUNT] = launches

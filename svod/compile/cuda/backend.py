@@ -122,6 +122,9 @@ class Cuda(_Nvidia):
     def allocate(self, nbytes: int, touch: bool = True) -> DeviceMemory:
         return DeviceMemory(self.gpu.pool, nbytes)
 
+    def wait(self) -> None:
+        self.gpu.wait()
+
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         self.gpu.copy_in(device, host, nbytes)
 

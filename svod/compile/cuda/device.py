@@ -1,21 +1,32 @@
-"""A GPU that is there: its memory, its modules, and the stream on which everything of this process happens."""
+"""A GPU that is there: its memory, its modules, and the stream on which everything of this process happens.
+
+    copy_in a, launch k0, launch k1, copy_out b      in this order on the device; the host waits in copy_out only
+
+What runs on the stream comes after everything that was put there before, so memory is given to its next user while kernels that read it may
+still run. A copy to the device passes through pinned memory, and the host's array is read when the call returns. An error of a kernel is
+raised by a later call, by the one that waits at the latest: `working` adds the names of the kernels that were running.
+"""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from svod.compile.cuda.driver import Driver, OutOfMemory
 from svod.compile.cuda.targets import DEVICE, Architecture, Card, architecture_of, runs, target_of
 from svod.core.machine.target import Target
-from svod.errors import DeviceError
+from svod.errors import DeviceError, DeviceLost
 
 GRAIN = 512                 # bytes: memory is kept in sizes of so many, and from 8 of them on in eighths of a power of two
-STAGED = 1 << 20            # bytes from which on copies go through pinned memory
-CHUNK = 4 << 20
+STAGED = 1 << 20            # bytes from which on copies to the host go through pinned memory
+CHUNK = 4 << 20             # bytes of such a copy, and of one to the device, at a time
+RING = 3 * CHUNK            # bytes of pinned memory: two chunks side by side, wherever the first one begins
+MOST_COPIES = 256           # whose bytes are in the ring
+NAMED = 8                   # kernels that an error names
 
 
 def rounded(nbytes: int) -> int:
@@ -53,16 +64,20 @@ class Pool:
                 return waiting.pop()
             driver = self.device.use()
             try:
-                address = driver.allocate(size)
+                address = self._allocate(driver, size)
             except OutOfMemory:
                 self._return(driver)
                 try:
-                    address = driver.allocate(size)
+                    address = self._allocate(driver, size)
                 except OutOfMemory as e:
                     raise DeviceError(f"{self.device.name} has no {size:,} bytes of memory left; this process holds {self.held:,}: compute "
                                       "smaller batches, or end what else uses the GPU") from e
             self.held += size
             return address
+
+    def _allocate(self, driver: Driver, size: int) -> int:
+        with self.device.naming():
+            return driver.allocate(size)
 
     def give(self, size: int, address: int) -> None:
         """Keep memory for the next who needs as much. Without waiting: the thread that holds the lock may be this one, inside a
@@ -76,12 +91,43 @@ class Pool:
             self.free.setdefault(size, []).append(address)
 
     def _return(self, driver: Driver) -> None:
+        """Give everything back to the driver that nobody holds, when nothing uses it any more."""
+        with self.device.naming():
+            driver.wait(self.device.stream)
         self._sort()
         for size, waiting in self.free.items():
             for address in waiting:
                 driver.free(address)
                 self.held -= size
         self.free.clear()
+
+
+class Staging:
+    """Pinned memory that copies pass through, piece by piece, in a ring."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.base = driver.allocate_pinned(RING)
+        self._next = 0
+        self._copies: deque[tuple[int, int, int]] = deque()     # (begin, end, event that says when it was copied), the oldest first
+        self._spare: list[int] = []                             # events
+
+    @contextlib.contextmanager
+    def piece(self, driver: Driver, nbytes: int, stream: int) -> Iterator[tuple[int, list[int]]]:
+        """The address of memory that no copy uses, for a copy that is begun inside, and where the event goes that says when it was done."""
+        begin = self._next if self._next + nbytes <= RING else 0
+        end = begin + nbytes
+        while len(self._copies) >= MOST_COPIES or any(b < end and begin < e for b, e, _ in self._copies):
+            driver.wait_event(self._copies[0][2])
+            self._spare.append(self._copies.popleft()[2])
+        self._next = -(-end // GRAIN) * GRAIN
+        event = self._spare.pop() if self._spare else driver.create_event()
+        events: list[int] = []
+        try:
+            yield self.base + begin, events
+        finally:        # also where Ctrl-C came after the copy was begun
+            self._copies.append((begin, end, event))
+            driver.record(event, stream)
+            events.append(event)
 
 
 class GpuDevice:
@@ -107,8 +153,9 @@ class GpuDevice:
         self.lock = threading.RLock()       # of the stream: who holds it puts work there
         driver.use_context(self.context)
         self.stream = driver.create_stream()
-        self._pinned: list[int] = []
-        self._events: list[int] = []
+        self._staging: Staging | None = None
+        self._pending: dict[str, None] = {}     # names of kernels that were launched and not waited for
+        self.retired: deque[int] = deque()      # modules that nobody needs any more, to be unloaded when nothing runs
         self._reached: dict[int, bool] = {}     # by the number of another device: whether its memory is
         self._clocks: list[tuple[int, int]] = []
         self._filling: DeviceMemory | None = None       # what the second cache is filled with between runs
@@ -120,6 +167,42 @@ class GpuDevice:
                               "with the method 'spawn' or 'forkserver'")
         self.driver.use_context(self.context)
         return self.driver
+
+    @contextlib.contextmanager
+    def working(self, kernels: Sequence[str] = ()) -> Iterator[Driver]:
+        """The driver, to put work on the stream; `kernels`: the names of those that are launched inside."""
+        with self.lock, self.naming():
+            driver = self.use()
+            if kernels:
+                if self._pending and driver.is_done(self.stream):
+                    self._settle(driver)
+                self._pending.update(dict.fromkeys(kernels))
+            yield driver
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Inside, an error of the driver names the kernels that may have caused it: those that were not waited for."""
+        try:
+            yield
+        except DeviceError as e:
+            if isinstance(e.__cause__, DeviceError) or (not self._pending and not isinstance(e, DeviceLost)):
+                raise       # it says so already, or there is nothing to say
+            names = list(self._pending)
+            ran = f"; it happened in a run of {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}" if names else ""
+            after = ". After such an error this process cannot use the GPU any more" if isinstance(e, DeviceLost) else ""
+            raise type(e)(f"{e}{ran} on {self.name}{after}") from e
+
+    def wait(self) -> None:
+        """Wait for everything on the stream. Raises what went wrong there."""
+        with self.working() as driver:
+            driver.wait(self.stream)
+            self._settle(driver)
+
+    def _settle(self, driver: Driver) -> None:
+        """The stream is empty: forget what was on it."""
+        self._pending.clear()
+        while self.retired:
+            driver.unload_module(self.retired.popleft())
 
     def architecture(self) -> Architecture:
         """The architecture whose code the device runs."""
@@ -158,52 +241,50 @@ class GpuDevice:
 
     # -- copies -------------------------------------------------------------------------------------
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
-        """Copy from the host, and wait for it."""
-        with self.lock:
-            driver = self.use()
-            if nbytes < STAGED:
-                driver.copy_in(device, host, nbytes, self.stream)
-            else:
-                for part, (start, size) in enumerate(_parts(nbytes)):
-                    pinned, event = self._buffer(driver, part)
-                    if part >= 2:
-                        driver.wait_event(event)
+        """Copy from the host. Its memory has been read when this returns."""
+        with self.working() as driver:
+            staging = self._staged(driver)
+            for start, size in _parts(nbytes):
+                with staging.piece(driver, size, self.stream) as (pinned, _):
                     ctypes.memmove(pinned, host + start, size)
                     driver.copy_in(device + start, pinned, size, self.stream)
-                    driver.record(event, self.stream)
-            driver.wait(self.stream)
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
         """Copy to the host, and wait for it."""
-        with self.lock:
-            driver = self.use()
+        with self.working() as driver:
             if nbytes < STAGED:
                 driver.copy_out(host, device, nbytes, self.stream)
-                driver.wait(self.stream)
+                self.wait()
                 return
-            parts = _parts(nbytes)
-            for part in range(len(parts) + 1):
-                if part < len(parts):
-                    pinned, event = self._buffer(driver, part)
-                    driver.copy_out(pinned, device + parts[part][0], parts[part][1], self.stream)
-                    driver.record(event, self.stream)
-                if part:        # while the next part is on its way
-                    pinned, event = self._buffer(driver, part - 1)
-                    driver.wait_event(event)
-                    ctypes.memmove(host + parts[part - 1][0], pinned, parts[part - 1][1])
+            staging, waiting = self._staged(driver), deque[tuple[int, int, int, int]]()
+            for start, size in _parts(nbytes):
+                with staging.piece(driver, size, self.stream) as (pinned, events):
+                    driver.copy_out(pinned, device + start, size, self.stream)
+                waiting.append((host + start, pinned, size, events[0]))
+                if len(waiting) > 1:        # while the next part is on its way
+                    _take(driver, *waiting.popleft())
+            _take(driver, *waiting.popleft())
+            self._settle(driver)
 
     def copy_from(self, address: int, other: GpuDevice, source: int, nbytes: int) -> bool:
-        """Copy from the memory of a device, this one or another, and wait for it; False where this one does not reach it."""
-        with self.lock:
-            driver = self.use()
+        """Copy from the memory of a device, this one or another, which waits for each other; False where this one does not reach it."""
+        if other is not self:
+            other.wait()
+        with self.working() as driver:
             if other.context == self.context:
                 driver.copy(address, source, nbytes, self.stream)
             elif self._reaches(driver, other):
                 driver.copy_peer(address, self.context, source, other.context, nbytes, self.stream)
             else:
                 return False
-            driver.wait(self.stream)
+            if other is not self:
+                self.wait()
             return True
+
+    def _staged(self, driver: Driver) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(driver)
+        return self._staging
 
     def _reaches(self, driver: Driver, other: GpuDevice) -> bool:
         if other.ordinal not in self._reached:
@@ -212,12 +293,11 @@ class GpuDevice:
                 driver.open_peer(other.context)
         return self._reached[other.ordinal]
 
-    def _buffer(self, driver: Driver, part: int) -> tuple[int, int]:
-        """The pinned memory of a part, one of two, and the event that says when it was copied."""
-        while len(self._pinned) < 2:
-            self._pinned.append(driver.allocate_pinned(CHUNK))
-            self._events.append(driver.create_event())
-        return self._pinned[part % 2], self._events[part % 2]
+
+def _take(driver: Driver, host: int, pinned: int, nbytes: int, event: int) -> None:
+    """Wait for a piece of a copy, and hand it to the host."""
+    driver.wait_event(event)
+    ctypes.memmove(host, pinned, nbytes)
 
 
 def _parts(nbytes: int) -> list[tuple[int, int]]:
@@ -246,6 +326,7 @@ class Module:
         return found
 
 
-def _unload(device: Any, module: int) -> None:
+def _unload(device: GpuDevice, module: int) -> None:
+    """Have a module unloaded later: its kernels may run, and the collector may have been called while launches are recorded."""
     if os.getpid() == device.process:
-        device.use().unload_module(module)
+        device.retired.append(module)

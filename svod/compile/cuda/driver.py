@@ -25,6 +25,7 @@ LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
 """Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, addresses that are none."""
 DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may ask for
 PEER_IS_OPEN = 704      # CUresult
+NOT_READY = 600         # CUresult: of a stream that has something to do
 RELAXED_CAPTURE = 2     # of this thread's calls on the stream only
 
 
@@ -149,6 +150,13 @@ class Driver:
         out = c_void_p()
         self._call("cuStreamCreate", byref(out), c_uint(1))
         return out.value or 0
+
+    def is_done(self, stream: int) -> bool:
+        """Whether everything on a stream has been done. Raises what went wrong in it."""
+        code = self.library.cuStreamQuery(c_void_p(stream))
+        if code not in (0, NOT_READY):
+            raise self._error("cuStreamQuery", int(code))
+        return not code
 
     def wait(self, stream: int) -> None:
         """Wait until everything on a stream has been done. Raises what went wrong in it."""

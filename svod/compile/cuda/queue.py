@@ -1,16 +1,15 @@
 """The launches of a plan on a GPU: one by one on the device's stream, or as a graph, which takes one call for all of them.
 
-    first run with given arguments      launch, launch, launch, wait
-    second run with the same            the same three, recorded as a graph; launch the graph, wait
-    later                               launch the graph, wait
+    first run with given arguments      launch, launch, launch
+    second run with the same            the same three, recorded as a graph; launch the graph
+    later                               launch the graph
 
-A graph holds addresses and values: what is bound or set anew makes it void."""
+Nobody waits but who times or reads (`GpuDevice`). A graph holds addresses and values: what is bound or set anew makes it void."""
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from svod.compile.backend import COLD_RUNS
@@ -23,7 +22,7 @@ from svod.compile.cuda.targets import GRID
 from svod.compile.lower.program import PhaseSpec
 from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
-from svod.errors import DeviceError, DeviceLost, LaunchError
+from svod.errors import LaunchError
 
 
 class _Launch(NamedTuple):
@@ -58,6 +57,7 @@ class CudaQueue(LaunchRecords):
         self._launches: dict[tuple[int, int], _Launch | None] = {}
         self._modules: dict[tuple[int, bool], Module] = {}     # by the identity of the code
         self._graphs: dict[int, _Graph] = {}
+        self._names: dict[int, tuple[str, ...]] = {}        # of the kernels of a list
         weakref.finalize(self, _free_graphs, device, self._graphs).atexit = False      # the driver frees what a process leaves
         self._state = 0         # counts changes of arguments
         super().__init__(kernels, variants, addresses)
@@ -70,17 +70,21 @@ class CudaQueue(LaunchRecords):
         for p in range(len(self.kernels[kernel].spec.phases)):
             self._launches.pop((kernel, p), None)
 
-    def run(self, launches: Launches, times: int) -> None:
-        with self._driver(launches) as driver:
+    def wait(self) -> None:
+        self.device.wait()
+
+    def run(self, launches: Launches, times: int, wait: bool = True) -> None:
+        with self.device.working(self._names_of(launches.first)) as driver:
             self._get_ready(driver, launches.first, times)
             self._do(driver, launches.first, times)
-            driver.wait(self.device.stream)
+            if wait:
+                self.device.wait()
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float:
         """`run`, and the seconds between events of the device around it; for `cold` around each run, after the second cache was filled with
         something else."""
         runs = min(times, COLD_RUNS) if cold else 1
-        with self._driver(launches) as driver:
+        with self.device.working(self._names_of(launches.first)) as driver:
             for number in range(runs):
                 self._get_ready(driver, launches.first, times)
                 begin, end = self.device.clock(number)
@@ -89,23 +93,15 @@ class CudaQueue(LaunchRecords):
                 driver.record(begin, self.device.stream)
                 self._do(driver, launches.first, 1 if cold else times)
                 driver.record(end, self.device.stream)
-            driver.wait(self.device.stream)
+            self.device.wait()
             seconds = sum(driver.seconds_between(*self.device.clock(number)) for number in range(runs))
             return seconds * times / runs if cold and runs else seconds
 
-    @contextlib.contextmanager
-    def _driver(self, launches: Launches) -> Iterator[Driver]:
-        """The driver, to run launches by. An error names their kernels."""
-        with self.device.lock:
-            driver = self.device.use()
-            try:
-                yield driver
-            except DeviceError as e:
-                recorded = self.recorded[launches.first]
-                names = ", ".join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in recorded[:8]))
-                after = ". After such an error this process cannot use the GPU any more" if isinstance(e, DeviceLost) else ""
-                raise type(e)(f"{e}; it happened in a run of {names}{', …' if len(recorded) > 8 else ''} on {self.device.name}"
-                              f"{after}") from e
+    def _names_of(self, first: int) -> tuple[str, ...]:
+        """The names of the kernels of a list of launches."""
+        if first not in self._names:
+            self._names[first] = tuple(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in self.recorded[first]))
+        return self._names[first]
 
     def _do(self, driver: Driver, first: int, times: int) -> None:
         """Put launches on the stream, so many times."""
@@ -209,5 +205,5 @@ class NoDeviceQueue(LaunchRecords):
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> None:
         self.run(launches, times)
 
-    def run(self, launches: Launches, times: int) -> None:
+    def run(self, launches: Launches, times: int, wait: bool = True) -> None:
         self.refuse()

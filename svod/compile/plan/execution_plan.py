@@ -9,7 +9,8 @@ such an item are one call of the queue; then the thread that runs the plan does 
 without them is one segment.
 
 A plan on a device that does not read the host's memory uses the tensors' memory there. `execute` has what was written on the host since
-copied there, and results stay there until the host asks for them (`svod.core.graph.buffer`).
+copied there, and results stay there until the host asks for them (`svod.core.graph.buffer`). It returns when everything has begun on the
+device, which does it in order; whoever reads a result waits for it.
 
 Where variables have buckets there is a kernel for each bucket, and a variant of the plan for each combination of buckets. Giving a variable
 a value chooses the variant that runs. `kernels` are those of this variant.
@@ -230,20 +231,30 @@ class ExecutionPlan:
     # What is run.
 
     def execute(self, **variables: int) -> None:
-        """Run all kernels once. Variables keep their value until it is given anew."""
+        """Run all kernels once. Variables keep their value until it is given anew.
+
+        On a GPU the run has begun when this returns, and the arrays that it reads may be changed. What reads its results waits for it:
+        `numpy()`, `outputs`, copies, other libraries; so does `wait`. An error in a kernel is raised there, with its name."""
         with self.lock:
             if variables:
                 self.set_variables(variables)
             if not self.is_local:
                 self.load_inputs()
             if self._is_plain:
-                self._run(self._launches, 1)
+                self._run(self._launches, 1, wait=False)
             else:
-                self._run_segments(1)
+                self._run_segments(1, wait=False)
             note_writes(self.writes)
             if not self.is_local:
                 self._note_written(copy=True)
+                if any(part.is_shared for part in self.parts.values()):
+                    self.wait()
             self.runs += 1
+
+    def wait(self) -> None:
+        """Wait until the devices of the plan have done what they were given. Raises what went wrong there."""
+        for queue in self._queues.values():
+            queue.wait()
 
     def load_inputs(self) -> None:
         """Copy what a run reads, as it is now, to devices with memory of their own, unless it is there."""
@@ -361,8 +372,8 @@ class ExecutionPlan:
         if changed:
             self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
 
-    def _run_segments(self, times: int) -> None:
-        """Run all kernels and the items among them, and open the outputs if this was the first time."""
+    def _run_segments(self, times: int, wait: bool = True) -> None:
+        """Run all kernels and the items among them, and open the outputs if this was the first time. `wait`: for the last kernel."""
         self._check_ready()
         begun: set[int] = set()
         self._running = True
@@ -374,10 +385,12 @@ class ExecutionPlan:
                 for launches, items, kernels in self.segments:
                     begun.update(kernels)
                     if launches.size or not items:
-                        self._run(launches, 1)
+                        self._run(launches, 1, wait=False)
                         self._running = True
                     for number in items:
                         self._do(number)
+            if wait:
+                self.wait()
         except BaseException:
             if self.segments[0].items or self._log is not None:     # a single call of the queue runs to its end
                 self._stopped_after(self.every[i] for i in begun)
@@ -416,12 +429,12 @@ class ExecutionPlan:
             addresses, _ = self._queue.arguments(number)
             to, source = (self._part_of(b) for b in k.buffers)
             read = self._arrays.get(k.buffers[1], self.buffers[k.buffers[1]].array)
-            with noted(source.backend.label, to.backend.label, k.loaded.nbytes):
+            with noted(source.backend.label, to.backend.label, k.loaded.nbytes, to.backend):
                 copy_between(to, addresses[0], source, addresses[1], k.loaded.nbytes, None if source.is_remote else read)
         else:
             queue, runs = self._elsewhere[number]
             for launches in runs:
-                self._run(launches, 1, queue)
+                self._run(launches, 1, queue, wait=False)
                 self._running = True
 
     def _call(self, number: int, k: PreparedKernel, function: HostProgram) -> None:
@@ -444,10 +457,11 @@ class ExecutionPlan:
         if self._released:
             self._allocate_again()
 
-    def _run(self, launches: Launches, times: int, queue: LaunchQueue | None = None, *, cold: bool | None = None) -> float | None:
+    def _run(self, launches: Launches, times: int, queue: LaunchQueue | None = None, *, cold: bool | None = None,
+             wait: bool = True) -> float | None:
         """Have a queue, the plan's own unless another is given, run launches. Seconds by the device's clock, where they are asked for
-        (`cold`, see `LaunchQueue.run_timed`, is not None) and it has one. Raises what went wrong in a kernel that could not raise it
-        itself."""
+        (`cold`, see `LaunchQueue.run_timed`, is not None) and it has one. `wait`: see `LaunchQueue.run`. Raises what went wrong in a
+        kernel that could not raise it itself."""
         if self._failure is not None or self._unbound or self._unset:
             self._refuse()
         if self._released:
@@ -457,7 +471,7 @@ class ExecutionPlan:
         try:
             if cold is not None:
                 return queue.run_timed(launches, times, cold)
-            queue.run(launches, times)
+            queue.run(launches, times, wait)
             return None
         finally:
             self._running = False

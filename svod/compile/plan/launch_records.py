@@ -29,6 +29,9 @@ class LaunchRecords:
                 self._named.setdefault(name, []).append(k)
         self._of_variant = {v: self._segments_of(v) for v in variants}
 
+    def wait(self) -> None:
+        """Nothing is left to wait for where `run` waits."""
+
     def changed(self, kernel: int) -> None:
         """Called when the arguments, variables or ranges of a kernel have changed."""
 

@@ -99,6 +99,11 @@ class Part:
         for number in self.held.keys() & numbers:
             self.held[number].written_on(self.backend, copy=copy)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether another library uses memory of this part: it does not wait for what svod does there."""
+        return any(buffer.is_foreign for buffer in self.held.values())
+
     def release(self, numbers: Iterable[int]) -> None:
         """Let go of Buffers."""
         for number in list(self.held.keys() & numbers):
@@ -110,11 +115,11 @@ class Part:
         """Call a function of Python on copies of device memory, by slot, and copy the slots back that it writes."""
         arrays = [np.empty(nbytes, np.uint8) for nbytes in sizes]
         for array, address in zip(arrays, addresses, strict=True):
-            with noted(self.backend.label, HOST, array.nbytes):
+            with noted(self.backend.label, HOST, array.nbytes, self.backend):
                 self.backend.copy_out(address_of(array), address, array.nbytes)
         function.run([address_of(a) for a in arrays], arrays, values)
         for slot in written:
-            with noted(HOST, self.backend.label, arrays[slot].nbytes):
+            with noted(HOST, self.backend.label, arrays[slot].nbytes, self.backend):
                 self.backend.copy_in(addresses[slot], address_of(arrays[slot]), arrays[slot].nbytes)
 
 

@@ -111,11 +111,17 @@ class WebGpu(GroupBackend):
     def has_lost(self, memory: Memory) -> bool:
         return isinstance(memory, GpuMemory) and bool(memory.device.lost)
 
+    def wait(self) -> None:
+        self.gpu.wait()
+
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         self.gpu.write(device, host, nbytes)
 
     def copy_out(self, host: int, device: int, nbytes: int) -> None:
         self.gpu.read(host, device, nbytes)
+
+    def copy_from(self, device: int, other: Backend, address: int, nbytes: int) -> bool:
+        return other is self and self.gpu.copy(device, address, nbytes)
 
     def queue(self, kernels: Sequence[PreparedKernel], variants: Sequence[Variant], addresses: Sequence[int],
               threads: int | None) -> WebGpuQueue:

@@ -16,7 +16,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from svod.compile.webgpu.adapter import LIMITS, WISHED, adapter, adapter_target, device_name, package
@@ -25,6 +25,7 @@ from svod.errors import DeviceError, LaunchError, SvodError
 GRAIN = 1 << 20             # bytes from one buffer's address to the next at least, which leaves what lies beyond a buffer unused
 OWN = 1 << 52               # addresses of an adapter; those below are none's
 STAGING = 32 << 20          # bytes that are copied at a time
+MOST_BEGUN = 64             # submissions that nobody waits for: what they keep alive is to end somewhere
 WORD = 16                   # sizes of buffers are multiples of it: the last vector of four elements is whole
 
 
@@ -59,6 +60,8 @@ class Device:
         self.tick = self._seconds_per_tick()
         self.process = os.getpid()
         self.lost = ""
+        self._begun: dict[str, None] = {}       # names of kernels that were submitted and not waited for
+        self._submissions = 0                   # of them
         self.lock = threading.Lock()            # of what reads by way of the staging buffer
         self._usage = wgpu.BufferUsage
         self.first: int = (number + 1) * OWN if lost is None else lost.next + GRAIN
@@ -113,13 +116,35 @@ class Device:
             raise
         except Exception as error:      # wgpu's own, of several kinds
             again = "; prepare the plan again, on a device that is opened anew" if self.is_lost_by(error) else ""
-            raise LaunchError(f"{self.name} failed while {what}: {error_text(error)}{again}") from error
+            begun = ", ".join(name for name in list(self._begun)[:8] if name not in what)
+            raise LaunchError(f"{self.name} failed while {what}{f', after {begun} had begun' if begun else ''}: {error_text(error)}{again}"
+                              ) from error
 
     def is_lost_by(self, error: BaseException) -> bool:
         """Whether an error of wgpu says that the device is lost, which is remembered."""
         if "lost" in str(error).lower():
             self.lost = error_text(error)
         return bool(self.lost)
+
+    # -- work -------------------------------------------------------------------------------------
+    def submit(self, encoder: Any, kernels: Sequence[str]) -> None:
+        """Begin what an encoder holds: launches of kernels."""
+        self._begun.update(dict.fromkeys(kernels))
+        self._submissions += 1
+        self.queue.submit([encoder.finish()])
+        if self._submissions > MOST_BEGUN:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for everything that was submitted. Raises LaunchError for what went wrong there."""
+        with self.trying("its work was waited for"):
+            self.wgpu._poll_wait()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Nothing is left that was submitted."""
+        self._begun.clear()
+        self._submissions = 0
 
     # -- memory -----------------------------------------------------------------------------------
     def make(self, nbytes: int) -> int:
@@ -202,6 +227,18 @@ class Device:
         with self.lock, self.trying("values were copied from it"):
             for at in range(0, nbytes, STAGING):
                 self._read_part(host + at, address + at, min(STAGING, nbytes - at))
+            self._settle()
+
+    def copy(self, address: int, source: int, nbytes: int) -> bool:
+        """Begin to copy within the device; False where that is not done in whole words from one buffer to another."""
+        (buffer, offset, _), (read, first, _) = self.find(address), self.find(source)
+        if buffer is read or offset % 4 or first % 4 or nbytes % 4:
+            return False
+        with self.trying("values were copied on it"):
+            encoder = self.wgpu.create_command_encoder()
+            encoder.copy_buffer_to_buffer(read, first, buffer, offset, nbytes)
+            self.submit(encoder, ())
+        return True
 
     def bytes_at(self, address: int, nbytes: int) -> bytes:
         """Bytes of whole words."""
@@ -232,10 +269,6 @@ class Device:
             self._filling = self.wgpu.create_buffer(size=2 * adapter_target(self.number).l2, usage=usage)
         encoder.clear_buffer(self._filling)
         encoder.copy_buffer_to_buffer(self._filling, 0, buffer, offset, WORD)
-
-    def wait(self) -> None:
-        """Wait for everything that was submitted."""
-        self.wgpu._poll_wait()
 
 
 def error_text(error: BaseException) -> str:

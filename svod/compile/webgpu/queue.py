@@ -1,4 +1,4 @@
-"""Runs the launches of a plan: recorded into command buffers, submitted, and waited for once.
+"""Runs the launches of a plan: recorded into command buffers and submitted. Nobody waits but who times or reads (`Device`).
 
     run([k0 p0, k0 p1, k1 p0], 3)    one pass of nine dispatches, one submission
 
@@ -77,8 +77,11 @@ class WebGpuQueue(LaunchRecords):
             self._stale.add(launch)
 
     # -- running ----------------------------------------------------------------------------------
-    def run(self, launches: Launches, times: int) -> None:
-        self._submit(self.recorded[launches.first], times)
+    def wait(self) -> None:
+        self.device.wait()
+
+    def run(self, launches: Launches, times: int, wait: bool = True) -> None:
+        self._submit(self.recorded[launches.first], times, wait=wait)
 
     def run_timed(self, launches: Launches, times: int, cold: bool = True) -> float | None:
         """See `LaunchQueue.run_timed`. Where a device has no clock and the second cache is to be filled before runs, that happens once, and
@@ -103,13 +106,15 @@ class WebGpuQueue(LaunchRecords):
             self._submit(phases, times)
             return time.perf_counter() - start
 
-    def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None = None, cold: bool = False) -> None:
-        """Submit launches `times` times and wait. `cold`: each time begins with a second cache that is filled with something else."""
+    def _submit(self, phases: Sequence[Launch], times: int, clock: PassClock | None = None, cold: bool = False, wait: bool = True) -> None:
+        """Submit launches `times` times. `cold`: each time begins with a second cache that is filled with something else. `wait`: for the
+        last."""
         made = self.device
         todo = [launch for launch in phases if self.ranges[launch][0] < self.ranges[launch][1]]
         if not todo or times < 1:
             return
-        with made.trying(f"{', '.join(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in todo[:8]))} ran"):
+        names = list(dict.fromkeys(kernel_name(self.kernels[k]) for k, _ in todo))
+        with made.trying(f"{', '.join(names[:8])} ran"):
             for launch in self._stale.intersection(todo):
                 self._write_numbers(launch)
             ready = [(*self._group(launch), *self._dimensions(launch)) for launch in todo]
@@ -124,8 +129,9 @@ class WebGpuQueue(LaunchRecords):
                     compute.set_bind_group(0, group)
                     compute.dispatch_workgroups(x, y)
                 compute.end()
-                made.queue.submit([encoder.finish()])
-            made.wait()
+                made.submit(encoder, names)
+            if wait:
+                made.wait()
 
     def _dimensions(self, launch: Launch) -> tuple[int, int]:
         begin, end = self.ranges[launch]

@@ -60,6 +60,7 @@ class Space(Protocol):
     def label(self) -> str: ...
     def allocate(self, nbytes: int, touch: bool = True) -> Memory: ...
     def has_lost(self, memory: Memory) -> bool: ...
+    def wait(self) -> None: ...
     def copy_in(self, device: int, host: int, nbytes: int) -> None: ...
     def copy_out(self, host: int, device: int, nbytes: int) -> None: ...
 
@@ -116,6 +117,11 @@ class Buffer:
     def is_away(self) -> bool:
         """Whether the content on a device is newer than on the host."""
         return self._place is not None and self._place.ahead
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another library uses the memory on a device."""
+        return self._place is not None and self._place.foreign
 
     @property
     def host(self) -> Array | None:
@@ -180,8 +186,9 @@ class Buffer:
         self._place, self.shared = _Place(space, memory, foreign=True), True
 
     def share_on(self, space: Space) -> Memory:
-        """The memory on a device, which others can write to from now on."""
+        """The memory on a device, which others can use from now on: what svod has begun there is done."""
         memory = self.memory_on(space)
+        space.wait()
         assert self._place is not None
         self._place.foreign = self._place.ahead = True
         return memory
@@ -202,7 +209,7 @@ class Buffer:
     def _upload(self, place: _Place) -> None:
         source = self._source if self._array is None else self._array.view(np.uint8)
         if source is not None:
-            with noted(HOST, place.space.label, self.nbytes):
+            with noted(HOST, place.space.label, self.nbytes, place.space):
                 for start in range(0, self.nbytes, PIECE):
                     part = source[start:start + PIECE]
                     place.space.copy_in(place.memory.address + start, part.ctypes.data, part.nbytes)
@@ -250,7 +257,7 @@ class Buffer:
         if self.closed:
             raise DeviceError(self.closed)
         assert self._place is not None
-        with noted(self._place.space.label, HOST, self.nbytes):
+        with noted(self._place.space.label, HOST, self.nbytes, self._place.space):
             self._place.space.copy_out(int(array.ctypes.data), self._place.memory.address, self.nbytes)
 
     def __repr__(self) -> str:

@@ -28,14 +28,25 @@ def log_copies(log: CopyLog) -> None:
     _logs.add(log)
 
 
+class Waiting(Protocol):
+    """A device whose copies may go on after the call."""
+
+    def wait(self) -> None: ...
+
+
 @contextmanager
-def noted(source: str, to: str, nbytes: int) -> Iterator[None]:
-    """Inside, a copy is made and waited for. One that fails is not told."""
+def noted(source: str, to: str, nbytes: int, device: Waiting | None = None) -> Iterator[None]:
+    """Inside, a copy is made. One that fails is not told. `device`: what is waited for before and after, so that the copy alone is
+    timed."""
     if not _logs:
         yield
         return
+    if device is not None:
+        device.wait()
     start = time.perf_counter()
     yield
+    if device is not None:
+        device.wait()
     seconds = time.perf_counter() - start
     for log in list(_logs):
         log.add_copy(source, to, start, seconds, nbytes)

@@ -1,12 +1,17 @@
 """NVIDIA's driver without a GPU: memory of the device is the host's, kernels run in the emulator, and every call is remembered.
 
-`FAKE` in place of `BACKEND` makes CUDA a device of this machine."""
+    copy_in, launch, record, copy_out       nothing is done: they are put on the stream
+    wait, wait_event                        what is on the stream is done, in order, up to there
+
+As late as the real driver may do it: who reads too early, or gives memory away too early, gets wrong numbers. `stand_in` makes CUDA a
+device of this machine."""
 from __future__ import annotations
 
 import ctypes
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +45,31 @@ class FakeDriver(Driver):
         self.functions: list[tuple[Emulated, str]] = []
         self.capturing: list[tuple[Any, ...]] | None = None
         self.graphs: dict[int, list[tuple[Any, ...]]] = {}
+        self.streams: dict[int, deque[Callable[[], None]]] = {}     # what is to be done
+        self.come: set[int] = set()             # events
+        self.recorded: dict[int, int] = {}      # event → the stream that it is on
+        self.lost: DeviceLost | None = None     # after it every call fails
+
+    def begin(self, stream: int, work: Callable[[], None]) -> None:
+        """Put work on a stream."""
+        self._check()
+        self.streams[stream].append(work)
+
+    def _check(self) -> None:
+        if self.lost is not None:
+            raise DeviceLost(str(self.lost))
+
+    def _next(self, stream: int) -> None:
+        try:
+            self.streams[stream].popleft()()
+        except DeviceLost as error:
+            self.lost = error
+            raise
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all streams are empty."""
+        return not any(self.streams.values())
 
     def names(self) -> list[str]:
         """The calls so far, by name."""
@@ -64,6 +94,7 @@ class FakeDriver(Driver):
         self.context = context
 
     def allocate(self, nbytes: int) -> int:
+        self._check()
         self.calls.append(("allocate", nbytes))
         if sum(m.nbytes for m in self.memory.values()) + nbytes > self.room:
             raise OutOfMemory("out of memory (code 2)")
@@ -79,7 +110,7 @@ class FakeDriver(Driver):
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         self.calls.append(("copy", nbytes))
         assert self._context_of(to, nbytes) == self._context_of(source, nbytes) == self.context
-        self._move(to, source, nbytes)
+        self.begin(stream, lambda: self._move(to, source, nbytes))
 
     def reaches(self, device: int, other: int) -> bool:
         self.calls.append(("reaches", device, other))
@@ -93,9 +124,10 @@ class FakeDriver(Driver):
         self.calls.append(("copy_peer", nbytes))
         assert self.context == context and (context, source_context) in self.opened
         assert (self._context_of(to, nbytes), self._context_of(source, nbytes)) == (context, source_context)
-        self._move(to, source, nbytes)
+        self.begin(stream, lambda: self._move(to, source, nbytes))
 
     def free(self, address: int) -> None:
+        assert self.is_idle, "memory is freed that may be in use"
         self.calls.append(("free", address))
         del self.memory[address], self.owner[address]
 
@@ -110,17 +142,26 @@ class FakeDriver(Driver):
 
     def copy_in(self, device: int, host: int, nbytes: int, stream: int) -> None:
         self.calls.append(("copy_in", nbytes))
-        self._move(device, host, nbytes)
+        self.begin(stream, lambda: self._move(device, host, nbytes))
 
     def copy_out(self, host: int, device: int, nbytes: int, stream: int) -> None:
         self.calls.append(("copy_out", nbytes))
-        self._move(host, device, nbytes)
+        self.begin(stream, lambda: self._move(host, device, nbytes))
 
     def create_stream(self) -> int:
-        return 7
+        stream = 7 + len(self.streams)
+        self.streams[stream] = deque()
+        return stream
+
+    def is_done(self, stream: int) -> bool:
+        self._check()
+        return not self.streams[stream]
 
     def wait(self, stream: int) -> None:
         self.calls.append(("wait",))
+        self._check()
+        while self.streams[stream]:
+            self._next(stream)
 
     def create_event(self) -> int:
         self.calls.append(("create_event",))
@@ -128,12 +169,19 @@ class FakeDriver(Driver):
 
     def record(self, event: int, stream: int) -> None:
         self.calls.append(("record", event))
+        self.come.discard(event)
+        self.recorded[event] = stream
+        self.begin(stream, lambda: self.come.add(event))
 
     def wait_event(self, event: int) -> None:
         self.calls.append(("wait_event",))
+        self._check()
+        while event not in self.come:
+            self._next(self.recorded[event])
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
         self.calls.append(("fill", nbytes))
+        self.begin(stream, lambda: None)
 
     def seconds_between(self, first: int, second: int) -> float:
         return 0.25
@@ -144,6 +192,7 @@ class FakeDriver(Driver):
         return len(self.modules) - 1
 
     def unload_module(self, module: int) -> None:
+        assert self.is_idle, "code is unloaded that may run"
         self.calls.append(("unload_module",))
 
     def function(self, module: int, symbol: str) -> int:
@@ -159,7 +208,7 @@ class FakeDriver(Driver):
             self.capturing.append(launch)
             return
         self.calls.append(launch)
-        self._run(launch)
+        self.begin(stream, lambda: self._run(launch))
 
     def _run(self, launch: tuple[Any, ...]) -> None:
         module, symbol = self.functions[launch[1]]
@@ -184,8 +233,8 @@ class FakeDriver(Driver):
 
     def launch_graph(self, graph: int, stream: int) -> None:
         self.calls.append(("launch_graph",))
-        for launch in self.graphs[graph]:
-            self._run(launch)
+        launches = self.graphs[graph]
+        self.begin(stream, lambda: [self._run(launch) for launch in launches].clear())
 
     def free_graph(self, graph: int) -> None:
         self.calls.append(("free_graph",))

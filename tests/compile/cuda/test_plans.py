@@ -229,7 +229,7 @@ def test_a_network_of_several_kernels_becomes_a_graph(fake: FakeDriver) -> None:
         before = len(fake.calls)
         plan.execute()
         np.testing.assert_allclose(plan.outputs[0].reshape(11, 7), EXPECTED, rtol=1e-4, atol=1e-6)
-        names = [n for n in fake.names()[before:] if n not in ("copy_in", "copy_out", "load_module", "allocate", "wait")]
+        names = [n for n in fake.names()[before:] if n in ("launch", "begin_capture", "end_capture", "launch_graph")]
         launches = sum(len(k.spec.phases) for k in plan.kernels)
         assert names == [["launch"] * launches, ["begin_capture", "end_capture", "launch_graph"], ["launch_graph"]][run]
 
@@ -299,7 +299,10 @@ def test_a_search_times_such_runs(fake: FakeDriver) -> None:
     runner, = context.ready_for_timing([compile_candidate(((), True), context)])
     before = len(fake.calls)
     assert take_sample(runner.contestant(), 2, 0.0) == 0.25
-    assert [n for n in fake.names()[before:] if n in ("fill", "record", "launch")] == ["fill", "record", "launch", "record"] * 3
+    names = fake.names()[before:]
+    copied = {i + 1 for i, name in enumerate(names) if name in ("copy_in", "copy_out")}     # the event of a copy is none of the clock's
+    found = [n for i, n in enumerate(names) if n in ("fill", "record", "launch") and i not in copied]
+    assert found == ["fill", "record", "launch", "record"] * 3
 
 
 class Clocked(FakeDriver):
@@ -399,7 +402,7 @@ def test_large_copies_go_through_pinned_memory(fake: FakeDriver) -> None:
     back = np.zeros_like(data)
     device.copy_out(back.ctypes.data, memory.address, data.nbytes)
     np.testing.assert_array_equal(back, data)
-    assert fake.names().count("allocate_pinned") == 2 and fake.names().count("copy_in") == 3
+    assert fake.names().count("allocate_pinned") == 1 and fake.names().count("copy_in") == fake.names().count("copy_out") == 3
 
 
 def test_memory_is_used_again_and_given_back_where_it_runs_out(fake: FakeDriver) -> None:
@@ -437,8 +440,90 @@ def test_an_error_in_a_kernel_names_it(fake: FakeDriver) -> None:
     plan = (Tensor(X) * 2).prepare(CONFIG)
     plan.execute()
     fake.failing = "svod_p0"
-    with pytest.raises(DeviceLost, match=r"illegal memory access.*in a run of .* on fake GPU 0.*cannot use the GPU any more"):
+    said = r"illegal memory access.*in a run of elementwise_\d+ on fake GPU 0\. After .* cannot use the GPU any more$"
+    plan.execute()
+    for read in (plan.wait, lambda: plan.outputs, plan.execute, lambda: (Tensor(X) + 1).prepare(CONFIG)):
+        with pytest.raises(DeviceLost, match=said):
+            read()
+
+
+def test_calls_return_before_the_device_is_done(fake: FakeDriver) -> None:
+    """Each result is the next one's input. Only who reads waits."""
+    w = Tensor(W[:, :13] @ V @ V.T / 10).to("CUDA").realize()
+    f = svod.jit(lambda x: (x @ w.T).relu() + 1)
+    g = svod.jit(lambda x: (x.to("CUDA") @ w).to("CUDA"))
+    for call in (g, f):
+        call(g(X) if call is f else X)
+    want = X @ (W @ V @ V.T / 10)
+    before = len(fake.calls)
+    y = g(X)
+    for _ in range(3):
+        y = g(f(y))
+        want = np.maximum(want @ (W @ V @ V.T / 10).T, 0) + 1
+        want = want @ (W @ V @ V.T / 10)
+    assert not {"wait", "wait_event", "copy_out"} & set(fake.names()[before:]) and not fake.is_idle
+    np.testing.assert_allclose(y.numpy(), want, rtol=1e-3)
+    assert fake.is_idle and fake.names()[before:].count("wait") == 1
+
+
+def test_what_a_run_reads_may_be_changed_when_the_call_returns(fake: FakeDriver) -> None:
+    x = X.copy()
+    state = Tensor(np.zeros_like(X)).to("CUDA").realize()
+    step = svod.jit(lambda a: state.assign(state * 2 + a.to("CUDA")))
+    want = np.zeros_like(X)
+    for n in range(5):
+        x[:] = X + n
+        want = want * 2 + x
+        step(x)
+        x[:] = np.nan
+    assert not fake.is_idle
+    np.testing.assert_allclose(state.numpy(), want, rtol=1e-5)
+
+
+def test_copies_of_any_size_pass_through_the_ring(fake: FakeDriver) -> None:
+    """Of pinned memory; the host's array is another one's when the call returns."""
+    rng, device = np.random.default_rng(3), backend_named("CUDA")
+    array = np.empty(9 << 20, np.uint8)
+    copies = []
+    for n in [*(10 ** rng.uniform(0, 6.9, 12)).astype(int).tolist(), *[1] * 300, 4 << 20, 9 << 20]:
+        memory, value = device.allocate(n), int(rng.integers(1, 255))
+        array[:n], array[n - 1] = value, 255 - value
+        device.copy_in(memory.address, array.ctypes.data, n)
+        array[:n] = 0
+        copies.append((memory, n, value))
+    assert not fake.is_idle
+    for memory, n, value in copies:
+        device.copy_out(array.ctypes.data, memory.address, n)
+        assert array[n - 1] == 255 - value and (array[:n - 1] == value).all()
+    assert fake.names().count("allocate_pinned") == 1
+
+
+def test_an_error_names_the_kernels_that_were_running(fake: FakeDriver) -> None:
+    """Of all runs since somebody waited, in their order: the driver does not say which. What is left of them is one error."""
+    there = Tensor(X).to("CUDA").realize()
+    first, second = ((there * 2).prepare(CONFIG), (there @ Tensor(W).to("CUDA")).prepare(CONFIG))
+    for plan in (first, second):
         plan.execute()
+        plan.wait()
+    fake.failing = "svod_p0"
+    for plan in (second, first, second):
+        plan.execute()
+    with pytest.raises(DeviceLost, match=r"in a run of gemm_\d+, elementwise_\d+ on fake GPU 0\. After"):
+        second.wait()
+
+
+def test_memory_and_code_are_used_until_the_device_is_done(fake: FakeDriver) -> None:
+    """A plan and its memory go while its kernels have still to run; the memory is the next one's."""
+    results = []
+    for n in range(12):
+        f = svod.jit(lambda x, n=n: ((x.to("CUDA") * (n + 2)).sum(1) + n).relu())
+        results.append(f(X + n))
+        del f
+        gc.collect()
+    assert not fake.is_idle and "unload_module" not in fake.names()
+    for n, y in enumerate(results):
+        np.testing.assert_allclose(y.numpy(), np.maximum(((X + n) * (n + 2)).sum(1) + n, 0), rtol=1e-4, atol=1e-3)
+    assert fake.names().count("unload_module") > 5
 
 
 def test_the_second_device_shares_the_code_of_the_first(fake: FakeDriver) -> None:
@@ -559,6 +644,7 @@ def test_memory_of_another_library_is_used_where_it_is(fake: FakeDriver) -> None
     np.testing.assert_array_equal(doubled.numpy(), (X + 1) * 2)
     t[0] = 3.0
     t.realize()
+    assert fake.is_idle, "another library does not wait for svod"
     assert (theirs.array[0] == 3).all(), "svod writes their memory"
 
 
@@ -572,10 +658,11 @@ def test_axes_of_another_library_in_any_order(fake: FakeDriver, axes: tuple[int,
 
 
 def test_a_tensor_on_a_gpu_is_shared(fake: FakeDriver) -> None:
-    t = Tensor(X).to("CUDA:1")
-    assert t.__dlpack_device__() == (2, 1)
+    t = Tensor(X).to("CUDA:1").realize()
+    assert t.__dlpack_device__() == (2, 1) and not fake.is_idle
     view = Tensor.from_dlpack(t)        # there and back
     assert view.device == "CUDA:1"
+    assert fake.is_idle
     capsule = t.__dlpack__(stream=-1)
     managed = ctypes.cast(dlpack._pointer_of(capsule, b"dltensor"), ctypes.POINTER(dlpack._DLManagedTensor)).contents.tensor
     assert (managed.device_type, managed.device_id, managed.ndim, managed.code, managed.bits) == (2, 1, 2, 2, 32)

@@ -14,7 +14,7 @@ import svod
 from svod import Tensor
 from svod.compile.backend import COLD_RUNS, backend_named
 from svod.compile.webgpu.backend import BACKEND
-from svod.compile.webgpu.device import GpuMemory
+from svod.compile.webgpu.device import MOST_BEGUN, Device, GpuMemory
 from svod.compile.webgpu.queue import PassClock, WebGpuQueue
 from svod.config import PrepareConfig
 from svod.core.graph import graph
@@ -171,6 +171,16 @@ def test_odd_sizes_and_types_are_copied(webgpu: Target) -> None:
         np.testing.assert_array_equal(there.flip(0).to("CPU").numpy(), values[::-1])
 
 
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_copies_on_the_adapter(webgpu: Target, n: int) -> None:
+    """In whole words on the adapter itself, others by way of the host."""
+    for dtype in (np.float32, np.int8):
+        x = np.arange(n).astype(dtype)
+        plan = (Tensor(x).to("WEBGPU") + Tensor(x[::-1].copy()).to("WEBGPU")).prepare(CONFIG)
+        plan.execute()
+        np.testing.assert_array_equal(plan.outputs[0], x + x[::-1])
+
+
 def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture) -> None:
     """What lay on it alone is gone, and says so. All else is computed on the next one, which takes no address of the old one for its."""
     a = RNG.standard_normal((3, 4)).astype(np.float32)
@@ -193,6 +203,52 @@ def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture)
         f(a)
     np.testing.assert_allclose(f(a).numpy(), a @ a.T, rtol=1e-5)
     np.testing.assert_array_equal((Tensor(a) + 2).realize(CONFIG).numpy(), a + 2)
+
+
+def test_calls_return_before_the_adapter_is_done(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each result is the next one's input; arrays may be changed when the call returns. Only who reads waits, or who has begun a lot."""
+    waits: list[str] = []
+    for name in ("wait", "_read_part"):
+        real = getattr(Device, name)
+
+        def noted(made: Device, *args: Any, name: str = name, real: Any = real) -> None:
+            waits.append(name)
+            real(made, *args)
+        monkeypatch.setattr(Device, name, noted)
+    a = RNG.standard_normal((8, 8)).astype(np.float32)
+    given = a.copy()
+    w = Tensor(a / 4).to("WEBGPU").realize()
+    f = svod.jit(lambda x: (x.to("WEBGPU") @ w).relu() + 1)
+    for _ in range(2):
+        want, y = a, f(given)
+        given[:] = np.nan
+        waits.clear()
+        for turn in range(5):
+            want = np.maximum(want @ (a / 4), 0) + 1
+            y = f(y) if turn else y
+        assert waits == []
+        np.testing.assert_allclose(y.numpy(), want, rtol=1e-3)
+        assert waits == ["_read_part"]
+        given[:] = a
+    plan = (Tensor(a) * 2).prepare(CONFIG)
+    waits.clear()
+    for _ in range(2 * MOST_BEGUN + 3):
+        plan.execute()
+    assert waits == ["wait"] * 2
+    plan.wait()
+    assert waits == ["wait"] * 3
+    np.testing.assert_array_equal(plan.outputs[0].reshape(8, 8), 2 * a)
+
+
+def test_an_error_names_the_kernels_that_were_begun(webgpu: Target) -> None:
+    there = Tensor(np.ones((3, 4), np.float32)).to("WEBGPU").realize()
+    first, second = (there * 2).prepare(CONFIG), (there @ Tensor(np.ones((4, 5), np.float32)).to("WEBGPU")).prepare(CONFIG)
+    for plan in (first, second):
+        plan.execute()
+    BACKEND.gpu.wgpu.destroy()
+    said = r"WEBGPU failed while values were copied from it, after elementwise_\d+, gemm_\d+ had begun: .*lost"
+    with pytest.raises(LaunchError, match=said):
+        second.output_buffer()
 
 
 def test_memory_comes_back_inside_a_collection(webgpu: Target) -> None:
