@@ -130,6 +130,12 @@ class Staging:
             events.append(event)
 
 
+    def settle(self) -> None:
+        """All copies are done."""
+        self._spare += [event for _, _, event in self._copies]
+        self._copies.clear()
+
+
 class GpuDevice:
     """A device that is there, its primary context and one stream. It belongs to the process that opened it.
 
@@ -201,6 +207,8 @@ class GpuDevice:
     def _settle(self, driver: Driver) -> None:
         """The stream is empty: forget what was on it."""
         self._pending.clear()
+        if self._staging is not None:
+            self._staging.settle()
         while self.retired:
             driver.unload_module(self.retired.popleft())
 
