@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from svod.core.cost.sketch_facts import extent_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt
-from svod.core.kernel.kernel import ResolvedStage
+from svod.core.cost.sketch_facts import extent_of, factors_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt
+from svod.core.ir.uop import Ops
+from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.placement import place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
@@ -21,18 +22,44 @@ _L2_SHARE = 4           # scores and weights take a part of the second-level cac
 def online_sketches(state: Scheduler) -> Iterator[tuple[Scheduler, list[int]]]:
     """Tiled states of kernels that are one weighted sum over the row of a maximum of computed values, and the summing stages without
     tiles yet, which are left to the caller."""
-    kernel = state.kernel
-    for s in kernel.stages:
-        if s.is_output or s.value.arg != ("MAX", 1) or len(s.reds) != 1 or not s.outs:
-            continue
-        row = kernel.axes[s.reds[0]].extent
+    for s in row_maxima(state):
+        row = state.kernel.axes[s.reds[0]].extent
         block = _block_of(row, vector_width(state, resolved(state, s.index)))
-        if row <= 2 * block:
-            continue
-        start = try_opt(state, "ONLINE", s.name, block)
-        r = resolved(start, start.kernel.output)
-        if start is not state and [red.combiner for red in r.reductions] == ["EXPSUM"]:
-            yield from _tiled(start, r, block)
+        start = blocks_start(state, s, block) if row > 2 * block else None
+        if start is not None:
+            r = resolved(start, start.kernel.output)
+            if not _rounds_weights(start, r):
+                yield from _tiled(start, r, block)
+
+
+def row_maxima(state: Scheduler) -> list[Stage]:
+    """The stages that are maxima of rows, which ONLINE may take."""
+    return [s for s in state.kernel.stages if not s.is_output and s.value.arg == ("MAX", 1) and len(s.reds) == 1 and s.outs]
+
+
+def blocks_start(state: Scheduler, peak: Stage, block: int) -> Scheduler | None:
+    """The state after ONLINE, where that makes one weighted sum of the whole kernel."""
+    start = try_opt(state, "ONLINE", peak.name, block)
+    is_sum = start is not state and [red.combiner for red in resolved(start, start.kernel.output).reductions] == ["EXPSUM"]
+    return start if is_sum else None
+
+
+def main_axes(state: Scheduler, r: ResolvedStage) -> tuple[int, int]:
+    """(the output axis of what is weighted, that of the rows which the most share what is weighted) of a kernel after ONLINE; -1: none."""
+    peak, _, part = (r.nodes[v] for v in r.reductions[0].values)
+    outs = range(len(r.stage.outs))
+    lane = max((a for a in outs if a in part.deps and a not in peak.deps), default=-1,
+               key=lambda a: (r.store is not None and r.store.coef(a) == 1, extent_of(state, r, a)))
+    values = _weighted_axes(state, part.arg)
+    queries = [a for a in outs if a in peak.deps and extent_of(state, r, a) > 1 and a not in values]
+    return lane, max(queries, key=lambda a: extent_of(state, r, a), default=-1)
+
+
+def _rounds_weights(state: Scheduler, r: ResolvedStage) -> bool:
+    """Whether weights are rounded before they are multiplied. A sum over the whole row then has dot and matrix instructions of its own."""
+    part = resolved(state, r.nodes[r.reductions[0].values[2]].arg)
+    factors = factors_of(state, part)
+    return factors is not None and any(x.stage >= 0 and state.kernel.stages[x.stage].value.op is Ops.CAST for x in factors[:1])
 
 
 def _block_of(row: int, width: int) -> int:
@@ -43,14 +70,10 @@ def _block_of(row: int, width: int) -> int:
 
 def _tiled(state: Scheduler, r: ResolvedStage, block: int) -> Iterator[tuple[Scheduler, list[int]]]:
     outs = len(r.stage.outs)
-    peak, _, part = (r.nodes[v] for v in r.reductions[0].values)
-    lanes = [a for a in range(outs) if a in part.deps and a not in peak.deps]
-    if not lanes or r.store is None:
+    part = r.nodes[r.reductions[0].values[2]]
+    lane, tile = main_axes(state, r)
+    if lane < 0 or r.store is None:
         return
-    lane = max(lanes, key=lambda a: (r.store is not None and r.store.coef(a) == 1, extent_of(state, r, a)))
-    values = _weighted_axes(state, part.arg)
-    queries = [a for a in range(outs) if a in peak.deps and extent_of(state, r, a) > 1 and a not in values]
-    tile = max(queries, key=lambda a: extent_of(state, r, a), default=-1)
     rows = rows_held(4, state.target.vector_registers)
     for tiles in _TILES:
         n = tiles * rows

@@ -34,6 +34,10 @@ class Combiner:
     components: int
     op: Ops              # the elementwise operation on the first component: MAX for ARGMAX
 
+    def read_for(self, component: int) -> tuple[int, ...]:
+        """The components of both operands that a component of the combination is computed from."""
+        return (0, component) if self.components == 3 else tuple(range(self.components))
+
     def identity(self, *types: DType) -> tuple[bool | int | float, ...]:
         """The neutral element for components of these dtypes, as Python scalars of each dtype's kind.
 

@@ -84,7 +84,7 @@ def space_of(state: Scheduler, placement: Placement, stage: int, positions: int,
     where that is less than each thread's own; a stage with loops, where some of them are threads."""
     if placement.paths[stage] == ():
         return MemorySpace.GLOBAL
-    if local_threads(state, stage) > 1:
+    if has_own_threads(state, stage):
         return MemorySpace.SHARED
     if positions == 1:
         return MemorySpace.REGISTER
@@ -128,6 +128,11 @@ def reducers_of(state: Scheduler, stage: int) -> int:
 def local_threads(state: Scheduler, stage: int) -> int:
     """The positions of a stage that threads compute side by side."""
     return _rows_of(state, state.kernel.stages[stage].outs, LOCAL)
+
+
+def has_own_threads(state: Scheduler, stage: int) -> bool:
+    """Whether the threads that compute a stage are its own, of LOCAL loops or of tiles that they hold, and not those of its readers."""
+    return local_threads(state, stage) > 1 or held_threads(state, stage) > 1
 
 
 def whole_extent(state: Scheduler, stage: int, dim: int, extent: int) -> int:
@@ -177,7 +182,7 @@ def positions_of(state: Scheduler, placement: Placement, stages: list[int]) -> d
     for s in reversed(stages):
         stage = state.kernel.stages[s]
         moved[s], shared[s] = {}, set()
-        if placement.paths[s] == () or local_threads(state, s) > 1:
+        if placement.paths[s] == () or has_own_threads(state, s):
             moved[s] = {i: s for i, a in enumerate(stage.outs) if any(state.rows[x].role == LOCAL for x in state.axis_rows[a])}
             owner = s
         else:
@@ -257,13 +262,11 @@ def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads:
     return sum(-(-threads * positions * d.itemsize // AREA) * AREA for red in r.reductions for d in red.dtypes)
 
 
-def _check_held(state: Scheduler, placement: Placement, s: int, threads: int) -> None:
+def _check_held(state: Scheduler, s: int, threads: int) -> None:
     """Raises KernelOptError where a subgroup cannot hold the tiles of a stage in a group of so many threads."""
     held, name = held_threads(state, s), state.kernel.stages[s].name
     if held == 1:
         return
-    if placement.paths[s] != ():
-        raise KernelOptError(f"a subgroup holds the tiles of stage {name}, which is computed inside another stage; STAGE it at the root")
     if reducers_of(state, s) > 1:
         raise KernelOptError(f"a subgroup holds the tiles of stage {name}; the threads of a group cannot share their sums (GROUP)")
     if threads % held:
@@ -279,11 +282,11 @@ def check_groups(state: Scheduler) -> None:
         threads = group_of(state, placement, root).threads
         stages = stages_of(state, placement, root)
         for s, where in positions_of(state, placement, stages).items():
-            if where.by_reducers and (reducers_of(state, s) > 1 or local_threads(state, s) > 1):
+            if where.by_reducers and (reducers_of(state, s) > 1 or has_own_threads(state, s)):
                 raise KernelOptError(f"stage {state.kernel.stages[s].name} is read inside a reduction that threads share, each at other "
                                      "positions, so its own loops cannot be the threads of the group")
         for s in stages:
-            _check_held(state, placement, s, threads)
+            _check_held(state, s, threads)
         if threads > target.group_threads:
             raise KernelOptError(f"a group would have {threads} threads; the target allows {target.group_threads}")
         needed = sum(exchanged_bytes(state, placement, s.index, threads) for s in state.kernel.stages

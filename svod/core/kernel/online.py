@@ -6,6 +6,10 @@
                     · V[k, n]                          YB[c, n, b] = Σ_i PB[c, b, i] · V[b*B + i, n]
                                                        (m, s, a) = EXPSUM over b of (MB[c, b], SB[c, b], YB[c, n, b]);  y[c, n] = a / s
 
+Weights that the graph rounds to 16 bits before they are multiplied are rounded in their block: relative to its maximum, before the division.
+Maxima and sums are of the weights as they are. The factors of that product are stages of their own, [c, b, i] and [b, i, n], so that the
+sum over a block is a contraction for matrix instructions.
+
 What has the maximum of its own block is scaled to the larger one where two blocks meet (the combiner EXPSUM), so a block needs no other
 block: they are a REDUCE like any other, serial, side by side, or shared among cores. Where the maximum is read outside of such a sum
 (softmax, log-softmax), (m, s) of a row are a stage R[c, j] of two elements, and M[c], S[c] become R[c, 0], R[c, 1].
@@ -173,6 +177,7 @@ class _Weighted(NamedTuple):
     coords: tuple[UOp, ...]         # the row's, over the ranges of the stage
     inner: tuple[UOp, ...]          # factors that depend on k
     outer: tuple[UOp, ...]          # those that do not
+    rounded: DType | None           # the type to which weights are rounded before they are multiplied
 
 
 def _match_weighted(kernel: Kernel, rows: _RowMaximum, sums: Stage | None, stage: Stage) -> _Weighted | None:
@@ -187,7 +192,8 @@ def _match_weighted(kernel: Kernel, rows: _RowMaximum, sums: Stage | None, stage
     if reduce.arg != ("ADD", 1) or reduce.dtype != rows.source.dtype:
         return None
     weights, inner, outer = [], [], []
-    for f in _factors(reduce.src[0]):
+    rounded, factors = _without_rounding(reduce.src[0], rows)
+    for f in factors:
         coords, along = _weight(rows, f) or ((), None)
         if along is k:
             weights.append(coords)
@@ -204,7 +210,21 @@ def _match_weighted(kernel: Kernel, rows: _RowMaximum, sums: Stage | None, stage
     rest = value.substitute({reduce: UOp.const(reduce.dtype, 0)})
     if _reads_of(inner, members) or any(u.src[1:] != coords for u in _reads_of((rest, *outer), members)):
         return None
-    return _Weighted(value, coords, tuple(inner), tuple(outer))
+    return _Weighted(value, coords, tuple(inner), tuple(outer), rounded)
+
+
+def _without_rounding(product: UOp, rows: _RowMaximum) -> tuple[DType | None, list[UOp]]:
+    """(the type to which the factor with the weight is rounded, or None; the factors of a product, those of what is rounded too)."""
+    rounded: DType | None = None
+    factors = []
+    for f in _factors(product):
+        own = _factors(f.src[0].src[0]) if f.op is Ops.CAST and f.src[0].op is Ops.CAST and f.src[0].src[0].dtype == f.dtype else []
+        if any(_weight(rows, x) for x in own):
+            rounded = f.src[0].dtype
+            factors += own
+        else:
+            factors.append(f)
+    return rounded, factors
 
 
 def _reads_of(values: Iterable[UOp], stages: tuple[UOp, ...]) -> list[UOp]:
@@ -265,7 +285,7 @@ class _Rewriter:
         """`value` with its loads gated, and `fill` beyond the row. A value computed from gated loads need not be 0 there, nor finite (a
         quotient), and a weight of 0 would not cancel it."""
         gated = plain = self._gated(value, k)
-        while plain.op is Ops.CAST:
+        while plain.op in (Ops.CAST, Ops.BITCAST):      # of zeros they are zeros
             plain = plain.src[0]
         is_load = plain.op is Ops.LOAD and len(plain.src) == 3 and plain.src[1].op is Ops.CONST and plain.src[1].arg == 0
         if fill == 0 and k in plain.toposort() and (is_load or plain.op is Ops.INDEX):
@@ -313,6 +333,21 @@ class _Rewriter:
     def _sum(self, dtype: DType, value: UOp, i: UOp, ranges: tuple[UOp, ...]) -> UOp:
         return UOp(Ops.STAGE, dtype, (UOp(Ops.REDUCE, dtype, (value, i), ("ADD", 1)), *ranges))
 
+    def _rounded(self, weights: UOp, dtype: DType) -> UOp:
+        """The weights as numbers of a narrower type."""
+        ranges = self._ranges(weights)
+        narrow = UOp(Ops.CAST, dtype, (self._index(weights, *ranges),))
+        return UOp(Ops.STAGE, weights.dtype, (UOp(Ops.CAST, weights.dtype, (narrow,)), *ranges))
+
+    def _of_blocks(self, factor: UOp, k: UOp, b: UOp, i: UOp) -> UOp:
+        """A factor of the weights as a stage of its own, along position i of block b: read there by the ranges that it depends on."""
+        value = expand_reads(factor, lambda s: s.op is Ops.STAGE and not own_reduces(s.src[0]))
+        own = [r for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if r.op is Ops.RANGE and r is not k]
+        at, inside = self._range(self.count), self._range(self.block)
+        fresh = {r: self._range(r.src[0].arg) for r in own}
+        value = value.substitute({**fresh, k: self._position(at, inside)})
+        return self._index(UOp(Ops.STAGE, value.dtype, (value, *fresh.values(), at, inside)), *own, b, i)
+
     def weighted_sum(self, stage: Stage, weighted: _Weighted, sums: Stage | None) -> UOp:
         """Attention: the whole computation in the reduction of `stage`."""
         dtype = self.rows.source.dtype
@@ -325,10 +360,14 @@ class _Rewriter:
         outs = [self.kernel.axes[a].node for a in stage.outs]
         fresh = {r: self._range(r.src[0].arg) for r in outs}
         b, i = self._range(self.count), self._range(self.block)
+        factors = [self._cut(f, k, 0) if self.ragged else f for f in weighted.inner]
+        if weighted.rounded is not None:
+            weights = self._rounded(weights, weighted.rounded)
+            factors = [self._of_blocks(f, k, b, i) for f in factors]
         product = self._index(weights, *[fresh.get(c, c) for c in weighted.coords], b, i)
         fresh[k] = self._position(b, i)
-        for f in weighted.inner:
-            product = UOp(Ops.MUL, dtype, (product, (self._cut(f, k, 0) if self.ragged else f).substitute(fresh)))
+        for f in factors:
+            product = UOp(Ops.MUL, dtype, (product, f.substitute(fresh)))
         parts = self._sum(dtype, product, i, (*[fresh[r] for r in outs], b))
         b = self._range(self.count)
         values = (self._index(peaks, *weighted.coords, b), self._index(totals, *weighted.coords, b), self._index(parts, *outs, b))

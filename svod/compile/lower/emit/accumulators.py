@@ -1,7 +1,10 @@
-"""Accumulators of a stage's reductions: initial values, the work of one iteration, and how partial results combine."""
+"""Accumulators of a stage's reductions: initial values, the work of one iteration, and how partial results combine.
+
+    (m, s, a) = EXPSUM over b of (p[i, b], t[i, b], y[i, n, b]), 4 × 8 results a thread:  4 of m, 4 of s, 32 of a
+
+Components of a reduction that are the same for several positions of the tile are carried once."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from svod.compile.lower import math
@@ -37,13 +40,19 @@ class Accumulators:
         plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
             stage.sums.clear()
+            stage.slots = []
             return [self.intrinsics.tile_zero(stage, plan, i) for i in range(len(tile) * len(partial))]
-        for _, oc in tile:
-            for _, _, pc in partial:
-                width = pc.width if reduce_lane else oc.width
-                for red in stage.r.reductions:
+        slots, carried = list[int](), dict[Any, int]()
+        for offsets, oc in tile:
+            for index, _, pc in partial:
+                for k, red in enumerate(stage.r.reductions):
                     values = get_combiner(red.combiner).identity(*red.dtypes)
-                    out += [b.const(d, width, v) for d, v in zip(red.dtypes, values, strict=True)]
+                    for c, (d, v) in enumerate(zip(red.dtypes, values, strict=True)):
+                        at, width = self._depends(stage, red, c, offsets, oc)
+                        slots.append(carried.setdefault((k, c, index, at), len(out)))
+                        if slots[-1] == len(out):
+                            out.append(b.const(d, pc.width if reduce_lane else width, v))
+        stage.slots = slots if len(out) < len(slots) else []
         stage.sums.clear()
         if plan is not None and plan.corrects >= 0:
             for offsets, oc in tile:
@@ -52,6 +61,28 @@ class Accumulators:
                     if key not in stage.sums:
                         stage.sums[key] = len(out)
                         out.append(b.const(plan.dot.accumulator, pc.width if reduce_lane else oc.width, 0))
+        return out
+
+    def _depends(self, stage: OpenStage, red: ReduceNode, component: int, offsets: dict[int, int], chunk: Chunk) -> tuple[Any, int]:
+        """(what tells a component at a position of the tile from that at others, its lanes)."""
+        if len(red.values) == 1:
+            return (tuple(offsets.items()), chunk.offset), chunk.width
+        axes = {a for c in get_combiner(red.combiner).read_for(component) for a in stage.r.nodes[red.values[c]].deps}
+        own = tuple([(a, o) for a, o in offsets.items() if a in axes])
+        return ((own, chunk.offset), chunk.width) if stage.vector_axis in axes else ((own, -1), 1)
+
+    def _spread(self, stage: OpenStage, accs: list[int]) -> list[int]:
+        """The accumulators of all positions of the tile, from those that are carried."""
+        return [accs[slot] for slot in stage.slots] if stage.slots else list(accs)
+
+    def _merged(self, stage: OpenStage, before: list[int], accs: list[int]) -> list[int]:
+        """What is carried on, from the accumulators of all positions: positions that are beyond the tile's end have none."""
+        if not stage.slots:
+            return accs
+        out = list(before)
+        for slot, v in zip(stage.slots, accs, strict=True):
+            if v != before[slot]:
+                out[slot] = v
         return out
 
     def sum_key(self, stage: OpenStage, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
@@ -64,7 +95,7 @@ class Accumulators:
         b = self.b
         outs = stage.num_outs
         stage.memo.clear()
-        accs = list(accs)
+        carried, accs = accs, self._spread(stage, accs)
         tile = stage.out_positions()
         partial = stage.partial
         present = stage.partial_positions()
@@ -73,7 +104,7 @@ class Accumulators:
         masks: dict[Chunk, int] = {}
         plan = self.intrinsics.plan_of(stage)
         reds = range(outs, len(stage.pieces))
-        crowded = 4 * sum(b.num_lanes[v] > 1 for v in accs) >= self.state.target.vector_registers
+        crowded = 4 * sum(b.num_lanes[v] > 1 for v in carried) >= self.state.target.vector_registers
         for number, (_, unrolled) in enumerate(stage.positions((UNROLL,), reds)):
             if crowded and number:
                 b.round = number
@@ -113,7 +144,7 @@ class Accumulators:
                         accs[at:at + n] = self.combine_value(stage, red, accs[at:at + n], guard, chunk.width)
                         at += n
         b.round = 0
-        return accs
+        return self._merged(stage, carried, accs)
 
     def guarded(self, value: int, acc: int, guard: int) -> int:
         """The new value of an accumulator where `guard` holds."""
@@ -131,24 +162,23 @@ class Accumulators:
         values = [self.values.evaluate(stage, v) for v in red.values]
         if guard >= 0:
             neutral = combiner.identity(*red.dtypes)
-            values = [b.alu("WHERE", d, width, guard, v, b.const(d, width, n)) for d, v, n in zip(red.dtypes, values, neutral, strict=True)]
-        return list(combiner.combine(tuple(acc), tuple(values), self.alu_for(width), nan=red.dtypes[0].is_float))
+            values = [b.alu("WHERE", d, b.num_lanes[a], guard, v, b.const(d, b.num_lanes[a], n))
+                      for d, a, v, n in zip(red.dtypes, acc, values, neutral, strict=True)]
+        return list(combiner.combine(tuple(acc), tuple(values), self.alu, nan=red.dtypes[0].is_float))
 
-    def alu_for(self, width: int) -> Callable[..., int]:
-        """Elementwise operations on `width` lanes, as combiners call them."""
-        b = self.b
-
-        def alu(op: Ops, *args: int) -> int:
-            dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
-            if op in TRANSCENDENTAL:
-                return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.state.target.float_rules)
-            return b.alu(op.value, dtype, width, *args)
-        return alu
+    def alu(self, op: Ops, *args: int) -> int:
+        """An elementwise operation, as combiners call it: of as many lanes as the widest operand."""
+        b, width = self.b, max([self.b.num_lanes[a] for a in args])
+        dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
+        if op in TRANSCENDENTAL:
+            return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.state.target.float_rules)
+        return b.alu(op.value, dtype, width, *args)
 
     def epilogue(self, stage: OpenStage, accs: list[int], sink: Sink) -> None:
         """Combine the partial results of each position and store the stage's value."""
+        accs = self._spread(stage, accs)
         if stage.r.axes and stage.r.axes[-1] >= 0:    # not in the phase that combines the parts of a cut reduction
-            accs = self.ctx.group.combine(stage.r, accs, self.alu_for)
+            accs = self.ctx.group.combine(stage.r, accs, self.alu)
         stage.memo.clear()
         tile = stage.out_positions()
         partial = stage.partial
@@ -252,9 +282,8 @@ class Accumulators:
             by_width.setdefault(b.num_lanes[p[0]], []).append(p)
         scalars: list[list[int]] = []
         for width, group in by_width.items():
-            alu = self.alu_for(width)
             while len(group) > 1:
-                group = [list(combiner.combine(tuple(group[i]), tuple(group[i + 1]), alu, nan=nan)) if i + 1 < len(group) else group[i]
+                group = [list(combiner.combine(tuple(group[i]), tuple(group[i + 1]), self.alu, nan=nan)) if i + 1 < len(group) else group[i]
                          for i in range(0, len(group), 2)]
             value = group[0]
             if reduce_lane:
@@ -263,14 +292,14 @@ class Accumulators:
                     half = w // 2
                     low = [b.pure("SHUFFLE", b.dtype[v], half, (v, v), tuple(range(half))) for v in value]
                     high = [b.pure("SHUFFLE", b.dtype[v], half, (v, v), tuple(range(half, w))) for v in value]
-                    value = list(combiner.combine(tuple(low), tuple(high), self.alu_for(half), nan=nan))
+                    value = list(combiner.combine(tuple(low), tuple(high), self.alu, nan=nan))
                     w = half
                 if w == 2:
                     low = [b.pure("EXTRACT", b.dtype[v], 1, (v,), 0) for v in value]
                     high = [b.pure("EXTRACT", b.dtype[v], 1, (v,), 1) for v in value]
-                    value = list(combiner.combine(tuple(low), tuple(high), self.alu_for(1), nan=nan))
+                    value = list(combiner.combine(tuple(low), tuple(high), self.alu, nan=nan))
             scalars.append(value)
         while len(scalars) > 1:
             a, c = scalars.pop(), scalars.pop()
-            scalars.append(list(combiner.combine(tuple(c), tuple(a), self.alu_for(b.num_lanes[a[0]]), nan=nan)))
+            scalars.append(list(combiner.combine(tuple(c), tuple(a), self.alu, nan=nan)))
         return scalars[0]

@@ -73,7 +73,7 @@ class OpenStage:
     """A stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
     __slots__ = ("aligned", "apart", "base", "bounds", "chunk", "group_base", "index", "linear", "loops", "memo", "narrow",
-                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "stores", "sums",
+                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "slots", "stores", "sums",
                  "vector_axis", "vector_row", "vector_stride", "whole_vectors", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
@@ -104,6 +104,7 @@ class OpenStage:
         self.memo: dict[Any, int] = {}  # values at positions, while the loops that are open stay
         self.linear: dict[Any, Any] = {}    # starts of axes and of addresses, while the loops that are open stay
         self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while a position is stored
+        self.slots: list[int] = []      # per accumulator of the tile the number of the one that is carried for it; empty: its own
         self.sums: dict[Any, int] = {}   # what a correction of a dot instruction depends on → its accumulator
         self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # partial position → (number, vector width)
 

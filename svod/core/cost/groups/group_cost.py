@@ -30,10 +30,11 @@ from svod.core.cost.groups.device import (
 )
 from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
+from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import exchanged_bytes, group_of, phase_of, reducers_of
 from svod.core.kernel.intrinsics import stored_node
-from svod.core.kernel.kernel import LinearIndex, Node
+from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode
 from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, copied_width, loop_nest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
@@ -51,6 +52,7 @@ _IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under wa
 _BARRIER = 40.0         # cycles
 _GROUP = 20.0           # cycles until a unit has begun one more group
 _EXCHANGED = 2          # barriers of one exchange of partial results
+_COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
 _ROUNDING = 2.0         # instructions that round a factor before its products
 _ROW = 8.0              # instructions of a row that is copied at once: its addresses, what is expected, the copy
 
@@ -298,8 +300,10 @@ class _Counter:
             self.multiply_adds += tile * (self.tiles.products if self.tiles is not None else 1.0)
             if self.tiles is not None:
                 self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / FIRST_BYTES
-            each = 1.0 if len(red.values) == 1 else 8.0
-            self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else each)
+            if len(red.values) == 1:
+                self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else 1.0)
+            else:
+                self.instructions += self.body * sum(n * self._side_by_side(red, c) for c, n in enumerate(_COMBINED[red.combiner]))
         for i, n in enumerate(self.r.nodes):
             if i in skip or n.dtype == dtypes.index:
                 continue
@@ -311,7 +315,7 @@ class _Counter:
                 self.instructions += operation_weight(n) * self._runs(n.deps)
         self._store()
         if self.r.reductions:
-            self.accumulators = float(self.upcast) * sum(len(red.values) for red in self.r.reductions)
+            self.accumulators = sum(self._side_by_side(red, c, UPCAST) for red in self.r.reductions for c in range(len(red.values)))
         if self.tiles is not None:
             self.accumulators *= self.tiles.results.num_elements
         self.registers = self.accumulators * max(1.0, self.r.lanes_bytes / 4) + self._beside()
@@ -319,6 +323,13 @@ class _Counter:
         serial = prod(c for a, c in self.own if a >= self.outs)
         self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * (STEP if self.tiles is None else LATENCY))
         self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)
+
+    def _side_by_side(self, red: ReduceNode, component: int, role: str = "") -> float:
+        """Positions side by side, of rows of a role alone, that have a component of a reduction of their own."""
+        of = get_combiner(red.combiner).read_for(component)
+        axes = {a for c in of for a in self.r.nodes[red.values[c]].deps} if len(of) < len(red.values) else range(len(self.positions))
+        return float(prod([p.extent for a in axes for p in self.stage.axes[a]
+                           if (p.role == role if role else p.role not in (LOOP, DOT, LOCAL, GROUP))]))
 
     def _beside(self) -> float:
         """Registers for what is added to accumulators: the loads of one unrolled iteration are all under way at once, each of those under

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from svod.core.cost.groups.attention import attention_options
 from svod.core.cost.groups.contractions import contraction_options
 from svod.core.cost.groups.device import LAUNCH, device_of
 from svod.core.cost.groups.group_cost import group_cost
@@ -60,6 +61,7 @@ def _generate(state: Scheduler) -> Iterator[Scheduler]:
             for s in roots[:-1]:
                 start = _best(start, s, sizes[1:2] or sizes)
             yield from _options(start, roots[-1], sizes if len(roots) == 1 else sizes[1:] or sizes)
+    yield from attention_options(state)
 
 
 def _placements(state: Scheduler) -> Iterator[Scheduler]:

@@ -26,7 +26,7 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import Fragment
 
 INDEX, BOOL = dtypes.index, dtypes.bool
-AluOf = Callable[[int], Callable[..., int]]      # elementwise operations on so many lanes
+Alu = Callable[..., int]      # elementwise operations
 ONE_THREAD = StageThreads(1, 1, 1)
 NOWHERE: Lin = ({}, 0)
 
@@ -121,7 +121,7 @@ class GroupThreads:
         return apart
 
     # -- partial results -----------------------------------------------------------------------------------
-    def combine(self, r: ResolvedStage, accs: list[int], alu_of: AluOf) -> list[int]:
+    def combine(self, r: ResolvedStage, accs: list[int], alu: Alu) -> list[int]:
         """The accumulators of a stage, of all reductions in turn, combined over the threads that share its reductions, so that all have
         the result. Threads of other positions do the same at the same time."""
         own = self.threads_of(r.stage.index)
@@ -131,9 +131,9 @@ class GroupThreads:
         step = lanes // 2
         while step:
             others = [self._shuffle(v, step) for v in accs]
-            accs = self._both(r, accs, others, alu_of)
+            accs = self._both(r, accs, others, alu)
             step //= 2
-        return accs if lanes == own.reducers else self._through_memory(r, own, lanes, accs, alu_of)
+        return accs if lanes == own.reducers else self._through_memory(r, own, lanes, accs, alu)
 
     def _shuffled(self, own: StageThreads) -> int:
         """How many neighbouring threads combine by shuffles: a power of two that their number divides into whole parts."""
@@ -150,18 +150,17 @@ class GroupThreads:
         b = self.b
         return b.load("SHFL_XOR", b.dtype[v], b.num_lanes[v], (v,), mask, ordered=True)
 
-    def _both(self, r: ResolvedStage, accs: list[int], others: list[int], alu_of: AluOf) -> list[int]:
+    def _both(self, r: ResolvedStage, accs: list[int], others: list[int], alu: Alu) -> list[int]:
         """Two accumulators of each position combined."""
         following: list[int] = []
         while len(following) < len(accs):
             for red in r.reductions:
                 at, n = len(following), len(red.values)
-                alu = alu_of(self.b.num_lanes[accs[at]])
                 following += get_combiner(red.combiner).combine(tuple(accs[at:at + n]), tuple(others[at:at + n]), alu,
                                                                 nan=red.dtypes[0].is_float)
         return following
 
-    def _through_memory(self, r: ResolvedStage, own: StageThreads, lanes: int, accs: list[int], alu_of: AluOf) -> list[int]:
+    def _through_memory(self, r: ResolvedStage, own: StageThreads, lanes: int, accs: list[int], alu: Alu) -> list[int]:
         """Partial results, one of every `lanes` threads, put into shared memory and combined by every thread."""
         b, shared, s = self.b, self.shared, r.stage.index
         slots = self.group.threads // lanes
@@ -180,7 +179,7 @@ class GroupThreads:
             return [b.load("LOAD", b.dtype[v], b.num_lanes[v], (pointer, b.mul(at, b.num_lanes[v])), 0, ordered=True)
                     for pointer, v in zip(pointers, accs, strict=True)]
         loop, carried = b.open(b.index(1), b.index(own.reducers // lanes), 1, tuple(read(first)))
-        return b.close(loop, tuple(self._both(r, carried, read(b.add(first, loop)), alu_of)))
+        return b.close(loop, tuple(self._both(r, carried, read(b.add(first, loop)), alu)))
 
     def _first_slot(self, own: StageThreads, lanes: int) -> int:
         """Where the partial results begin that belong to this thread's position."""

@@ -1,0 +1,174 @@
+"""Options of attention in one pass over blocks of the keys (ONLINE), a tile of queries to each group.
+
+    ONLINE(s3, 64) TILE(o1, 64) ORDER(out, o0, o1, r0, o1.in, o2) STAGE(s8, r0) … STAGE(s1, r0) STAGE(s0, o1)
+        TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) UPCAST(s2.o2, 8) LOCAL(s2.o1, 4)      scores of 64 queries and 64 keys, of 4 subgroups
+        LOCAL(s3.o1, 64) GROUP(s3.r0, 2)                                        maxima, and sums of weights: two threads a query
+        TC(s8.r0, (mma_bf16,s8.o1,s8.o2)) UPCAST(s8.o2, 8) LOCAL(s8.o1, 4)      sums of weighted values
+        LOCAL(o2, 16) LOCAL(o1.in, 8) UPCAST(o1.in, 8) UPCAST(o2, 4)            what they are added to stays in registers
+
+The queries lie in shared memory for the whole pass, the keys and values of a block while it is computed, or before (PIPELINE). Without
+matrix instructions that fit, each thread has a register tile of scores and one of weighted values.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from svod.core.cost.groups.spread import thread_counts
+from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
+from svod.core.cost.sketch_online import blocks_start, main_axes, row_maxima
+from svod.core.kernel.intrinsics import applicable
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.isa import DOTS, Dot
+
+_BLOCKS = (32, 64, 128)         # keys at a time
+_QUERIES = (32, 64, 128)        # of a group
+_WIDE = (4, 8, 16)              # columns of a thread's tile
+_BUFFERS = 2                    # of keys and values that are copied ahead
+_MOST_HELD = 32                 # elements of a tile of scores or sums that a thread holds
+
+
+class _Part(NamedTuple):
+    """A stage of the pass as its tiles are cut: its name and that of its reduce axis, and the axes of its rows and columns."""
+
+    stage: int
+    rows: str
+    columns: str
+    summed: str
+
+
+def attention_options(state: Scheduler) -> Iterator[Scheduler]:
+    """Whole chains of a kernel that is one weighted sum over the row of a maximum."""
+    if not state.target.shared_bytes:
+        return
+    for s in row_maxima(state):
+        for block in _BLOCKS:
+            start = blocks_start(state, s, block) if state.kernel.axes[s.reds[0]].extent >= 2 * block else None
+            if start is not None:
+                for queries in _QUERIES:
+                    yield from _passes(start, queries, block)
+
+
+def _passes(start: Scheduler, queries: int, block: int) -> Iterator[Scheduler]:
+    r = resolved(start, start.kernel.output)
+    lane, tile = main_axes(start, r)
+    if tile < 0 or lane < tile or extent_of(start, r, tile) < queries // 2:
+        return
+    queries = min(queries, extent_of(start, r, tile))
+    peaks, totals, parts = (r.nodes[v] for v in r.reductions[0].values)
+    of_peaks = resolved(start, peaks.arg)
+    down = _moved(peaks.dims, tile)                     # the dim of the maxima along which queries lie
+    read = next(n for n in of_peaks.nodes if n.kind == "read")
+    scores = _part(start, read.arg, _moved(read.dims, down), _moved(read.dims, len(of_peaks.stage.outs)))
+    sums = _part(start, parts.arg, _moved(parts.dims, tile), _moved(parts.dims, lane))
+    if scores is None or sums is None:
+        return
+    rows = [(s, down) for s in (peaks.arg, totals.arg)]
+    columns = extent_of(start, r, lane)
+    for threads in thread_counts(start)[-2:]:
+        for held in _in_tiles(start, scores, sums, queries, block, columns, threads):
+            placed = _placed(held, r, tile, lane, queries, scores.stage, sums.stage)
+            for s, axis in rows:
+                placed = _row_threads(placed, s, axis, queries, threads)
+            name = name_of(start, r, tile)
+            out = _Part(r.stage.index, f"{name}.in" if extent_of(start, r, tile) > queries else name, name_of(start, r, lane), "")
+            done = _thread_tile(placed, out, queries, columns, threads)
+            if done is not None:
+                yield done
+                ahead = try_opt(done, "PIPELINE", name_of(start, r, len(r.stage.outs)), _BUFFERS)
+                if ahead is not done:
+                    yield ahead
+
+
+def _moved(dims: Any, local: int) -> int:
+    """The dim of a read that local axis `local` moves by one, or -1."""
+    return next((d for d, lin in enumerate(dims) if lin.coef(local) == 1), -1)
+
+
+def _part(state: Scheduler, s: int, rows: int, columns: int) -> _Part | None:
+    """A stage with the outputs number `rows` and `columns`, which sums along one axis."""
+    stage, axes = state.kernel.stages[s], state.kernel.axes
+    if min(rows, columns) < 0 or len(stage.reds) != 1:
+        return None
+    return _Part(s, axes[stage.outs[rows]].name, axes[stage.outs[columns]].name, axes[stage.reds[0]].name)
+
+
+def _in_tiles(state: Scheduler, scores: _Part, sums: _Part, queries: int, block: int, columns: int, threads: int) -> Iterator[Scheduler]:
+    """Both products in tiles of matrix instructions where they fit, else in register tiles of threads."""
+    done: Scheduler | None = state
+    for part, across in ((scores, block), (sums, columns)):
+        dot = _instruction(state, part)
+        if done is not None and dot is not None:
+            done = _matrix_tile(done, part, dot, queries, across, threads)
+        elif done is not None:
+            done = _thread_tile(done, part, queries, across, threads)
+            done = try_opt(done, "UNROLL", part.summed, 4) if done is not None else None
+    if done is not None:
+        yield done
+
+
+def _instruction(state: Scheduler, part: _Part) -> Dot | None:
+    """The matrix instruction of a product, whose tiles a subgroup holds."""
+    for axis, arg in applicable(state.kernel, state.target, part.stage):
+        if axis == part.summed and isinstance(arg, tuple) and arg[1:] == (part.rows, part.columns):
+            dot = DOTS[arg[0]]
+            if dot.fragments is not None and not dot.reads_shared:
+                return dot
+    return None
+
+
+def _matrix_tile(state: Scheduler, part: _Part, dot: Dot, down: int, across: int, threads: int) -> Scheduler | None:
+    """Tiles of `down` rows and `across` columns by all subgroups: rows are dealt out to them, then columns."""
+    state = try_opt(state, "TC", part.summed, (dot.name, part.rows, part.columns))
+    subgroups = threads // dot.threads
+    rows, columns = -(-down // dot.rows), -(-across // dot.columns)
+    over_rows = min(subgroups, rows)
+    over_columns = subgroups // over_rows
+    if rows % over_rows or columns % over_columns or rows * columns * dot.rows * dot.columns > _MOST_HELD * 2 * threads:
+        return None
+    for op, name, amount in (("UPCAST", part.rows, rows // over_rows), ("UPCAST", part.columns, columns // over_columns),
+                             ("LOCAL", part.rows, over_rows), ("LOCAL", part.columns, over_columns)):
+        state = try_opt(state, op, name, amount) if amount > 1 else state
+    return try_opt(state, "UNROLL", part.summed, 0)
+
+
+def _thread_tile(state: Scheduler, part: _Part, down: int, across: int, threads: int) -> Scheduler | None:
+    """A register tile to each thread: some columns beside each other, and as many rows as are left to it."""
+    wide = next(n for n in _WIDE if -(-across // n) <= threads or n == _WIDE[-1])
+    over_columns = min(threads, -(-across // wide))
+    over_rows = min(threads // over_columns, down)
+    high = -(-down // over_rows)
+    if high * wide > _MOST_HELD or over_columns * wide < across:
+        return None
+    for op, name, amount in (("UPCAST", part.rows, high), ("UPCAST", part.columns, wide), ("LOCAL", part.columns, over_columns),
+                             ("LOCAL", part.rows, over_rows)):
+        state = try_opt(state, op, name, amount) if amount > 1 else state
+    return try_opt(state, "LANES", f"{part.columns}.in") if wide > 1 else state
+
+
+def _row_threads(state: Scheduler, s: int, axis: int, queries: int, threads: int) -> Scheduler:
+    """Maxima or sums of rows: a row to each thread, or to several."""
+    stage, axes = state.kernel.stages[s], state.kernel.axes
+    parts = threads // queries
+    state = try_opt(state, "LOCAL", axes[stage.outs[axis]].name, min(queries, threads))
+    return try_opt(state, "GROUP", axes[stage.reds[0]].name, parts) if parts > 1 else state
+
+
+def _placed(state: Scheduler, r: ResolvedStage, tile: int, lane: int, queries: int, scores: int, parts: int) -> Scheduler:
+    """The loop over blocks around a tile of queries, and in it what is computed and read of a block; around it the queries."""
+    name, along, blocks = name_of(state, r, tile), name_of(state, r, lane), name_of(state, r, len(r.stage.outs))
+    others = [name_of(state, r, a) for a in range(len(r.stage.outs)) if a not in (lane, tile) and extent_of(state, r, a) > 1]
+    inside = [name, along]
+    if extent_of(state, r, tile) > queries:
+        state = try_opt(state, "TILE", name, queries)
+        others.append(name)
+        inside = [f"{name}.in", along]
+    state = try_opt(state, "ORDER", r.stage.name, (*others, blocks, *inside))
+    operands = {s for product in (scores, parts) for s in resolved(state, product).reads}
+    for s in reversed(state.kernel.stages):
+        readers = sum(s.index in reads for reads in state.kernel.reads)
+        if not s.is_output and (s.has_reduce or s.index in operands or readers > 1):
+            state = try_opt(state, "STAGE", s.name, blocks)
+    fixed = min(resolved(state, scores).reads)
+    return try_opt(state, "STAGE", state.kernel.stages[fixed].name, others[-1]) if others else state
