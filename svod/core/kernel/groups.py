@@ -137,11 +137,11 @@ def has_own_threads(state: Scheduler, stage: int) -> bool:
 
 def whole_extent(state: Scheduler, stage: int, dim: int, extent: int) -> int:
     """Positions of a dim of a stage in shared memory, of which `extent` are required: rounded up to what its threads compute side by side,
-    and to whole register tiles where its loops do not divide them. Raises KernelOptError where its loops do not reach so far: readers in
-    threads go beyond the end of an axis whose outermost loop is bound to the threads of the stage."""
+    to whole tiles that they hold, and to whole register tiles where its loops do not divide them. Raises KernelOptError where its loops do
+    not reach so far: readers in threads go beyond the end of an axis whose outermost loop is bound to the threads of the stage."""
     axis = state.kernel.stages[stage].outs[dim]
     rows = state.axis_rows[axis]
-    first = next((i for i, row in enumerate(rows) if state.rows[row].role == LOCAL and state.rows[row].extent > 1), len(rows))
+    first = next((i for i, row in enumerate(rows) if state.rows[row].role in (LOCAL, DOT) and state.rows[row].extent > 1), len(rows))
     if first == len(rows):
         return extent
     whole = _round_up(extent, prod(state.rows[row].extent for row in rows[first:]))

@@ -57,7 +57,7 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
     below = set(rows.source.toposort())
     if any(s.has_reduce and s.node in below for s in kernel.stages):
         raise KernelOptError(f"what stage {name} is the maximum of is a sum itself, and something other than one weighted sum reads it "
-                             f"again after the row (weights that are rounded, for one): it would be computed twice")
+                             f"again after the row: it would be computed twice")
     return rewriter.pair(sums)
 
 

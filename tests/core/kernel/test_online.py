@@ -13,7 +13,9 @@ from svod.config import NONE, PrepareConfig
 from svod.core.cost.sketch import sketches
 from svod.core.cost.sketch_online import online_sketches
 from svod.core.graph import graph
+from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.intrinsics import operands_of, source_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
@@ -40,14 +42,17 @@ def online(kernel: Kernel, block: int) -> Scheduler:
     return apply_opt(Scheduler(kernel, AVX512), Opt("ONLINE", peak_of(kernel), block))
 
 
-def attention(heads: int, queries: int, keys: int, width: int, columns: int, causal: bool = False) -> Tensor:
-    return data(heads, queries, width).scaled_dot_product_attention(data(heads, keys, width), data(heads, keys, columns), is_causal=causal)
+def attention(heads: int, queries: int, keys: int, width: int, columns: int, causal: bool = False, dtype: str = "float32") -> Tensor:
+    q, k, v = (data(heads, n, w, dtype=dtype) for n, w in ((queries, width), (keys, width), (keys, columns)))
+    return q.scaled_dot_product_attention(k, v, is_causal=causal)
 
 
 KINDS = {
     "attention": lambda rng: attention(rng.choice((1, 2, 3)), *(rng.choice(EXTENTS) for _ in range(4))),
     "pooling": lambda rng: attention(2, rng.choice(EXTENTS), rng.choice(EXTENTS), 3, 1),    # the stage of the sum divides by it, too
     "causal": lambda rng: attention(2, rng.choice(EXTENTS), rng.choice(EXTENTS), 3, 5, causal=True),
+    "rounded": lambda rng: attention(2, *(rng.choice(EXTENTS) for _ in range(4)), causal=rng.random() < 0.5,
+                                     dtype="bfloat16"),
     "softmax": lambda rng: data(rng.choice(EXTENTS), 4 * rng.choice(EXTENTS)).softmax(-1),
     "softmax_columns": lambda rng: data(2, rng.choice(EXTENTS), rng.choice(EXTENTS)).softmax(1),
     "log_softmax": lambda rng: data(rng.choice(EXTENTS), rng.choice(EXTENTS)).log_softmax(-1),
@@ -191,7 +196,31 @@ phase 0: out → p0
     for all o0: p0[8·o0 + o1] = acc.2 · (1 / acc.1)"""
 
 
-SOFTMAX, HALF = data(4, 12).softmax(-1), data(2, 4, 12, dtype="float16")
+@pytest.mark.parametrize(("dtype", "keys"), [("bfloat16", 24), ("float16", 17)])
+def test_weights_are_rounded_after_they_were_added_up(dtype: str, keys: int) -> None:
+    """A block's sum of weights reads them as they are, its product with the values reads them rounded; and both factors of that product
+    are stages along the positions of a block, which is what instructions take."""
+    kernel = online(Kernel(kernel_of(attention(2, 6, keys, 4, 8, dtype=dtype))), 8).kernel
+    m, s, a = (kernel.resolve(frozenset())[kernel.output].nodes[v].arg       # type: ignore[union-attr]
+               for v in kernel.resolve(frozenset())[kernel.output].reductions[0].values)     # type: ignore[union-attr]
+    weights, = kernel.reads[s]
+    rounded, values = kernel.reads[a]
+    assert kernel.reads[rounded] == (weights,) and m in kernel.reads[weights]
+    assert source_of(kernel.stages[rounded]) == source_of(kernel.stages[values]) == BY_NAME[dtype] != kernel.stages[weights].dtype
+    operands_of(kernel, kernel.resolve(frozenset())[a], kernel.stages[a].reds[0])       # type: ignore[arg-type]
+
+
+def test_components_that_positions_share_are_carried_once() -> None:
+    """Four rows of two vectors: four maxima and four sums of weights, beside eight vectors of what is weighted."""
+    chain = [Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 0)]
+    kernel = Kernel(kernel_of(attention(1, 4, 24, 4, 32)))
+    program = lower(apply_opts(online(kernel, 8), chain))
+    carried = [i.lanes for i in program.code[0] if i.op == "CARRY" and i.dtype == dtypes.float32]
+    assert sorted(carried)[-16:] == [1] * 8 + [16] * 8
+    run_interpreted(Case(kernel, seed=1), program, 1)
+
+
+SOFTMAX, WEIGHTS = data(4, 12).softmax(-1), (data(2, 5, 3) @ data(2, 3, 12)).softmax(-1)
 REFUSED: list[tuple[Tensor, str, Any, str]] = [
     (SOFTMAX, "s1", 12, "2 to 11 of the 12"),
     (SOFTMAX, "s1", 1, "2 to 11 of the 12"),
@@ -204,7 +233,7 @@ REFUSED: list[tuple[Tensor, str, Any, str]] = [
     (data(4, 12) - data(4, 12).max(1, keepdim=True), "s1", 4, "sums up exp"),
     (data(4, 12).logsumexp(1), "s1", 4, "not the maximum"),
     ((data(4, 5) @ data(5, 12)).flip(1).softmax(-1) @ data(12, 3), "s3", 5, "position by position"),
-    (HALF.scaled_dot_product_attention(HALF, HALF), "s3", 3, "computed twice"),
+    (WEIGHTS.square() @ data(2, 12, 7), "s3", 3, "computed twice"),
 ]
 
 
@@ -237,3 +266,5 @@ def test_sketches_of_long_rows(queries: int, keys: int, columns: int) -> None:
     assert any(s.applied_opts[0].op == "ONLINE" for s in sketches(Scheduler(case.kernel, target)))
     run_native(case, lower(found[0][0]), target, 3)
     assert not list(online_sketches(Scheduler(Kernel(kernel_of(attention(2, queries, 128, 5, columns))), target)))
+    rounded = Kernel(kernel_of(attention(2, queries, keys, 5, columns, dtype="bfloat16")))
+    assert not list(online_sketches(Scheduler(rounded, target)))

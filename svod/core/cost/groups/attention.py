@@ -123,11 +123,12 @@ def _matrix_tile(state: Scheduler, part: _Part, dot: Dot, down: int, across: int
     state = try_opt(state, "TC", part.summed, (dot.name, part.rows, part.columns))
     subgroups = threads // dot.threads
     rows, columns = -(-down // dot.rows), -(-across // dot.columns)
-    over_rows = min(subgroups, rows)
-    over_columns = subgroups // over_rows
-    if rows % over_rows or columns % over_columns or rows * columns * dot.rows * dot.columns > _MOST_HELD * 2 * threads:
+    over_rows = _power_below(min(subgroups, rows))
+    over_columns = _power_below(min(subgroups // over_rows, columns))
+    high, wide = -(-rows // over_rows), -(-columns // over_columns)
+    if high * wide * dot.rows * dot.columns > 2 * _MOST_HELD * dot.threads:
         return None
-    for op, name, amount in (("UPCAST", part.rows, rows // over_rows), ("UPCAST", part.columns, columns // over_columns),
+    for op, name, amount in (("UPCAST", part.rows, high), ("UPCAST", part.columns, wide),
                              ("LOCAL", part.rows, over_rows), ("LOCAL", part.columns, over_columns)):
         state = try_opt(state, op, name, amount) if amount > 1 else state
     return try_opt(state, "UNROLL", part.summed, 0)
@@ -137,21 +138,28 @@ def _thread_tile(state: Scheduler, part: _Part, down: int, across: int, threads:
     """A register tile to each thread: some columns beside each other, and as many rows as are left to it."""
     wide = next(n for n in _WIDE if -(-across // n) <= threads or n == _WIDE[-1])
     over_columns = min(threads, -(-across // wide))
-    over_rows = min(threads // over_columns, down)
+    over_rows = _power_below(min(threads // over_columns, down))
     high = -(-down // over_rows)
     if high * wide > _MOST_HELD or over_columns * wide < across:
         return None
-    for op, name, amount in (("UPCAST", part.rows, high), ("UPCAST", part.columns, wide), ("LOCAL", part.columns, over_columns),
-                             ("LOCAL", part.rows, over_rows)):
-        state = try_opt(state, op, name, amount) if amount > 1 else state
+    for name, amount, over in ((part.columns, wide, over_columns), (part.rows, high, over_rows)):
+        state = try_opt(state, "UPCAST", name, amount) if amount > 1 else state
+        over = min(over, _power_below(state.rows[state.row_id(name)].extent))
+        state = try_opt(state, "LOCAL", name, over) if over > 1 else state
     return try_opt(state, "LANES", f"{part.columns}.in") if wide > 1 else state
+
+
+def _power_below(n: int) -> int:
+    """The largest power of two up to n. So many threads along an axis, in several rounds, cover what others read beyond its end."""
+    return 1 << (n.bit_length() - 1)
 
 
 def _row_threads(state: Scheduler, s: int, axis: int, queries: int, threads: int) -> Scheduler:
     """Maxima or sums of rows: a row to each thread, or to several."""
     stage, axes = state.kernel.stages[s], state.kernel.axes
-    parts = threads // queries
-    state = try_opt(state, "LOCAL", axes[stage.outs[axis]].name, min(queries, threads))
+    rows = _power_below(min(queries, threads))
+    parts = threads // rows
+    state = try_opt(state, "LOCAL", axes[stage.outs[axis]].name, rows)
     return try_opt(state, "GROUP", axes[stage.reds[0]].name, parts) if parts > 1 else state
 
 

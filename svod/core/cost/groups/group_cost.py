@@ -292,18 +292,7 @@ class _Counter:
         packed = self.nest.layouts.packed.get(self.r.stage.index)
         if packed is not None and stored_node(self.r, packed) != self.r.value:
             skip.add(self.r.value)      # stored before it is made wide
-        for red in self.r.reductions:
-            product = self.r.nodes[red.values[0]]
-            if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
-                skip.add(red.values[0])
-            tile = self.body * prod(self.positions)
-            self.multiply_adds += tile * (self.tiles.products if self.tiles is not None else 1.0)
-            if self.tiles is not None:
-                self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / FIRST_BYTES
-            if len(red.values) == 1:
-                self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else 1.0)
-            else:
-                self.instructions += self.body * sum(n * self._side_by_side(red, c) for c, n in enumerate(_COMBINED[red.combiner]))
+        self._reductions(skip)
         for i, n in enumerate(self.r.nodes):
             if i in skip or n.dtype == dtypes.index:
                 continue
@@ -323,6 +312,21 @@ class _Counter:
         serial = prod(c for a, c in self.own if a >= self.outs)
         self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * (STEP if self.tiles is None else LATENCY))
         self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)
+
+    def _reductions(self, skip: set[int]) -> None:
+        """Count what is summed up, and note the products that are part of that."""
+        for red in self.r.reductions:
+            product = self.r.nodes[red.values[0]]
+            if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
+                skip.add(red.values[0])
+            tile = self.body * prod(self.positions)
+            self.multiply_adds += tile * (self.tiles.products if self.tiles is not None else 1.0)
+            if self.tiles is not None:
+                self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / FIRST_BYTES
+            if len(red.values) == 1:
+                self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else 1.0)
+            else:
+                self.instructions += self.body * sum(n * self._side_by_side(red, c) for c, n in enumerate(_COMBINED[red.combiner]))
 
     def _side_by_side(self, red: ReduceNode, component: int, role: str = "") -> float:
         """Positions side by side, of rows of a role alone, that have a component of a reduction of their own."""

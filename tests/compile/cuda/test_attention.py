@@ -1,0 +1,80 @@
+"""Attention in one pass over blocks of the keys on NVIDIA's GPUs: right numbers on the CPU, and what ptxas makes of it."""
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from svod.compile.backend import backend_named
+from svod.compile.cuda import ptxas
+from svod.compile.cuda.ptx import emit_ptx
+from svod.compile.cuda.render import render
+from svod.compile.lower.lower import lower
+from svod.core.cost.groups.attention import attention_options
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_sketch import priced
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from tests.attention import KINDS, AttentionCase
+from tests.compile.cuda.fake_driver import FakeDriver, stand_in
+from tests.compile.cuda.target import card_target
+from tests.compile.cuda.test_core_suite import A100, H100
+from tests.core.corpus import data, kernel_of
+from tests.draws import count
+
+CARDS = {"sm_80": A100, "sm_90": H100}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_of_random_shapes(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, ran = random.Random(f"{kind} {dtype}"), 0
+    stand_in(FakeDriver(sizes={**CARDS[rng.choice(list(CARDS))], "group_threads": 128}), monkeypatch)
+    while ran < count(1):
+        shape = rng.choice((1, 2)), rng.choice((17, 32, 33, 40)), rng.choice((64, 67, 96)), rng.choice((2, 3, 16, 17)), rng.choice((2, 5, 8, 16))
+        case = AttentionCase.draw(rng, kind, dtype, shape)
+        found = priced(attention_options(Scheduler(case.kernel(), backend_named("CUDA").target())))
+        if found:
+            _, state = rng.choice(found)
+            assert any(o.op == "TC" for o in state.applied_opts) == (dtype != "float32")
+            case.check(state.applied_opts, "CUDA")
+            ran += 1
+
+
+def attention(heads: int, queries: int, keys: int, width: int, dtype: str) -> Kernel:
+    q, k, v = (data(heads, n, width, dtype=dtype) for n in (queries, keys, keys))
+    return Kernel(kernel_of(q.scaled_dot_product_attention(k, v, is_causal=True)))
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [("sm_75", "float16"), ("sm_80", "bfloat16"), ("sm_90", "float32"), ("sm_90a", "bfloat16")])
+def test_ptxas_accepts_the_fastest_pass(arch: str, dtype: str) -> None:
+    """One phase, in which nothing is spilled and no thread has memory of its own."""
+    target = card_target(arch)
+    _, state = priced(attention_options(Scheduler(attention(12, 1024, 1024, 64, dtype), target)))[0]
+    assert state.online and any(o.op == "TC" for o in state.applied_opts) == (dtype != "float32")
+    if ptxas.ptxas_version() is None:
+        pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
+    report, = ptxas.assemble(emit_ptx(render(lower(state), target), arch), arch)[1]
+    assert not report.spill_stores and not report.spill_loads and not report.stack
+
+
+PHASES = {
+    "float32": "STAGE(s2, root) STAGE(s3, root) STAGE(s5, root) UPCAST(s2.o1, 8) UPCAST(s2.o2, 8) LANES(s2.o2.in) LOCAL(s2.o2, 16) "
+               "LOCAL(s2.o1, 8) TILE(s2.r0, 16) STAGE(s0, s2.r0) STAGE(s1, s2.r0) UNROLL(s2.r0.in, 4) PIPELINE(s2.r0, 2) GROUP(s3.r0, 32) "
+               "UNROLL(s3.r0, 4) LOCAL(s3.o1, 8) GROUP(s5.r0, 32) UNROLL(s5.r0, 4) LOCAL(s5.o1, 8) UPCAST(o1, 4) UPCAST(o2, 8) "
+               "LANES(o2.in) LOCAL(o2, 8) LOCAL(o1, 16) TILE(r0, 32) STAGE(s6, r0) STAGE(s7, r0) UNROLL(r0.in, 4)",
+    "bfloat16": "STAGE(s2, root) STAGE(s3, root) STAGE(s5, root) TC(s2.r0, mma_bf16,s2.o1,s2.o2) UPCAST(s2.o1, 4) UPCAST(s2.o2, 8) "
+                "LOCAL(s2.o1, 2) LOCAL(s2.o2, 4) TILE(s2.r0, 2) STAGE(s0, s2.r0) STAGE(s1, s2.r0) UNROLL(s2.r0.in2, 0) PIPELINE(s2.r0, 2) "
+                "GROUP(s3.r0, 32) UNROLL(s3.r0, 4) LOCAL(s3.o1, 8) GROUP(s5.r0, 32) UNROLL(s5.r0, 4) LOCAL(s5.o1, 8) "
+                "TC(r0, mma_bf16,o1,o2) UPCAST(o1, 4) UPCAST(o2, 8) LOCAL(o1, 4) TILE(r0, 4) STAGE(s6, r0) STAGE(s7, r0) UNROLL(r0.in2, 0)"}
+"""The fastest chains, as predicted, that compute scores, maxima, sums and the rest in phases of their own."""
+
+
+@pytest.mark.parametrize("dtype", PHASES)
+def test_one_pass_is_predicted_faster_than_phases_where_scores_outgrow_the_caches(dtype: str) -> None:
+    state = Scheduler(attention(48, 2048, 2048, 64, dtype), card_target("sm_90"))
+    phases = group_cost(apply_opts(state, parse_chain(PHASES[dtype]))).cycles
+    fastest, _ = priced(attention_options(state))[0]
+    assert fastest < 0.8 * phases
