@@ -8,8 +8,8 @@ whole instructions; the copy does masks and conversions. A vector instruction re
 all lanes. A tile instruction reads one operand in rows along the sum, the other in rows of groups side by side.
 
 Where the threads of a subgroup hold tiles together a group is one number. Operands then lie in either order and are padded with zeros to
-whole tiles along both dims, and LOCAL counts subgroups. A stage with such tiles that is computed inside another one lies in shared memory. An
-instruction of several subgroups reads its operands from shared memory, in lines of 16 bytes, one behind the other."""
+whole tiles along both dims, and LOCAL counts subgroups. A stage with such tiles that is computed inside another one lies in shared
+memory. An instruction of several subgroups reads its operands from shared memory, in lines of 16 bytes, one behind the other."""
 from __future__ import annotations
 
 from collections.abc import Iterator

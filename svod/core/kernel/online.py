@@ -6,9 +6,9 @@
                     · V[k, n]                          YB[c, n, b] = Σ_i PB[c, b, i] · V[b*B + i, n]
                                                        (m, s, a) = EXPSUM over b of (MB[c, b], SB[c, b], YB[c, n, b]);  y[c, n] = a / s
 
-Weights that the graph rounds to 16 bits before they are multiplied are rounded in their block: relative to its maximum, before the division.
-Maxima and sums are of the weights as they are. The factors of that product are stages of their own, [c, b, i] and [b, i, n], so that the
-sum over a block is a contraction for matrix instructions.
+Weights that the graph rounds to 16 bits before they are multiplied are rounded in their block: relative to its maximum, before the
+division. Maxima and sums are of the weights as they are. The factors of that product are stages of their own, [c, b, i] and [n, b, i], so
+that the sum over a block is a contraction for matrix instructions.
 
 What has the maximum of its own block is scaled to the larger one where two blocks meet (the combiner EXPSUM), so a block needs no other
 block: they are a REDUCE like any other, serial, side by side, or shared among cores. Where the maximum is read outside of such a sum

@@ -33,8 +33,8 @@ def test_passes_of_random_shapes(kind: str, dtype: str, monkeypatch: pytest.Monk
     rng, ran = random.Random(f"{kind} {dtype}"), 0
     stand_in(FakeDriver(sizes={**CARDS[rng.choice(list(CARDS))], "group_threads": 128}), monkeypatch)
     while ran < count(1):
-        shape = rng.choice((1, 2)), rng.choice((17, 32, 33, 40)), rng.choice((64, 67, 96)), rng.choice((2, 3, 16, 17)), rng.choice((2, 5, 8, 16))
-        case = AttentionCase.draw(rng, kind, dtype, shape)
+        heads, queries, keys = rng.choice((1, 2)), rng.choice((17, 32, 33, 40)), rng.choice((64, 67, 96))
+        case = AttentionCase.draw(rng, kind, dtype, (heads, queries, keys, rng.choice((2, 3, 16, 17)), rng.choice((2, 5, 8, 16))))
         found = priced(attention_options(Scheduler(case.kernel(), backend_named("CUDA").target())))
         if found:
             _, state = rng.choice(found)

@@ -33,7 +33,7 @@ class Accumulators:
 
     def identities(self, stage: OpenStage) -> list[int]:
         b = self.b
-        out = []
+        out: list[int] = []
         tile, partial = stage.out_positions(), stage.partial_positions()
         stage.partial = {key: (i, c.width) for i, (key, _, c) in enumerate(partial)}
         reduce_lane = stage.vector_axis >= stage.num_outs
