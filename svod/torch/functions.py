@@ -41,7 +41,7 @@ class GraphFunction:
         self.bound, self.check = bound, check
         self.program, self.eager, self.settings, self.entry = program, eager, settings, entry
         self.static = list(static) if settings.freeze else []
-        self.kept = Kept(kept, bound=bound is not None)
+        self.kept = list(kept)
         self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
         self.weights: dict[tuple[int, ...], Weights] = {}       # by the identities of their tensors
         self._latest: Weights | None = None
@@ -56,18 +56,14 @@ class GraphFunction:
         functions.add(self)
 
     def _split(self) -> None:
-        known = {*self.static, *self.kept.numbers}
+        known = {*self.static, *self.kept}
         self._others = [i for i, n in enumerate(n for n in self.program.graph.nodes if n.op == "placeholder") if i not in known]
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         self.calls += 1
         weights = self._weights(given)
-        forms = [_form(given[i]) for i in self._others]
-        places = None
-        if self.kept.numbers:
-            places = self.kept.places(given)
-            forms.append(places.form)
-        key = tuple(forms)
+        places = weights.kept.places(given) if self.kept else None
+        key = (places and places.form, *[_form(given[i]) for i in self._others])
         plan = weights.plans.get(key)
         if plan is None:
             self.check(given)
@@ -76,11 +72,15 @@ class GraphFunction:
                 return list(self.eager(*given))
         try:
             plan.last = self.calls
+            weights.turn_to(plan)
             if plan.missing and not plan.runs:
                 return self._first_run(plan, given)
             return plan.run(given, places)
-        except SvodError as error:
-            if self._is_raised(error):
+        except BaseException as error:
+            if plan.is_spent:       # the run stopped half-way, so PyTorch must not begin it again; the next call has another plan
+                weights.plans.pop(key, None)
+                raise
+            if not isinstance(error, SvodError) or self._is_raised(error):
                 raise
             self._say(key, str(error))
             return list(self.eager(*given))
@@ -119,7 +119,7 @@ class GraphFunction:
             self.weights.pop(key, None)
             while len(self.weights) >= MOST_WEIGHTS:
                 del self.weights[next(iter(self.weights))]
-            made = self._latest = self.weights[key] = Weights(static)
+            made = self._latest = self.weights[key] = Weights(static, Kept(self.kept, bound=self.bound is not None))
         return made
 
     def _count_change(self, static: Sequence[Any]) -> None:
@@ -148,7 +148,7 @@ class GraphFunction:
             try:
                 self._check(given)
                 constants = dict(zip(self.static, weights.tensors, strict=True))
-                plan = make_plan(self.program, given, constants, self.kept.numbers, self.settings.config)
+                plan = make_plan(self.program, given, constants, self.kept, self.settings.config)
             except Exception as error:
                 if self._is_raised(error):
                     raise

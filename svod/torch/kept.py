@@ -10,40 +10,48 @@ from operator import is_
 from typing import Any
 
 from svod.torch.memory import gpu_of
-from svod.torch.watch import Watch, form_of
+from svod.torch.watch import Watch
 
 
 class Kept:
     """Arguments of a graph, by `numbers`, that it writes. `bound`: they are the same tensors in every call."""
 
     def __init__(self, numbers: Sequence[int], *, bound: bool) -> None:
-        self.numbers = list(numbers)
-        self._is_bound = bound
-        self._forms: dict[Any, int] = {}
+        self._numbers, self._is_bound = numbers, bound
         self._now: Places | None = None
 
     def places(self, given: Sequence[Any]) -> Places:
         """Where they are in this call: the object of the call before, if nothing differs."""
         now = self._now
-        if now is not None and (self._is_bound or now.is_of([given[i] for i in self.numbers])) and now.is_unchanged():
+        if now is not None and (self._is_bound or now.is_of([given[i] for i in self._numbers])) and now.is_unchanged():
             return now
-        tensors = [given[i] for i in self.numbers]
-        form = tuple(map(form_of, tensors))
-        self._now = now = Places(tensors, self._forms.setdefault(form, len(self._forms)))
+        self._now = now = Places([given[i] for i in self._numbers])
         return now
 
 
 class Places:
-    """Where tensors are. `form`: a number for their types, sizes, strides and devices. `can_stay`: a plan may stay bound to their memory;
-    that on a GPU has to be waited for in each call."""
+    """Where tensors are. `can_stay`: a plan may stay bound to their memory; that on a GPU has to be waited for in each call."""
 
-    def __init__(self, tensors: Sequence[Any], form: int) -> None:
+    def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = list(tensors)
         self._watch = Watch(tensors, numbers=False)
         self.is_unchanged: Callable[[], object] = self._watch.is_unchanged
-        self.form = form
+        self.form = Form(tuple(self._watch.forms))      # what is compared in each call: another thread may change a tensor meanwhile
         self.can_stay = not any(map(gpu_of, tensors))
 
     def is_of(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the same tensors."""
         return all(map(is_, tensors, self._tensors))
+
+
+class Form:
+    """Types, sizes, strides and devices of tensors, as a part of keys: the hash is computed once, and not in each call."""
+
+    def __init__(self, forms: tuple[Any, ...]) -> None:
+        self._forms, self._hash = forms, hash(forms)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and self._forms == other._forms

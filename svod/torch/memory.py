@@ -102,6 +102,13 @@ def is_shared(a: Any, b: Any) -> bool:
         return True
 
 
+def span_of(t: Any) -> tuple[int, int]:
+    """The addresses of a tensor's first byte, and after its last."""
+    begin = t.data_ptr()
+    reach = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
+    return begin, begin + reach * t.element_size()
+
+
 class _Places:
     """Where the elements of a tensor are, as an array that nobody reads: the tensor may be on a GPU."""
 

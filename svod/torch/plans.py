@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -29,6 +30,7 @@ from svod.torch.memory import (
     is_shared,
     order_in_memory,
     reader,
+    span_of,
     svod_dtype,
     svod_tensor,
     torch_tensor,
@@ -83,21 +85,26 @@ class Result(NamedTuple):
 
 class Plan:
     """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of those that it writes; `copied`: those of them
-    that take a result by a copy, and its number. `kept`: the numbers of those that `Places` say where they are. `missing`: the operations
-    that PyTorch runs."""
+    that take a result by a copy, and its number. `kept`: the numbers of those that `Places` say where they are. `weights`: what the plan
+    has as constants, by number. `missing`: the operations that PyTorch runs."""
 
     def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], written: Collection[int],
-                 copied: Sequence[tuple[int, int]], kept: Collection[int], missing: Sequence[Missing], clock: Clock) -> None:
+                 copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
+                 missing: Sequence[Missing], clock: Clock) -> None:
         self.sources, self.captured, self.results, self.copied = list(sources), captured, list(results), list(copied)
         self.missing, self.clock = list(missing), clock
         # arguments that must not share memory, where the run, which sees copies of them, cannot tell
         copies = {s.argument for s in sources if s.order is None} | {argument for argument, _ in copied}
         self._apart = [(a, b) for a in written for b in {s.argument for s in sources}.union(written)
                        if a != b and not copies.isdisjoint((a, b))]
+        # the same for weights, which stay where they are: the few that may lie there are found by their spans
+        has_gaps = any(order_in_memory(w.shape, w.stride()) is None for w in weights.values())
+        self._apart_from_weights = sorted(written if has_gaps else copies.intersection(written)) if weights else []
+        self._weights, self._spans = list(weights), np.array([span_of(w) for w in weights.values()], np.int64).reshape(-1, 2)
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(sources)      # of each source: the tensor, where, and its memory
         kept = [k for k, s in enumerate(sources) if s.argument in kept and s.order is not None]
         self._loose = [(k, s) for k, s in enumerate(sources) if k not in kept]
-        self._held: tuple[Places | None, list[Any]] = None, []         # the memory of sources that are where these are
+        self._held: tuple[Places | None, list[Any] | None] = None, None         # the memory of sources that are where these are
         if captured is not None:
             captured.hold(kept)
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
@@ -110,12 +117,11 @@ class Plan:
         arguments that share memory that the plan writes."""
         made: Any = ()
         start = time.perf_counter()
-        for a, b in self._apart:
-            if is_shared(given[a], given[b]):
-                raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
+        if self._apart or self._apart_from_weights:
+            self._check_apart(given)
         if self.captured is not None:
-            held = places if places is not None and places.can_stay else None
-            made = self.captured.run(self._read(given, held), {}, held)
+            memory, held = self._read(given, places if places is not None and places.can_stay else None)
+            made = self.captured.run(memory, {}, held)
         self.runs += 1
         outputs = [_output(r, made, given) for r in self.results]
         for i, number, r in self._parts:
@@ -126,26 +132,47 @@ class Plan:
         self.seconds = min(self.seconds, time.perf_counter() - start)
         return outputs[:len(outputs) - len(self.copied)] if self.copied else outputs
 
-    def _read(self, given: Sequence[Any], held: Places | None) -> list[Any]:
-        """The memory of the arguments. A tensor that is where it was in the last run is not asked for its memory again."""
-        places, known = self._held
-        stay = held is not None and places is held
-        memory = list(known) if stay else [None] * len(self.sources)
+    @property
+    def is_spent(self) -> bool:
+        """Whether it runs no more, because a run stopped half-way."""
+        return self.captured is not None and self.captured.plan.failure is not None
+
+    def let_go(self) -> bool:
+        """Let go of the memory of the last run's arguments, and say so; not while it runs."""
+        self._seen = [(None, 0, None)] * len(self.sources)
+        self._held = None, None
+        return self.captured is None or self.captured.let_go()
+
+    def _check_apart(self, given: Sequence[Any]) -> None:
+        near = [(a, self._weights[k]) for a in self._apart_from_weights for begin, end in [span_of(given[a])]
+                for k in np.flatnonzero((self._spans[:, 0] < end) & (begin < self._spans[:, 1]))]
+        for a, b in (*self._apart, *near):
+            if is_shared(given[a], given[b]):
+                raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
+
+    def _read(self, given: Sequence[Any], places: Places | None) -> tuple[list[Any], list[Any] | None]:
+        """The memory of the arguments, and of those that are kept alone: the same list while these are where `places` say. A tensor that is
+        where it was in the last run is not asked for its memory again."""
+        before, held = self._held
+        stay = held is not None and before is places
+        memory: list[Any] = list(held or ()) if stay else [None] * len(self.sources)
         for k, (i, order, read) in self._loose if stay else enumerate(self.sources):
             t = given[i]
-            before, address, array = self._seen[k]
-            if t is not before or t.data_ptr() != address:
+            known, address, array = self._seen[k]
+            if t is not known or t.data_ptr() != address:
                 array = read(t)
                 # not a copy, nor a tensor on a GPU, whose stream has to be waited for, nor one that holds the graph of its gradient
                 if order is not None and not gpu_of(t) and t.grad_fn is None:
                     self._seen[k] = t, t.data_ptr(), array
             memory[k] = array
-        if held is not None and not stay:
-            kept = list(memory)
-            for k, _ in self._loose:
-                kept[k] = None
-            self._held = held, kept
-        return memory
+        if not stay:
+            held = None
+            if places is not None and places.is_unchanged():        # no other thread replaced their memory before it was read
+                held = list(memory)
+                for k, _ in self._loose:
+                    held[k] = None
+            self._held = places, held
+        return memory, held
 
 
 def _in_order(t: Any, order: tuple[int, ...] | None) -> Any:
@@ -210,7 +237,8 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
         results = [r._replace(is_constant=r.run >= 0 and captured.results[r.run].made is None) for r in results]
     if device == HOST:
         results = [r._replace(device=None) for r in results]
-    return Plan(sources, captured, results, mutated_by(program, translation).keys(), copied, kept, translation.missing, clock)
+    weights = {i: given[i] for i in constants}
+    return Plan(sources, captured, results, mutated_by(program, translation).keys(), copied, kept, weights, translation.missing, clock)
 
 
 class _Nothing(Exception):

@@ -69,7 +69,7 @@ class Watch:
         self._tensors = list(tensors)
         self._is_counted = numbers and not any(t.is_inference() for t in tensors)       # tensors of inference mode count no writes
         self._addresses = np.array(list(map(_address, tensors)), np.int64)
-        self._forms = list(map(form_of, tensors))
+        self.forms = list(map(form_of, tensors))
         self._versions = np.array(list(map(_version, tensors)) if self._is_counted else [], np.int64)
         content = [t for t in tensors if numbers and not gpu_of(t)]
         most = max(1, min(SAMPLED, MOST_SAMPLED // max(1, len(content))))
@@ -84,7 +84,7 @@ class Watch:
     def _in_python(self) -> bool:
         """What the native pass does. Numbers are looked at last, where the tensors still have the memory that they had."""
         return (np.array_equal(list(map(_address, self._tensors)), self._addresses)
-                and list(map(form_of, self._tensors)) == self._forms
+                and list(map(form_of, self._tensors)) == self.forms
                 and (not self._is_counted or np.array_equal(list(map(_version, self._tensors)), self._versions))
                 and all(ctypes.c_uint32.from_address(a).value == w
                         for a, w in zip(self._places.tolist(), self._words.tolist(), strict=True)))
@@ -96,7 +96,7 @@ class Watch:
         self._handles = np.array([_pointer_in(c, None) for c in capsules], np.int64)
         type_of, number = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)(found.asked[1]), ctypes.c_int32()
         records = []
-        for handle, (shape, strides, *_) in zip(self._handles.tolist(), self._forms, strict=True):
+        for handle, (shape, strides, *_) in zip(self._handles.tolist(), self.forms, strict=True):
             type_of(handle, ctypes.addressof(number))
             records += [number.value, len(shape), *shape, *strides]
         self._records = np.array(records, np.int64)

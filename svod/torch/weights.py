@@ -11,19 +11,29 @@ from operator import is_
 from typing import Any
 
 from svod.tensor import Tensor
+from svod.torch.kept import Kept
 from svod.torch.memory import inverse, order_in_memory, svod_dtype, svod_tensor
 from svod.torch.watch import Watch
 
 
 class Weights:
-    """A set of weights, as it was when it was made. `tensors`: constants over their memory. `plans`: those that have them as constants."""
+    """A set of weights, as it was when it was made. `tensors`: constants over their memory. `plans`: those that have them as constants.
+    `kept`: what the module of these weights keeps; several modules may have one graph."""
 
-    def __init__(self, given: Sequence[Any]) -> None:
+    def __init__(self, given: Sequence[Any], kept: Kept) -> None:
         self._given = list(given)       # held, so that none of another set is taken for one of these
         self._watch = Watch(given)
         self.is_unchanged = self._watch.is_unchanged        # whether the tensors are what they were: asked in every call
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
+        self.kept = kept
+        self._last: Any = None
+
+    def turn_to(self, plan: Any) -> None:
+        """This plan runs next: the others let go of the memory of their last call, so that old caches do not live as long as plans."""
+        if plan is not self._last:
+            are_done = [other.let_go() for other in list(self.plans.values()) if other is not plan]
+            self._last = plan if all(are_done) else None        # another thread may run one
 
     def is_of(self, given: Sequence[Any]) -> bool:
         """Whether these are the same tensors."""

@@ -130,7 +130,10 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
             else:
                 u.remarks["buffer"] = own
             bound.discard(u)
-    return Captured(prepare_graph(computed, config, fixed, frozenset(bound)), inputs, structure, results, draws)
+    captured = Captured(prepare_graph(computed, config, fixed, frozenset(bound)), inputs, structure, results, draws)
+    if config.capture is None:
+        captured.release_example()
+    return captured
 
 
 def _stays(buffer: Buffer, watch: Watch) -> bool:

@@ -87,7 +87,7 @@ class Captured:
             return self._run_on_devices(given, values)
         with plan.lock:
             bound = plan.bound_arrays
-            stay = held is not None and self._held == (held, plan.bindings)
+            stay = held is not None and self._held[0] is held and self._held[1] == plan.bindings
             moved = []
             for i, number in self._loose if stay else self.reads:
                 array = memory_of(given[i])
@@ -121,6 +121,29 @@ class Captured:
             made = [Tensor._over(results[r.made], self.made[r.made].dtype, False) for r in self.results]     # type: ignore[index]
             return tuple(made) if self._is_tuple else rebuild(self.structure, iter(made))
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
+
+    def release_example(self) -> None:
+        """Let go of what the capture's own call was given and of memory for its results: each run is given its own."""
+        if self.plan.is_local:
+            numbers = {*(n for _, n in self.reads), *self.made}
+            for number in numbers:
+                buffer = buffer_of(self.prepared.nodes[number])
+                if buffer.device == HOST and buffer.host is not None:
+                    buffer.close(buffer.closed or "a captured plan has the memory of its last run; use what that returned")
+            self.plan.release_arrays(numbers)
+
+    def let_go(self) -> bool:
+        """Let go of what the last run was given and made, and say so; not while the plan runs."""
+        if not self.plan.lock.acquire(blocking=False):
+            return False
+        try:
+            if self.plan.is_running:        # a function that it calls, called this
+                return False
+            self.plan.release_arrays()
+            self._held = None, -1
+            return True
+        finally:
+            self.plan.lock.release()
 
     def _run_on_devices(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
         """`run`, over the arguments' memory where it is. Results stay where they are computed."""

@@ -130,7 +130,7 @@ class _Kept:
             self.memory[i] = ResultMemory(shape, prepared.unbound.buffers[i].dtype)
         self.made = {i: (prepared.unbound.buffers[i].dtype, prepared.unbound.buffers[i].size, prepared.device_of(i)) for i in self.memory}
         self.plan.keep, self.plan.writes = None, ()
-        self.plan.release_arrays(outputs=True)
+        self.plan.release_arrays(self.outputs)
 
     def run(self, tensors: Sequence[TensorBase], roots: Sequence[UOp], buffers: Sequence[UOp]) -> bool:
         """Compute the tensors. Returns False, and does nothing, while another thread runs the plan."""

@@ -19,6 +19,7 @@ import svod.torch.watch as watch_module  # noqa: E402
 from svod.errors import ArgumentError, ConfigError, ShapeError, SharedMemoryError, StateError, UnsupportedError  # noqa: E402
 from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
+from svod.torch.kept import Kept  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
 from svod.torch.watch import Watch, sampled  # noqa: E402
 from svod.torch.weights import Weights  # noqa: E402
@@ -75,7 +76,7 @@ def test_weights_are_packed_once_and_again_after_they_change() -> None:
 def test_weights_are_those_of_the_same_tensors_alone() -> None:
     """One over the same memory has the same address and version."""
     first = torch.randn(5, 3)
-    weights = Weights([first])
+    weights = Weights([first], Kept([], bound=False))
     assert weights.is_of([first]) and not weights.is_of([first.detach()]) and not weights.is_of([]) and weights.is_unchanged()
 
 

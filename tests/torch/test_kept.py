@@ -1,16 +1,23 @@
 """Buffers that a module writes, which move and change their form between calls: against PyTorch."""
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed")
 
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
 import svod.torch  # noqa: E402
-from svod.errors import StateError  # noqa: E402
+from svod.errors import SharedMemoryError, StateError  # noqa: E402
+from svod.torch import kept as kept_module  # noqa: E402
 from svod.torch import watch as watch_module  # noqa: E402
+from svod.torch.functions import functions  # noqa: E402
+from svod.torch.kept import Kept  # noqa: E402
 
 SIDE = 5
 
@@ -96,3 +103,134 @@ def test_who_binds_other_memory_to_the_plan_has_it_bound_back() -> None:
             plan.bind_array(number, array)
         run(torch.ones(3))
     assert module.count.tolist() == [2, 2, 2] and not any(map(any, elsewhere.values()))
+
+
+class _Count(torch.nn.Module):
+    """A buffer of three numbers that counts what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        self.count.add_(x.sum(0))
+        return self.count * 2
+
+
+ROWS = {"x": {0: torch.export.Dim("rows", min=1, max=8)}}
+
+
+@torch.no_grad()
+def test_memory_replaced_while_a_call_reads_it_is_not_what_later_calls_write() -> None:
+    """As another thread may, between the look at the places and the read; then the memory of before comes back."""
+    module = _Count()
+    run = svod.torch.compile(module, torch.ones(2, 3))
+    run(torch.ones(2, 3))
+    first, second = torch.zeros(3), torch.zeros(3)
+    (plan,) = run.function.plans
+    (k,) = (k for k, s in enumerate(plan.sources) if s.argument in run.function.kept)
+    source = plan.sources[k]
+
+    def read(t: Any) -> Any:
+        t.data = second
+        return source.read(t)
+    module.count.data = first
+    plan.sources[k] = source._replace(read=read)
+    run(torch.ones(2, 3))
+    plan.sources[k] = source
+    module.count.data = first
+    run(torch.ones(2, 3))
+    assert first.tolist() == [2, 2, 2] and second.tolist() == [2, 2, 2]
+
+
+def test_forms_are_equal_by_what_they_say_and_are_not_collected() -> None:
+    kept = Kept([0], bound=False)
+    forms = [kept.places([t]).form for t in (torch.zeros(3, 2), torch.ones(3, 2), torch.zeros(2, 3).t(), torch.zeros(3, 2).half())]
+    assert forms[0] == forms[1] and hash(forms[0]) == hash(forms[1]) and len({*forms}) == 3
+    seen = [weakref.ref(f) for f in forms]
+    del forms
+    kept.places([torch.zeros(5)])
+    gc.collect()
+    assert not any(r() for r in seen)
+
+
+@torch.no_grad()
+def test_modules_of_one_graph_are_looked_at_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    made = []
+    places = kept_module.Places
+    monkeypatch.setattr(kept_module, "Places", lambda tensors: made.append(places(tensors)) or made[-1])
+    ours, theirs = [_Cell() for _ in range(3)], [_Cell() for _ in range(3)]
+    runs = [torch.compile(m, backend="svod") for m in ours]
+    x = torch.randn(3, SIDE)
+    for a, b in zip(ours, theirs, strict=True):
+        b.load_state_dict(a.state_dict())
+    for _ in range(3):
+        for run, b in zip(runs, theirs, strict=True):
+            torch.testing.assert_close(run(x), b(x))
+    assert len(made) == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gaps", ["kept", "weight"])
+def test_a_kept_buffer_that_lies_in_a_weight_is_refused_with_gaps_too(gaps: str) -> None:
+    """Where one of the two is copied, the run does not see that both lie in one memory."""
+    module = _Cell()
+    run = svod.torch.compile(module, torch.ones(2, SIDE))
+    run(torch.ones(2, SIDE))
+    wide = torch.randn(2 * SIDE, SIDE)
+    dense, apart = wide[:SIDE], wide[::2]
+    (module.sums.data, module.mix.weight.data) = (apart, dense) if gaps == "kept" else (dense, apart)
+    for _ in range(2):
+        with pytest.raises(SharedMemoryError, match="share memory"):
+            run(torch.ones(2, SIDE))
+    module.sums.data = torch.zeros(SIDE, SIDE)
+    theirs = _Cell()
+    theirs.load_state_dict(module.state_dict())
+    torch.testing.assert_close(run(torch.ones(2, SIDE)), theirs(torch.ones(2, SIDE)))
+
+
+@torch.no_grad()
+def test_plans_for_other_sizes_keep_neither_old_memory_nor_arguments() -> None:
+    module = _Count()
+    run = svod.torch.compile(module, torch.ones(3, 3), dynamic_shapes=ROWS)
+    gone = []
+    for rows in (2, 3, 4, 2, 3, 4, 2):
+        x = torch.ones(rows, 3)
+        run(x)
+        gone += [StorageWeakRef(x.untyped_storage()), StorageWeakRef(module.count.untyped_storage())]
+        module.count.data = module.count.data.clone()
+    del x
+    run(torch.ones(5, 3))
+    gc.collect()
+    assert [r.expired() for r in gone] == [True] * len(gone) and module.count.tolist() == [25] * 3
+
+
+class _Inverse(torch.nn.Module):
+    """PyTorch runs `inv` inside the plan, and raises for what has no inverse, after a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.eye(3))
+
+    def forward(self, x: Any) -> Any:
+        self.sums.add_(x)
+        return torch.linalg.inv(self.sums) @ x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("door", ["exported", "dynamo"])
+def test_after_a_call_that_raises_the_next_one_runs_in_svod(door: str) -> None:
+    torch._dynamo.reset()
+    ours, theirs, eye = _Inverse(), _Inverse(), torch.eye(3)
+    before = {*functions}
+    run = svod.torch.compile(ours, eye) if door == "exported" else torch.compile(ours, backend="svod")
+    torch.testing.assert_close(run(eye), theirs(eye))
+    for call in (run, theirs):
+        with pytest.raises(torch.linalg.LinAlgError):
+            call(-2 * eye)
+    for _ in range(2):
+        torch.testing.assert_close(run(eye), theirs(eye))
+        torch.testing.assert_close(ours.sums, theirs.sums)
+    (function,) = {*functions} - before
+    assert not function.refused and [p.runs for p in function.plans] == [2]

@@ -24,7 +24,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -495,6 +495,16 @@ class ExecutionPlan:
             raise LaunchError(f"inputs {sorted(self._unbound)} of the plan have no memory; bind them before the first run")
         raise LaunchError(f"variables {', '.join(sorted(self._unset))} have no value; pass them to execute()")
 
+    @property
+    def failure(self) -> str | None:
+        """Why it cannot be run any more; None: it can."""
+        return self._failure
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs, or a function that it calls does."""
+        return self._running or bool(self._calling)
+
     def poison(self, reason: str) -> None:
         """Make the plan refuse to run: its buffers are in a state that no run would leave."""
         self._failure = reason
@@ -547,15 +557,15 @@ class ExecutionPlan:
             self._unbound.discard(index)
             self.bindings += 1
 
-    def release_arrays(self, *, outputs: bool = False) -> None:
-        """Let go of the arrays that were bound, and of those that `outputs` came with: they are bound before the next run."""
+    def release_arrays(self, numbers: Collection[int] = ()) -> None:
+        """Let go of the arrays that were bound, and of the memory that the inputs and outputs of these `numbers` came with: they are bound
+        before the next run."""
         with self.lock:
             self._arrays.clear()
             self.bindings += 1
-            if outputs:
-                self.buffers = tuple([replace(b, array=None, storage=None) if i in self._outputs else b
-                                      for i, b in enumerate(self.buffers)])
-                self._without_memory |= frozenset(self._outputs)
+            if numbers:
+                self.buffers = tuple([replace(b, array=None, storage=None) if i in numbers else b for i, b in enumerate(self.buffers)])
+                self._without_memory |= frozenset(numbers)
             self._unbound = set(self._without_memory)
             for part in self.parts.values():
                 part.release(self._without_memory)
