@@ -24,12 +24,14 @@ OWN = ("Vulkan", "Metal")       # those of them that a system has one of
 KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # of adapters, the best first
 NUMBERS = {"shader-f16": "float16", "shader-f64": "float64", "shader-int64": "int64"}
 """Features of adapters → those of targets."""
-WISHED = (*NUMBERS, "timestamp-query")
+SUBGROUPS = "subgroup"      # wgpu's name of the feature
+WISHED = (*NUMBERS, "timestamp-query", SUBGROUPS)
 LIMITS = ("max-buffer-size", "max-storage-buffer-binding-size", "max-storage-buffers-per-shader-stage", "max-bindings-per-bind-group",
           "max-compute-workgroup-storage-size", "max-compute-invocations-per-workgroup", "max-compute-workgroup-size-x",
           "max-compute-workgroups-per-dimension")
 """Limits that are raised to what the adapter allows."""
 SOFTWARE_LANES = 8      # 32-bit numbers of a vector register with 256 bits, which Mesa's software driver runs threads in
+WARPS = {0x10DE: 32}    # vendors whose subgroups have one size on all cards: NVIDIA
 INSTALL = "install Mesa's software driver (on Debian: apt-get install mesa-vulkan-drivers), or the driver of your graphics card"
 
 
@@ -102,6 +104,31 @@ def adapter_name(info: Any) -> str:
     return name if info["backend_type"] in OWN else f"{name}-{info['backend_type'].lower()}"
 
 
+def subgroup_of(adapter: Any) -> int:
+    """Threads of each subgroup of an adapter whose subgroups have one size in all kernels; 0 for others, and where the size is not known.
+
+    wgpu says the least and the greatest size, or zeros where it does not pass on what the driver says. Mesa's software driver runs the
+    threads of a subgroup in the lanes of a vector register, and says in its name how many bits those have."""
+    if SUBGROUPS not in adapter.features:
+        return 0
+    least, greatest = subgroup_sizes(adapter)
+    if greatest == 0:
+        bits = re.search(r"(\d+) bits", str(adapter.info["device"])) if adapter.info["adapter_type"] == "CPU" else None
+        least = greatest = int(bits[1]) // 32 if bits else WARPS.get(adapter.info["vendor_id"], 0)
+    return least if least == greatest > 1 and least & (least - 1) == 0 else 0
+
+
+def subgroup_sizes(adapter: Any) -> tuple[int, int]:
+    """The least and the greatest size of an adapter's subgroups as wgpu says them; the package's dictionary of an adapter has them not."""
+    api = importlib.import_module("wgpu.backends.wgpu_native._api")
+    info = api.new_struct_p("WGPUAdapterInfo *")
+    if api.libf.wgpuAdapterGetInfo(adapter._internal, info) != api.lib.WGPUStatus_Success:
+        return 0, 0
+    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    api.libf.wgpuAdapterInfoFreeMembers(info[0])
+    return sizes
+
+
 @cache
 def _target(process: int, number: int) -> Target:
     found = adapter(number)
@@ -109,13 +136,13 @@ def _target(process: int, number: int) -> Target:
     threads = int(min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]))
     groups = int(limits["max-compute-workgroups-per-dimension"])
     features = tuple(sorted(svod for theirs, svod in NUMBERS.items() if theirs in found.features))
-    software = found.info["adapter_type"] == "CPU"
+    software, subgroup = found.info["adapter_type"] == "CPU", subgroup_of(found)
     units = os.cpu_count() or 1 if software else 0      # how many a graphics card has, WebGPU does not say
     return Target(arch="wgsl", cpu=adapter_name(found.info), features=features, vector_bytes=16, vector_registers=64, l1=16 << 10,
                   l2=1 << 20, l3=0, threads=1, has_fma=False, has_strict_floats=False, has_float64="float64" in features,
                   has_masked_memory=False, has_non_temporal=False, group_threads=threads,
                   shared_bytes=int(limits["max-compute-workgroup-storage-size"]), device=device_name(number), units=units,
-                  software_lanes=SOFTWARE_LANES if software else 0,
+                  subgroup=subgroup, software_lanes=(subgroup or SOFTWARE_LANES) if software else 0,
                   global_limits=(groups, groups, groups), local_limits=(threads, threads, int(limits["max-compute-workgroup-size-z"])))
 
 

@@ -452,7 +452,17 @@ def _shuffle(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     w.value.append(chunks)
 
 
+def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    """The value of the thread of the subgroup whose number differs in the bits of the mask. Truth values go as numbers."""
+    made = []
+    for text, width in zip(w.value[src[0]], widths(lanes), strict=True):
+        kind = vector("u32", width) if dtype.kind == "b" else ""
+        made.append(w.let(f"{register(dtype, width) if kind else ''}(subgroupShuffleXor({kind}({text}), {arg}u))"))
+    w.value.append(made)
+
+
 HANDLERS: dict[str, Handler] = {
     **{op: _alu(op) for op in CORES}, "WHERE": _where, "CAST": _cast, "BITCAST": _bitcast, "CONST": _const, "VCONST": _vconst,
     "SPLAT": _splat, "EXTRACT": _extract, "SHUFFLE": _shuffle,
+    "SHFL_XOR": _exchange,
 }

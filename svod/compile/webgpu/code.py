@@ -1,14 +1,20 @@
 """Loaded programs: a pipeline for each phase and each of its forms, made once for each device that an adapter has had."""
 from __future__ import annotations
 
+from typing import Any
+
 from svod.compile.lower.program import ProgramSpec
+from svod.compile.webgpu.adapter import package
 from svod.compile.webgpu.device import Device, error_text, trusted_module
-from svod.compile.webgpu.render import ENTRY, Module, read_modules
+from svod.compile.webgpu.render import ENTRY, OTHER, Module, read_modules
 from svod.errors import CompileError, UnsupportedError
 
 
 class Pipeline:
-    """A phase on a device. `bindings`: what stands at the bindings after the first."""
+    """A phase on a device. `bindings`: what stands at the bindings after the first. `other`: the buffer of the word OTHER, where there is
+    one."""
+
+    other: Any = None
 
     def __init__(self, made: Device, module: Module, symbol: str) -> None:
         if len(module.bindings) > made.most_bindings:
@@ -21,6 +27,8 @@ class Pipeline:
                 self.layout = made.bind_group_layout(len(module.bindings))
                 self.wgpu = made.wgpu.create_compute_pipeline(layout=made.wgpu.create_pipeline_layout(bind_group_layouts=[self.layout]),
                                                               compute={"module": shader, "entry_point": ENTRY})
+                if any(op == OTHER for op, _ in module.bindings):
+                    self.other = made.wgpu.create_buffer(size=16, usage=package().BufferUsage.STORAGE | package().BufferUsage.COPY_SRC)
                 self._warm(made)
             except Exception as error:      # wgpu's own, of several kinds
                 if made.is_lost_by(error):
@@ -28,10 +36,11 @@ class Pipeline:
                 raise CompileError(f"WGSL of {symbol}: {error_text(error)}") from error
 
     def _warm(self, made: Device) -> None:
-        """Launch one group that does nothing: drivers compile what is launched for the first time."""
+        """Launch one group that does nothing: drivers compile what is launched for the first time. Raises CompileError where the driver
+        runs it in other subgroups than those of the target."""
         uniform, storage = made.nothing
-        entries = [{"binding": n, "resource": {"buffer": storage if n else uniform, "offset": 0, "size": (storage if n else uniform).size}}
-                   for n in range(len(self.bindings) + 1)]
+        bound = [uniform, *[self.other if op == OTHER else storage for op, _ in self.bindings]]
+        entries = [{"binding": n, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}} for n, buffer in enumerate(bound)]
         encoder = made.wgpu.create_command_encoder()
         compute = encoder.begin_compute_pass()
         compute.set_pipeline(self.wgpu)
@@ -40,6 +49,9 @@ class Pipeline:
         compute.end()
         made.queue.submit([encoder.finish()])
         made.wait()
+        if self.other is not None and any(made.queue.read_buffer(self.other)):
+            raise CompileError("the driver runs it in subgroups of another size than the adapter's, or in some that are not full: use "
+                               "another adapter, or the CPU (unset SVOD_DEVICE)")
 
 
 class WebGpuCode:

@@ -19,7 +19,7 @@ from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kern
 from svod.compile.webgpu.adapter import package
 from svod.compile.webgpu.code import WebGpuCode
 from svod.compile.webgpu.device import WORD, Device
-from svod.compile.webgpu.render import groups_of, launch_bytes
+from svod.compile.webgpu.render import OTHER, groups_of, launch_bytes
 from svod.errors import LaunchError
 
 MOST_DISPATCHES = 256       # of a submission: drivers end what keeps a device from everything else for too long
@@ -170,6 +170,9 @@ class WebGpuQueue(LaunchRecords):
         pipeline = kernel.loaded.pipeline(made, p, aligned=not self._bases(launch))
         entries = [self._entry(0, self._uniforms, self.numbers[launch] * self._slot, launch_bytes(spec))]
         for number, (op, n) in enumerate(pipeline.bindings):
+            if op == OTHER:
+                entries.append(self._entry(number + 1, pipeline.other, 0, pipeline.other.size))
+                continue
             address = addresses[n] if op == "ARG" else self.addresses[self.temps[k][n]]
             nbytes = spec.params[n][1] * spec.params[n][0].itemsize if op == "ARG" else spec.temps[n]
             entries.append(self._bound(number + 1, address, nbytes, f"{'argument' if op == 'ARG' else 'temporary'} {n} of "

@@ -1,7 +1,8 @@
 """LINEAR → WGSL: a module for each phase.
 
     BEGIN           launch[0].x + the group's number in a grid of up to two dimensions; groups from launch[0].y on do nothing
-    LOCAL_ID        local_invocation_index
+    LOCAL_ID        local_invocation_index; where threads exchange registers subgroup_id · size + subgroup_invocation_id
+    SHFL_XOR        subgroupShuffleXor
     LOOP            for; a block where it is the phase's own group; an if where it runs once at most
     CARRY, RESULT   a variable of the function
     VAR             a number of the uniform buffer `launch`, behind begin and end; where each argument begins stands behind them
@@ -24,13 +25,14 @@ from svod.compile.webgpu.text import Writer, register, widths
 from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
 
-ENTRY = "main"
+ENTRY, OTHER = "main", "OTHER"
 MOST_ELEMENTS = (1 << 31) - (1 << 16)       # of an argument: indices have 32 bits, and go a little beyond what they may touch
 REFUSED = frozenset({"DOT", "SCALEB", "TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
 
 class Module(NamedTuple):
-    """A phase as WGSL. `bindings`: what stands at the bindings after the first, ("ARG", slot) or ("TEMP", number)."""
+    """A phase as WGSL. `bindings`: what stands at the bindings after the first, ("ARG", slot), ("TEMP", number) or (OTHER, 0): a word that
+    a group sets whose subgroups are others than those of the target."""
 
     wgsl: str
     bindings: tuple[tuple[str, int], ...]
@@ -89,11 +91,18 @@ def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], 
             head.append(memory.declare_private((end - memory.number) // memory.dtype.itemsize))
     if w.uses_nonfinite:
         head += ["var<private> infinity: u32 = 0x7f800000u;", "var<private> nan: u32 = 0x7fc00000u;"]
-    main = [f"@compute @workgroup_size({phase.block})",
-            f"fn {ENTRY}(@builtin(workgroup_id) group_at: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, "
-            "@builtin(local_invocation_index) thread: u32) {"]
+    bindings = [(m.op, m.number) for m in bound]
+    builtins = {"group_at": "@builtin(workgroup_id) group_at: vec3<u32>", "grid": "@builtin(num_workgroups) grid: vec3<u32>"}
+    if phase.subgroup:
+        head.append(f"@group(0) @binding({len(bound) + 1}) var<storage, read_write> other: array<u32>;")
+        bindings.append((OTHER, 0))
+        builtins |= {name: f"@builtin({name}) {name}: u32" for name in ("subgroup_size", "num_subgroups", "subgroup_id",
+                                                                       "subgroup_invocation_id")}
+    else:
+        builtins["thread"] = "@builtin(local_invocation_index) thread: u32"
+    main = [f"@compute @workgroup_size({phase.block})", f"fn {ENTRY}({', '.join(builtins.values())}) {{"]
     wgsl = "\n".join([*head, *w.helpers.values(), *main, *w.lines, "}", ""])
-    return Module(wgsl, tuple((m.op, m.number) for m in bound))
+    return Module(wgsl, tuple(bindings))
 
 
 class _Body:
@@ -107,6 +116,10 @@ class _Body:
 
     def write(self) -> None:
         w = self.w
+        size = w.phase.subgroup
+        if size:
+            w.line(f"if (subgroup_size != {size}u || num_subgroups != {w.phase.block // size}u) {{ other[0] = 1u; }}")
+            w.line(f"let thread = subgroup_id * {size}u + subgroup_invocation_id;")
         if w.phase.extent > w.target.global_limits[0]:
             w.line("let group = launch[0].x + i32(group_at.x + grid.x * group_at.y);")
         else:

@@ -22,6 +22,7 @@ from svod.core.kernel.layout import AREA, is_exact
 from svod.core.kernel.placement import Placement, first_reduce, fit, is_derived, place_stages, vector_row
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
+from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 BLOCK_ROLES = (LOCAL, GROUP)
@@ -229,6 +230,17 @@ def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int
         inner[owner if owner >= 0 else ~s] = max(inner.get(owner if owner >= 0 else ~s, 1), sharing)
     return {s: StageThreads(local_threads(state, p.owner) if p.owner >= 0 else 1, reducers_of(state, s),
                             inner[p.owner if p.owner >= 0 else ~s]) for s, p in where.items()}
+
+
+def exchanging_threads(target: Target, own: StageThreads, threads: int) -> int:
+    """How many neighbouring threads of a group combine their parts of a stage's reductions by exchanging registers: a power of two that
+    divides their number into whole parts; 1 where they do not."""
+    if own.reducers != own.inner or threads % own.threads or threads % max(1, target.subgroup):
+        return 1
+    lanes = 1
+    while lanes < target.subgroup and own.reducers % (2 * lanes) == 0:
+        lanes *= 2
+    return lanes
 
 
 def thread_digits(state: Scheduler, threads: dict[int, StageThreads]) -> dict[int, tuple[int, int]]:

@@ -23,8 +23,11 @@ LAUNCH = 3000.0                 # cycles until the first group of a phase runs
 # Instructions' worth of an access by a thread, and of each of its elements beside. Mesa's software driver goes through the lanes one by one
 # and checks bounds for each: 10 to 20 ns for 8 lanes, twice as much for four elements a lane, beside 0.5 ns of a multiply-add (Zen 5).
 ACCESS, SOFTWARE_ACCESS, SOFTWARE_ELEMENT = 2.5, 20.0, 10.0
-# At a barrier it goes through all vectors of a group's threads, for each of them: 48 ns times the square of their number.
-SOFTWARE_BARRIER = 800.0
+SOFTWARE_BARRIER = 20.0         # of each thread at a barrier: 10 ns for 8 lanes
+# It runs the vectors of a group one after the other. What threads read that share a row has gaps then, and the processor fetches it ahead
+# less well: one vector reads on in the row by its own width, several each leave out what the others read (sums of rows of 16 KB, two cores
+# of an EPYC: 40 ns for 8 lanes with a row each, 64 with one row, 130 with a part of one).
+SOFTWARE_GAPS = (1.6, 3.2)
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,13 @@ class Device:
             return SOFTWARE_ACCESS + SOFTWARE_ELEMENT * elements
         return 1.0 if shared else ACCESS
 
+    def gaps(self, parts: int) -> float:
+        """By how much accesses of memory cost more where so many threads share a row."""
+        return SOFTWARE_GAPS[parts > self.subgroup] if self.is_software and parts > 1 else 1.0
+
     def barrier(self, threads: int) -> float:
         """Instructions' worth of a barrier of a group, by single threads: on hardware it is latency alone."""
-        return SOFTWARE_BARRIER * (-(-threads // self.subgroup)) ** 2 if self.is_software else 0.0
+        return SOFTWARE_BARRIER * self.whole(threads) if self.is_software else 0.0
 
 
 def device_of(target: Target) -> Device:

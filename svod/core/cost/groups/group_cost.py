@@ -32,7 +32,7 @@ from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.groups import exchanged_bytes, group_of, phase_of, reducers_of
+from svod.core.kernel.groups import exchanged_bytes, exchanging_threads, group_of, phase_of, reducers_of, stage_threads
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode
 from svod.core.kernel.layout import Layout, area_bytes
@@ -151,6 +151,21 @@ class _GroupCost:
         phase.latency = NEAR * parts / _IN_FLIGHT
         return phase
 
+    def _exchange(self, phase: _Phase, shape: StageShape, accumulators: float) -> None:
+        """Count what threads do that share the reductions of a stage: neighbours exchange registers in a tree; what is left goes to shared
+        memory, where each thread reads all of it."""
+        s, times = shape.stage.r.stage.index, shape.times
+        own = stage_threads(self.state, self.nest.placement, phase_of(self.nest.placement, s))[s]
+        lanes = exchanging_threads(self.state.target, own, phase.threads)
+        steps, left = lanes.bit_length() - 1, own.reducers // lanes
+        phase.latency += times * steps * SHARED
+        phase.instructions += times * steps * phase.threads * accumulators * 2.0
+        if left > 1:
+            phase.shared += exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
+            phase.latency += times * (_EXCHANGED * _BARRIER + left * STEP + SHARED)
+            phase.instructions += times * (left * phase.threads * accumulators * (self.device.access(1.0, shared=True) + 1.0)
+                                           + _EXCHANGED * self.device.barrier(phase.threads))
+
     # -- one stage -----------------------------------------------------------------------------------------
     def _stage(self, phase: _Phase, shape: StageShape) -> list[_Access]:
         """Count the instructions of a stage into its phase. Returns its accesses of memory."""
@@ -168,13 +183,8 @@ class _GroupCost:
         phase.first += times * counter.private
         if shape.stage.buffers == 1:    # a copy that runs ahead is not waited for
             phase.latency += times * counter.latency
-        parts = reducers_of(self.state, s)
-        if parts > 1:
-            needed = exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
-            phase.shared += needed
-            steps = (parts - 1).bit_length()
-            phase.latency += times * (_EXCHANGED * _BARRIER + steps * SHARED)
-            phase.instructions += times * steps * (phase.threads * accumulators * 2.0 + self.device.barrier(phase.threads))
+        if reducers_of(self.state, s) > 1:
+            self._exchange(phase, shape, accumulators)
         if shape.stage.space is MemorySpace.SCRATCH:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
@@ -282,6 +292,7 @@ class _Counter:
         self.tiles = held_tiles(nest.layouts.dots.get(self.r.stage.index))
         if shape.is_shared_copy and shape.expanded:
             self.lanes = self.positions[self.stage.vector] = shape.expanded[0].times
+        self.gaps = self.device.gaps(reducers_of(state, self.r.stage.index))
         self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
         self.accumulators = self.registers = 0.0
         self.waits = 0.0            # cycles of one innermost iteration that wait for loads
@@ -391,7 +402,7 @@ class _Counter:
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
         rows = self.stage.bulk_rows
         self.instructions += -(-rows // self.shape.num_threads) * _ROW if rows else \
-            count * (self.device.access(elements) + (_MASK if n.gate >= 0 else 0.0))
+            count * (self.device.access(elements) * self.gaps + (_MASK if n.gate >= 0 else 0.0))
         self.loads += count
         depth = self._depth(n.deps)
         if depth == len(self.own):
@@ -418,7 +429,8 @@ class _Counter:
             self._read_tile(n, operand, layout, tuple((a, c * size) for a, c in flat), source.space)
             return
         count, elements = self._instructions_of(n.deps, flat, 0)
-        self.instructions += count * self.device.access(elements, source.space is MemorySpace.SHARED)
+        gaps = self.gaps if source.space is MemorySpace.GLOBAL else 1.0
+        self.instructions += count * self.device.access(elements, source.space is MemorySpace.SHARED) * gaps
         self.loads += count
         lanes = min(self.state.target.group_threads, device_of(self.state.target).subgroup, self.shape.num_threads)
         subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)

@@ -110,9 +110,13 @@ def test_a_driver_in_software_pays_for_accesses() -> None:
     assert any(("STAGE", "root") in {(o.op, o.arg) for o in s.applied_opts} for s in sketches)
 
 
-def test_barriers_of_a_driver_in_software_cost_by_the_square_of_the_group() -> None:
+def test_a_driver_in_software_reads_the_parts_of_a_shared_sum_one_after_the_other() -> None:
+    """By the square of the group, unless threads of a subgroup exchange registers."""
     rows = data(512, 1024).sum(1)
     assert cycles(rows, ("GROUP", "r0", 256), target=SOFTWARE) > 4 * cycles(rows, ("GROUP", "r0", 32), target=SOFTWARE)
+    exchanging = replace(SOFTWARE, subgroup=8)
+    for threads, gain in ((8, 1.0), (64, 1.5), (256, 3.0)):
+        assert cycles(rows, ("GROUP", "r0", threads), target=SOFTWARE) > gain * cycles(rows, ("GROUP", "r0", threads), target=exchanging)
     best = group_heuristic(Scheduler(Kernel(kernel_of(data(512, 1024).softmax(-1))), SOFTWARE))
     assert all(o.arg <= 32 for o in best.applied_opts if o.op == "GROUP")
 

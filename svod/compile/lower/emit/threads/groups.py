@@ -16,7 +16,7 @@ from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.threads.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, thread_digits
+from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, exchanging_threads, thread_digits
 from svod.core.kernel.intrinsics import held_threads
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_exact
@@ -127,23 +127,13 @@ class GroupThreads:
         own = self.threads_of(r.stage.index)
         if own.reducers == 1:
             return accs
-        lanes = self._shuffled(own)
+        lanes = exchanging_threads(self.state.target, own, self.group.threads)
         step = lanes // 2
         while step:
             others = [self._shuffle(v, step) for v in accs]
             accs = self._both(r, accs, others, alu)
             step //= 2
         return accs if lanes == own.reducers else self._through_memory(r, own, lanes, accs, alu)
-
-    def _shuffled(self, own: StageThreads) -> int:
-        """How many neighbouring threads combine by shuffles: a power of two that their number divides into whole parts."""
-        subgroup = self.state.target.subgroup
-        if own.reducers != own.inner or self.group.threads % own.threads or self.group.threads % max(1, subgroup):
-            return 1
-        lanes = 1
-        while lanes < subgroup and own.reducers % (2 * lanes) == 0:
-            lanes *= 2
-        return lanes
 
     def _shuffle(self, v: int, mask: int) -> int:
         self.exchanges = True
