@@ -47,8 +47,11 @@ class Case:
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         params = [p.arg for p in self.kernel.params]
-        types = [p.dtype for p in self.kernel.params]
-        self.args = [draw(t, p.size, rng, p.vmin, p.vmax) for t, p in zip(types, params, strict=True)]
+        meant = {u.src[0].src[0].src[0].arg.slot: u.dtype for u in self.kernel.ast.walk(Ops.BITCAST)
+                 if u.src[0].op is Ops.LOAD and u.dtype.is_float and u.dtype.itemsize == u.src[0].dtype.itemsize}
+        types = [meant.get(p.arg.slot, p.dtype) for p in self.kernel.params]     # bits are drawn as the numbers that they stand for
+        drawn = [draw(t, p.size, rng, p.vmin, p.vmax) for t, p in zip(types, params, strict=True)]
+        self.args = [a.view(to_numpy(p.dtype)) for a, p in zip(drawn, self.kernel.params, strict=True)]
         self.want = evaluate(self.kernel.ast, self.args)
         self.slots = tuple(sorted(set(self.kernel.outs)))
 

@@ -23,6 +23,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate
+from svod.core.spec.values import to_float
 from svod.errors import KernelOptError
 from tests.agreement import Case, draw, steps
 from tests.chains import MAX_EXPANDED, expanded, random_opt
@@ -87,6 +88,11 @@ def ran() -> Iterator[Counter[str]]:
     if seen["drawn"] >= 100:        # of a few that were picked by name all may be long
         assert seen["ran"] >= 0.6 * seen["drawn"], dict(seen)
         assert seen["groups"] >= 0.5 * seen["ran"] and seen["shared"] >= 0.1 * seen["ran"], dict(seen)
+
+
+def test_right_results_tell_kernels_from_zeros() -> None:
+    assert not [name for name in KERNELS if not any(to_float(w, case_of(name).kernel.params[slot].dtype).any()
+                                                    for slot, w in zip(case_of(name).slots, case_of(name).want, strict=True))]
 
 
 @pytest.mark.parametrize("name", KERNELS)
