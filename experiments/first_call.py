@@ -55,7 +55,7 @@ def of_file(path: str, dims: list[str]) -> None:
     from svod.onnx.run import dimensions, make_feed
     from svod.onnx.walk import Walk
     model = parts.timed("read and check the file", onnx.load)(path, dims=dimensions(dims))
-    feed = make_feed(model, {}, {}, path)
+    feed = make_feed(model, {}, {}, ["svod-tune", path])
     Walk.run = parts.timed("walk the graph", Walk.run)      # type: ignore[method-assign]
     parts.timed("first call", model)(feed)
     parts.timed("second call", model)(feed)

@@ -39,8 +39,9 @@ MANY_WEIGHTS = 1 << 20       # elements up to which the reference, which is slow
 @click.option("--outputs", multiple=True, metavar="NAME,NAME", help="The values to compute, which may be any in the graph.")
 @click.option("--fallback", type=click.Choice(RUNTIMES), help="What runs operators that svod does not have.")
 @click.option("--check", is_flag=True, help="Compare the outputs with onnxruntime, or with the reference where that is not installed.")
+@click.option("--command", hidden=True, help="The command that runs this, to which the sizes that nobody has said are added.")
 def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | None, random_weights: bool, outputs: Sequence[str],
-        fallback: str | None, check: bool) -> None:
+        fallback: str | None, check: bool, command: str | None) -> None:
     """Run MODEL once."""
     try:
         started = time.perf_counter()
@@ -48,8 +49,9 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
         model = load(source, dims=dimensions(dims), fallback=fallback, outputs=[n for o in outputs for n in o.split(",")] or None)
         several = {"--dim": dims, "--shape": shapes, "--inputs": [inputs] * bool(inputs), "--outputs": outputs,
                    "--fallback": [fallback] * bool(fallback)}
-        beside = [w for name, values in several.items() for v in values for w in (name, str(v))] + ["--random-weights"] * random_weights
-        feed = make_feed(model, shapes_of(shapes), arrays_in(inputs) if inputs else {}, path, beside)
+        given = [w for name, values in several.items() for v in values for w in (name, str(v))] + ["--random-weights"] * random_weights
+        feed = make_feed(model, shapes_of(shapes), arrays_in(inputs) if inputs else {},
+                         shlex.split(command) if command else ["svod-tune", path, *given])
         results = model(feed)
         kernels = sum(len(plan.kernels) for plan in model.plans)
         print(f"{path}: {kernels} kernel{'s' * (kernels != 1)}, loaded and run in {time.perf_counter() - started:.1f} s", flush=True)
@@ -98,11 +100,11 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Array], path: str,
-              beside: Sequence[str] = ()) -> dict[str, Array]:
+def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Array],
+              command: Sequence[str]) -> dict[str, Array]:
     """Inputs for a run: those given, else small numbers of the declared types. Free dimensions have the sizes that the model was loaded
-    with, else those that a given shape or array shows. Raises OnnxError for dimensions without a size, with the command to paste, which has
-    the options `beside`."""
+    with, else those that a given shape or array shows. Raises OnnxError for dimensions without a size, with the command to paste: `command`
+    and their sizes."""
     known = {i.name for i in model.inputs}
     if unknown := sorted((shapes.keys() | given.keys()) - known):
         raise OnnxError(f"the model has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
@@ -112,7 +114,7 @@ def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mappin
     sizes = _told_sizes(model, told)
     wanted = {i.name: told.get(i.name) or tuple(_size_of(n, axis, sizes) for axis, n in enumerate(i.shape or ())) for i in model.inputs}
     if any(None in shape for shape in wanted.values()):
-        raise OnnxError(_sizes_wanted(model, wanted, [path, *beside]))
+        raise OnnxError(_sizes_wanted(model, wanted, command))
     rng = np.random.default_rng(0)
     return {i.name: given[i.name] if i.name in given else _numbers(i, tuple(n or 0 for n in wanted[i.name]), rng) for i in model.inputs}
 
@@ -147,8 +149,7 @@ def _sizes_wanted(model: Model, shapes: Mapping[str, tuple[int | None, ...]], co
             nameless[i.name] = f"{i.name}=" + "x".join(str(size or 224) for _, size in axes)
     lacking = [*free, *(f"an axis of {name}" for name in nameless)]
     inputs = "; ".join(f"{i.name} {i.dtype}[{', '.join('?' if n is None else str(n) for n in i.shape or ())}]" for i in model.inputs)
-    words = ["svod-tune", *command]
-    words += [*(w for n in free for w in ("--dim", f"{n}=128")), *(w for n in nameless.values() for w in ("--shape", n))]
+    words = [*command, *(w for n in free for w in ("--dim", f"{n}=128")), *(w for n in nameless.values() for w in ("--shape", n))]
     ranges = f", or a range: {shlex.join(['--dim', f'{next(iter(free))}=1..512'])}" if free else ""
     return (f"{', '.join(lacking)} {'have' if len(lacking) > 1 else 'has'} no size; the inputs are {inputs}. "
             f"Give {'each a size' if len(lacking) > 1 else 'one'}: {shlex.join(words)}{ranges}")

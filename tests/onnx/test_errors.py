@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import svod.onnx
+from svod.cli.tune.options import TuneOptions
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import OnnxError
 from svod.onnx.run import cli, dimensions, make_feed, with_random_weights
@@ -176,19 +177,29 @@ def test_a_comparison_says_what_it_takes() -> None:
 def test_sizes_come_from_what_is_given_and_the_rest_is_asked_for() -> None:
     nodes = [N("MatMul", ["a", "b"], ["y"])]
     m = svod.onnx.load(model(nodes, [info("a", shape=("batch", "past + 1", 3)), info("b", shape=("batch", 3, "past + 1"))]))
-    assert make_feed(m, {"a": (2, 5, 3)}, {}, "m.onnx")["b"].shape == (2, 3, 5)
-    assert make_feed(m, {}, {"b": np.ones((1, 3, 7), np.float32)}, "m.onnx")["a"].shape == (1, 7, 3)
+    assert make_feed(m, {"a": (2, 5, 3)}, {}, ["svod-tune", "m.onnx"])["b"].shape == (2, 3, 5)
+    assert make_feed(m, {}, {"b": np.ones((1, 3, 7), np.float32)}, ["svod-tune", "m.onnx"])["a"].shape == (1, 7, 3)
     with pytest.raises(OnnxError, match=r"svod-tune 'a b.onnx' --dim 'past [+] 1=128', or a range: --dim 'past [+] 1=1..512'"):
-        make_feed(m, {}, {}, "a b.onnx")
+        make_feed(m, {}, {}, ["svod-tune", "a b.onnx"])
     with pytest.raises(OnnxError, match=r"svod-tune m.onnx --dim batch=2 --dim 'past [+] 1=128',"):      # what was given stays
-        make_feed(m, {}, {}, "m.onnx", ["--dim", "batch=2"])
+        make_feed(m, {}, {}, ["svod-tune", "m.onnx", "--dim", "batch=2"])
     with pytest.raises(OnnxError, match="a range"):
         dimensions(["n=5..2"])
     with pytest.raises(OnnxError, match="both give a"):
-        make_feed(m, {"a": (2, 5, 3)}, {"a": np.ones((2, 5, 3), np.float32)}, "m.onnx")
+        make_feed(m, {"a": (2, 5, 3)}, {"a": np.ones((2, 5, 3), np.float32)}, ["svod-tune", "m.onnx"])
     image = svod.onnx.load(model([N("Relu", ["x"], ["y"])], [info("x", shape=(None, 3, None, None))]))
     with pytest.raises(OnnxError, match=r"an axis of x has no size.*--shape x=1x3x224x224$"):
-        make_feed(image, {}, {}, "m.onnx")
+        make_feed(image, {}, {}, ["svod-tune", "m.onnx"])
+
+
+def test_a_missing_size_is_answered_with_the_command_that_was_given(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.onnx")
+    onnx.save(model([N("Relu", ["x"], ["y"])], [info("x", shape=("tokens", "width"))]), path)
+    options = TuneOptions(path, beam=4, budget=30.0, device="CUDA:sm_90", compile_only=True, dim=("width=64",))
+    _, _, *words = options.program
+    result = CliRunner().invoke(cli, [*words, *options.asked])
+    assert result.exit_code == 2
+    assert f"{path} --beam 4 --budget 30 --device CUDA:sm_90 --dim width=64 --compile-only --dim tokens=128, or a range" in result.output
 
 
 def test_random_weights_take_the_place_of_floats_alone(tmp_path: Path) -> None:

@@ -215,16 +215,16 @@ def test_integer_products_are_exact() -> None:
 def test_inputs_of_a_run_are_made_or_asked_for() -> None:
     m = svod.onnx.load(model([helper.make_node("Identity", ["x"], ["y"])], [info("x", ["batch", "sequence", 4])], [info("y", None)]))
     with pytest.raises(OnnxError, match=r"sequence has no size.*--dim sequence=128.*--dim sequence=1\.\.512"):
-        make_feed(m, {}, {}, "m.onnx")
-    assert make_feed(m, {"x": (1, 3, 4)}, {}, "m.onnx")["x"].shape == (1, 3, 4)
+        make_feed(m, {}, {}, ["svod-tune", "m.onnx"])
+    assert make_feed(m, {"x": (1, 3, 4)}, {}, ["svod-tune", "m.onnx"])["x"].shape == (1, 3, 4)
     sized = svod.onnx.load(m.proto, dims=dimensions(["sequence=5"]))
-    assert make_feed(sized, {}, {}, "m.onnx")["x"].shape == (1, 5, 4)
+    assert make_feed(sized, {}, {}, ["svod-tune", "m.onnx"])["x"].shape == (1, 5, 4)
     assert shapes_of(["x=1x3x4", "a=b=2"]) == {"x": (1, 3, 4), "a=b": (2,)}
     for wrong in ("sequence", "sequence=x", "=4", "n=1..x"):
         with pytest.raises(OnnxError, match="--dim"):
             dimensions([wrong])
     with pytest.raises(OnnxError, match="no input z"):
-        make_feed(m, {"z": (1,)}, {}, "m.onnx")
+        make_feed(m, {"z": (1,)}, {}, ["svod-tune", "m.onnx"])
     assert relative_difference(np.ones(3), np.ones(3) * 2) == 0.5 and relative_difference(np.ones(3), np.ones(4)) == float("inf")
 
 

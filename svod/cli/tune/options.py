@@ -110,6 +110,12 @@ class TuneOptions:
         launcher = ["-m", "svod.torch.run", *(["--modules"] if self.torch == "modules" else [])] if self.runs_torch else []
         return [*launcher, *self.program, *self.args]
 
+    @property
+    def asked(self) -> list[str]:
+        """The command that was given, as the module takes it that runs an ONNX file: it says it with what it lacks. [] for a program."""
+        modes = {name: True for name in ("dry_run", "compile_only") if getattr(self, name)}
+        return [f"--command={self.command_line(**modes)}"] if self.is_onnx else []
+
     def command_line(self, **changes: object) -> str:
         """A command to paste: this one with `changes` to its options, without --dry-run, --json, --capture-to and --fresh."""
         values: dict[str, object] = {"beam": self.beam, "budget": f"{self.budget:g}"}

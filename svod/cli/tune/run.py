@@ -375,7 +375,7 @@ class _TuneRun:
             if self.executor is None and not options.dry_run and not options.compile_only and foresight.needs_search(news):
                 self._start_executor()
         with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
-            self.script = run_script(options.launched, Path(directory), capture_for=options.capture_for,
+            self.script = run_script([*options.launched, *options.asked], Path(directory), capture_for=options.capture_for,
                                      first=options.budget / 2, share=options.budget / 2, on_news=meet,
                                      device=HOST if options.compile_only else options.device,
                                      stdout=sys.stderr if options.json_path == "-" else None)

@@ -13,11 +13,11 @@ LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. A stage is compu
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.intrinsics import held_threads
-from svod.core.kernel.kernel import LinearIndex, ResolvedStage
 from svod.core.kernel.layout import AREA, is_exact
 from svod.core.kernel.placement import Placement, first_reduce, fit, is_derived, place_stages, vector_row
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
@@ -118,7 +118,8 @@ def spanned(state: Scheduler, placement: Placement, stage: int, axis: int) -> in
 
 
 def _rows_of(state: Scheduler, axes: tuple[int, ...], role: str) -> int:
-    return prod(state.rows[r].extent for a in axes for r in state.axis_rows[a] if state.rows[r].role == role)
+    rows = state.rows
+    return prod([rows[r].extent for a in axes for r in state.axis_rows[a] if rows[r].role == role])
 
 
 def reducers_of(state: Scheduler, stage: int) -> int:
@@ -175,36 +176,32 @@ class Positions(NamedTuple):
     by_reducers: bool
 
 
-def positions_of(state: Scheduler, placement: Placement, stages: list[int]) -> dict[int, Positions]:
+def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) -> dict[int, Positions]:
     """`Positions` of the stages of a phase, given in topological order. Reads of one dim that do not move alike ask for the whole dim."""
+    bound = {role: {r.axis for r in state.rows if r.role == role} for role in BLOCK_ROLES}
     found: dict[int, Positions] = {}
     moved: dict[int, dict[int, int]] = {}       # stage → its local axes that LOCAL loops move, and the stage that these belong to
     shared: dict[int, set[int]] = {}            # stage → its local axes that the threads of a reduction move
     for s in reversed(stages):
         stage = state.kernel.stages[s]
+        own = {i: s for i, a in enumerate(stage.outs) if a in bound[LOCAL]}
         moved[s], shared[s] = {}, set()
         if placement.paths[s] == () or has_own_threads(state, s):
-            moved[s] = {i: s for i, a in enumerate(stage.outs) if any(state.rows[x].role == LOCAL for x in state.axis_rows[a])}
-            owner = s
+            moved[s], owner = own, s
         else:
-            reads = [(r.stage.index, node, [_local_axes(r, lin) for lin in node.dims]) for r, node in placement.reads_of(s)]
+            reads = [(q, dims) for q in placement.readers[s] if q in found
+                     for n, dims in placement.stage(q).reads_with_axes() if n.arg == s]
             for dim in range(len(stage.outs)):
-                owners = {max([moved[q].get(a, -1) for a in axes[dim]], default=-1) for q, _, axes in reads if q in found}
+                owners = {max([moved[q].get(a, -1) for a in dims[dim]], default=-1) for q, dims in reads}
                 if len(owners) == 1 and (one := owners.pop()) >= 0:
                     moved[s][dim] = one
-                if any(a in shared[q] for q, _, axes in reads if q in found for a in axes[dim]):
+                if any(a in shared[q] for q, dims in reads for a in dims[dim]):
                     shared[s].add(dim)
             owner = max(moved[s].values(), default=-1)
-        shared[s].update(i for i, a in enumerate(stage.outs + stage.reds) if any(state.rows[x].role == GROUP for x in state.axis_rows[a]))
+        if bound[GROUP]:
+            shared[s].update(i for i, a in enumerate(stage.outs + stage.reds) if a in bound[GROUP])
         found[s] = Positions(owner, any(i < len(stage.outs) for i in shared[s]))
     return found
-
-
-def _local_axes(r: ResolvedStage, lin: LinearIndex) -> set[int]:
-    used = {a for a, _ in lin.coefs}
-    for node, _ in lin.atoms:
-        used.update(r.nodes[node].deps)
-    return used
 
 
 def stages_of(state: Scheduler, placement: Placement, root: int) -> list[int]:
@@ -212,24 +209,58 @@ def stages_of(state: Scheduler, placement: Placement, root: int) -> list[int]:
     return [s.index for s in state.kernel.stages if placement.paths[s.index] is not None and phase_of(placement, s.index) == root]
 
 
+class PhaseThreads(NamedTuple):
+    """What the threads of a group compute of a phase: its stages in topological order, and of each whose threads move it and how many."""
+
+    stages: tuple[int, ...]
+    positions: dict[int, Positions]
+    threads: dict[int, StageThreads]
+
+
+def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThreads:
+    """The threads of the phase that stores stage `root`, remembered on the state."""
+    if state._threads is None:
+        state._threads = {}
+    found: PhaseThreads | None = state._threads.get(root)
+    if found is None:
+        stages = tuple(stages_of(state, placement, root))
+        where = positions_of(state, placement, stages)
+        found = state._threads[root] = PhaseThreads(stages, where, _threads_of(state, where))
+    return found
+
+
+def keep_threads(state: Scheduler, new: Scheduler) -> None:
+    """What is known of the phases of a state whose loops an opt has left as they were holds for the state after it."""
+    if not state._threads or new.kernel is not state.kernel or new.dots is not state.dots:
+        return
+    before, after = place_stages(state), place_stages(new)
+    if after.paths == before.paths and after.resolved is before.resolved:
+        stages = state.kernel.stages
+        new._threads = {root: phase for root, phase in state._threads.items() if all(
+            new.axis_rows[a] is state.axis_rows[a] for s in phase.stages for a in (*stages[s].outs, *stages[s].reds))}
+
+
 def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:
     """The group of threads of the phase that stores stage `root`."""
-    threads = stage_threads(state, placement, root)
+    threads = phase_threads(state, placement, root).threads
     own = threads[root]
-    return ThreadGroup(own.local, own.inner, max(t.threads for t in threads.values()))
+    return ThreadGroup(own.local, own.inner, max([t.threads for t in threads.values()]))
 
 
 def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int, StageThreads]:
     """How each stage of the phase of `root` is computed by its group."""
-    stages = stages_of(state, placement, root)
-    where = positions_of(state, placement, stages)
+    return phase_threads(state, placement, root).threads
+
+
+def _threads_of(state: Scheduler, where: dict[int, Positions]) -> dict[int, StageThreads]:
+    """`StageThreads` of the stages of a phase."""
     inner: dict[int, int] = {}
-    for s in stages:
-        owner = where[s].owner
-        sharing = max(reducers_of(state, s), held_threads(state, s))
-        inner[owner if owner >= 0 else ~s] = max(inner.get(owner if owner >= 0 else ~s, 1), sharing)
-    return {s: StageThreads(local_threads(state, p.owner) if p.owner >= 0 else 1, reducers_of(state, s),
-                            inner[p.owner if p.owner >= 0 else ~s]) for s, p in where.items()}
+    reducers = {s: reducers_of(state, s) for s in where}
+    for s, p in where.items():
+        key = p.owner if p.owner >= 0 else ~s
+        inner[key] = max(inner.get(key, 1), reducers[s], held_threads(state, s))
+    return {s: StageThreads(local_threads(state, p.owner) if p.owner >= 0 else 1, reducers[s], inner[p.owner if p.owner >= 0 else ~s])
+            for s, p in where.items()}
 
 
 def exchanging_threads(target: Target, own: StageThreads, threads: int) -> int:
@@ -291,18 +322,17 @@ def check_groups(state: Scheduler) -> None:
         return
     placement, target = place_stages(state), state.target
     for root in placement.roots:
-        threads = group_of(state, placement, root).threads
-        stages = stages_of(state, placement, root)
-        for s, where in positions_of(state, placement, stages).items():
-            if where.by_reducers and (reducers_of(state, s) > 1 or has_own_threads(state, s)):
+        phase, threads = phase_threads(state, placement, root), group_of(state, placement, root).threads
+        sharing = [s for s in phase.stages if phase.threads[s].reducers > 1]
+        for s, where in phase.positions.items():
+            if where.by_reducers and (s in sharing or has_own_threads(state, s)):
                 raise KernelOptError(f"stage {state.kernel.stages[s].name} is read inside a reduction that threads share, each at other "
                                      "positions, so its own loops cannot be the threads of the group")
-        for s in stages:
+        for s in phase.stages:
             _check_held(state, s, threads)
         if threads > target.group_threads:
             raise KernelOptError(f"a group would have {threads} threads; the target allows {target.group_threads}")
-        needed = sum(exchanged_bytes(state, placement, s.index, threads) for s in state.kernel.stages
-                     if placement.paths[s.index] is not None and phase_of(placement, s.index) == root and reducers_of(state, s.index) > 1)
+        needed = sum([exchanged_bytes(state, placement, s, threads) for s in sharing])
         if needed > target.shared_bytes:
             raise KernelOptError(f"the partial results of a group take {needed} bytes of shared memory; the target has "
                                  f"{target.shared_bytes}")

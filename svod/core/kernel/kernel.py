@@ -225,6 +225,12 @@ class ResolvedStage:
     reads: tuple[int, ...]          # stages read, in topological order
     after_reduce: frozenset[int]    # stages read by what is done with the results of its REDUCEs; all of them where there are none
     lanes_bytes: int = 4            # widest value type, bytes
+    read_nodes: tuple[Node, ...] = ()
+    read_axes: tuple[tuple[frozenset[int], ...], ...] = ()      # of each of them, per dim the local axes that move it
+
+    def reads_with_axes(self) -> Iterable[tuple[Node, tuple[frozenset[int], ...]]]:
+        """The reads of other stages, each with the local axes that move its dims."""
+        return zip(self.read_nodes, self.read_axes, strict=True)
 
 
 def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
@@ -372,7 +378,9 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
     reads = sorted({n.arg for n in r.nodes if n.kind == "read"})
     after = frozenset(r.nodes[n].arg for n in last if r.nodes[n].kind == "read")
     widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
-    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest)
+    read_nodes = tuple(n for n in r.nodes if n.kind == "read")
+    read_axes = tuple(tuple(frozenset(r.deps((), [lin])) for lin in n.dims) for n in read_nodes)
+    return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest, read_nodes, read_axes)
 
 
 def _reachable(nodes: list[Node], todo: list[int]) -> set[int]:

@@ -136,7 +136,14 @@ class Layouts(NamedTuple):
 
 
 def layouts(state: Scheduler, plan: Placement) -> Layouts:
-    """How the stages of a state lie in memory, from what reads them."""
+    """How the stages of a state lie in memory, from what reads them, remembered on it."""
+    if state._layouts is None:
+        state._layouts = _layouts(state, plan)
+    found: Layouts = state._layouts
+    return found
+
+
+def _layouts(state: Scheduler, plan: Placement) -> Layouts:
     result = Layouts({}, {}, {}, {}, {}, {}, set())
     for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
         r = plan.resolved[s]
@@ -170,11 +177,12 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
         r = plan.resolved[q]
         if r is None or plan.paths[q] is None:
             continue
-        for node in r.nodes:
-            if node.kind == "read" and node.arg == s:
+        for node in r.read_nodes:
+            if node.arg == s:
                 ranks = _ranks_of_read(state, layouts, r, node, copied)
                 rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
-                uses.add(_tile_of_read(state, plan, layouts.vector_axes[q], r, node))
+                if not state.target.has_groups:     # a thread reads elements, not whole tiles
+                    uses.add(_tile_of_read(state, plan, layouts.vector_axes[q], r, node))
     tiled = uses.pop() if len(uses) == 1 else UNTILED
     packed = layouts.packed.get(s)
     if dims and max(rank) < VECTOR and (packed is not None or plan.paths[s] == ()):
@@ -200,21 +208,22 @@ def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: N
     moves it. `copied`: the value is read from memory, not computed from scratch."""
     s = r.stage.index
     lane = layouts.vector_axes[s]
-    depth = {row: i for i, row in enumerate(state.order[s])}
+    if is_derived(r.stage):
+        at = {a: i for i, a in enumerate(layouts.orders[s])}
+        return [max([VECTOR if a == lane else at[a] for a, _ in lin.coefs], default=-1) for lin in node.dims]
+    rows, depth = state.rows, {row: i for i, row in enumerate(state.order[s])}
     # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
     # computed from, in vectors
     tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
 
     def rank_of(a: int) -> int:
-        ids = state.axis_rows[r.axes[a]]
         if a == lane:
             return VECTOR
-        if is_derived(r.stage):
-            return layouts.orders[s].index(a)
-        if tiles_inside and any(state.rows[x].role in (UPCAST, LOCAL) and state.rows[x].extent > 1 for x in ids):
+        ids = state.axis_rows[r.axes[a]]
+        if tiles_inside and any(rows[x].role in (UPCAST, LOCAL) and rows[x].extent > 1 for x in ids):
             return SIDE_BY_SIDE
-        return max((depth[x] for x in ids if x in depth), default=0)
-    return [max((rank_of(a) for a, _ in lin.coefs), default=-1) for lin in node.dims]
+        return max([depth.get(x, 0) for x in ids], default=0)
+    return [max([rank_of(a) for a, _ in lin.coefs], default=-1) for lin in node.dims]
 
 
 def _tile_of_read(state: Scheduler, plan: Placement, lane: int, r: ResolvedStage, node: Node) -> TiledDim:

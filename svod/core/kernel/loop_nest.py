@@ -9,6 +9,7 @@ model, the printer of loop nests, the sketches and the emitter read it.
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Scheduler
-from svod.core.kernel.shared.banks import SharedRead, matrix_read, padded_rows
+from svod.core.kernel.shared.banks import AT_ONCE, Digit, SharedRead, matrix_read, padded_rows
 from svod.core.kernel.shared.copy import GroupCopy, group_copy, rows_in_bulk
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
@@ -98,7 +99,7 @@ class LoopNest(NamedTuple):
 def loop_nest(state: Scheduler) -> LoopNest:
     """The loop nest of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
     if state._loop_nest is None:
-        state._loop_nest = _LoopNestMaker(state).make()
+        state._loop_nest = LoopNestMaker(state).make()
     nest: LoopNest = state._loop_nest
     return nest
 
@@ -129,8 +130,8 @@ def _axes_of_copy(copy: GroupCopy, region: tuple[int, ...]) -> tuple[tuple[Emitt
     return tuple([(EmittedLoop(NO_ROW, LOOP, n, e // n),) for n, e in zip(counts, region, strict=True)])
 
 
-class _LoopNestMaker:
-    """Builds the nests of stages. Readers come before what they read, since they decide its region."""
+class LoopNestMaker:
+    """Builds the nests of stages. Readers come before what they read, since they decide its region. Phases need nothing of each other."""
 
     def __init__(self, state: Scheduler) -> None:
         self.state = state
@@ -143,18 +144,21 @@ class _LoopNestMaker:
         self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
         self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
+        self.computed = [s.index for s in reversed(state.kernel.stages) if self.placement.paths[s.index] is not None]
+        if any(state.pads) or state.target.has_groups:
+            for s in self.computed:
+                self._find_padded(self.placement.stage(s))
 
-    def make(self) -> LoopNest:
-        for s in range(len(self.state.kernel.stages) - 1, -1, -1):
-            r, path = self.placement.resolved[s], self.placement.paths[s]
-            if r is not None and path is not None:
-                self.stages[s] = self._stage(r, path)
+    def make(self, wanted: Iterable[int] | None = None) -> LoopNest:
+        """The nests of all stages, or of those in `wanted` alone: whole phases, and stages at the root."""
+        for s in self.computed if wanted is None else sorted(wanted, reverse=True):
+            path = self.placement.paths[s]
+            assert path is not None
+            self.stages[s] = self._stage(self.placement.stage(s), path)
         return LoopNest(self.placement, self.layouts, self.stages)
 
     def _stage(self, r: ResolvedStage, path: Path) -> StageNest:
         state, stage = self.state, r.stage
-        if any(state.pads) or state.target.has_groups:
-            self._find_padded(r)
         starts, region, space = self._region(stage, path)
         positions = region if path else tuple([state.kernel.axes[a].extent for a in stage.outs])
         layout = self._layout(r, positions) if not stage.is_output else None
@@ -242,11 +246,12 @@ class _LoopNestMaker:
             for a, pieces in enumerate(reader.axes):
                 own[a].update({p.row: p.stride for p in pieces if p.role in BLOCK_ROLES})
             terms = tuple([sum_lins([({row: k * c for row, k in own[a].items()}, 0) for a, c in lin.coefs])[0] for lin in node.dims])
+            apart = tuple([tuple([Digit(*digits[row], c) for row, c in of_dim.items() if row in digits]) for of_dim in terms])
             vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
-            reads.append(SharedRead(terms, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
+            reads.append(SharedRead(apart, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
         if s in self.layouts.packed and self.layouts.packed[s].line:
             return copy, layout
-        return copy, padded_rows(layout, copy, reads, digits, self.threads[root], itemsize)
+        return copy, padded_rows(layout, copy, tuple(reads), min(self.threads[root], AT_ONCE), itemsize)
 
     def _buffers(self, r: ResolvedStage, path: Path) -> int:
         """How many buffers a copy has: those of PIPELINE, where it stands in that loop and waits for no other stage there."""
@@ -338,8 +343,7 @@ class _LoopNestMaker:
             self.padded.update(a for a in r.axes if (self.state.pads[a] and not (dot and dot.axis == a))
                                or spanned(self.state, self.placement, s, a) > self.state.axis_extent(a)
                                or (inside and is_covered(self.state, self.placement, s, a)))
-        for node in r.nodes:
-            if node.kind == "read":
-                for axis, lin in zip(self.state.kernel.stages[node.arg].outs, node.dims, strict=True):
-                    if any(r.axes[a] in self.padded for a, _ in lin.coefs):
-                        self.padded.add(axis)
+        for node in r.read_nodes if self.padded else ():
+            for axis, lin in zip(self.state.kernel.stages[node.arg].outs, node.dims, strict=True):
+                if any(r.axes[a] in self.padded for a, _ in lin.coefs):
+                    self.padded.add(axis)

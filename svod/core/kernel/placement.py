@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage, Stage
+from svod.core.kernel.kernel import Node, ResolvedStage, Stage
 from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Loop, Scheduler, StagePlace
 from svod.core.machine.isa import DOTS
 from svod.errors import KernelOptError
@@ -25,13 +25,19 @@ class Placement(NamedTuple):
     roots: tuple[int, ...]                             # stages that are phases, in order
     readers: tuple[tuple[int, ...], ...]               # per stage: the stages that read it
 
+    def stage(self, s: int) -> ResolvedStage:
+        """A stage that is computed somewhere."""
+        r = self.resolved[s]
+        assert r is not None, "an inlined stage is part of its readers"
+        return r
+
     def reads_of(self, s: int) -> Iterator[tuple[ResolvedStage, Node]]:
         """The reads of stage `s` by stages that are computed somewhere."""
         for q in self.readers[s]:
             r = self.resolved[q]
             if r is not None and self.paths[q] is not None:
-                for node in r.nodes:
-                    if node.kind == "read" and node.arg == s:
+                for node in r.read_nodes:
+                    if node.arg == s:
                         yield r, node
 
 
@@ -111,10 +117,10 @@ class _Placer:
         rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | self.axis_deps.get(a, frozenset())
                    for a in r.axes]
         moved_by: frozenset[int] = frozenset()
-        for node in r.nodes:
-            if node.kind == "read" and node.arg == s:
-                for axis, lin in zip(self.kernel.stages[s].outs, node.dims, strict=True):
-                    rows = frozenset().union(*(rows_of[a] for a in _axes_of(r, lin)))
+        for node, axes in r.reads_with_axes():
+            if node.arg == s:
+                for axis, moving in zip(self.kernel.stages[s].outs, axes, strict=True):
+                    rows = frozenset().union(*[rows_of[a] for a in moving])
                     moved_by |= rows
                     self.axis_deps[axis] = self.axis_deps.get(axis, frozenset()) | rows
         split = state.split_reduce
@@ -155,13 +161,6 @@ class _Placer:
             raise KernelOptError(f"stage {name} is also read outside the loop {state.rows[row].name}; "
                                  f"stage it at a loop that holds all its readers")
         return path
-
-
-def _axes_of(r: ResolvedStage, lin: LinearIndex) -> set[int]:
-    used = {a for a, _ in lin.coefs}
-    for node, _ in lin.atoms:
-        used.update(r.nodes[node].deps)
-    return used
 
 
 def first_reduce(state: Scheduler, stage: int) -> int:

@@ -94,8 +94,10 @@ class Scheduler:
     __slots__ = (
         "_cost",
         "_digest",
+        "_layouts",
         "_loop_nest",
         "_placement",
+        "_threads",
         "applied_opts",
         "axis_rows",
         "dots",
@@ -134,6 +136,8 @@ class Scheduler:
     _cost: Any                               # what svod.core.cost.cost_model derives of a state, once
     _loop_nest: Any                          # and svod.core.kernel.loop_nest
     _placement: Any                          # and svod.core.kernel.placement
+    _layouts: Any                            # and svod.core.kernel.layout
+    _threads: Any                            # and svod.core.kernel.groups
 
     def __init__(self, kernel: Kernel, target: Target):
         self.kernel, self.target = kernel, target
@@ -150,7 +154,7 @@ class Scheduler:
         self.dots = (None,) * len(kernel.stages)
         self.online = ()
         self.applied_opts = ()
-        self._digest = self._cost = self._placement = self._loop_nest = None
+        self._digest = self._cost = self._placement = self._loop_nest = self._threads = self._layouts = None
 
     def copy(self, **changes: Any) -> Scheduler:
         """This state with some fields replaced."""
@@ -163,7 +167,7 @@ class Scheduler:
         new.applied_opts = self.applied_opts
         for name, value in changes.items():
             setattr(new, name, value)
-        new._digest = new._cost = new._placement = new._loop_nest = None
+        new._digest = new._cost = new._placement = new._loop_nest = new._threads = new._layouts = None
         return new
 
     # -- looking up -----------------------------------------------------------------------------

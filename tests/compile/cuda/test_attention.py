@@ -12,7 +12,7 @@ from svod.compile.cuda.render import render
 from svod.compile.lower.lower import lower
 from svod.core.cost.groups.attention import attention_options
 from svod.core.cost.groups.group_cost import group_cost
-from svod.core.cost.groups.group_sketch import priced
+from svod.core.cost.groups.prices import GroupPrices
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
@@ -35,7 +35,7 @@ def test_passes_of_random_shapes(kind: str, dtype: str, monkeypatch: pytest.Monk
     while ran < count(1):
         heads, queries, keys = rng.choice((1, 2)), rng.choice((17, 32, 33, 40)), rng.choice((64, 67, 96))
         case = AttentionCase.draw(rng, kind, dtype, (heads, queries, keys, rng.choice((2, 3, 16, 17)), rng.choice((2, 5, 8, 16))))
-        found = priced(attention_options(Scheduler(case.kernel(), backend_named("CUDA").target())))
+        found = GroupPrices().cheapest(attention_options(Scheduler(case.kernel(), backend_named("CUDA").target())), 1 << 20)
         if found:
             _, state = rng.choice(found)
             assert any(o.op == "TC" for o in state.applied_opts) == (dtype != "float32")
@@ -52,7 +52,7 @@ def attention(heads: int, queries: int, keys: int, width: int, dtype: str) -> Ke
 def test_ptxas_accepts_the_fastest_pass(arch: str, dtype: str) -> None:
     """One phase, in which nothing is spilled and no thread has memory of its own."""
     target = card_target(arch)
-    _, state = priced(attention_options(Scheduler(attention(12, 1024, 1024, 64, dtype), target)))[0]
+    _, state = GroupPrices().cheapest(attention_options(Scheduler(attention(12, 1024, 1024, 64, dtype), target)), 1)[0]
     assert state.online and any(o.op == "TC" for o in state.applied_opts) == (dtype != "float32")
     if ptxas.ptxas_version() is None:
         pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
@@ -76,5 +76,5 @@ PHASES = {
 def test_one_pass_is_predicted_faster_than_phases_where_scores_outgrow_the_caches(dtype: str) -> None:
     state = Scheduler(attention(48, 2048, 2048, 64, dtype), card_target("sm_90"))
     phases = group_cost(apply_opts(state, parse_chain(PHASES[dtype]))).cycles
-    fastest, _ = priced(attention_options(state))[0]
+    fastest, _ = GroupPrices().cheapest(attention_options(state), 1)[0]
     assert fastest < 0.8 * phases

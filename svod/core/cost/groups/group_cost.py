@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from svod.core.cost.compute_cost import masks_of, operation_weight
 from svod.core.cost.cost_model import Cost
@@ -34,9 +35,9 @@ from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import exchanged_bytes, exchanging_threads, group_of, phase_of, reducers_of, stage_threads
 from svod.core.kernel.intrinsics import stored_node
-from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode
+from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import Layout, area_bytes
-from svod.core.kernel.loop_nest import LoopNest, copied_width, loop_nest, stored_bytes
+from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_width, loop_nest, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -58,7 +59,7 @@ _ROW = 8.0              # instructions of a row that is copied at once: its addr
 
 
 @dataclass
-class _Access:
+class Access:
     """An access of a stage: of an argument or temporary (`limit`: its bytes), or of shared memory (`limit`: 0)."""
 
     coefs: tuple[tuple[int, int], ...]      # (local axis, bytes)
@@ -71,7 +72,7 @@ class _Access:
 
 
 @dataclass
-class _Phase:
+class Phase:
     """What one phase has used, per group and in all."""
 
     groups: float
@@ -79,7 +80,6 @@ class _Phase:
     registers: int = 0
     ahead: int = 0                  # registers of what is copied ahead by way of them
     shared: int = 0
-    staged: int = 0                 # the part of `shared` that holds staged values
     instructions: float = 0.0       # of one group, by single threads
     first: float = 0.0              # bytes through the first cache, by one group, sectors whole
     turns: float = 0.0              # of shared memory, by one group
@@ -88,68 +88,77 @@ class _Phase:
     latency: float = 0.0            # cycles of one thread that depend on each other
 
 
+class PhaseCost(NamedTuple):
+    """What one phase costs: `cycles` of the device, those of the phase that combines parts of its sums after it; the rest as in `Cost`."""
+
+    cycles: tuple[float, ...] = ()
+    moved: float = 0.0
+    flops: float = 0.0
+    accumulators: int = 0
+    scratch: int = 0
+    multiply_adds: float = 0.0          # of the stage with most of them
+    loads_per_multiply_add: float = 0.0
+
+
 def group_cost(state: Scheduler) -> Cost:
     """The predicted cost of a state on a target with groups, remembered on it: `cycles` of the device. Raises KernelOptError when its
     placements contradict each other, or a group stages more than its shared memory holds."""
     if state._cost is None:
-        state._cost = _GroupCost(state).cost()
+        nest = loop_nest(state)
+        state._cost = cost_of_phases([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
     cost: Cost = state._cost
     return cost
 
 
-class _GroupCost:
-    """Prices the phases of a state."""
+def cost_of_phases(phases: Sequence[PhaseCost]) -> Cost:
+    """The cost of phases that run one after the other."""
+    most = max(phases, key=lambda p: p.multiply_adds)
+    return Cost(sum([c for p in phases for c in p.cycles]), max([p.accumulators for p in phases]), most.loads_per_multiply_add,
+                sum([p.scratch for p in phases]), sum([p.flops for p in phases]), sum([p.moved for p in phases]))
 
-    def __init__(self, state: Scheduler) -> None:
-        self.state, self.nest, self.device = state, loop_nest(state), device_of(state.target)
+
+class PhasePricer:
+    """Prices the phase that stores stage `root`. `nest`: of its stages, and of those of other phases that they read."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest, root: int) -> None:
+        self.state, self.nest, self.root, self.device = state, nest, root, device_of(state.target)
         self.flops = 0.0
         self.accumulators = self.scratch = 0
         self.most_multiply_adds, self.loads_per_multiply_add = 0.0, 0.0
 
-    def cost(self) -> Cost:
-        placement, cycles, moved = self.nest.placement, 0.0, 0.0
-        for root in placement.roots:
-            if is_computed_once(self.state, placement, root):
-                continue
-            phase = self._phase(root)
-            cycles += phase_cycles(self.device, phase)
-            moved += phase.memory
-            split = self.state.split_reduce
-            if split is not None and self.state.kernel.axes[split.axis].stage == root:
-                combining = self._combining_phase(root, split.parts)
-                cycles += phase_cycles(self.device, combining)
-                moved += combining.memory
-        return Cost(cycles, self.accumulators, self.loads_per_multiply_add, self.scratch, self.flops, moved)
+    def price(self) -> PhaseCost:
+        """The cost; none for a phase that is computed before a plan runs. Raises KernelOptError as `group_cost` does."""
+        if is_computed_once(self.state, self.nest.placement, self.root):
+            return PhaseCost()
+        phases, split = [self.phase()], self.state.split_reduce
+        if split is not None and self.state.kernel.axes[split.axis].stage == self.root:
+            phases.append(combining_phase(self.state, self.nest.stages[self.root].r, split.parts))
+        return PhaseCost(tuple([phase_cycles(self.device, phase) for phase in phases]), sum([phase.memory for phase in phases]), self.flops,
+                         self.accumulators, self.scratch, self.most_multiply_adds, self.loads_per_multiply_add)
 
     # -- phases -----------------------------------------------------------------------------------------
-    def _phase(self, root: int) -> _Phase:
-        state, placement = self.state, self.nest.placement
+    def phase(self) -> Phase:
+        """What the phase uses."""
+        state, placement, root = self.state, self.nest.placement, self.root
         group = group_of(state, placement, root)
-        inside = [s for s in self.nest.stages if placement.paths[s] is not None and phase_of(placement, s) == root]
+        inside = [s for s in self.nest.stages if phase_of(placement, s) == root]
+        staged = sum([self._staged_bytes(self.nest.stages[s]) for s in inside if self.nest.stages[s].space is MemorySpace.SHARED])
+        if staged > state.target.shared_bytes:
+            raise KernelOptError(f"staged values take {staged} bytes of shared memory; the target has {state.target.shared_bytes}")
         shapes = {s: StageShape(state, self.nest, s, root, group) for s in inside}
-        phase = _Phase(float(prod(run.times for run in shapes[root].grid)), group.threads)
-        wanted = [(shapes[s], self._stage(phase, shapes[s])) for s in inside]
+        phase = Phase(float(prod([run.times for run in shapes[root].grid])), group.threads)
+        wanted = [(shapes[s], self.count(phase, shapes[s], StageCounter(state, self.nest, shapes[s]))) for s in inside]
         phase.registers += phase.ahead
-        if phase.staged > state.target.shared_bytes:
-            raise KernelOptError(f"staged values take {phase.staged} bytes of shared memory; the target has {state.target.shared_bytes}")
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
         for shape, accesses in wanted:
             self._traffic(phase, shape, accesses, resident)
         return phase
 
-    def _combining_phase(self, root: int, parts: int) -> _Phase:
-        """The phase that combines the partial results of a reduction cut into parts: one thread a vector of results."""
-        r = self.nest.stages[root].r
-        outputs = float(prod(self.state.kernel.axes[a].extent for a in r.stage.outs))
-        size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
-        width = vector_width(self.state, r)
-        vectors = -(-outputs // width)
-        phase = _Phase(vectors, 1, registers=_OWN + 2 * width)
-        phase.instructions = parts * 2.0 * width
-        phase.first = phase.second = float(parts * max(SECTOR, size * width))
-        phase.memory = max(0.0, parts * outputs * size - self.device.second)
-        phase.latency = NEAR * parts / _IN_FLIGHT
-        return phase
+    def _staged_bytes(self, stage: StageNest) -> int:
+        """Bytes of shared memory that a staged value takes, all of its buffers."""
+        assert stage.layout is not None
+        itemsize = stored_bytes(self.state, self.nest.layouts, stage.r.stage.index)
+        return area_bytes(stage.layout, itemsize * stage.layout.size) * stage.buffers
 
     def _exchange(self, phase: _Phase, shape: StageShape, accumulators: float) -> None:
         """Count what threads do that share the reductions of a stage: neighbours exchange registers in a tree; what is left goes to shared
@@ -167,9 +176,8 @@ class _GroupCost:
                                            + _EXCHANGED * self.device.barrier(phase.threads))
 
     # -- one stage -----------------------------------------------------------------------------------------
-    def _stage(self, phase: _Phase, shape: StageShape) -> list[_Access]:
+    def count(self, phase: Phase, shape: StageShape, counter: StageCounter) -> list[Access]:
         """Count the instructions of a stage into its phase. Returns its accesses of memory."""
-        counter = _Counter(self.state, self.nest, shape)
         counter.count()
         times, s = shape.times, shape.stage.r.stage.index
         accumulators = counter.accumulators
@@ -188,10 +196,7 @@ class _GroupCost:
         if shape.stage.space is MemorySpace.SCRATCH:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
-            assert shape.stage.layout is not None
-            layout = shape.stage.layout
-            size = area_bytes(layout, stored_bytes(self.state, self.nest.layouts, s) * layout.size) * shape.stage.buffers
-            phase.staged += size
+            size = self._staged_bytes(shape.stage)
             phase.shared += size
             barriers = times * (_EXCHANGED if shape.stage.buffers == 1 else 1)
             phase.latency += barriers * _BARRIER
@@ -205,7 +210,7 @@ class _GroupCost:
             self.loads_per_multiply_add = counter.loads / counter.multiply_adds
         return counter.accesses
 
-    def _traffic(self, phase: _Phase, shape: StageShape, accesses: Sequence[_Access], resident: int) -> None:
+    def _traffic(self, phase: Phase, shape: StageShape, accesses: Sequence[Access], resident: int) -> None:
         """Count what a stage's accesses move."""
         device, lanes = self.device, min(self.device.subgroup, shape.num_threads)
         subgroups = -(-shape.num_threads // device.subgroup)
@@ -223,7 +228,7 @@ class _GroupCost:
             phase.second += min(moved, asked)
             phase.memory += self._from_memory(phase, shape, a, footprints[0], resident)
 
-    def _footprints(self, shape: StageShape, a: _Access) -> list[float]:
+    def _footprints(self, shape: StageShape, a: Access) -> list[float]:
         """Bytes that a group touches inside the first k serial loops, for k from 0 (all of them) to all (one iteration)."""
         if a.irregular:
             one = float(shape.num_threads * SECTOR * a.times / max(1.0, prod(run.times for run in shape.serial)))
@@ -238,7 +243,7 @@ class _GroupCost:
             sizes.append(touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit))
         return sizes[::-1]
 
-    def _from_memory(self, phase: _Phase, shape: StageShape, a: _Access, of_group: float, resident: int) -> float:
+    def _from_memory(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
         """Bytes that come from memory in all: what a wave of groups shares is read once, and stays where the second cache holds it."""
         if a.irregular:
             return min(of_group * phase.groups, float(a.limit))
@@ -250,7 +255,21 @@ class _GroupCost:
         return of_all if of_all <= self.device.second * _KEPT else max(of_all, of_wave * phase.groups / prod(inside))
 
 
-def phase_cycles(device: Device, phase: _Phase) -> float:
+def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
+    """The phase that combines the partial results of a reduction cut into parts: one thread a vector of results."""
+    outputs = float(prod([state.kernel.axes[a].extent for a in r.stage.outs]))
+    size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
+    width = vector_width(state, r)
+    vectors = -(-outputs // width)
+    phase = Phase(vectors, 1, registers=_OWN + 2 * width)
+    phase.instructions = parts * 2.0 * width
+    phase.first = phase.second = float(parts * max(SECTOR, size * width))
+    phase.memory = max(0.0, parts * outputs * size - device_of(state.target).second)
+    phase.latency = NEAR * parts / _IN_FLIGHT
+    return phase
+
+
+def phase_cycles(device: Device, phase: Phase) -> float:
     """Cycles of the device for a phase."""
     resident = resident_groups(device, phase.threads, phase.registers, phase.shared)
     busy = min(phase.groups, device.units)
@@ -268,7 +287,7 @@ def phase_cycles(device: Device, phase: _Phase) -> float:
     return LAUNCH + longest + _OVERLAP * (sum(parts) - longest)
 
 
-class _Counter:
+class StageCounter:
     """Counts the instructions of one thread in a stage, while the loops around it stand still."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, shape: StageShape) -> None:
@@ -294,9 +313,10 @@ class _Counter:
             self.lanes = self.positions[self.stage.vector] = shape.expanded[0].times
         self.gaps = self.device.gaps(reducers_of(state, self.r.stage.index))
         self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
+        self.stored = 0.0           # of the instructions, those of the store
         self.accumulators = self.registers = 0.0
         self.waits = 0.0            # cycles of one innermost iteration that wait for loads
-        self.accesses: list[_Access] = []
+        self.accesses: list[Access] = []
 
     def count(self) -> None:
         skip = masks_of(self.r)
@@ -313,7 +333,9 @@ class _Counter:
                 self._read(n, self.tiles.number(i) if self.tiles is not None else -1)
             elif n.kind in ("alu", "cast"):
                 self.instructions += operation_weight(n) * self._runs(n.deps)
+        before = self.instructions
         self._store()
+        self.stored = self.instructions - before
         if self.r.reductions:
             self.accumulators = sum(self._side_by_side(red, c, UPCAST) for red in self.r.reductions for c in range(len(red.values)))
         if self.tiles is not None:
@@ -410,7 +432,7 @@ class _Counter:
         else:
             self.latency += FAR * self.runs_of_loop[depth]
         limit = self.state.kernel.params[n.arg].arg.size * size
-        self.accesses.append(_Access(tuple((a, c * size) for a, c in linear.coefs), size * elements, count, self.shape.outside + depth,
+        self.accesses.append(Access(tuple((a, c * size) for a, c in linear.coefs), size * elements, count, self.shape.outside + depth,
                                      limit, size, irregular))
 
     def _read(self, n: Node, operand: int) -> None:
@@ -444,7 +466,7 @@ class _Counter:
             self.waits = max(self.waits, SHARED)
         else:
             self.waits = max(self.waits, NEAR)
-            self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + depth, layout.size * size, size))
+            self.accesses.append(Access(inbytes, size * elements, count, self.shape.outside + depth, layout.size * size, size))
 
     def _read_tile(self, n: Node, number: int, layout: Layout, inbytes: tuple[tuple[int, int], ...], space: MemorySpace) -> None:
         """A read of tiles of an operand."""
@@ -463,7 +485,7 @@ class _Counter:
         self.instructions += count * tiles.words(number) * self.device.access(1.0)
         self.waits = max(self.waits, NEAR)
         size = tiles.dot.operands[number].itemsize
-        self.accesses.append(_Access(inbytes, tiles.tile_bytes(number), count, self.shape.outside + self._depth(n.deps),
+        self.accesses.append(Access(inbytes, tiles.tile_bytes(number), count, self.shape.outside + self._depth(n.deps),
                                      layout.size * size, size))
 
     def _store(self) -> None:
@@ -508,4 +530,4 @@ class _Counter:
             places = tuple([stage.layout.place(p) * size for p in positions_of(tuple(self.shape.threads), self.outs, lanes)])
             self.turns += count * subgroups * turns_of(places, size * elements)
             return
-        self.accesses.append(_Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular))
+        self.accesses.append(Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular))

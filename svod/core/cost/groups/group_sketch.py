@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from svod.core.cost.groups.attention import attention_options
 from svod.core.cost.groups.contractions import contraction_options
-from svod.core.cost.groups.device import LAUNCH, device_of
+from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.matrices import matrix_options
-from svod.core.cost.groups.spread import along_memory, distinct, elementwise_options, reduction_options, thread_counts
+from svod.core.cost.groups.prices import GroupPrices
+from svod.core.cost.groups.spread import along_memory, elementwise_options, reduction_options, thread_counts
 from svod.core.cost.sketch_facts import extent_of, factors_of, name_of, resolved, try_opt
-from svod.core.kernel.groups import check_groups
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
-from svod.errors import KernelOptError
 
 TIE = 0.015             # predictions whose cycles behind the launch are this near each other say nothing
 _MOST = 24              # sketches of a kernel, those predicted fastest
@@ -27,39 +26,29 @@ _MOST = 24              # sketches of a kernel, those predicted fastest
 
 def group_heuristic(state: Scheduler) -> Scheduler:
     """The state that a kernel runs in when nothing is known about it: of the sketches predicted equal the one with the shortest chain."""
-    candidates = priced(_generate(state))
-    if not candidates:
-        return state
-    fastest, _ = candidates[0]
-    limit = fastest + TIE * (fastest - LAUNCH)
-    return min((s for cycles, s in candidates if cycles <= limit), key=lambda s: (len(s.applied_opts), group_cost(s).cycles))
+    return best_sketch(state, GroupPrices())
+
+
+def best_sketch(state: Scheduler, prices: GroupPrices) -> Scheduler:
+    """`group_heuristic` by these prices."""
+    candidates = prices.cheapest(_generate(state, prices), 1, TIE)
+    return min([s for _, s in candidates], key=lambda s: (len(s.applied_opts), group_cost(s).cycles), default=state)
 
 
 def group_sketches(state: Scheduler) -> list[Scheduler]:
     """The states that a search starts from."""
-    return [s for _, s in priced(_generate(state))][:_MOST]
+    prices = GroupPrices()
+    return [s for _, s in prices.cheapest(_generate(state, prices), _MOST)]
 
 
-def priced(states: Iterator[Scheduler]) -> list[tuple[float, Scheduler]]:
-    """The distinct states that can be placed and fit a group, with their predicted cycles, the fastest first."""
-    out = []
-    for s in distinct(states):
-        try:
-            check_groups(s)
-            out.append((group_cost(s).cycles, s))
-        except KernelOptError:
-            continue
-    return sorted(out, key=lambda pair: pair[0])
-
-
-def _generate(state: Scheduler) -> Iterator[Scheduler]:
+def _generate(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:
     yield state
     for base in _placements(state):
         for start in _shared_inside(base):
             roots = [s for s in place_stages(start).roots if not is_derived(start.kernel.stages[s])]
             sizes = thread_counts(state)
             for s in roots[:-1]:
-                start = _best(start, s, sizes[1:2] or sizes)
+                start = _best(start, s, sizes[1:2] or sizes, prices)
             yield from _options(start, roots[-1], sizes if len(roots) == 1 else sizes[1:] or sizes)
     yield from attention_options(state)
 
@@ -95,9 +84,8 @@ def _shared_inside(state: Scheduler) -> Iterator[Scheduler]:
             yield done
 
 
-def _best(state: Scheduler, s: int, sizes: Sequence[int]) -> Scheduler:
-    candidates = priced(_options(state, s, sizes))
-    return candidates[0][1] if candidates else state
+def _best(state: Scheduler, s: int, sizes: Sequence[int], prices: GroupPrices) -> Scheduler:
+    return next((best for _, best in prices.cheapest(_options(state, s, sizes), 1)), state)
 
 
 def _options(state: Scheduler, s: int, sizes: Sequence[int]) -> Iterator[Scheduler]:

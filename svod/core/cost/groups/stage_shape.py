@@ -17,7 +17,7 @@ from svod.core.cost.groups.accesses import Steps
 from svod.core.kernel.groups import ThreadGroup, grid_rows
 from svod.core.kernel.loop_nest import LoopNest
 from svod.core.kernel.placement import is_derived
-from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, Scheduler
+from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, ReductionParts, Scheduler
 from svod.core.machine.levels import MemorySpace
 
 Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
@@ -48,17 +48,22 @@ def positions_of(runs: tuple[Run, ...], dims: int, lanes: int) -> list[tuple[int
     return positions[:lanes]
 
 
-class StageShape:
-    """The loops of stage `s` inside the phase that stores stage `root`."""
+def _cut_of(state: Scheduler, root: int) -> ReductionParts | None:
+    """The cut of the sum of the stage that a phase stores."""
+    split = state.split_reduce
+    return split if split is not None and state.kernel.axes[split.axis].stage == root else None
 
-    def __init__(self, state: Scheduler, nest: LoopNest, s: int, root: int, group: ThreadGroup) -> None:
+
+class StageShape:
+    """The loops of stage `s` inside the phase that stores stage `root`. `whole`: as if no reduction were cut into parts."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest, s: int, root: int, group: ThreadGroup, whole: bool = False) -> None:
         self.state, self.nest, self.stage, self.root = state, nest, nest.stages[s], root
         self.own = {p.row: (a, p) for a, loops in enumerate(self.stage.axes) for p in loops}
         self.moved = {row: tuple((a, terms[row]) for a, (terms, _) in enumerate(self.stage.starts) if row in terms)
                       for row in {row for terms, _ in self.stage.starts for row in terms}}
         self.rows_of_grid = grid_rows(state, nest.placement, root)
-        split = state.split_reduce
-        cut = split if split is not None and state.kernel.axes[split.axis].stage == root else None
+        cut = None if whole else _cut_of(state, root)
         self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
         self.is_cut = cut is not None and s == root         # its results are parts
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid

@@ -4,7 +4,7 @@
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> Access:
     """What the first threads store at once."""
     counts = copy.counts(layout.extents)
     elements = []
-    for t in range(min(threads, AT_ONCE, prod(counts))):
+    for t in range(min(threads, prod(counts))):
         element, rest = 0, t
         for d, n in zip(reversed(copy.order), reversed(counts), strict=True):
             element += rest % n * layout.strides[d] * (copy.width if d == copy.vector else 1)
@@ -64,37 +64,38 @@ def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> Access:
     return Access(tuple(elements), copy.width if whole else 1, 1.0 if whole else copy.width)
 
 
-class SharedRead(NamedTuple):
-    """A read of a value in shared memory: per dim the positions by which the threads of a group are apart, by their loop rows; and the
-    elements of a vector along the innermost dim."""
+class Digit(NamedTuple):
+    """Thread t is `positions` times t // inner % extent further along a dim than the first one."""
 
-    terms: tuple[dict[int, int], ...]
+    inner: int
+    extent: int
+    positions: int
+
+
+class SharedRead(NamedTuple):
+    """A read of a value in shared memory: per dim how far the threads of a group are apart, and the elements of a vector along the
+    innermost dim."""
+
+    apart: tuple[tuple[Digit, ...], ...]
     width: int
 
 
-Digits = dict[int, tuple[int, int]]     # per loop row (inner, extent): thread t has position t // inner % extent
-
-
-def padded_rows(layout: Layout, copy: GroupCopy | None, reads: Iterable[SharedRead], digits: Digits, threads: int,
-                itemsize: int) -> Layout:
-    """The layout with the padding of rows for which copy and reads meet in the fewest banks."""
+@lru_cache(maxsize=1 << 14)
+def padded_rows(layout: Layout, copy: GroupCopy | None, reads: tuple[SharedRead, ...], threads: int, itemsize: int) -> Layout:
+    """The layout with the padding of rows for which copy and reads meet in the fewest banks. `threads`: those that access it at once."""
     if len(layout.order) < 2 or layout.extents[layout.order[-2]] == 1:
         return layout
-    reads = list(reads)
-    across = MATRIX[1] // BANK_BYTES if any(ACROSS in terms for r in reads for terms in r.terms) else 1
-    digits = {**digits, ACROSS: (1, across), LINES: (across, MATRIX[0])}
     unit = max([1, *(r.width for r in reads), copy.width if copy is not None and copy.vector == layout.order[-1] else 1])
     best, fewest = layout, -1.0
     for pad in (0, unit, 2 * unit):
         candidate = with_row_pad(layout, pad)
-        touched = [_read_access(candidate, r, digits, threads) for r in reads]
+        touched = [_read_access(candidate, r, threads) for r in reads]
         total = sum(conflicts(a, itemsize) for a in (*touched, *([copy_access(copy, candidate, threads)] if copy is not None else [])))
         if fewest < 0 or total < fewest:
             best, fewest = candidate, total
     return best
 
 
-LINES, ACROSS = -5, -6  # loop rows of what threads read of a matrix at once
 MATRIX = 8, 16          # its lines, and bytes of each
 
 
@@ -106,24 +107,19 @@ def is_turned(layout: Layout, itemsize: int, summed: int) -> bool:
 def matrix_read(layout: Layout, itemsize: int, summed: int) -> SharedRead:
     """A read of a tile that a subgroup holds: threads read lines of the innermost dim at once, one beside the other along the next dim; or,
     of a matrix that is turned, a number of each line."""
+    (lines, nbytes), dims = MATRIX, range(len(layout.extents))
     line = layout.order[-2] if len(layout.order) > 1 else -1
     if is_turned(layout, itemsize, summed):
-        rows = {line: {ACROSS: 1}, layout.order[-1]: {LINES: 1}}
-        return SharedRead(tuple([rows.get(d, {}) for d in range(len(layout.extents))]), 1)
-    return SharedRead(tuple([{LINES: 1} if d == line else {} for d in range(len(layout.extents))]), max(1, MATRIX[1] // itemsize))
+        across = nbytes // BANK_BYTES
+        rows = {line: (Digit(1, across, 1),), layout.order[-1]: (Digit(across, lines, 1),)}
+        return SharedRead(tuple([rows.get(d, ()) for d in dims]), 1)
+    return SharedRead(tuple([(Digit(1, lines, 1),) if d == line else () for d in dims]), max(1, nbytes // itemsize))
 
 
 READ_WEIGHT = 4.0       # a value in shared memory is read more often than written
 
 
-def _read_access(layout: Layout, read: SharedRead, digits: Digits, threads: int) -> Access:
-    elements = []
-    for t in range(min(threads, AT_ONCE)):
-        element = 0
-        for stride, terms in zip(layout.strides, read.terms, strict=True):
-            for row, c in terms.items():
-                if row in digits:
-                    inner, extent = digits[row]
-                    element += t // inner % extent * c * stride
-        elements.append(element)
-    return Access(tuple(elements), read.width, READ_WEIGHT)
+def _read_access(layout: Layout, read: SharedRead, threads: int) -> Access:
+    steps = [(inner, extent, n * stride) for stride, digits in zip(layout.strides, read.apart, strict=True) for inner, extent, n in digits]
+    elements = tuple([sum([t // inner % extent * step for inner, extent, step in steps]) for t in range(threads)])
+    return Access(elements, read.width, READ_WEIGHT)

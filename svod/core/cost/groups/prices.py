@@ -1,0 +1,221 @@
+"""Prices of many states of a kernel, the cheapest first: each phase is priced once, and most states not at all.
+
+    softmax, 40 sketches of the phase of its sums      the other phases of all 40 are priced once
+    GEMM, 1014 sketches                                ranked by a bound from below; those behind the best one's price are never priced
+
+The bound counts the loops of the stage that a phase stores, and of the copies inside of them the bytes that they load. It takes everything
+else as free. A sum that is cut has at least its part of what the whole one has.
+"""
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import prod
+from typing import Any, NamedTuple
+
+from svod.core.cost.cost_model import Cost
+from svod.core.cost.groups.device import FAR, LAUNCH, device_of
+from svod.core.cost.groups.group_cost import Phase, PhaseCost, PhasePricer, StageCounter, combining_phase, cost_of_phases, phase_cycles
+from svod.core.cost.groups.spread import distinct
+from svod.core.cost.groups.stage_shape import StageShape
+from svod.core.kernel.groups import check_groups, grid_rows, group_of, phase_of, phase_threads
+from svod.core.kernel.kernel import Node, ResolvedStage
+from svod.core.kernel.loop_nest import LoopNestMaker
+from svod.core.kernel.placement import is_computed_once, is_derived, place_stages
+from svod.core.kernel.scheduler import Scheduler
+from svod.errors import KernelOptError
+
+
+class GroupPrices:
+    """Prices of states on one target, whose phases are remembered."""
+
+    def __init__(self) -> None:
+        self._phases: dict[tuple[Any, ...], PhaseCost | KernelOptError] = {}
+        self._least: dict[tuple[Any, ...], tuple[Phase, float]] = {}
+
+    def cheapest(self, states: Iterable[Scheduler], most: int, tie: float = 0.0) -> list[tuple[float, Scheduler]]:
+        """The `most` distinct states predicted fastest, with their cycles, the fastest first; and those that tie with the last of them:
+        `tie` is a share of its cycles behind the launch. States that cannot be placed or fit no group are left out."""
+        candidates, bounds = distinct(states), list[tuple[float, int]]()
+        for i, s in enumerate(candidates):
+            self._push(bounds, s, i)
+        found, limit = list[tuple[float, int]](), float("inf")
+        while bounds and bounds[0][0] <= limit:
+            bound, i = heappop(bounds)
+            if len(place_stages(candidates[i]).roots) > 1 and self.least(candidates[i]) > bound:     # more phases have prices now
+                self._push(bounds, candidates[i], i)
+                continue
+            try:
+                insort(found, (self.cost(candidates[i]).cycles, i))
+            except KernelOptError:
+                continue
+            if len(found) >= most:
+                last, _ = found[most - 1]
+                limit = last + tie * max(0.0, last - LAUNCH)
+        return [(cycles, candidates[i]) for cycles, i in found if cycles <= limit][:None if tie else most]
+
+    def _push(self, bounds: list[tuple[float, int]], state: Scheduler, i: int) -> None:
+        try:
+            check_groups(state)
+            heappush(bounds, (self.least(state), i))
+        except KernelOptError:
+            pass    # it cannot be placed, or fits no group
+
+    def cost(self, state: Scheduler) -> Cost:
+        """`group_cost` of a state, remembered on it."""
+        if state._cost is None:
+            maker = LoopNestMaker(state)
+            state._cost = cost_of_phases([self._phase(maker, root) for root in maker.placement.roots])
+        cost: Cost = state._cost
+        return cost
+
+    def _phase(self, maker: LoopNestMaker, root: int) -> PhaseCost:
+        key = _whole_key(maker.state, _key(maker.state, maker, root), root)
+        if key not in self._phases:
+            try:
+                self._phases[key] = PhasePricer(maker.state, maker.make(_needed(maker.state, root)), root).price()
+            except KernelOptError as e:
+                self._phases[key] = e
+        found = self._phases[key]
+        if isinstance(found, KernelOptError):
+            raise found
+        return found
+
+    def least(self, state: Scheduler) -> float:
+        """Cycles that a state takes at least: of phases that have a price, that. Raises KernelOptError where a phase cannot have one."""
+        placement, total = place_stages(state), 0.0
+        maker = LoopNestMaker(state) if len(placement.roots) > 1 else None
+        for root in placement.roots:
+            key = _key(state, maker, root)
+            known = self._phases.get(_whole_key(state, key, root))
+            if isinstance(known, KernelOptError):
+                raise known
+            if known is not None:
+                total += sum(known.cycles)
+            elif not is_computed_once(state, placement, root):
+                total += self._least_of_phase(state, maker, root, key)
+        return total
+
+    def _least_of_phase(self, state: Scheduler, maker: LoopNestMaker | None, root: int, key: tuple[Any, ...]) -> float:
+        if key not in self._least:
+            self._least[key] = _count_least(maker or LoopNestMaker(state), root)
+        own, stored = self._least[key]
+        device, split, copies = device_of(state.target), state.split_reduce, _copies_at_least(state, root)
+        if split is None or state.kernel.axes[split.axis].stage != root:
+            return phase_cycles(device, _with_copies(own, copies))
+        part = replace(own, groups=own.groups * split.parts, instructions=(own.instructions - stored) / split.parts,
+                       turns=own.turns / split.parts, latency=0.0)
+        copies = _Copies(*[n / split.parts for n in copies])
+        return phase_cycles(device, _with_copies(part, copies)) \
+            + phase_cycles(device, combining_phase(state, place_stages(state).stage(root), split.parts))
+
+
+def _count_least(maker: LoopNestMaker, root: int) -> tuple[Phase, float]:
+    """What the stage at the root of a phase uses at least whose sum is not cut, and how much of its instructions stores its value."""
+    state, placement = maker.state, maker.placement
+    nest = maker.make([root, *[s for s in placement.stage(root).reads if placement.paths[s] == ()]])
+    shape = StageShape(state, nest, root, root, group_of(state, placement, root), whole=True)
+    phase, counter = Phase(float(prod([run.times for run in shape.grid])), shape.num_threads), _LeastCounter(state, nest, shape)
+    PhasePricer(state, nest, root).count(phase, shape, counter)
+    return phase, shape.num_threads * counter.stored
+
+
+class _Copies(NamedTuple):
+    """What copies inside a phase use at least: fields of `Phase`."""
+
+    instructions: float = 0.0
+    first: float = 0.0
+    latency: float = 0.0
+
+
+def _with_copies(phase: Phase, copies: _Copies) -> Phase:
+    return replace(phase, instructions=phase.instructions + copies.instructions, first=phase.first + copies.first,
+                   latency=phase.latency + copies.latency)
+
+
+def _copies_at_least(state: Scheduler, root: int) -> _Copies:
+    """The copies and sums that live in loops of the stage at the root: each has all positions that its reader's other loops move."""
+    placement, target, device = place_stages(state), state.target, device_of(state.target)
+    on_grid, instructions, first, latency = grid_rows(state, placement, root), 0.0, 0.0, 0.0
+    for s in phase_threads(state, placement, root).stages:
+        path, r = placement.paths[s], placement.stage(s)
+        if s == root or not path or path[0][0] != root or len(path) > 1:
+            continue
+        opened = state.order[root][:path[0][1]]
+        region = _region_at_least(state, placement.stage(root), s, opened)
+        times = prod([state.rows[x].extent for x in opened if x not in on_grid])
+        if not is_derived(r.stage):
+            sums = sum([len(red.values) == 1 for red in r.reductions]) if state.dots[s] is None else 0     # else few instructions do many
+            instructions += times * sums * prod(region) * prod([state.kernel.axes[a].extent for a in r.stage.reds])
+            continue
+        loads = [n for n in r.nodes if n.kind == "load"]
+        if not loads:
+            continue
+        ahead = state.pipeline is not None and opened[-1:] == (state.pipeline.row,)
+        for n in loads:
+            nbytes = times * prod([extent for d, extent in enumerate(region) if d in n.deps]) * n.dtype.itemsize
+            first += nbytes
+            if not (ahead and target.bulk_row):
+                instructions += nbytes / target.vector_bytes * device.access(max(1.0, target.vector_bytes / n.dtype.itemsize))
+        latency += 0.0 if ahead else times * FAR
+    return _Copies(instructions, first, latency)
+
+
+def _region_at_least(state: Scheduler, reader: ResolvedStage, s: int, opened: tuple[int, ...]) -> list[int]:
+    """Positions of each dim of stage `s` that a reader has in all loops but those in `opened`."""
+    inside = [prod([state.rows[x].extent for x in state.axis_rows[a] if x not in opened]) for a in reader.axes]
+    node, outs = next((n for n in reader.read_nodes if n.arg == s), None), state.kernel.stages[s].outs
+    if node is None:        # another stage inside reads it
+        return [1] * len(outs)
+    return [min(max([inside[a] for a, _ in lin.coefs], default=1), state.kernel.axes[axis].extent)
+            for axis, lin in zip(outs, node.dims, strict=True)]
+
+
+def _needed(state: Scheduler, root: int) -> set[int]:
+    """The stages whose nests the price of a phase reads: its own, and those at the root that they read."""
+    placement = place_stages(state)
+    own = phase_threads(state, placement, root).stages
+    return {*own, *[s for q in own for s in placement.stage(q).reads if placement.paths[s] == ()]}
+
+
+def _key(state: Scheduler, maker: LoopNestMaker | None, root: int) -> tuple[Any, ...]:
+    """All that the price of a phase depends on, SPLITK and PIPELINE aside: the loops of its stages and where they live. `maker`: of a state
+    with several phases, whose other loops matter where they decide how a value lies, and how far it reaches."""
+    if maker is None:
+        return state.kernel, root, state.rows, state.order, state.place, state.vector_rows, state.dots
+    layouts, placement, kernel = maker.layouts, maker.placement, state.kernel
+    own = phase_threads(state, placement, root).stages
+    key: list[Any] = [kernel, root, state.inlined]
+    for s in own:
+        axes = (*kernel.stages[s].outs, *kernel.stages[s].reds)
+        key += [s, state.order[s], placement.paths[s], state.vector_rows[s], state.dots[s]]
+        for a in axes:
+            rows = state.axis_rows[a]
+            key += [rows, [state.rows[x][2:] for x in rows], state.pads[a], a in maker.padded]
+    for s in sorted(_needed(state, root).difference(own) | {root}):
+        key += [s, layouts.orders.get(s), layouts.tiles.get(s), layouts.packed.get(s), s in layouts.rows]
+    return tuple([tuple(x) if isinstance(x, list) else x for x in key])
+
+
+def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, ...]:
+    """A key with SPLITK and PIPELINE, where they are of this phase."""
+    split, ahead = state.split_reduce, state.pipeline
+    return (key, split if split is not None and state.kernel.axes[split.axis].stage == root else None,
+            ahead if ahead is not None and phase_of(place_stages(state), state.stage_of_row(ahead.row)) == root else None)
+
+
+class _LeastCounter(StageCounter):
+    """Counts what a stage does at least, whatever becomes of the values that are computed inside of it."""
+
+    def _read(self, n: Node, operand: int) -> None:
+        if self.nest.placement.paths[n.arg] == ():
+            super()._read(n, operand)
+        elif self.tiles is not None and operand >= 0:
+            self.instructions += 0.0 if self.tiles.dot.reads_shared else self._tile_runs(n.deps)
+        elif prod([self.positions[a] for a in n.deps]) > 1:     # else a thread may have its one element in a register
+            share = prod([self._distinct(n.deps, lin.coefs) for lin in n.dims])
+            if self.stage.vector in n.deps:
+                share = min([share, *(1.0 / w for w in (self.width, self.width // 2, self.width // 4) if w > 1 and self.lanes % w == 0)])
+            self.instructions += self._runs(n.deps) * share * self.device.access(1.0, shared=True)

@@ -1,0 +1,65 @@
+"""Sketches behind a bound are never priced, and phases are priced once: the choice is that of pricing every sketch by itself."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from svod.core.cost.cost_model import Cost
+from svod.core.cost.groups import group_sketch
+from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.prices import GroupPrices
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Scheduler
+from tests.compile.cuda.target import card_target
+from tests.core.corpus import CORPUS, data, gemm, kernel_of
+from tests.core.cost.groups.test_group_cost import SOFTWARE
+
+TARGETS = {"sm_90": card_target("sm_90"), "sm_75": card_target("sm_75"), "software": replace(SOFTWARE, device="WEBGPU")}
+KERNELS = {
+    "gemm": lambda: kernel_of(gemm(19, 24, 40)), "few results": lambda: kernel_of(gemm(16, 16, 256, "bfloat16")),
+    "conv": CORPUS["conv3x3"], "attention": CORPUS["attention"], "layer norm": CORPUS["layer_norm_residual"],
+    "columns": lambda: kernel_of(data(513, 37).sum(0)), "transpose": CORPUS["transpose"],
+}
+
+
+class Exhaustive(GroupPrices):
+    """Prices every state, all of it, and says so where a bound is above the price."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = GroupPrices()         # its phases become known one by one
+
+    def least(self, state: Scheduler) -> float:
+        return 0.0
+
+    def cost(self, state: Scheduler) -> Cost:
+        cost = group_cost(state.copy(applied_opts=state.applied_opts))
+        assert max(GroupPrices().least(state), self.others.least(state)) <= cost.cycles * (1 + 1e-12), state
+        assert self.others.cost(state.copy(applied_opts=state.applied_opts)).cycles == cost.cycles, state
+        state._cost = cost
+        return cost
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_choice_is_that_of_pricing_everything(kernel: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = Scheduler(Kernel(KERNELS[kernel]()), TARGETS[target])
+    best, found = group_sketch.group_heuristic(base), group_sketch.group_sketches(base)
+    monkeypatch.setattr(group_sketch, "GroupPrices", Exhaustive)
+    assert best.applied_opts == group_sketch.group_heuristic(base).applied_opts
+    if kernel in ("gemm", "layer norm"):
+        assert [s.applied_opts for s in found] == [s.applied_opts for s in group_sketch.group_sketches(base)]
+
+
+def test_most_sketches_are_not_priced() -> None:
+    priced = []
+
+    class Counting(GroupPrices):
+        def cost(self, state: Scheduler) -> Cost:
+            priced.append(state)
+            return super().cost(state)
+    base = Scheduler(Kernel(kernel_of(gemm(64, 64, 512, "bfloat16"))), TARGETS["sm_90"])
+    states = list(group_sketch._generate(base, GroupPrices()))
+    Counting().cheapest(iter(states), 1)
+    assert len(priced) < len(states) / 3
