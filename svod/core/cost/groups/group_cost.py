@@ -160,7 +160,7 @@ class PhasePricer:
         itemsize = stored_bytes(self.state, self.nest.layouts, stage.r.stage.index)
         return area_bytes(stage.layout, itemsize * stage.layout.size) * stage.buffers
 
-    def _exchange(self, phase: _Phase, shape: StageShape, accumulators: float) -> None:
+    def _exchange(self, phase: Phase, shape: StageShape, accumulators: float) -> None:
         """Count what threads do that share the reductions of a stage: neighbours exchange registers in a tree; what is left goes to shared
         memory, where each thread reads all of it."""
         s, times = shape.stage.r.stage.index, shape.times
