@@ -27,13 +27,14 @@ class Weights:
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
         self.kept = kept
-        self._last: Any = None
+        self._holding: list[Any] = []       # plans that may hold memory of a call; the one that runs next is the last
 
     def turn_to(self, plan: Any) -> None:
-        """This plan runs next: the others let go of the memory of their last call, so that old caches do not live as long as plans."""
-        if plan is not self._last:
-            are_done = [other.let_go() for other in list(self.plans.values()) if other is not plan]
-            self._last = plan if all(are_done) else None        # another thread may run one
+        """This plan runs next: the one before lets go of the memory of its last call, so that old caches do not live as long as plans."""
+        holding = self._holding
+        if not holding or holding[-1] is not plan:
+            # another thread may run one of them: it is asked again
+            self._holding = [*(p for p in holding if p is not plan and not p.let_go()), plan]
 
     def is_of(self, given: Sequence[Any]) -> bool:
         """Whether these are the same tensors."""

@@ -59,6 +59,7 @@ class Captured:
                        and (array := b.storage.host if b.storage is not None else b.array) is not None}
         self._written = [i for i, number in self.reads if number in prepared.overwritten]       # arguments
         self._loose, self._loose_written = self.reads, self._written        # of those that are not held
+        self._is_released = False       # the plan has no memory for arguments and results but that of the last run
         self._held: tuple[object, int] = (None, -1)     # what the last run was given, and the plan's bindings after it
         self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None
         # every result is memory of its own: no nodes are needed
@@ -131,9 +132,13 @@ class Captured:
                 if buffer.device == HOST and buffer.host is not None:
                     buffer.close(buffer.closed or "a captured plan has the memory of its last run; use what that returned")
             self.plan.release_arrays(numbers)
+            self._is_released = True
 
     def let_go(self) -> bool:
-        """Let go of what the last run was given and made, and say so; not while the plan runs."""
+        """Let go of what the last run was given and made, and say so; not while the plan runs. What holds its example keeps that of the last
+        run, too."""
+        if not self._is_released:
+            return True
         if not self.plan.lock.acquire(blocking=False):
             return False
         try:
