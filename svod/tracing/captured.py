@@ -135,8 +135,8 @@ class Captured:
             self._is_released = True
 
     def let_go(self) -> bool:
-        """Let go of what the last run was given and made, and say so; not while the plan runs. What holds its example keeps that of the last
-        run, too."""
+        """Let go of what the last run was given and made, and say so; not while the plan runs. A plan that keeps its example keeps these,
+        too."""
         if not self._is_released:
             return True
         if not self.plan.lock.acquire(blocking=False):
