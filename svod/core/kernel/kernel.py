@@ -88,6 +88,7 @@ class Kernel:
         self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
         self.library_kernel: UOp | None = library_kernel_of(ast)   # a kernel with one form, without opts
         self.windows: dict[int, Any] = {}    # per stage what `contraction` says of zeros in its factors: every state asks for the same
+        self.limits: tuple[Any, ...] | None = None      # what `online` says of the blocks that its mask leaves anything of
         self.rewritten: dict[tuple[str, int], Kernel] = {}   # by the arguments of ONLINE: every state of a chain asks for the same
 
     def _add_stage(self, name: str, node: UOp) -> None:

@@ -23,7 +23,7 @@ After M. Milakov and N. Gimelshein, arXiv:1805.02867, and T. Dao et al., arXiv:2
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
@@ -168,6 +168,108 @@ def _with_bare_sum(kernel: Kernel, rows: _RowMaximum) -> Kernel:
     read = UOp(Ops.INDEX, bare.dtype, (bare, *fresh.values()))
     rest = sums.value.substitute({**fresh, reduce: read})
     return Kernel(kernel.ast.substitute({sums.node: UOp(Ops.STAGE, rest.dtype, (rest, *fresh.values()))}))
+
+
+class Limit(NamedTuple):
+    """Block b of a pass is masked throughout for all rows q with const + step·q + apart·b < 0, for a local axis q of the output stage."""
+
+    output: int
+    const: int
+    step: int
+    apart: int
+
+    def blocks(self, first: int, last: int, count: int) -> tuple[int, int]:
+        """The blocks of `count` outside of which all are masked for the rows from `first` to `last`, as a range."""
+        reach = self.const + max(self.step * first, self.step * last)
+        if self.apart < 0:
+            return 0, min(count, max(0, reach - self.apart) // -self.apart)
+        return min(count, (max(0, -reach) + self.apart - 1) // self.apart), count
+
+
+def masked_limits(kernel: Kernel) -> tuple[Limit, ...]:
+    """Where the blocks of a pass begin and end that its mask leaves anything of: scores that are -inf wherever a comparison of the row with
+    the key says so (causal masks, windows). A block without any other score adds nothing."""
+    if kernel.limits is None:
+        kernel.limits = tuple(_limits_of(kernel))
+    return kernel.limits
+
+
+def _limits_of(kernel: Kernel) -> Iterator[Limit]:
+    resolved = kernel.resolve(frozenset())
+    out = resolved[kernel.output]
+    if out is None or [red.combiner for red in out.reductions] != ["EXPSUM"]:
+        return
+    peak = out.nodes[out.reductions[0].values[0]]
+    blocks = resolved[peak.arg] if peak.kind == "read" else None
+    read = next((n for n in blocks.nodes if n.kind == "read"), None) if blocks is not None else None
+    if blocks is None or read is None:
+        return
+    source, inside = kernel.stages[read.arg].node, len(blocks.stage.outs)
+    if any(lin.atoms for lin in (*peak.dims, *read.dims)):
+        return
+    for terms, const in _kept_where(source.src[0]):
+        total: dict[int, int] = {}          # by local axis of the output stage
+        for dim, r in enumerate(source.src[1:]):
+            k = terms.pop(r, 0)
+            const += k * read.dims[dim].const
+            for a, c in read.dims[dim].coefs:
+                if a >= inside:             # of the positions of a block the one that is kept the longest
+                    const += max(0, k * c) * (kernel.axes[blocks.axes[a]].extent - 1)
+                    continue
+                const += k * c * peak.dims[a].const
+                for q, of_output in peak.dims[a].coefs:
+                    total[q] = total.get(q, 0) + k * c * of_output
+        apart = total.pop(len(out.stage.outs), 0)
+        rows = [(q, c) for q, c in total.items() if c]
+        if apart and len(rows) == 1 and not terms:
+            yield Limit(rows[0][0], const, rows[0][1], apart)
+
+
+def kept_blocks(kernel: Kernel, count: int, tile: Callable[[int], int]) -> float:
+    """How many of `count` blocks are computed, on average, for tiles of `tile(axis)` rows along a local axis of the output stage."""
+    kept = float(count)
+    for limit in masked_limits(kernel):
+        rows = tile(limit.output)
+        extent = kernel.axes[kernel.stages[kernel.output].outs[limit.output]].extent
+        ranges = [limit.blocks(first, first + rows - 1, count) for first in range(0, extent, rows)]
+        kept *= sum(max(0, stop - start) for start, stop in ranges) / (count * len(ranges))
+    return kept
+
+
+def _kept_where(value: UOp) -> Iterator[tuple[dict[UOp, int], int]]:
+    """Sums of ranges and a constant that are not negative where a value is not -inf."""
+    if value.op is not Ops.WHERE or value.src[2].op is not Ops.CONST or value.src[2].arg != -math.inf:
+        return
+    todo = [value.src[0]]
+    while todo:
+        u = todo.pop()
+        if u.op is Ops.AND:
+            todo += u.src
+        elif u.op in (Ops.CMPLT, Ops.CMPLE) and u.src[0].dtype is dtypes.index:
+            low, high = (_sum_of_ranges(x) for x in u.src)
+            if low is not None and high is not None:
+                terms = {r: high[0].get(r, 0) - low[0].get(r, 0) for r in (*low[0], *high[0])}
+                yield terms, high[1] - low[1] - (u.op is Ops.CMPLT)
+    yield from _kept_where(value.src[1])
+
+
+def _sum_of_ranges(u: UOp) -> tuple[dict[UOp, int], int] | None:
+    """Σ coefficient·range + constant, or None for another expression."""
+    terms: dict[UOp, int] = {}
+    const, todo = 0, [(u, 1)]
+    while todo:
+        e, k = todo.pop()
+        if e.op is Ops.CONST:
+            const += k * e.arg
+        elif e.op is Ops.RANGE:
+            terms[e] = terms.get(e, 0) + k
+        elif e.op in (Ops.ADD, Ops.SUB):
+            todo += [(e.src[0], k), (e.src[1], k if e.op is Ops.ADD else -k)]
+        elif e.op is Ops.MUL and e.src[1].op is Ops.CONST:
+            todo.append((e.src[0], k * e.src[1].arg))
+        else:
+            return None
+    return terms, const
 
 
 class _Weighted(NamedTuple):

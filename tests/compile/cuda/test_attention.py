@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from svod import Tensor
 from svod.compile.backend import backend_named
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
@@ -13,11 +16,13 @@ from svod.compile.lower.lower import lower
 from svod.core.cost.groups.attention import attention_options
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.prices import GroupPrices
+from svod.core.graph.buffer import Array
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.online import masked_limits
 from svod.core.kernel.scheduler import Scheduler
-from tests.attention import KINDS, AttentionCase
+from tests.attention import KINDS, PLAIN, AttentionCase
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
 from tests.compile.cuda.target import card_target
 from tests.compile.cuda.test_core_suite import A100, H100
@@ -58,6 +63,43 @@ def test_ptxas_accepts_the_fastest_pass(arch: str, dtype: str) -> None:
         pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
     report, = ptxas.assemble(emit_ptx(render(lower(state), target), arch), arch)[1]
     assert not report.spill_stores and not report.spill_loads and not report.stack
+
+
+def windowed(queries: int, keys: int, before: int, width: int) -> tuple[Tensor, Array]:
+    """Attention of each query to the `width` keys up to its own position, which is `before` further on; and what must come out."""
+    rng = np.random.default_rng(width)
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((2, queries, 5), (2, keys, 5), (2, keys, 16)))
+    row, column = np.arange(queries)[:, None] + before, np.arange(keys)
+    scores = np.where((column <= row) & (row - column < width), q.astype(np.float64) @ k.transpose(0, 2, 1), -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    rows, columns = Tensor.arange(queries).reshape(queries, 1) + before, Tensor.arange(keys)
+    kept = (columns <= rows) & (rows - columns < width)
+    out = (Tensor(q) @ Tensor(k).transpose(-2, -1)).where(kept, -np.inf).softmax(-1) @ Tensor(v)
+    return out, weights / weights.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.parametrize(("queries", "keys", "before", "width"), [(70, 134, 0, 20), (64, 128, 64, 5), (96, 200, 100, 33)])
+def test_passes_begin_and_end_where_a_window_does(queries: int, keys: int, before: int, width: int,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(FakeDriver(sizes={**H100, "group_threads": 128}), monkeypatch)
+    y, want = windowed(queries, keys, before, width)
+    kernel = Kernel(kernel_of(y))
+    _, state = GroupPrices().cheapest(attention_options(Scheduler(kernel, backend_named("CUDA").target())), 1)[0]
+    assert sorted(limit.apart > 0 for limit in masked_limits(state.kernel)) == [False, True]
+    y.prepare(replace(PLAIN, device="CUDA", opts={kernel.key: state.applied_opts})).execute()
+    np.testing.assert_allclose(y.numpy(), want, rtol=2e-5, atol=2e-6)
+
+
+def test_blocks_that_are_masked_for_all_rows_of_a_group_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that is no number spoils all rows whose group computes its block, though it weighs 0 there."""
+    stand_in(FakeDriver(sizes={**H100, "group_threads": 128}), monkeypatch)
+    case = AttentionCase.draw(random.Random(1), "causal", "float32", (1, 96, 96, 3, 8))
+    case.v[:, 70] = np.nan
+    kernel, y = case.kernel(), case.tensor
+    found = GroupPrices().cheapest(attention_options(Scheduler(kernel, backend_named("CUDA").target())), 1 << 20)
+    state = next(s for _, s in found if [o.arg for o in s.applied_opts if o.op in ("ONLINE", "TILE")] == [32, 32])
+    y.prepare(replace(PLAIN, device="CUDA", opts={kernel.key: state.applied_opts})).execute()
+    np.testing.assert_array_equal(np.isnan(y.numpy()).any((0, 2)), np.arange(96) >= 64)
 
 
 PHASES = {

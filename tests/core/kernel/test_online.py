@@ -17,6 +17,7 @@ from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.intrinsics import operands_of, source_of
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.online import Limit, kept_blocks, masked_limits
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
 from svod.core.schedule.schedule import create_schedule
@@ -218,6 +219,29 @@ def test_components_that_positions_share_are_carried_once() -> None:
     carried = [i.lanes for i in program.code[0] if i.op == "CARRY" and i.dtype == dtypes.float32]
     assert sorted(carried)[-16:] == [1] * 8 + [16] * 8
     run_interpreted(Case(kernel, seed=1), program, 1)
+
+
+@pytest.mark.parametrize(("keys", "block"), [(64, 16), (67, 16), (40, 7)])
+def test_limits_of_a_causal_mask(keys: int, block: int) -> None:
+    """The blocks that a mask leaves anything of, for tiles of rows, are those that a count over all positions finds."""
+    kernel = online(Kernel(kernel_of(attention(2, 24, keys, 3, 5, causal=True))), block).kernel
+    limit, = masked_limits(kernel)
+    count = -(-keys // block)
+    for first, last in ((0, 0), (0, 7), (5, 20), (23, 23)):
+        kept = [b for b in range(count) if any(b * block + i <= q for q in range(first, last + 1) for i in range(block))]
+        assert range(*limit.blocks(first, last, count)) == range(kept[0], kept[-1] + 1)
+    assert kept_blocks(kernel, count, lambda a: 24) == limit.blocks(0, 23, count)[1]
+    assert not masked_limits(online(Kernel(kernel_of(attention(2, 24, keys, 3, 5))), block).kernel)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_limits_of_any_comparison(seed: int) -> None:
+    rng = random.Random(seed)
+    limit = Limit(0, rng.randint(-40, 40), rng.choice((-3, -1, 1, 2)), rng.choice((-9, -1, 2, 8)))
+    first = rng.randint(0, 20)
+    last, count = first + rng.randint(0, 9), rng.randint(1, 9)
+    kept = {b for b in range(count) for q in range(first, last + 1) if limit.const + limit.step * q + limit.apart * b >= 0}
+    assert set(range(*limit.blocks(first, last, count))) == kept
 
 
 SOFTMAX, WEIGHTS = data(4, 12).softmax(-1), (data(2, 5, 3) @ data(2, 3, 12)).softmax(-1)

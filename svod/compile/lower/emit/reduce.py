@@ -18,8 +18,10 @@ from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import skipping_window
+from svod.core.kernel.layout import is_exact
+from svod.core.kernel.online import masked_limits
 from svod.core.kernel.placement import EmittedLoop
-from svod.core.kernel.required import Lin, Terms
+from svod.core.kernel.required import Lin, Terms, add_lins, sum_lins
 
 EmitPoint = Callable[[int, int], None]      # emits the stages that live at (stage, depth)
 
@@ -150,7 +152,7 @@ class ReduceLoops:
                 accs = self._close(stage, index, self._remainder(stage, a, at, whole * stride, rest, lambda: inside(carried)))
             return accs
         if ahead:
-            accs = self.copies_ahead.run(stage, loop, (b.index(0), b.index(whole * stride)), whole, stride, accs, inside)
+            accs = self.copies_ahead.run(stage, loop, self._used_bounds(stage, a, whole * stride), whole, stride, accs, inside)
         elif whole > 1 or (whole and not accs):   # where nothing is carried, one iteration is a loop as well
             accs = looped(*self._used_bounds(stage, a, whole * stride), stride, accs)
         elif whole == 1:
@@ -200,17 +202,40 @@ class ReduceLoops:
             return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, accs)
 
     def _used_bounds(self, stage: OpenStage, a: int, end: int) -> tuple[int, int]:
-        """(start, stop) of a reduce loop without the iterations that add zeros to all positions of the tile."""
+        """(start, stop) of a reduce loop without the iterations that add nothing to all positions of the tile."""
         b = self.b
         window = skipping_window(self.ctx.state, stage.r, a, stage.pieces[a])
         if window is None:
-            return b.index(0), b.index(end)
+            return self._unmasked_bounds(stage, a, end)
         first = b.mul(self.axes.ssa(self.axes.start(stage, window.output)), window.step)
         apart, span = b.index(window.apart), window.step * (stage.span(window.output) - 1)
         start = b.alu("SUB", dtypes.index, 1, b.index(window.low - span + window.apart - 1), first)
         stop = b.alu("SUB", dtypes.index, 1, b.index(window.high - 1 + window.apart), first)
         return (b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("IDIV", dtypes.index, 1, start, apart)),
                 b.alu("MIN", dtypes.index, 1, b.index(end), b.alu("IDIV", dtypes.index, 1, stop, apart)))
+
+    def _unmasked_bounds(self, stage: OpenStage, a: int, end: int) -> tuple[int, int]:
+        """(start, stop) of a loop over the blocks of a pass: of those whose scores are not all masked for all rows of the group. All of its
+        threads run the same iterations."""
+        b, facts = self.b, self.ctx.facts
+        start, stop = b.index(0), b.index(end)
+        if not facts.on_grid or not stage.r.stage.is_output or sum(p.extent > 1 for p in stage.pieces[a]) != 1 or end != stage.bounds[a]:
+            return start, stop
+        for limit in masked_limits(self.ctx.kernel):
+            q = limit.output
+            if stage.r.axes[q] not in facts.fixed and not is_exact(stage.pieces[q], stage.bounds[q]):
+                continue            # its last tile is moved back
+            first = self.axes.ssa(add_lins(stage.group_base[q], sum_lins(stage.opened[q]), 1))
+            row = b.add(first, b.index(stage.span(q) + stage.apart[q] - 1)) if limit.step > 0 else first
+            reach = b.add(b.mul(row, limit.step), b.index(limit.const))
+            if limit.apart < 0:
+                left = b.alu("MAX", dtypes.index, 1, b.index(0), b.add(reach, b.index(-limit.apart)))
+                stop = b.alu("MIN", dtypes.index, 1, stop, b.alu("IDIV", dtypes.index, 1, left, b.index(-limit.apart)))
+            else:
+                over = b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("SUB", dtypes.index, 1, b.index(0), reach))
+                before = b.alu("IDIV", dtypes.index, 1, b.add(over, b.index(limit.apart - 1)), b.index(limit.apart))
+                start = b.alu("MAX", dtypes.index, 1, start, b.alu("MIN", dtypes.index, 1, b.index(end), before))
+        return start, stop
 
     def _is_cut(self, stage: OpenStage, a: int, at: int) -> bool:
         """Whether the cores share this loop: the outermost of the axis of a split reduction, in the output stage."""

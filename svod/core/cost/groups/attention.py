@@ -19,6 +19,7 @@ from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
 from svod.core.cost.sketch_online import blocks_start, main_axes, row_maxima
 from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.placement import vector_width
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import DOTS, Dot
 
@@ -159,6 +160,7 @@ def _row_threads(state: Scheduler, s: int, axis: int, queries: int, threads: int
     stage, axes = state.kernel.stages[s], state.kernel.axes
     rows = _power_below(min(queries, threads))
     parts = threads // rows
+    state = try_opt(state, "UPCAST", axes[stage.reds[0]].name, vector_width(state, resolved(state, s)))
     state = try_opt(state, "LOCAL", axes[stage.outs[axis]].name, rows)
     return try_opt(state, "GROUP", axes[stage.reds[0]].name, parts) if parts > 1 else state
 

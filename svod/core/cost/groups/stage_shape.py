@@ -16,6 +16,7 @@ from typing import NamedTuple
 from svod.core.cost.groups.accesses import Steps
 from svod.core.kernel.groups import ThreadGroup, grid_rows
 from svod.core.kernel.loop_nest import LoopNest
+from svod.core.kernel.online import kept_blocks, masked_limits
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, ReductionParts, Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -65,6 +66,7 @@ class StageShape:
         self.rows_of_grid = grid_rows(state, nest.placement, root)
         cut = None if whole else _cut_of(state, root)
         self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
+        self.blocks_row, self.blocks = self._blocks_of_pass() if cut is None else (-1, 0)
         self.is_cut = cut is not None and s == root         # its results are parts
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
         self.is_shared_copy = self.stage.space is MemorySpace.SHARED and is_derived(self.stage.r.stage)
@@ -81,6 +83,19 @@ class StageShape:
         self.num_threads = group.threads
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
         self.body = float(prod(run.times for run in self.serial[self.outside:]))
+
+    def _blocks_of_pass(self) -> tuple[int, int]:
+        """(the row of the loop over the blocks of a pass, how many of them a group computes) where a mask leaves some out; else (-1, 0)."""
+        nest = self.nest.stages[self.root]
+        if not nest.r.stage.is_output or not masked_limits(self.state.kernel):
+            return -1, 0
+        loops = [p for a in range(len(nest.r.stage.outs), len(nest.axes)) for p in nest.axes[a] if p.extent > 1]
+        if len(loops) != 1 or loops[0].role != LOOP:
+            return -1, 0
+
+        def tile(a: int) -> int:
+            return prod(p.extent for p in nest.axes[a] if p.row not in self.rows_of_grid)
+        return loops[0].row, max(1, round(kept_blocks(self.state.kernel, loops[0].extent, tile)))
 
     def is_outside(self, k: int) -> bool:
         """Whether serial loop k belongs to a stage around this one."""
@@ -106,9 +121,10 @@ class StageShape:
             self.axes_of_serial.append(a)
 
     def _of_part(self, row: int, times: int) -> int:
-        """The iterations of a loop that one group does; the grid has its part of the one that SPLITK has cut."""
+        """The iterations of a loop that one group does; the grid has its part of the one that SPLITK has cut, and masked blocks are left
+        out."""
         if row != self.cut_row:
-            return times
+            return self.blocks if row == self.blocks_row else times
         own = -(-times // self.parts)
         self.grid.insert(0, Run(self.parts, tuple([(a, n * own) for a, n in self._moves(row)])))
         return own
