@@ -66,7 +66,7 @@ class StageShape:
         self.rows_of_grid = grid_rows(state, nest.placement, root)
         cut = None if whole else _cut_of(state, root)
         self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
-        self.blocks_row, self.blocks = self._blocks_of_pass() if cut is None else (-1, 0)
+        self.blocks_row, self.blocks = self._blocks_of_pass()
         self.is_cut = cut is not None and s == root         # its results are parts
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
         self.is_shared_copy = self.stage.space is MemorySpace.SHARED and is_derived(self.stage.r.stage)
@@ -87,7 +87,7 @@ class StageShape:
     def _blocks_of_pass(self) -> tuple[int, int]:
         """(the row of the loop over the blocks of a pass, how many of them a group computes) where a mask leaves some out; else (-1, 0)."""
         nest = self.nest.stages[self.root]
-        if not nest.r.stage.is_output or not masked_limits(self.state.kernel):
+        if self.cut_row >= 0 or not nest.r.stage.is_output or not masked_limits(self.state.kernel):
             return -1, 0
         loops = [p for a in range(len(nest.r.stage.outs), len(nest.axes)) for p in nest.axes[a] if p.extent > 1]
         if len(loops) != 1 or loops[0].role != LOOP:
