@@ -19,7 +19,7 @@ from svod.core.cost.cost_model import Cost
 from svod.core.cost.groups.device import FAR, LAUNCH, device_of
 from svod.core.cost.groups.group_cost import Phase, PhaseCost, PhasePricer, StageCounter, combining_phase, cost_of_phases, phase_cycles
 from svod.core.cost.groups.spread import distinct
-from svod.core.cost.groups.stage_shape import StageShape
+from svod.core.cost.groups.stage_shape import StageShape, computed_blocks
 from svod.core.kernel.groups import check_groups, grid_rows, group_of, phase_of, phase_threads
 from svod.core.kernel.kernel import Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNestMaker
@@ -139,13 +139,14 @@ def _copies_at_least(state: Scheduler, root: int) -> _Copies:
     """The copies and sums that live in loops of the stage at the root: each has all positions that its reader's other loops move."""
     placement, target, device = place_stages(state), state.target, device_of(state.target)
     on_grid, instructions, first, latency = grid_rows(state, placement, root), 0.0, 0.0, 0.0
+    row_of_blocks, blocks = computed_blocks(state, root, on_grid)
     for s in phase_threads(state, placement, root).stages:
         path, r = placement.paths[s], placement.stage(s)
         if s == root or not path or path[0][0] != root or len(path) > 1:
             continue
         opened = state.order[root][:path[0][1]]
         region = _region_at_least(state, placement.stage(root), s, opened)
-        times = prod([state.rows[x].extent for x in opened if x not in on_grid])
+        times = prod([blocks if x == row_of_blocks else state.rows[x].extent for x in opened if x not in on_grid])
         if not is_derived(r.stage):
             sums = sum([len(red.values) == 1 for red in r.reductions]) if state.dots[s] is None else 0     # else few instructions do many
             instructions += times * sums * prod(region) * prod([state.kernel.axes[a].extent for a in r.stage.reds])

@@ -55,6 +55,21 @@ def _cut_of(state: Scheduler, root: int) -> ReductionParts | None:
     return split if split is not None and state.kernel.axes[split.axis].stage == root else None
 
 
+def computed_blocks(state: Scheduler, root: int, rows_of_grid: tuple[int, ...]) -> tuple[int, int]:
+    """(the row of the loop over the blocks of a pass of attention, how many of them a group computes on average) where the mask leaves
+    some out, else (-1, 0)."""
+    stage = state.kernel.stages[root]
+    if not stage.is_output or not masked_limits(state.kernel):
+        return -1, 0
+    loops = [x for a in stage.reds for x in state.axis_rows[a] if state.rows[x].extent > 1]
+    if len(loops) != 1 or state.rows[loops[0]].role != LOOP:
+        return -1, 0
+
+    def tile(a: int) -> int:
+        return prod([state.rows[x].extent for x in state.axis_rows[stage.outs[a]] if x not in rows_of_grid])
+    return loops[0], max(1, round(kept_blocks(state.kernel, state.rows[loops[0]].extent, tile)))
+
+
 class StageShape:
     """The loops of stage `s` inside the phase that stores stage `root`. `whole`: as if no reduction were cut into parts."""
 
@@ -66,7 +81,7 @@ class StageShape:
         self.rows_of_grid = grid_rows(state, nest.placement, root)
         cut = None if whole else _cut_of(state, root)
         self.cut_row, self.parts = (state.axis_rows[cut.axis][0], cut.parts) if cut is not None else (-1, 1)
-        self.blocks_row, self.blocks = self._blocks_of_pass()
+        self.blocks_row, self.blocks = computed_blocks(state, root, self.rows_of_grid)
         self.is_cut = cut is not None and s == root         # its results are parts
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
         self.is_shared_copy = self.stage.space is MemorySpace.SHARED and is_derived(self.stage.r.stage)
@@ -83,19 +98,6 @@ class StageShape:
         self.num_threads = group.threads
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
         self.body = float(prod(run.times for run in self.serial[self.outside:]))
-
-    def _blocks_of_pass(self) -> tuple[int, int]:
-        """(the row of the loop over the blocks of a pass, how many of them a group computes) where a mask leaves some out; else (-1, 0)."""
-        nest = self.nest.stages[self.root]
-        if self.cut_row >= 0 or not nest.r.stage.is_output or not masked_limits(self.state.kernel):
-            return -1, 0
-        loops = [p for a in range(len(nest.r.stage.outs), len(nest.axes)) for p in nest.axes[a] if p.extent > 1]
-        if len(loops) != 1 or loops[0].role != LOOP:
-            return -1, 0
-
-        def tile(a: int) -> int:
-            return prod(p.extent for p in nest.axes[a] if p.row not in self.rows_of_grid)
-        return loops[0].row, max(1, round(kept_blocks(self.state.kernel, loops[0].extent, tile)))
 
     def is_outside(self, k: int) -> bool:
         """Whether serial loop k belongs to a stage around this one."""
@@ -121,8 +123,8 @@ class StageShape:
             self.axes_of_serial.append(a)
 
     def _of_part(self, row: int, times: int) -> int:
-        """The iterations of a loop that one group does; the grid has its part of the one that SPLITK has cut, and masked blocks are left
-        out."""
+        """The iterations of a loop that one group does; the grid has its part of the one that SPLITK has cut, and else masked blocks are
+        left out."""
         if row != self.cut_row:
             return self.blocks if row == self.blocks_row else times
         own = -(-times // self.parts)
