@@ -72,7 +72,7 @@ class GraphFunction:
                 return list(self.eager(*given))
         try:
             plan.last = self.calls
-            weights.turn_to(plan)
+            weights.turn_to(plan, places)
             if plan.missing and not plan.runs:
                 return self._first_run(plan, given)
             return plan.run(given, places)

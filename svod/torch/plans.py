@@ -16,6 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from svod.config import PrepareConfig
+from svod.core.graph.allocator import LARGE
 from svod.core.graph.graph import base_of
 from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError, UnsupportedError
@@ -65,6 +66,7 @@ class Source(NamedTuple):
     argument: int
     order: tuple[int, ...] | None
     read: Callable[[Any], Any]
+    nbytes: int
 
 
 class Result(NamedTuple):
@@ -105,8 +107,12 @@ class Plan:
         kept = [k for k, s in enumerate(sources) if s.argument in kept and s.order is not None]
         self._loose = [(k, s) for k, s in enumerate(sources) if k not in kept]
         self._held: tuple[Places | None, list[Any] | None] = None, None         # the memory of sources that are where these are
+        self._has_run = False           # since it let go of memory
+        made = 0
         if captured is not None:
             captured.hold(kept)
+            made = captured.result_bytes
+        self.is_large = made + sum(s.nbytes for _, s in self._loose) >= LARGE      # what a run is given and makes, but what is kept
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
         self.last = 0                   # the number of the function's call that used it last
@@ -117,6 +123,7 @@ class Plan:
         arguments that share memory that the plan writes."""
         made: Any = ()
         start = time.perf_counter()
+        self._has_run = True
         if self._apart or self._apart_from_weights:
             self._check_apart(given)
         if self.captured is not None:
@@ -137,11 +144,14 @@ class Plan:
         """Whether it runs no more, because a run stopped half-way."""
         return self.captured is not None and self.captured.plan.failure is not None
 
-    def let_go(self) -> bool:
-        """Let go of the memory of the last run's arguments, and say so; not while it runs."""
-        self._seen = [(None, 0, None)] * len(self.sources)
-        self._held = None, None
-        return self.captured is None or self.captured.let_go()
+    def let_go(self) -> None:
+        """Let go of the memory of the last run's arguments, and of what it made; not while it runs."""
+        if self._has_run:
+            self._has_run = False
+            self._seen = [(None, 0, None)] * len(self.sources)
+            self._held = None, None
+            if self.captured is not None:
+                self.captured.let_go()
 
     def _check_apart(self, given: Sequence[Any]) -> None:
         near = [(a, self._weights[k]) for a in self._apart_from_weights for begin, end in [span_of(given[a])]
@@ -156,7 +166,7 @@ class Plan:
         before, held = self._held
         stay = held is not None and before is places
         memory: list[Any] = list(held or ()) if stay else [None] * len(self.sources)
-        for k, (i, order, read) in self._loose if stay else enumerate(self.sources):
+        for k, (i, order, read, _) in self._loose if stay else enumerate(self.sources):
             t = given[i]
             known, address, array = self._seen[k]
             if t is not known or t.data_ptr() != address:
@@ -275,7 +285,7 @@ def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[lis
             svod_dtype(t.dtype)
             order = order_in_memory(t.shape, t.stride())
             order = () if order == tuple(range(t.ndim)) else order
-            sources.append(Source(i, order, reader(t, order)))
+            sources.append(Source(i, order, reader(t, order), t.numel() * t.element_size()))
     return sources, {s.argument: s for s in sources}
 
 

@@ -11,7 +11,7 @@ from operator import is_
 from typing import Any
 
 from svod.tensor import Tensor
-from svod.torch.kept import Kept
+from svod.torch.kept import Kept, Places
 from svod.torch.memory import inverse, order_in_memory, svod_dtype, svod_tensor
 from svod.torch.watch import Watch
 
@@ -27,14 +27,20 @@ class Weights:
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
         self.kept = kept
-        self._holding: list[Any] = []       # plans that may hold memory of a call; the one that runs next is the last
+        self._last: Any = None
+        self._places: Places | None = None
 
-    def turn_to(self, plan: Any) -> None:
-        """This plan runs next: the one before lets go of the memory of its last call, so that old caches do not live as long as plans."""
-        holding = self._holding
-        if not holding or holding[-1] is not plan:
-            # another thread may run one of them: it is asked again
-            self._holding = [*(p for p in holding if p is not plan and not p.let_go()), plan]
+    def turn_to(self, plan: Any, places: Places | None) -> None:
+        """This plan runs next, over what is kept at these places. Others let go of memory that would live as long as they do: what was kept
+        elsewhere before, and large arguments and results."""
+        last, self._last = self._last, plan
+        if places is not self._places:
+            self._places = places
+            for other in list(self.plans.values()):
+                if other is not plan:
+                    other.let_go()
+        elif last is not plan and last is not None and last.is_large:
+            last.let_go()
 
     def is_of(self, given: Sequence[Any]) -> bool:
         """Whether these are the same tensors."""

@@ -134,21 +134,20 @@ class Captured:
             self.plan.release_arrays(numbers)
             self._is_released = True
 
-    def let_go(self) -> bool:
-        """Let go of what the last run was given and made, and say so; not while the plan runs. A plan that keeps its example keeps these,
-        too."""
-        if not self._is_released:
-            return True
-        if not self.plan.lock.acquire(blocking=False):
-            return False
-        try:
-            if self.plan.is_running:        # a function that it calls, called this
-                return False
-            self.plan.release_arrays()
-            self._held = None, -1
-            return True
-        finally:
-            self.plan.lock.release()
+    @property
+    def result_bytes(self) -> int:
+        """The bytes of what a run makes."""
+        return sum(memory.nbytes for memory in self.made.values())
+
+    def let_go(self) -> None:
+        """Let go of what the last run was given and made; not while the plan runs. A plan that keeps its example keeps these, too."""
+        if self._is_released and self.plan.lock.acquire(blocking=False):
+            try:
+                if not self.plan.is_running:        # a function that it calls, called this
+                    self.plan.release_arrays()
+                    self._held = None, -1
+            finally:
+                self.plan.lock.release()
 
     def _run_on_devices(self, given: Sequence[Leaf], values: Mapping[str, int]) -> Any:
         """`run`, over the arguments' memory where it is. Results stay where they are computed."""

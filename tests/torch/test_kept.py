@@ -206,6 +206,21 @@ def test_plans_for_other_sizes_keep_neither_old_memory_nor_arguments() -> None:
     assert [r.expired() for r in gone] == [True] * len(gone) and module.count.tolist() == [25] * 3
 
 
+@torch.no_grad()
+def test_plans_for_other_sizes_keep_no_large_arguments() -> None:
+    """Small ones they may: to bind anew in every call takes longer than a small kernel."""
+    run = svod.torch.compile(torch.nn.ReLU(), torch.ones(3, 100_000), dynamic_shapes={"input": {0: torch.export.Dim("rows", min=2, max=8)}})
+    gone = []
+    for rows in (3, 4, 5, 3, 4, 5):
+        x = torch.ones(rows, 100_000)
+        y = run(x)
+        gone += [StorageWeakRef(x.untyped_storage()), StorageWeakRef(y.untyped_storage())]
+    del x, y
+    run(torch.ones(2, 100_000))
+    gc.collect()
+    assert [r.expired() for r in gone] == [True] * len(gone)
+
+
 class _Inverse(torch.nn.Module):
     """PyTorch runs `inv` inside the plan, and raises for what has no inverse, after a write."""
 

@@ -31,7 +31,8 @@ class ResultMemory:
     def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
         self.shape, self.dtype = shape, dtype
         self._size = math.prod(shape)
-        self._is_small = self._size * dtype.itemsize < LARGE
+        self.nbytes = self._size * dtype.itemsize
+        self._is_small = self.nbytes < LARGE
         self._kept: list[Memory] = []
         self._alone = (0, 0)
 
