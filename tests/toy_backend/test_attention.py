@@ -6,9 +6,13 @@ import random
 import pytest
 
 from svod.compile.backend import BACKENDS
+from svod.compile.lower.lower import lower
 from svod.core.cost.groups.attention import attention_options
 from svod.core.cost.groups.prices import GroupPrices
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.scheduler import Scheduler
+from svod.errors import KernelOptError
 from tests.attention import AttentionCase
 from tests.draws import count
 from tests.toy_backend.backend import BACKEND
@@ -24,3 +28,26 @@ def test_no_thread_is_ahead_of_what_it_reads(kind: str, dtype: str, monkeypatch:
         found = GroupPrices().cheapest(attention_options(Scheduler(case.kernel(), TOY)), 1 << 20)
         assert found
         case.check(rng.choice(found)[1].applied_opts, TOY.device)
+
+
+@pytest.mark.parametrize(("kind", "dtype", "shape", "chain"), [
+    # the mask is read for the columns of tiles, of which it has fewer
+    ("kept", "float16", (2, 2, 5, 7, 5), "TC(s2.r0, toy_f16,s2.o1,s2.o2) STAGE(s0, o1)"),
+    ("added", "float16", (2, 11, 5, 7, 2), "TC(s2.r0, toy_f16,s2.o1,s2.o2) STAGE(s0, o1)"),
+    # tiles of keys begin with blocks, and end beyond the last one
+    ("plain", "bfloat16", (1, 2, 3, 2, 1), "ONLINE(s3, 2) TC(s2.r0, toy_shared,s2.o1,s2.o0) STAGE(s1, r0) STAGE(s0, r0)"),
+    ("plain", "bfloat16", (1, 2, 3, 3, 2), "ONLINE(s3, 2) TC(s2.r0, toy_bf16,s2.o1,s2.o0) STAGE(s1, r0) STAGE(s0, o0)"),
+    ("grouped", "float16", (1, 1, 5, 7, 2), "ONLINE(s3, 2) TC(s8.r0, toy_f16,s8.o1,s8.o0) STAGE(s6, r0) STAGE(s7, r0)"),
+    ("kept", "float16", (1, 16, 13, 7, 3), "ONLINE(s3, 2) TC(s8.r0, toy_f16,s8.o0,s8.o1) TILE(o0, 2) STAGE(s6, o1) STAGE(s7, o1)"),
+])
+def test_tiles_that_begin_anywhere(kind: str, dtype: str, shape: tuple[int, int, int, int, int], chain: str,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, TOY.device, BACKEND.__module__)
+    AttentionCase.draw(random.Random(1), kind, dtype, shape).check(parse_chain(chain), TOY.device)
+
+
+def test_tiles_that_reach_beyond_an_operand_of_all_groups_are_refused() -> None:
+    state = Scheduler(AttentionCase.draw(random.Random(1), "plain", "float16", (1, 16, 13, 7, 3)).kernel(), TOY)
+    tiles = "ONLINE(s3, 2) TC(s8.r0, toy_f16,s8.o0,s8.o1) TILE(o0, 2)"
+    with pytest.raises(KernelOptError, match=r"tiles of s8 reach to position 19 of s8\.o0, and s6 ends at 16: STAGE it at a loop"):
+        lower(apply_opts(state, parse_chain(tiles)))

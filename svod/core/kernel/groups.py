@@ -108,8 +108,11 @@ def is_covered(state: Scheduler, placement: Placement, stage: int, axis: int) ->
     be computed by two of them."""
     if not state.target.has_groups:
         return False
-    stored = placement.paths[stage] == () and axis in state.kernel.stages[stage].outs
-    return stored or any(state.rows[r].role in BLOCK_ROLES for r in state.axis_rows[axis])
+    is_output = axis in state.kernel.stages[stage].outs
+    if placement.paths[stage] == () and is_output:
+        return True
+    shared = (*BLOCK_ROLES, DOT) if is_output and held_threads(state, stage) > 1 else BLOCK_ROLES
+    return any(state.rows[r].role in shared for r in state.axis_rows[axis])
 
 
 def spanned(state: Scheduler, placement: Placement, stage: int, axis: int) -> int:

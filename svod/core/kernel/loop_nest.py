@@ -179,8 +179,30 @@ class LoopNestMaker:
         loops = tuple([(a, p) for a, p in order if p.extent > 1])
         buffers = self._buffers(r, path) if copy is not None else 1
         rows = self._bulk_rows(r, region, starts, copy, layout) if copy is not None and layout is not None and buffers > 1 else 0
-        return StageNest(r, region, starts, axes, loops, tuple(self._around(path, starts)), vector, vector_loop, layout,
+        around = tuple(self._around(path, starts))
+        if path:
+            self._check_tiles(r, starts, region, around)
+        return StageNest(r, region, starts, axes, loops, around, vector, vector_loop, layout,
                          space, copy, buffers, self.beyond.get(stage.index, ()), rows)
+
+    def _check_tiles(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], around: tuple[AroundLoop, ...]) -> None:
+        """Raises KernelOptError where tiles that a subgroup holds, which begin where the loops around their stage say, reach beyond an
+        operand of all groups: that ends with the last tile from the start of the axis."""
+        plan, axes = self.layouts.dots.get(r.stage.index), self.state.kernel.axes
+        if plan is None:
+            return
+        times = {loop.row: loop.iterations for loop in around}
+        for o, packed, a in zip(plan.operands, plan.packed, (plan.rows, plan.columns), strict=True):
+            if not packed.is_held or self.placement.paths[o.stage] != ():
+                continue
+            terms, const = starts[a]
+            end = const + sum([c * (times.get(row, 1) - 1) for row, c in terms.items() if c > 0]) + region[a]
+            operand, axis = self.state.kernel.stages[o.stage], axes[r.axes[a]]
+            room = packed.row_padded - axes[operand.outs[packed.row_dim]].extent + axis.extent
+            if end > room:
+                name = r.stage.name
+                raise KernelOptError(f"tiles of {name} reach to position {end} of {axis.name}, and {operand.name} ends at {room}: "
+                                     f"STAGE it at a loop around {name}, or choose amounts that tiles divide")
 
     def _bulk_rows(self, r: ResolvedStage, region: tuple[int, ...], starts: tuple[Lin, ...], copy: GroupCopy, layout: Layout) -> int:
         """`rows_in_bulk` of a copy that runs ahead, none of whose positions is checked."""

@@ -17,7 +17,9 @@ class Regions:
     def required(self, s: int, dim: int, of_group: bool = False) -> RequiredDim:
         """The region that the readers of stage `s` need in a dim, under the loops opened so far; `of_group`: in all threads."""
         full, region = self.facts.positions(s, dim), self._read_of(s, dim, of_group)
-        if region is None or (region.extent >= full and not self.is_unsafe(s, dim)):
+        packed = self.facts.packed.get(s)
+        of_tiles = packed is not None and packed.is_held and dim == packed.row_dim     # they may begin anywhere, and end beyond the dim
+        if region is None or (region.extent >= full and not of_tiles and not self.is_unsafe(s, dim)):
             return RequiredDim(({}, 0), full)
         return region
 
