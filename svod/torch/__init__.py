@@ -11,7 +11,10 @@ The way of a model:
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from svod.errors import UnsupportedError
 
 _WHERE = {"compile": "svod.torch.exported", "report": "svod.torch.reports"}
 __all__ = ["compile", "report"]
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'svod.torch' has no attribute {name!r}")
+    if find_spec("torch") is None:
+        raise UnsupportedError(f"svod.torch.{name} needs the package torch; pip install 'svod[torch]'")
     value = getattr(import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

@@ -1,6 +1,7 @@
 """svod-tune: options, the script's end in all its forms, what is searched, what is said, and one real end to end."""
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -137,6 +138,15 @@ def test_bad_options_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "weights.pt").write_bytes(b"PK\3\4" + bytes(9))
     done = run(*arguments)
     assert done.exit_code == 2 and said in done.output, done.output
+
+
+def test_an_onnx_file_without_the_package_onnx_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *package: None if name == "onnx" else find(name, *package))
+    (tmp_path / "m.onnx").write_bytes(b"")
+    done = run(str(tmp_path / "m.onnx"))
+    assert done.exit_code == 2 and "m.onnx needs the package onnx" in done.output and "svod[onnx]" in done.output
+    assert "to capture its kernels" not in done.output
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

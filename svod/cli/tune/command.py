@@ -170,6 +170,8 @@ def _check_script(script: str, is_onnx: bool) -> None:
         raise click.UsageError(f"{script} {problem}; give the path of a Python script or of an ONNX file")
     if not os.access(script, os.R_OK):
         raise click.UsageError(f"{script} cannot be read")
+    if is_onnx and importlib.util.find_spec("onnx") is None:
+        raise click.UsageError(f"{script} needs the package onnx, which is not installed; pip install 'svod[onnx]'")
     if not is_onnx and os.path.isfile(script) and _is_data(script):
         raise click.UsageError(f"{script} is no text and no program; give the path of a Python script or of an ONNX file")
 
