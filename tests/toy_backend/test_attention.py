@@ -31,6 +31,7 @@ def test_no_thread_is_ahead_of_what_it_reads(kind: str, dtype: str, monkeypatch:
 
 
 @pytest.mark.parametrize(("kind", "dtype", "shape", "chain"), [
+    ("added", "float16", (1, 1, 3, 3, 3), "ONLINE(s6, 2)"),     # the only row: its maximum has no axis
     # the mask is read for the columns of tiles, of which it has fewer
     ("kept", "float16", (2, 2, 5, 7, 5), "TC(s2.r0, toy_f16,s2.o1,s2.o2) STAGE(s0, o1)"),
     ("added", "float16", (2, 11, 5, 7, 2), "TC(s2.r0, toy_f16,s2.o1,s2.o2) STAGE(s0, o1)"),

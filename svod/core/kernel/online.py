@@ -64,7 +64,7 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
 def is_pair(kernel: Kernel, axis: int) -> bool:
     """Whether an axis tells the (maximum, sum) of a row apart."""
     stage = kernel.stages[kernel.axes[axis].stage]
-    return stage.has_reduce and not stage.is_output and axis == stage.outs[-1] and stage.value.op is Ops.WHERE \
+    return stage.has_reduce and not stage.is_output and stage.outs[-1:] == (axis,) and stage.value.op is Ops.WHERE \
         and [r.arg[0] for r in own_reduces(stage.value)] == ["EXPSUM"]
 
 
