@@ -34,7 +34,8 @@ class Settings:
     def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:
         """The settings of a mode and of options by name: those of `OWN`, the fields of PrepareConfig and of BeamConfig.
 
-        Raises ConfigError for a mode or option that is none, and names all there are; UnsupportedError for a device that svod has not."""
+        Raises ConfigError for a mode or option that is none, and names all there are; UnsupportedError for a device that svod has not, and
+        DeviceError for one that is not there."""
         if mode is not None and mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not one of svod's: {', '.join(MODES)}")
         given = dict(options or {})
@@ -49,7 +50,9 @@ class Settings:
             if not isinstance(given.get(name, True), bool):
                 raise ConfigError(f"{name}={given[name]!r}: give True or False")
         if given.get("device") is not None:
-            device_named(given["device"])
+            backend = device_named(given["device"]).backend
+            backend.target()        # raises where it is not there
+            backend.check_runs()
         search = {k: given[k] for k in given.keys() & _SEARCH}
         searches = "beam" in given or bool(search) or MODES.get(mode or "default", False)
         prepared = {k: given[k] for k in given.keys() & _PREPARE}

@@ -111,6 +111,8 @@ def test_there_is_always_a_next_step() -> None:
     [_, use, show] = next_steps(options, [tuned], replace(ended, not_stored=False))
     assert use.startswith("next: SVOD_TUNE_DB='a b.db' ") and "'my model.py' --x '1 2'" in use
     assert f"--db 'a b.db' show {row.key[:8]}" in show
+    elsewhere = next_steps(replace(options, device="WEBGPU:1"), [tuned], replace(ended, not_stored=False))[1]
+    assert elsewhere.startswith("next: SVOD_DEVICE=WEBGPU:1 SVOD_TUNE_DB='a b.db' ")
     assert next_steps(options, [replace(tuned, source="heuristic")], replace(ended, not_stored=False))[1].startswith("next: ")
 
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed"
 
 import svod.torch  # noqa: E402
 import svod.torch.watch as watch_module  # noqa: E402
-from svod.errors import ArgumentError, ConfigError, ShapeError, SharedMemoryError, StateError, UnsupportedError  # noqa: E402
+from svod.errors import ArgumentError, ConfigError, DeviceError, ShapeError, SharedMemoryError, StateError, UnsupportedError  # noqa: E402
 from svod.torch import backend  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.kept import Kept  # noqa: E402
@@ -544,12 +544,13 @@ def test_the_plan_that_was_used_longest_ago_makes_room(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("options", "text"), [
     ({"beem": 8}, r"no option is called 'beem' \(is it beam\?\); there are beam, strict, freeze"), ({"strict": "no"}, "give True or False"),
-    ({"beam": -1}, "an integer ≥ 0"), ({"device": "TPU"}, "there is no device 'TPU'")])
+    ({"beam": -1}, "an integer ≥ 0"), ({"device": "TPU"}, "there is no device 'TPU'"), ({"device": "WEBGPU:99"}, "WEBGPU"),
+    ({"device": "CUDA:sm_90"}, "sm_90")])
 def test_errors_of_svod_reach_the_user_as_they_are(options: dict[str, Any], text: str) -> None:
-    with pytest.raises((ConfigError, UnsupportedError), match=text) as e:
+    with pytest.raises((ConfigError, UnsupportedError, DeviceError), match=text) as e:
         torch.compile(torch.nn.Linear(4, 4), backend="svod", options=options)(torch.ones(4))
     assert not isinstance(e.value, torch._dynamo.exc.BackendCompilerFailed)
-    with pytest.raises((ConfigError, UnsupportedError), match=text):
+    with pytest.raises((ConfigError, UnsupportedError, DeviceError), match=text):
         svod.torch.compile(torch.nn.Linear(4, 4), torch.ones(4), options=options)
 
 

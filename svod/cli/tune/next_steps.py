@@ -65,8 +65,9 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
         return [(options.command_line(db="tuning.db"), "a database that keeps what is found")]
     if not options.program or not ended.here or not any(x.source == "database" for x in outcomes):
         return []
-    variable = f"SVOD_TUNE_DB={shlex.quote(options.db)} " if options.db else ""
-    return [(f"{variable}{program('python')} {shlex.join(options.launched)}", "starts with these kernels")]
+    given = {"SVOD_DEVICE": options.device, "SVOD_TUNE_DB": options.db}
+    variables = [f"{name}={shlex.quote(value)}" for name, value in given.items() if value]
+    return [(" ".join([*variables, program("python"), shlex.join(options.launched)]), "starts with these kernels")]
 
 
 def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
