@@ -109,7 +109,7 @@ class GridInterpreter(PhaseInterpreter):
             return values if cut else values.T
 
         def product(given: list[list[Any]]) -> Any:
-            held, *places = given[self.thread % 4]
+            held, *places = given[self.thread % len(given)]
             total = np.zeros((8, 8), np.float32)
             where = [(4 * (self.thread % 8 // 4) + self.thread % 4 // 2 + 2 * (e // 4), 2 * (self.thread % 2) + 4 * (e % 4 // 2) + e % 2)
                      for e in range(8)]
