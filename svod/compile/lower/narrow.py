@@ -8,16 +8,14 @@ or of unknown size (a variable, an element of a tensor), stays an index. The res
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from svod.compile.lower.intervals import Interval, intervals
 from svod.compile.lower.program import Instruction, PhaseSpec
 from svod.core.ir.dtype import DType, dtypes
 
 _INDEX, _I32, _U32 = dtypes.index, dtypes.int32, dtypes.uint32
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
-Interval = tuple[int, int]
-_UNKNOWN: Interval = (-(1 << 63), (1 << 63) - 1)
 _COMPARES = frozenset({"CMPLT", "CMPLE", "CMPEQ", "CMPNE"})
 _WRAPS = frozenset({"ADD", "SUB", "MUL", "MULACC", "NEG", "SPLAT", "EXTRACT", "SHUFFLE"})     # of the low bits of operands
 
@@ -27,76 +25,22 @@ def fits(interval: Interval) -> bool:
     return interval[0] >= _LOW and interval[1] <= _HIGH
 
 
-def _corners(f: Callable[[int, int], int]) -> Callable[[Interval, Interval], Interval]:
-    def interval(a: Interval, b: Interval) -> Interval:
-        values = [f(x, y) for x in a for y in b]
-        return min(values), max(values)
-    return interval
-
-
-_PAIRS: dict[str, Callable[[Interval, Interval], Interval]] = {
-    "ADD": lambda a, b: (a[0] + b[0], a[1] + b[1]), "SUB": lambda a, b: (a[0] - b[1], a[1] - b[0]), "MUL": _corners(lambda x, y: x * y),
-    "MIN": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])), "MAX": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "IDIV": lambda a, b: _corners(lambda x, y: x // y)(a, b) if b[0] >= 1 else _UNKNOWN,
-    "MOD": lambda a, b: (a if a[0] >= 0 and a[1] < b[0] else (0, b[1] - 1)) if b[0] >= 1 else _UNKNOWN,
-    "AND": lambda a, b: (0, min(x[1] for x in (a, b) if x[0] >= 0)) if a[0] >= 0 or b[0] >= 0 else _UNKNOWN,
-    "XOR": lambda a, b: (0, (1 << max(a[1], b[1]).bit_length()) - 1) if a[0] >= 0 and b[0] >= 0 else _UNKNOWN,
-}
-
-
 class _Narrowing:
     def __init__(self, phase: PhaseSpec, code: tuple[Instruction, ...]):
         self.phase, self.code = phase, code
         self.out: list[Instruction] = []
         self.at: list[int] = []                         # instruction of `code` → its position in `out`
-        self.interval: list[Interval] = []
+        self.interval = intervals(phase, code)
         self.casts: list[dict[tuple[int, str], int]] = [{}]        # (position, type) → its cast, per open loop
 
     def run(self) -> tuple[Instruction, ...]:
         for i, instruction in enumerate(self.code):
-            self.interval.append(self._interval(i))
             self.at.append(self._emit(i, instruction))
             if instruction.op == "LOOP":
                 self.casts.append({})
             elif instruction.op == "ENDLOOP":
                 self.casts.pop()
         return tuple(self.out)
-
-    # -- how large values are -----------------------------------------------------------------------
-    def _interval(self, i: int) -> Interval:
-        op, dtype, _, src, arg = self.code[i]
-        known = [self.interval[s] for s in src] if dtype is _INDEX else []
-        if dtype is not _INDEX:
-            return _UNKNOWN
-        if op == "CONST":
-            return arg, arg
-        if op == "VCONST":
-            return min(arg), max(arg)
-        if op in ("BEGIN", "END_"):
-            return (0, self.phase.extent - 1) if op == "BEGIN" else (1, self.phase.extent)
-        if op == "LOCAL_ID":
-            return 0, self.phase.block - 1
-        if op == "LOOP":
-            (low, first), (_, stop) = known[:2]
-            return low, max(first, stop - 1)
-        if op in _PAIRS:
-            return self._known(_PAIRS[op](known[0], known[1]))
-        if op == "MULACC":
-            return self._known(_PAIRS["ADD"](_PAIRS["MUL"](known[0], known[1]), known[2]))
-        if op == "NEG":
-            return self._known((-known[0][1], -known[0][0]))
-        if op in ("WHERE", "SPLAT", "EXTRACT", "SHUFFLE"):
-            values = known[1:] if op == "WHERE" else known
-            return min(v[0] for v in values), max(v[1] for v in values)
-        if op == "CAST":
-            of = self.code[src[0]].dtype
-            return (0, 1) if of.kind == "b" else (int(of.min), int(of.max)) if of.kind in "iu" and of.bits <= 32 else _UNKNOWN
-        return _UNKNOWN
-
-    @staticmethod
-    def _known(interval: Interval) -> Interval:
-        """What arithmetic modulo 2^64 gives."""
-        return interval if _UNKNOWN[0] <= interval[0] and interval[1] <= _UNKNOWN[1] else _UNKNOWN
 
     # -- what is written ----------------------------------------------------------------------------
     def _put(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from svod.compile.lower.intervals import least_iterations
 from svod.compile.lower.linear import LOADS_OPS, STORE_OPS, validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.compile.webgpu.access import GLOBAL, Memory, load, memories_of, store
@@ -26,6 +27,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
 
 ENTRY, OTHER = "main", "OTHER"
+SOFTWARE_ITERATIONS = 65535     # of all loops of a thread, after which Mesa's software driver ends them without an error
 MOST_ELEMENTS = (1 << 31) - (1 << 16)       # of an argument: indices have 32 bits, and go a little beyond what they may touch
 REFUSED = frozenset({"DOT", "SCALEB", "TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
@@ -47,7 +49,7 @@ class PhaseModules(NamedTuple):
 
 def render(program: Program, target: Target) -> str:
     """The modules of a program, as JSON. Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach,
-    UnsupportedError for types that the adapter does not have."""
+    UnsupportedError for types that the adapter does not have, and for more iterations than a driver in software runs."""
     validate(program)
     spec = program.spec
     for slot, (dtype, size) in enumerate(spec.params):
@@ -56,6 +58,9 @@ def render(program: Program, target: Target) -> str:
                                    f"reaches {MOST_ELEMENTS}: use smaller tensors, or the CPU")
     phases = []
     for phase, code in zip(spec.phases, program.code, strict=True):
+        if target.software_lanes and (iterations := least_iterations(phase, code)) > SOFTWARE_ITERATIONS:
+            raise UnsupportedError(f"the loops of a thread have {iterations} iterations; the driver in software of {target.device} ends "
+                                   f"them after {SOFTWARE_ITERATIONS}: spread the work over more threads (GROUP, SPLITK), or use the CPU")
         facts = Facts(code)
         phases.append([_module(spec, phase, code, facts, target, aligned) for aligned in (True, False)])
     return json.dumps([[list(module) for module in forms] for forms in phases])

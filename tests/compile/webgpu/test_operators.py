@@ -14,8 +14,9 @@ from svod.compile.webgpu.render import render
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
 from svod.errors import UnsupportedError
@@ -99,6 +100,20 @@ def test_types_that_an_adapter_lacks_are_refused(name: str) -> None:
     call, = create_schedule(graph.sink((Tensor(X.astype(name)) * 2).uop)).calls
     with pytest.raises(UnsupportedError, match=f"{name} on WEBGPU: the adapter small has no .* cast to .*32, or run on the CPU"):
         render(lower(Scheduler(Kernel(call.ast), target)), target)
+
+
+@pytest.mark.parametrize(("columns", "chain", "lanes", "refused"), [(65535, [], 8, False), (65537, [], 8, True), (65537, [], 0, False),
+                                                                   (65537, [Opt("GROUP", "r0", 4)], 8, False)])
+def test_loops_that_a_driver_in_software_ends_are_refused(columns: int, chain: list[Opt], lanes: int, refused: bool) -> None:
+    target = Target(arch="wgsl", cpu="small", features=(), vector_bytes=16, vector_registers=64, l1=16 << 10, l2=1 << 20, l3=0, threads=1,
+                    group_threads=256, shared_bytes=16 << 10, device="WEBGPU", software_lanes=lanes)
+    call, = create_schedule(graph.sink(Tensor(np.zeros((2, columns), np.float32)).sum(1).uop)).calls
+    program = lower(apply_opts(Scheduler(Kernel(call.ast), target), chain))
+    if refused:
+        with pytest.raises(UnsupportedError, match="have 65537 iterations; the driver in software of WEBGPU ends them after 65535"):
+            render(program, target)
+    else:
+        render(program, target)
 
 
 def test_ranges_beyond_32_bits_are_refused(webgpu: Target) -> None:
