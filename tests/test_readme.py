@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import re
 import shlex
@@ -40,6 +41,19 @@ def test_command_installs_extras_that_exist(name: str, extra: str) -> None:
     assert f"-e '.[{extra}]'" in command
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict) and set(extra.split(",")) <= extras.keys()
+
+
+def test_entry_points_are_found_where_svod_is_not_installed(tmp_path: Path) -> None:
+    """`.ci/entry_points` makes them visible; their modules exist."""
+    subprocess.run([sys.executable, ROOT / ".ci" / "entry_points", tmp_path], check=True)
+    found, = importlib.metadata.distributions(path=[str(tmp_path)])
+    places = {e.group: e.value for e in found.entry_points}
+    assert places["torch_dynamo_backends"] == "svod.torch.backend:svod_backend"
+    declared = project()
+    assert (found.name, found.version) == (declared["name"], declared["version"])
+    assert {e.name: e.value for e in found.entry_points if e.group == "console_scripts"} == declared["scripts"]
+    for e in found.entry_points:
+        assert (ROOT / f"{e.module.replace('.', '/')}.py").is_file() or (ROOT / e.module.replace(".", "/") / "__init__.py").is_file()
 
 
 def test_first_command_tunes_resnet() -> None:

@@ -152,9 +152,15 @@ class ExecutionPlan:
 
     @classmethod
     def of_kernel(cls, spec: ProgramSpec, loaded: LoadedCode, arrays: Sequence[np.ndarray[Any, Any]], *, threads: int | None = None,
-                  constants: Sequence[int] = (), device: str = HOST) -> ExecutionPlan:
-        """A plan of one kernel over `arrays`, one per slot: what benchmarks and checks run."""
-        kinds: list[BufferKind] = ["output" if slot in spec.outs else "constant" if slot in constants else "input"
+                  constants: Sequence[int] | None = None, device: str = HOST) -> ExecutionPlan:
+        """A plan of one kernel over `arrays`, one per slot: what benchmarks and checks run. `constants`: the slots that the kernel's AST
+        calls constant.
+
+        Raises LaunchError where they are not told and phases run once: those read constants before the first run."""
+        if constants is None and any(phase.once for phase in spec.phases):
+            raise LaunchError(f"program {spec.name} has phases that run once, when the plan is made; "
+                              "tell of_kernel which slots are constants")
+        kinds: list[BufferKind] = ["output" if slot in spec.outs else "constant" if slot in (constants or ()) else "input"
                                    for slot in range(len(arrays))]
         buffers = [PlanBuffer(array.nbytes, kind, array, dtype) for array, kind, (dtype, _) in zip(arrays, kinds, spec.params, strict=True)]
         return cls([PreparedKernel(spec, loaded, tuple(range(len(arrays))), spec.name)], buffers, spec.outs, threads=threads, device=device)

@@ -34,11 +34,11 @@ OF_PRODUCTS = {dtypes.float32: "f32", dtypes.bfloat16: "bf16", dtypes.float16: "
 
 def check(gpu: Device, case: Case, state: Scheduler) -> None:
     """Run a state on the device, twice, and compare."""
-    program = lower(state)
+    program, constants = lower(state), [p.arg.slot for p in case.kernel.params if p.arg.constant]
     code = gpu.pair.load(gpu.pair.compile(gpu.pair.render(program, state.target), state.target), program.spec)
     for _ in range(2):
         args = case.fresh()
-        ExecutionPlan.of_kernel(program.spec, code, args, device=state.target.device).execute()
+        ExecutionPlan.of_kernel(program.spec, code, args, constants=constants, device=state.target.device).execute()
         case.check(args, str([o.to_json() for o in state.applied_opts]))
     code.close()
 

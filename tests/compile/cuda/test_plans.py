@@ -24,6 +24,7 @@ from svod.compile.cuda.code import CudaCode, Nvptx
 from svod.compile.cuda.device import DeviceMemory
 from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, architecture_of
+from svod.compile.lower.lower import lower
 from svod.compile.lower.program import PhaseSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.run_log import RunLog
@@ -32,12 +33,15 @@ from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array
 from svod.core.ir.dtype import STORABLE
 from svod.core.ir.serialize import ast_to_data
-from svod.errors import CompileError, DeviceError, DeviceLost, UnsupportedError
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.errors import CompileError, DeviceError, DeviceLost, LaunchError, UnsupportedError
 from svod.tensor import dlpack
 from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.work import compile_candidate
 from tests.bench.example_run import CEILINGS
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
+from tests.toy_backend.test_corpus import case_of
 
 RNG = np.random.default_rng(0)
 X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (18, 13), (13, 7)))
@@ -697,3 +701,20 @@ def test_all_types_are_shared(fake: FakeDriver) -> None:
         back = Tensor.from_dlpack(t)
         assert back.dtype == t.dtype and back.device == "CUDA"
         np.testing.assert_array_equal(back.numpy(), t.numpy())
+
+
+# -- one kernel -------------------------------------------------------------------------------------------
+def test_a_plan_of_one_kernel_is_told_what_is_constant(fake: FakeDriver) -> None:
+    """Phases that run once read constants when the plan is made. What is no constant is not on the device by then."""
+    case, device = case_of("constants_only"), device_named("CUDA")
+    state = apply_opts(Scheduler(case.kernel, device.backend.target()), [Opt("STAGE", "s1", "root"), Opt("GROUPTOP", "s3.r0", 8)])
+    program = lower(state)
+    code = device.pair.load(device.pair.binary_of(program, state.target), program.spec)
+    assert [p.once for p in program.spec.phases] == [True, False]
+    with pytest.raises(LaunchError, match="run once, when the plan is made; tell of_kernel which slots are constants"):
+        ExecutionPlan.of_kernel(program.spec, code, case.fresh(), device="CUDA")
+    constants = [p.arg.slot for p in case.kernel.params if p.arg.constant]
+    for _ in range(2):
+        args = case.fresh()
+        ExecutionPlan.of_kernel(program.spec, code, args, constants=constants, device="CUDA").execute()
+        case.check(args, "a plan of one kernel")
