@@ -231,9 +231,24 @@ def test_why_of_a_script(path: Path, tmp_path: Path) -> None:
                       "sys.exit('it broke')\n")
     out = run(path, "why", str(script)).output
     assert "the database has a winner" in out and "new" in out and "not known" in out and "ended with status 1: it broke" in out
+    script.write_text("import sys; sys.exit(' '.join(sys.argv[1:]))")
+    done = main("--db", str(path), "why", str(script), "--", "--layers", "2")
+    assert done.returncode == 2 and done.stderr.strip().endswith("ended with status 1: --layers 2")
     script.write_text("pass")
     done = main("--db", str(path), "why", str(script))
     assert done.returncode == 2 and done.stderr.strip() == f"svod-db: {script} prepared no kernel"
+
+
+def test_why_of_an_onnx_file(path: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the package onnx")
+    rows, hidden = onnx.helper.make_tensor_value_info, ["rows", 8]
+    model = onnx.helper.make_model(onnx.helper.make_graph([onnx.helper.make_node("Softmax", ["x"], ["y"])], "g", [rows("x", 1, hidden)],
+                                                          [rows("y", 1, hidden)]), opset_imports=[onnx.helper.make_opsetid("", 17)],
+                                   ir_version=8)
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    lacks = main("--db", str(path), "why", str(tmp_path / "m.onnx"))
+    assert lacks.returncode == 2 and "svod-db why" in lacks.stderr and "--dim rows=" in lacks.stderr
+    assert "softmax" in run(path, "why", str(tmp_path / "m.onnx"), "--dim", "rows=3").output
 
 
 def test_a_script_ends_with_the_command_that_runs_it(path: Path, tmp_path: Path) -> None:

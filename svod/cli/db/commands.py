@@ -20,7 +20,9 @@ from click.shell_completion import CompletionItem
 
 from svod import config
 from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chain_words, chosen, in_order, print_rows, print_with_chains, winner_rows
+from svod.cli.installation import program
 from svod.cli.outputs import Finite, check_is_there, check_output
+from svod.cli.tune.options import TORCH, TuneOptions
 from svod.compile.backend import backend_named, target_with
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
@@ -294,15 +296,21 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
 
 @cli.command()
 @click.argument("what", metavar="SCRIPT|KERNEL")
+@click.argument("args", nargs=-1, metavar="[SCRIPT ARGS]")
 @click.option("--target", help="A target key; default: every target in the records, or the one the script was prepared for.")
+@click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Of an ONNX file, as svod-tune has it.")
+@click.option("--shape", multiple=True, metavar="INPUT=1x3x224x224", help="Of an ONNX file, as svod-tune has it.")
+@click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script, as svod-tune has it.")
 @click.pass_context
-def why(context: click.Context, what: str, target: str | None) -> None:
+def why(context: click.Context, what: str, args: tuple[str, ...], target: str | None, **given: Any) -> None:
     """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
 
-    A SCRIPT is run to capture its kernels; nothing is searched or recorded."""
+    A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db = _open(context)
-    if what.endswith(".py") or Path(what).is_file():
-        wanted = _captured_kernels(Path(what))
+    if what.endswith((".py", ".onnx")) or Path(what).is_file():
+        wanted = _captured_kernels(TuneOptions(what, args, **given))
+    elif args or any(given.values()):
+        raise click.UsageError(f"{what} is no script; arguments, --dim, --shape and --torch are for scripts")
     else:
         key = _resolve_kernel(db, what, shipped=True)
         wanted = [Captured(key, t, "", "") for t in ([target] if target else [r.target for r in winner_rows(db, key)])]
@@ -324,14 +332,16 @@ class Captured(NamedTuple):
     structure: str
 
 
-def _captured_kernels(script: Path) -> list[Captured]:
+def _captured_kernels(options: TuneOptions) -> list[Captured]:
     """The kernels that a script prepares: run it with SVOD_CAPTURE set and read the capture's .jsonl files."""
-    if not script.is_file():
+    script = options.subject
+    if not Path(script).is_file():
         raise DatabaseError(f"{script} does not exist")
+    asked = [f"--command={shlex.join([program('svod-db'), 'why', script])}"] if options.is_onnx else []
     with tempfile.TemporaryDirectory(prefix="svod-why-") as directory:
         env = config.child_environment(SVOD_CAPTURE=directory)
         try:
-            done = subprocess.run([sys.executable, str(script)], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            done = subprocess.run([sys.executable, *options.launched, *asked], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.PIPE, timeout=SCRIPT_SECONDS, check=False)
             last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
             failure = "" if done.returncode == 0 else f"it ended with status {done.returncode}: {last}"
