@@ -302,14 +302,15 @@ def _loops(db: TuningDB, row: WinnerRow) -> list[str]:
 @click.option("--shape", multiple=True, metavar="INPUT=1x3x224x224", help="Of an ONNX file, as svod-tune has it.")
 @click.option("--torch", type=click.Choice(TORCH), help="PyTorch in the script, as svod-tune has it.")
 @click.pass_context
-def why(context: click.Context, what: str, args: tuple[str, ...], target: str | None, **given: Any) -> None:
+def why(context: click.Context, what: str, args: tuple[str, ...], target: str | None, dim: tuple[str, ...], shape: tuple[str, ...],
+        torch: str | None) -> None:
     """Explain why kernels have their chains, or none: show the nearest record and the first field that differs.
 
     A SCRIPT, which may be an ONNX file, is run as svod-tune runs it to capture its kernels; nothing is searched or recorded."""
     db = _open(context)
     if what.endswith((".py", ".onnx")) or Path(what).is_file():
-        wanted = _captured_kernels(TuneOptions(what, args, **given))
-    elif args or any(given.values()):
+        wanted = _captured_kernels(TuneOptions(what, args, dim=dim, shape=shape, torch=torch))
+    elif args or dim or shape or torch:
         raise click.UsageError(f"{what} is no script; arguments, --dim, --shape and --torch are for scripts")
     else:
         key = _resolve_kernel(db, what, shipped=True)
