@@ -70,8 +70,10 @@ def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
         low, dots, high = size.partition("..")
         if name in out:
             raise OnnxError(f"--dim {name} is given twice")
-        if not name or not low.isdecimal() or (dots and not (high.isdecimal() and int(low) < int(high))):
+        if not name or not low.isdecimal() or (dots and not high.isdecimal()):
             raise OnnxError(f"--dim {text}: give a size or a range, as in --dim sequence=128 or --dim sequence=1..512")
+        if dots and int(low) >= int(high):
+            raise OnnxError(f"--dim {text}: a range ends above its beginning, as in --dim {name}=1..512; one size is --dim {name}={low}")
         identifier = "".join(c if c.isalnum() else "_" for c in name)
         out[name] = Variable(identifier if identifier[:1].isalpha() else f"d_{identifier}", int(low), int(high)) if dots else int(low)
     return out

@@ -108,6 +108,8 @@ def cli(beam: int | None, **given: Any) -> NoReturn:
     check(options)
     if not options.is_onnx and options.of_onnx:
         raise click.UsageError(f"{', '.join(options.of_onnx)}: only for ONNX files, as in svod-tune model.onnx --dim batch=1")
+    if options.is_onnx and options.torch:
+        raise click.UsageError("--torch: only for scripts, which may import PyTorch; an ONNX file does not")
     logging.getLogger("svod").addHandler(_log_handler(options.verbose))
     say(first_line(options))
     from svod.cli.tune.run import tune
