@@ -71,7 +71,8 @@ def test_matrix_instructions(name: str, transposed: bool, gpu: Device) -> None:
         pytest.skip(f"{target.cpu} has no {' and '.join(dot.features)}")
     dtype = dot.operands[0]
     ran: Counter[int] = Counter()
-    for seed, (m, n, k) in enumerate(((257, 511, 96), (200, 136, 264), (64, 70, 520))):
+    sizes = ((257, 511, 96), (200, 136, 264), (64, 70, 520))[:count(3)]
+    for seed, (m, n, k) in enumerate(sizes):
         for kernel in (gemm(m, n, k, dtype, dtype, transposed=transposed), windows(k, m, n, 3, dtype, dtype)):
             case, state = with_full_range(Case(kernel, seed), seed), Scheduler(kernel, target)
             for opt in (Opt("TC", "r0", (name, "o0", "o1")), Opt("UPCAST", "o0", 2), Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2 << seed),
@@ -87,7 +88,7 @@ def test_matrix_instructions(name: str, transposed: bool, gpu: Device) -> None:
                 continue
             check(gpu, case, state)
             ran[seed] += 1
-    assert len(ran) == 3, ran
+    assert len(ran) == len(sizes), ran
 
 
 def test_rows_in_bulk(gpu: Device) -> None:
@@ -108,7 +109,7 @@ def test_sketches_of_a_product(dtype: DType, gpu: Device) -> None:
     base = Scheduler(kernel, target)
     found = [gpu.backend.heuristic(base), *gpu.backend.sketches(base)]
     assert any(any(s.dots) for s in found) or not applicable(kernel, target, kernel.output)
-    for state in found:
+    for state in found[:count(len(found))]:
         check(gpu, case, state)
 
 
