@@ -37,7 +37,7 @@ ASSEMBLY: dict[str, str] = {
     r"fence\.proxy\.async\.shared::cta|mbarrier\.arrive\.(?:expect_tx\.)?shared::cta\.b64 _, \[\$0\](?:, \$1)?": "tma",
     r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes \[\$0\], \[\$1\], \$2, \[\$3\]": "tma",
     r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, \[\$1\], \$2|selp\.b32 \$0, 1, 0, p": "tma",
-    r"wgmma\.(?:fence|commit_group)\.sync\.aligned|wgmma\.wait_group\.sync\.aligned 0": "wgmma",
+    r"wgmma\.(?:fence|commit_group)\.sync\.aligned|wgmma\.wait_group\.sync\.aligned \d+": "wgmma",
     r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(bf16|f16)\.\1 \{[$\d, ]+\}, \$\d+, \$\d+, p, 1, 1, [01], [01]": "wgmma",
     r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.s32\.s8\.s8 \{[$\d, ]+\}, \$\d+, \$\d+, p": "wgmma",
 }

@@ -17,7 +17,7 @@ is cut into rows of so many bytes, which lie one behind the other.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svod.compile.llvm.memory import Handler, address_of
@@ -29,6 +29,7 @@ from svod.core.machine.isa import DOTS, LINE, Dot
 
 SWIZZLES = {1: 0, 8: 1, 4: 2, 2: 3}     # lines of a row → the highest bits of a descriptor
 WINDOW = (1 << 18) - 1  # addresses of shared memory that a descriptor can name
+COMMIT, WAIT = "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned"
 FENCE = "fence.proxy.async.shared::cta;"
 _KINDS = {dtypes.bfloat16: "bf16", dtypes.float16: "f16", dtypes.int8: "s8", dtypes.float32: "f32", dtypes.int32: "s32"}
 _ENDS = frozenset({"LOOP", "CARRY", "RESULT", *NO_VALUE, *TOGETHER})
@@ -61,11 +62,23 @@ def products_together(code: Sequence[Instruction]) -> dict[int, tuple[int, ...]]
     return found
 
 
+def left_under_way(code: Sequence[Instruction], together: Mapping[int, Sequence[int]]) -> set[int]:
+    """Of `products_together` the last ones of those that nobody waits for at once: their results are taken by MMAWAIT alone."""
+    users: dict[int, list[str]] = {}
+    for x in code:
+        for s in x.src:
+            users.setdefault(s, []).append(x.op)
+    return {last for last, members in together.items()
+            if all(users.get(m) == ["MMAWAIT"] for m in members if not any(code[n].src[0] == m for n in members))}
+
+
 class Warpgroups(Family):
-    """What the text of a phase has its own way of: its products, those under way together by the last one."""
+    """What the text of a phase has its own way of: its products, those under way together by the last one, and those of them that are left
+    under way."""
 
     def __init__(self, code: Sequence[Instruction]):
         self.products = products_together(code)
+        self.left = left_under_way(code, self.products)
 
 
 def _distances(apart: int, lines: int, along_sum: bool) -> tuple[int, int]:
@@ -119,7 +132,7 @@ def _product(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
         registers = ", ".join(f"${tiles[m] * lanes + k}" for k in range(lanes))
         a, b = (f"${count + len(descriptors) - k}" for k in (2, 1))
         statements.append(_instruction(DOTS[name], registers, a, b, across))
-    statements.append("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
+    statements.append(COMMIT + ("" if i in w.family.left else f" {WAIT} 0;"))
     held = [f"{scalar} {w.temp(f'extractelement {vec} {w.value[v]}, i64 {k}')}" for v in first for k in range(lanes)]
     constraints = [f"={'f' if dtype.is_float else 'r'}"] * count + ["l"] * len(descriptors) + [str(k) for k in range(count)]
     result = "{" + ", ".join([scalar] * count) + "}"
@@ -138,4 +151,20 @@ def _tile(w: Writer, done: str, result: str, vec: str, scalar: str, registers: r
     return whole
 
 
-HANDLERS: dict[str, Handler] = {"MMASHARED": _product}
+def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+    """The registers of a tile behind a wait for all products; what may still change stays where it is."""
+    held = w.value[src[0]]
+    if arg:
+        w.value[i] = held
+        if w.code[i - 1].op != "MMAWAIT":
+            w.lines.append(f'  call void asm sideeffect "{WAIT} {arg};", "~{{memory}}"()')
+        return
+    scalar, vec = SCALAR[dtype.name], register_type(dtype.name, lanes)
+    result = "{" + ", ".join([scalar] * lanes) + "}"
+    registers = [f"{scalar} {w.temp(f'extractelement {vec} {held}, i64 {k}')}" for k in range(lanes)]
+    constraints = [f"={'f' if dtype.is_float else 'r'}"] * lanes + [str(k) for k in range(lanes)]
+    done = w.temp(f'call {result} asm sideeffect "{WAIT} 0;", "{",".join(constraints)}"({", ".join(registers)})')
+    w.value[i] = _tile(w, done, result, vec, scalar, range(lanes))
+
+
+HANDLERS: dict[str, Handler] = {"MMASHARED": _product, "MMAWAIT": _wait}

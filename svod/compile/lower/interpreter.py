@@ -491,6 +491,8 @@ class PhaseInterpreter:
         of = self.code[src[0]].dtype
         if op == "CAST":
             return lambda x: cast(x, of, dtype)
+        if op == "MMAWAIT":
+            return lambda x: x
         if op == "BITCAST":
             return lambda x: bitcast(x, of, dtype)
         if op == "TILEDOT":

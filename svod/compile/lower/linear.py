@@ -225,6 +225,12 @@ class _PhaseCheck:
         self.require((dtype, lanes) == (dot.operands[number], dot.fragments[1 + number].num_elements),
                      f"a thread holds {dot.fragments[1 + number].num_elements} {dot.operands[number].name}")
 
+    def products_wait(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+        self.require(len(src) == 1, "takes one operand")
+        self.operand(src[0], dtype, lanes, "operand")
+        self.require(isinstance(arg, int) and arg >= 0, "the arg is how many groups of products may still run")
+        self.runs_together()
+
     def held_in_shared(self, dot: Dot, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         """A product of tiles in shared memory, which lie in lines."""
         assert dot.fragments is not None
@@ -395,7 +401,7 @@ _CHECKS: dict[str, Check] = {
         (("LOOP", "CARRY", "ENDLOOP", "RESULT"), _PhaseCheck.loop), (("DOT",), _PhaseCheck.dot), (TILE_OPS, _PhaseCheck.tile),
         (("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"), _PhaseCheck.lanes_and_types), (("CONST", "VCONST"), _PhaseCheck.constant),
         (POINTERS, _PhaseCheck.pointer), (("BARRIER",), _PhaseCheck.barrier),
-        (("SHFL_XOR",), _PhaseCheck.exchange), (HELD_OPS, _PhaseCheck.held), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async),
+        (("SHFL_XOR",), _PhaseCheck.exchange), (HELD_OPS, _PhaseCheck.held), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async), (("MMAWAIT",), _PhaseCheck.products_wait),
         (BULK_OPS, _PhaseCheck.copy_bulk),
         (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
         ({o.value for o in TRANSCENDENTAL}, _PhaseCheck.transcendental))

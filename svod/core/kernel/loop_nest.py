@@ -9,7 +9,7 @@ model, the printer of loop nests, the sketches and the emitter read it.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -102,6 +102,14 @@ def loop_nest(state: Scheduler) -> LoopNest:
         state._loop_nest = LoopNestMaker(state).make()
     nest: LoopNest = state._loop_nest
     return nest
+
+
+def products_under_way(nest: LoopNest, s: int, copies: Sequence[int]) -> int:
+    """How many iterations of a pipelined loop of a stage may have products under way when the next one begins: one where the instruction
+    reads both operands from the buffers of `copies` by itself, and there is a buffer more than the copies ahead and the readers need."""
+    plan = nest.layouts.dots.get(s)
+    late = plan is not None and plan.dot.reads_shared and all(o.stage in copies and nest.stages[o.stage].buffers > 2 for o in plan.operands)
+    return int(late)
 
 
 def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:

@@ -28,6 +28,7 @@ from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout, area_bytes, area_start
 from svod.core.kernel.required import Lin
+from svod.core.kernel.loop_nest import products_under_way
 from svod.core.kernel.shared.copy import rows_in_bulk
 
 INDEX = dtypes.index
@@ -74,20 +75,22 @@ class CopiesAhead:
         which may be none."""
         b, a, copies, (start, stop) = self.b, loop.axis, self.of_loop(stage, loop), bounds
         count, last = self.facts.nest.stages[copies[0]].buffers, b.index((whole - 1) * stride)
+        late = products_under_way(self.facts.nest, stage.index, copies)
+        ahead = count - 1 - late
         self.counts = self._begin_bulk(stage, loop, copies, stride, count)
-        for k in range(count - 1):
+        for k in range(ahead):
             self._open_iteration(stage, a, b.alu("MIN", INDEX, 1, b.add(start, b.index(k * stride)), last))
             for s in copies:
                 self._fill(s, b.index(k), first=k == 0)
             stage.close_row(a)
             self._async("COMMIT")
         index, carried = b.open(start, stop, stride, tuple(accs))
-        self._async("WAIT", count - 2)
+        self._async("WAIT", ahead - 1)
         number = self._iterations(start, index, stride)
         self._wait_bulk(number, count)
         self.ctx.group.shared.barrier()
-        later = b.alu("MIN", INDEX, 1, b.add(index, b.index((count - 1) * stride)), last)
-        following = b.alu("MOD", INDEX, 1, b.add(number, b.index(count - 1)), b.index(count))
+        later = b.alu("MIN", INDEX, 1, b.add(index, b.index(ahead * stride)), last)
+        following = b.alu("MOD", INDEX, 1, b.add(number, b.index(ahead)), b.index(count))
         stage.open_row(a, ({later: 1}, 0))
         for s in copies:
             self._fill(s, following, level=b.level)
@@ -102,11 +105,16 @@ class CopiesAhead:
         self.running = ()
         stage.close_row(a)
         b.code[b.level] += deferred
-        out = b.close(index, tuple(following_accs))
+        out = self._products(b.close(index, tuple(self._products(following_accs, late))), 0) if late else b.close(index, tuple(following_accs))
         stage.memo.clear()
         self._async("WAIT", 0)
-        self._end_bulk(self._iterations(start, b.alu("MAX", INDEX, 1, start, stop), stride), count)
+        self._end_bulk(self._iterations(start, b.alu("MAX", INDEX, 1, start, stop), stride), count, ahead)
         return out
+
+    def _products(self, accs: list[int], late: int) -> list[int]:
+        """The accumulators, where so many groups of products are under way at most."""
+        b = self.b
+        return [b.load("MMAWAIT", b.dtype[v], b.num_lanes[v], (v,), late, ordered=True) for v in accs]
 
     def _open_iteration(self, stage: OpenStage, a: int, start: int) -> None:
         """Open the row of the loop at a value that no region takes for a number: buffers hold what they hold in the loop."""
@@ -144,10 +152,10 @@ class CopiesAhead:
             of, turn = (b.alu(op, INDEX, 1, number, b.index(count)) for op in ("MOD", "IDIV"))
             b.store("BULK_WAIT", dtypes.void, 1, (self.counts.pointer, of, b.alu("MOD", INDEX, 1, turn, b.index(2))), None)
 
-    def _end_bulk(self, iterations: int, count: int) -> None:
+    def _end_bulk(self, iterations: int, count: int, ahead: int) -> None:
         """Wait for what nobody reads behind so many iterations, and give the counts back."""
         if self.counts is not None:
-            for k in range(count - 1):
+            for k in range(ahead):
                 self._wait_bulk(self.b.add(iterations, self.b.index(k)), count)
             self.ctx.group.shared.barrier()
             self.b.store("BULK_END", dtypes.void, 1, (self.counts.pointer,), count)
