@@ -5,7 +5,8 @@
     cp.async                                   noted, and done at once or at the wait for it; a thread that ends without is an error
     cp.async.bulk                              noted with its mbarrier, and done at once or at a wait for the end of its phase
     barrier, shfl.sync, ldmatrix, mma.sync     operands into the context, suspend; when all have arrived, the results are in the context
-    assembly with wgmma                        the same, of the threads of a warpgroup
+    assembly with wgmma                        the same, of the threads of a warpgroup; until they wait for a product its registers hold
+                                               anything, and what it reads of shared memory must not change
     fence.proxy.async, before a barrier        what wgmma reads is what shared memory held when all threads had last fenced before one
 
 LLVM's coroutine passes cut a kernel where it suspends. One warp is as far ahead of the next as it can get, in an order drawn from a seed;
@@ -40,7 +41,8 @@ BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
 WARPGROUP = 128
 NAN = 0x7FC0_7FC0       # NaN as float32, and as two bfloat16
 _CALL = re.compile(r"\s*(?:(%\S+) = )?call (.+?) @(llvm\.nvvm\.[\w.]+)\((.*)\)$")
-_ASSEMBLY = re.compile(r'\s*(%\S+) = call (.+?) asm sideeffect "\{ \.reg \.pred p; setp\.eq\.u32 p, 0, 0; (wgmma.*)\}", "[^"]*"\((.*)\)$')
+_ASSEMBLY = re.compile(r'\s*(?:(%\S+) = )?call (.+?) asm sideeffect "(?:\{ \.reg \.pred p; setp\.eq\.u32 p, 0, 0; )?(wgmma[^"}]*(?:\{[^"}]*\}'
+                       r'[^"}]*)*)\}?", "[^"]*"\((.*)\)$')
 _BULK = re.compile(r'\s*(?:(%\S+) = )?call (?:void|i32) asm sideeffect "((?:mbarrier|cp\.async\.bulk|\{ \.reg \.pred p; mbarrier)[^"]*)", '
                    r'"[^"]*"\((.*)\)$')
 _WIDTH = {"i32": 4, "float": 4, "i64": 8, "ptr": 8, "<2 x half>": 4, "ptr addrspace(3)": 8, "ptr addrspace(1)": 8}
@@ -294,7 +296,7 @@ class _Rewriter:
             kind = kind.strip()
             self.lines.append(f"  store {kind.split(' addrspace')[0]} {value}, ptr {self._word(at)}, align 4")
             at += _WIDTH[kind] // 4
-        self.sites.append(name)
+        self.sites.append(name if values else f"{name} of no registers")
         self.lines += [f"  store i32 {len(self.sites) - 1}, ptr {self._word(8)}"]
         n, resumed = self._name(), f"resumed{self.fresh}"
         self.lines += [f"  {n} = call i8 @llvm.coro.suspend(token none, i1 false)", f"  switch i8 {n}, label %coro.out [",
@@ -391,7 +393,7 @@ class Emulated:
         contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
         contexts[:, 0] = np.arange(block)
         contexts[:, 1:4] = place
-        for left in (_copies, _counts, _faults, started, matrices):     # by a block with a fault, and what is known of the one before
+        for left in (_copies, _counts, _faults, _products, started, matrices):     # by a block with a fault, and what is known of the one before
             left.clear()
         base = contexts.ctypes.data
         handles = [0] * block
@@ -413,8 +415,9 @@ class Emulated:
         if _counts:
             _faults.append("an mbarrier is left in shared memory")
         _counts.clear()
+        under_way |= any(own.groups for own in _products.values())
         if _faults or under_way:
-            raise DeviceFault(_faults.pop() if _faults else "a thread ends while its copies are under way")
+            raise DeviceFault(_faults.pop() if _faults else "a thread ends while its copies or products are under way")
 
     def _order(self, threads: Sequence[int]) -> list[int]:
         shuffled = list(threads)
@@ -476,7 +479,8 @@ class Emulated:
         if len(threads) < WARPGROUP or len({int(contexts[t, 8]) for t in threads}) > 1:
             return []
         assert self.shared is not None
-        multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], self.shared)
+        own = _products.setdefault(first, UnderWay())
+        multiply_in_shared(self.sites[int(contexts[first, 8])], contexts[first:first + WARPGROUP, OPERANDS:WORDS], self.shared, own)
         return threads
 
 
@@ -561,14 +565,49 @@ _NUMBERS: dict[str, tuple[Any, Callable[[Array], Array]]] = {
     "f16": (np.float16, lambda x: x.astype(np.float64)), "s8": (np.int8, lambda x: x.astype(np.int64))}
 
 
+class UnderWay:
+    """The products of a warpgroup for which it has not waited. `groups`: of those committed together what they read of shared memory, as
+    (places, content); `tiles`: what registers that hold anything will be, by what they hold."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[tuple[Array, Array]]] = []
+        self.tiles: dict[bytes, tuple[int, Array]] = {}     # (number of the group, content)
+        self.begun = 0
+
+    def tile(self, held: Array) -> Array:
+        """What a tile is whose registers may be under way."""
+        return self.tiles.get(held.tobytes(), (0, held))[1]
+
+    def hidden(self, content: Array) -> Array:
+        """The registers of a tile of the group that was committed last, while it is under way."""
+        held = np.random.default_rng(self.begun + len(self.tiles)).integers(1 << 32, size=content.shape, dtype=np.uint32)
+        self.tiles[held.tobytes()] = self.begun, content
+        return held
+
+    def wait(self, left: int, memory: Shared) -> None:
+        """Until so many groups are under way. What they read must not have changed meanwhile."""
+        while len(self.groups) > left:
+            for places, content in self.groups.pop(0):
+                if (memory.content[places] != content).any():
+                    raise DeviceFault("shared memory changes that a product under way reads")
+
+    def done(self, held: Array) -> Array:
+        """A tile that was waited for."""
+        number, content = self.tiles.get(held.tobytes(), (0, held))
+        if number > self.begun - len(self.groups):
+            raise DeviceFault("a tile is used while its products are under way")
+        return content
+
+
+_products: dict[int, UnderWay] = {}     # by the first thread of a warpgroup
 SWIZZLE = 0, 128, 64, 32     # bytes, by the two highest bits of a descriptor
 # The rest is 0, the base offset too: patterns begin where they repeat. The start has 14 bits, and a carry here: the host's memory may lie
 # across a multiple of 256 KB, a GPU's begins at 0.
 FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x7FFF
 
 
-def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: Shared) -> Array:
-    """The matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format", "Strides" and "Canonical
+def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: Shared) -> tuple[Array, Array]:
+    """The bytes of shared memory, and the matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format", "Strides" and "Canonical
     Layouts" in NVIDIA's PTX ISA). A descriptor has 18 bits of addresses. Swizzle takes bits 4, 5 and 6 of an address by its bits 7, 8
     and 9."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
@@ -596,36 +635,57 @@ def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned
     matrices.extend(lines.reshape(-1, 8, lines.shape[1]).transpose(0, 2, 1).reshape(-1, 8))
     if places.max() + size > memory.fenced.size:
         raise DeviceFault("an operand goes beyond shared memory")
-    return numbers(np.ascontiguousarray(memory.fenced[places[..., None] + np.arange(size)]).view(dtype)[..., 0])
+    nbytes = places[..., None] + np.arange(size)
+    return nbytes, numbers(np.ascontiguousarray(memory.fenced[nbytes]).view(dtype)[..., 0])
 
 
-def multiply_in_shared(assembly: str, words: Array, memory: Shared) -> None:
-    """wgmma between fence and wait_group 0. Operands of the assembly are the descriptors, then the registers of the tiles; thread t of the
-    warpgroup has of each tile row 16·(t // 32) + t % 32 // 4 and the one 8 further, of columns 2·(t % 4) and the next of every eight."""
+WIDTHS = (4, 8, 16, 32, 64, 128)       # registers of a thread for a tile
+_WAIT = re.compile(r"wgmma\.wait_group\.sync\.aligned (\d+);")
+
+
+def multiply_in_shared(assembly: str, words: Array, memory: Shared, own: UnderWay) -> None:
+    """wgmma between fence and commit_group, and perhaps wait_group behind; or wait_group alone, whose operands are the registers of a tile.
+    Operands of the others are the descriptors, then the registers of the tiles; thread t of the warpgroup has of each tile row
+    16·(t // 32) + t % 32 // 4 and the one 8 further, of columns 2·(t % 4) and the next of every eight."""
+    wait = _WAIT.search(assembly)
+    if wait is not None and assembly.startswith(wait[0]):
+        own.wait(int(wait[1]), memory)
+        if assembly != wait[0]:
+            return
+        known = next((n for n in WIDTHS if words[:, :n].tobytes() in own.tiles), 0)
+        words[:, :known] = own.done(np.ascontiguousarray(words[:, :known]))
+        return
     pieces = [m.groups() for m in _WGMMA.finditer(assembly)]
-    rest = _WGMMA.sub("", assembly).split()
-    if rest != ["wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned", "0;"]:
+    rest = _WAIT.sub("", _WGMMA.sub("", assembly)).split()
+    if rest != ["wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.aligned;"]:
         raise DeviceFault(f"wgmma among {rest}")
-    count = 1 + max(int(r) for _, _, _, _, registers, *_ in pieces for r in re.findall(r"\d+", registers))
     descriptors = 2 * len(pieces)
-    held = np.ascontiguousarray(words[:, 2 * descriptors:2 * descriptors + count])
+    tiles = list(dict.fromkeys(tuple(int(r) for r in re.findall(r"\d+", registers)) for _, _, _, _, registers, *_ in pieces))
+    count = 1 + max(map(max, tiles))
+    given = np.ascontiguousarray(words[:, 2 * descriptors:2 * descriptors + count])
     named = np.ascontiguousarray(words[:, :2 * descriptors]).view(np.uint64)
     if (named != named[0]).any():
         raise DeviceFault("the threads of a warpgroup have different descriptors")
-    thread = np.arange(WARPGROUP)[:, None]
+    thread, reads = np.arange(WARPGROUP)[:, None], list[tuple[Array, Array]]()
+    held = {tile: own.tile(np.ascontiguousarray(given[:, tile])) for tile in tiles}
     for columns, depth, total, kind, registers, a, b, turned_a, turned_b in pieces:
-        own = [int(r) for r in re.findall(r"\d+", registers)]
-        k = np.arange(len(own))[None]
+        tile = tuple(int(r) for r in re.findall(r"\d+", registers))
+        k = np.arange(len(tile))[None]
         rows, across = thread // 32 * 16 + thread % 32 // 4 + k % 4 // 2 * 8, k // 4 * 8 + thread % 4 * 2 + k % 2
-        left = operand_in_shared(int(named[0, int(a) - count]), (64, int(depth)), kind, turned_a == "1", memory)
-        right = operand_in_shared(int(named[0, int(b) - count]), (int(columns), int(depth)), kind, turned_b == "1", memory)
+        at_left, left = operand_in_shared(int(named[0, int(a) - count]), (64, int(depth)), kind, turned_a == "1", memory)
+        at_right, right = operand_in_shared(int(named[0, int(b) - count]), (int(columns), int(depth)), kind, turned_b == "1", memory)
+        reads += [(at, memory.content[at]) for at in (at_left, at_right)]
         dtype = np.dtype(np.float32 if total == "f32" else np.int32)
         product = (left @ right.T)[rows, across]
-        if len(own) != int(columns) // 2:
-            raise DeviceFault(f"{len(own)} registers for {columns} columns")
-        before = np.ascontiguousarray(held[:, own]).view(dtype)
-        held[:, own] = (before.astype(product.dtype) + product).astype(dtype).view(np.uint32)
-    words[:, :count] = held
+        if len(tile) != int(columns) // 2:
+            raise DeviceFault(f"{len(tile)} registers for {columns} columns")
+        held[tile] = (held[tile].view(dtype).astype(product.dtype) + product).astype(dtype).view(np.uint32)
+    own.groups.append(reads)
+    own.begun += 1
+    if wait is not None:
+        own.wait(int(wait[1]), memory)
+    for tile, content in held.items():
+        words[:, tile] = content if wait is not None and wait[1] == "0" else own.hidden(content)
 
 
 def run_program(program: Program, target: Target, args: Sequence[Array], variables: Mapping[str, int] | None = None, seed: int = 0) -> None:

@@ -29,6 +29,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.errors import CompileError, KernelOptError
 from tests.agreement import Case
+from tests.compile.cuda import emulator
 from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, started
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
@@ -70,7 +71,8 @@ def test_random_shapes_and_chains(name: str, dtype: DType, transposed: bool) -> 
         case = with_full_range(Case(kernel, seed), seed)
         steps = -(-k // DOTS[name].depth)
         block = rng.choice([n for n in (2, 3, 4, 8) if n < steps])      # rows of 2, 4 and 8 lines, and several of them
-        state = tensorized(kernel, name, Opt("TILE", "r0", block), *STAGED[1:rng.choice((3, 4))])
+        ahead = [Opt("PIPELINE", "r0", n)] if (n := rng.choice((0, 2, 3, 4))) else []
+        state = tensorized(kernel, name, Opt("TILE", "r0", block), *STAGED[1:3], *ahead)
         state = group_state(rng, state, len(state.applied_opts) + rng.randint(0, 3))
         try:
             program = lower(state)
@@ -190,11 +192,40 @@ def test_a_result_that_others_use_too_ends_what_is_under_way() -> None:
     assert products_together(code) == {1: (1,), 2: (2,)}
 
 
+@pytest.mark.parametrize("chain", [[], [Opt("UPCAST", "o0", 2)], [Opt("UNROLL", "r0.in2", 0)], [Opt("SPLITK", "r0", 2)]],
+                         ids=["block", "tiles", "unrolled", "parts"])
+@pytest.mark.parametrize("buffers", [3, 4])
+def test_products_are_under_way_while_the_next_block_begins(buffers: int, chain: list[Opt]) -> None:
+    """With a buffer more than the copies need, one block's products run on behind the next barrier; with two all are waited for."""
+    kernel = gemm(130, 70, 230, BF16, BF16)
+    tiles, further = [o for o in chain if o.op == "UPCAST"], [o for o in chain if o.op != "UPCAST"]
+
+    def code(buffers: int) -> Program:
+        return check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", *tiles, *STAGED[:3], Opt("PIPELINE", "r0", buffers), *further))
+    waits = [i.arg for i in code(buffers).code[0] if i.op == "MMAWAIT"]
+    count = 1 + len(tiles)
+    assert waits == [1] * count + [0] * count
+    assert not any(i.op == "MMAWAIT" for i in code(2).code[0])
+
+
+@pytest.mark.parametrize(("planted", "said"), [
+    (("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"), "while its products are under way"),
+    (("wait_group.sync.aligned 1", "wait_group.sync.aligned 2"), "changes that a product under way reads")], ids=["stored", "copied over"])
+def test_products_that_nobody_waits_for_are_found(planted: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile is stored before its products are done; a block is copied over what products read."""
+    kernel = gemm(64, 64, 320, BF16, BF16)
+    state = tensorized(kernel, "wgmma_bf16n64", *STAGED[:3], Opt("UNROLL", "r0.in2", 0), Opt("PIPELINE", "r0", 3))
+    check(Case(kernel, 1), state)
+    monkeypatch.setattr(emulator, "render", lambda program, target: render(program, target).replace(*planted))
+    with pytest.raises(DeviceFault, match=said):
+        check(Case(kernel, 1), state)
+
+
 def test_assembly_is_of_listed_statements() -> None:
     ir = render(lower(tensorized(SMALL, "wgmma_bf16n64", *STAGED)), TARGET)
     check_intrinsics(ir, "sm_90a")
     for arch, changed in (("sm_90", ir), ("sm_90a", ir.replace("fence.proxy.async.shared::cta", "fence.proxy.async.global")),
-                          ("sm_90a", ir.replace("wait_group.sync.aligned 0", "wait_group.sync.aligned 1"))):
+                          ("sm_90a", ir.replace("wait_group.sync.aligned 0", "wait_group.sync.aligned 0x1"))):
         with pytest.raises(CompileError, match="has the assembly"):
             check_intrinsics(changed, arch)
     with pytest.raises(KernelOptError, match="the target has no wgmma"):
