@@ -401,7 +401,8 @@ _CHECKS: dict[str, Check] = {
         (("LOOP", "CARRY", "ENDLOOP", "RESULT"), _PhaseCheck.loop), (("DOT",), _PhaseCheck.dot), (TILE_OPS, _PhaseCheck.tile),
         (("CAST", "BITCAST", "SPLAT", "EXTRACT", "SHUFFLE"), _PhaseCheck.lanes_and_types), (("CONST", "VCONST"), _PhaseCheck.constant),
         (POINTERS, _PhaseCheck.pointer), (("BARRIER",), _PhaseCheck.barrier),
-        (("SHFL_XOR",), _PhaseCheck.exchange), (HELD_OPS, _PhaseCheck.held), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async), (("MMAWAIT",), _PhaseCheck.products_wait),
+        (("SHFL_XOR",), _PhaseCheck.exchange), (HELD_OPS, _PhaseCheck.held), (("COPY_ASYNC", "COMMIT", "WAIT"), _PhaseCheck.copy_async),
+        (("MMAWAIT",), _PhaseCheck.products_wait),
         (BULK_OPS, _PhaseCheck.copy_bulk),
         (("BEGIN", "END_", "VAR", "LOCAL_ID"), _PhaseCheck.scalar),
         ({o.value for o in TRANSCENDENTAL}, _PhaseCheck.transcendental))

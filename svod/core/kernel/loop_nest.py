@@ -9,7 +9,7 @@ model, the printer of loop nests, the sketches and the emitter read it.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
@@ -104,12 +104,13 @@ def loop_nest(state: Scheduler) -> LoopNest:
     return nest
 
 
-def products_under_way(nest: LoopNest, s: int, copies: Sequence[int]) -> int:
-    """How many iterations of a pipelined loop of a stage may have products under way when the next one begins: one where the instruction
-    reads both operands from the buffers of `copies` by itself, and there is a buffer more than the copies ahead and the readers need."""
-    plan = nest.layouts.dots.get(s)
-    late = plan is not None and plan.dot.reads_shared and all(o.stage in copies and nest.stages[o.stage].buffers > 2 for o in plan.operands)
-    return int(late)
+def products_under_way(state: Scheduler, nest: LoopNest) -> int:
+    """How many iterations of the pipelined loop may have products under way when a later one begins: one where an instruction reads both
+    operands from the buffers by itself, and there is one buffer more than copying ahead takes. Copies then run one iteration less ahead."""
+    if state.pipeline is None or state.pipeline.buffers < 3:
+        return 0
+    plan = nest.layouts.dots.get(state.kernel.axes[state.rows[state.pipeline.row].axis].stage)
+    return int(plan is not None and plan.dot.reads_shared and all(nest.stages[o.stage].buffers > 1 for o in plan.operands))
 
 
 def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:

@@ -41,8 +41,8 @@ BARRIER = "llvm.nvvm.barrier.cta.sync.aligned.all"
 WARPGROUP = 128
 NAN = 0x7FC0_7FC0       # NaN as float32, and as two bfloat16
 _CALL = re.compile(r"\s*(?:(%\S+) = )?call (.+?) @(llvm\.nvvm\.[\w.]+)\((.*)\)$")
-_ASSEMBLY = re.compile(r'\s*(?:(%\S+) = )?call (.+?) asm sideeffect "(?:\{ \.reg \.pred p; setp\.eq\.u32 p, 0, 0; )?(wgmma[^"}]*(?:\{[^"}]*\}'
-                       r'[^"}]*)*)\}?", "[^"]*"\((.*)\)$')
+_ASSEMBLY = re.compile(r'\s*(?:(%\S+) = )?call (.+?) asm sideeffect "(?:\{ \.reg \.pred p; setp\.eq\.u32 p, 0, 0; )?'
+                       r'(wgmma[^"}]*(?:\{[^"}]*\}[^"}]*)*)\}?", "[^"]*"\((.*)\)$')
 _BULK = re.compile(r'\s*(?:(%\S+) = )?call (?:void|i32) asm sideeffect "((?:mbarrier|cp\.async\.bulk|\{ \.reg \.pred p; mbarrier)[^"]*)", '
                    r'"[^"]*"\((.*)\)$')
 _WIDTH = {"i32": 4, "float": 4, "i64": 8, "ptr": 8, "<2 x half>": 4, "ptr addrspace(3)": 8, "ptr addrspace(1)": 8}
@@ -393,7 +393,7 @@ class Emulated:
         contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
         contexts[:, 0] = np.arange(block)
         contexts[:, 1:4] = place
-        for left in (_copies, _counts, _faults, _products, started, matrices):     # by a block with a fault, and what is known of the one before
+        for left in (_copies, _counts, _faults, _products, started, matrices):     # by a block with a fault; the last of the one before
             left.clear()
         base = contexts.ctypes.data
         handles = [0] * block
@@ -607,8 +607,8 @@ FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x7FFF
 
 
 def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: Shared) -> tuple[Array, Array]:
-    """The bytes of shared memory, and the matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor Format", "Strides" and "Canonical
-    Layouts" in NVIDIA's PTX ISA). A descriptor has 18 bits of addresses. Swizzle takes bits 4, 5 and 6 of an address by its bits 7, 8
+    """The bytes of shared memory, and the matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor
+    Format", "Strides" and "Canonical Layouts" in NVIDIA's PTX ISA). A descriptor has 18 bits of addresses. Swizzle takes bits 4, 5 and 6 of an address by its bits 7, 8
     and 9."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     if descriptor & ~FIELDS:

@@ -230,6 +230,8 @@ BREAKS: dict[str, tuple[int, Instruction, str]] = {
     "shuffle": (15, ("SHUFFLE", F32, 2, (13, 14), (0, 2)), "lane numbers below 2"),
     "bitcast": (15, ("BITCAST", dtypes.float64, 1, (13,), None), "differ in width"),
     "scratch": (2, ("SCRATCH", F32, 1, (), 8), "multiples of 64"),
+    "products": (12, ("MMAWAIT", IDX, 1, (9,), -1), "how many groups"),
+    "tile": (12, ("MMAWAIT", IDX, 1, (9, 9), 0), "takes one operand"),
     "temp": (2, ("TEMP", F32, 1, (), 0), "has 0 temporaries"),
     "variable": (3, ("VAR", IDX, 1, (), "n"), "variables are"),
 }

@@ -6,6 +6,11 @@ One barrier an iteration: behind it, what was copied for this iteration is there
 copies are not asynchronous they are loaded before the iteration computes and stored behind it. Copies beyond the last iteration take its
 data once more: they are not read.
 
+Products that read shared memory by themselves go on while later instructions run. With a buffer to spare, those of one iteration are
+waited for behind the next one's, and copies run one iteration less ahead:
+
+    for i: WAIT 1;  BARRIER;  start to fill p[(i + 2) % 4] for i + 2;  COMMIT;  MMASHARED of p[i % 4];  MMAWAIT 1;  and MMAWAIT 0 behind
+
 Where the target has bulk copies, and all rows of a stage are long enough, lie inside an argument and begin at multiples of 16 bytes on both
 sides, each copy is of a whole row. What has arrived is counted in shared memory, a count for each buffer of the loop:
 
@@ -27,8 +32,8 @@ from svod.compile.lower.linear import STORE_OPS
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout, area_bytes, area_start
-from svod.core.kernel.required import Lin
 from svod.core.kernel.loop_nest import products_under_way
+from svod.core.kernel.required import Lin
 from svod.core.kernel.shared.copy import rows_in_bulk
 
 INDEX = dtypes.index
@@ -75,7 +80,7 @@ class CopiesAhead:
         which may be none."""
         b, a, copies, (start, stop) = self.b, loop.axis, self.of_loop(stage, loop), bounds
         count, last = self.facts.nest.stages[copies[0]].buffers, b.index((whole - 1) * stride)
-        late = products_under_way(self.facts.nest, stage.index, copies)
+        late = products_under_way(self.ctx.state, self.facts.nest)
         ahead = count - 1 - late
         self.counts = self._begin_bulk(stage, loop, copies, stride, count)
         for k in range(ahead):
@@ -105,16 +110,19 @@ class CopiesAhead:
         self.running = ()
         stage.close_row(a)
         b.code[b.level] += deferred
-        out = self._products(b.close(index, tuple(self._products(following_accs, late))), 0) if late else b.close(index, tuple(following_accs))
+        if late:
+            following_accs = self._wait_products(following_accs, late)
+        out = b.close(index, tuple(following_accs))
+        out = self._wait_products(out, 0) if late else out
         stage.memo.clear()
         self._async("WAIT", 0)
         self._end_bulk(self._iterations(start, b.alu("MAX", INDEX, 1, start, stop), stride), count, ahead)
         return out
 
-    def _products(self, accs: list[int], late: int) -> list[int]:
-        """The accumulators, where so many groups of products are under way at most."""
+    def _wait_products(self, accs: list[int], left: int) -> list[int]:
+        """The accumulators, when products of so many iterations are under way at most."""
         b = self.b
-        return [b.load("MMAWAIT", b.dtype[v], b.num_lanes[v], (v,), late, ordered=True) for v in accs]
+        return [b.load("MMAWAIT", b.dtype[v], b.num_lanes[v], (v,), left, ordered=True) for v in accs]
 
     def _open_iteration(self, stage: OpenStage, a: int, start: int) -> None:
         """Open the row of the loop at a value that no region takes for a number: buffers hold what they hold in the loop."""
