@@ -608,8 +608,8 @@ FIELDS = 3 << 62 | 0x3FFF << 32 | 0x3FFF << 16 | 0x7FFF
 
 def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned: bool, memory: Shared) -> tuple[Array, Array]:
     """The bytes of shared memory, and the matrix, rows of results by positions of the sum, that a descriptor names ("Matrix Descriptor
-    Format", "Strides" and "Canonical Layouts" in NVIDIA's PTX ISA). A descriptor has 18 bits of addresses. Swizzle takes bits 4, 5 and 6 of an address by its bits 7, 8
-    and 9."""
+    Format", "Strides" and "Canonical Layouts" in NVIDIA's PTX ISA). A descriptor has 18 bits of addresses. Swizzle takes bits 4, 5 and 6
+    of an address by its bits 7, 8 and 9."""
     start, leading, stride = ((descriptor >> at & 0x3FFF) << 4 for at in (0, 16, 32))
     if descriptor & ~FIELDS:
         raise DeviceFault("a descriptor with other fields")
