@@ -46,6 +46,7 @@ PACKED = 128        # iterations of a phase without groups that run as one block
 POINTER = "ptr addrspace(1) noalias align 16"
 DYNAMIC = "svod_dynamic"       # a name that PTX has too: LLVM does not change that of an external symbol
 SREG = "llvm.nvvm.read.ptx.sreg."
+ROLLED = '!0 = !{!"llvm.loop.unroll.disable"}'     # .pragma "nounroll" in PTX
 
 
 def block_of(phase: PhaseSpec) -> int:
@@ -82,6 +83,15 @@ class Gpu(Warpgroups):
         size = w.code[ptr].dtype.itemsize
         whole = max(size, min(WIDEST, 1 << (lanes * size).bit_length() - 1))
         return max(size, min(whole, self.multiples.bytes_of(idx, offset, size)))
+
+    def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
+        """ptxas unrolls loops of wgmma alone that turn a known number of times: it takes seconds for one, and gains nothing."""
+        if not any(x.op == "MMASHARED" for x in w.code[begin:end]):
+            return ""
+        w.declared.add(ROLLED)
+        number = 1 + sum(line.startswith("!") and "distinct" in line for line in w.declared)
+        w.declared.add(f"!{number} = distinct !{{!{number}, !0}}")
+        return f", !llvm.loop !{number}"
 
 
 def _family(w: Writer) -> Gpu:

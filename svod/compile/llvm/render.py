@@ -108,7 +108,8 @@ def _endloop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
         return
     bottom = w.block
     w.lines.append(f"  %n{at} = add nsw {loop.type} %v{at}, {loop.step}")
-    w.lines.append(f"  br i1 {w.temp(f'icmp slt {loop.type} %n{at}, {loop.stop}')}, label %loop{at}, label %done{at}")
+    again = w.temp(f"icmp slt {loop.type} %n{at}, {loop.stop}")
+    w.lines.append(f"  br i1 {again}, label %loop{at}, label %done{at}{w.family.loop_metadata(w, at, i)}")
     w.lines[loop.header_line] = f"  %v{at} = phi {loop.type} [{loop.start}, %{loop.before}], [%n{at}, %{bottom}]"
     w.label(f"done{at}")
     for j, (first, following_j) in enumerate(zip(loop.init, following, strict=True)):

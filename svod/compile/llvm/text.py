@@ -117,6 +117,10 @@ class Family:
         """Bytes of which the address `ptr[idx + offset]`, where `lanes` elements lie, is known to be a multiple."""
         return w.code[ptr].dtype.itemsize
 
+    def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
+        """What stands behind the branch back to the beginning of the loop that these instructions open and end."""
+        return ""
+
 
 PROCESSOR = Family()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from svod.bench.device_ceilings import matrix_ast, matrix_state
 from svod.compile.cuda import ptxas, warpgroup
 from svod.compile.cuda import render as cuda_render
 from svod.compile.cuda.intrinsics import check_intrinsics
@@ -219,6 +220,19 @@ def test_products_that_nobody_waits_for_are_found(planted: tuple[str, str], said
     monkeypatch.setattr(emulator, "render", lambda program, target: render(program, target).replace(*planted))
     with pytest.raises(DeviceFault, match=said):
         check(Case(kernel, 1), state)
+
+
+def test_loops_of_wgmma_stay_rolled() -> None:
+    """ptxas takes ten seconds to unroll the product of `device_ceilings` whose operands stay where they are, and 0.05 s to leave it."""
+    dot = DOTS["wgmma_bf16n256"]
+    state = matrix_state(Kernel(matrix_ast(dot, 256, 256, 64)), TARGET, dot, (128, 256))
+    text = emit_ptx(render(lower(state), TARGET), "sm_90a")
+    again = re.search(r"bra\s+(\$\w+);", text[text.index("wgmma.mma_async"):])
+    assert again is not None
+    header = text[:text.index("wgmma.mma_async")].rindex(f"{again[1]}:")
+    assert '.pragma "nounroll";' in text[header:text.index("wgmma.mma_async")]
+    other = emit_ptx(render(lower(Scheduler(gemm(64, 64, 640, BF16, BF16), TARGET)), TARGET), "sm_90a")
+    assert re.search(r"@%p\d+ bra", other) and "nounroll" not in other        # ptxas decides for other loops
 
 
 def test_assembly_is_of_listed_statements() -> None:
