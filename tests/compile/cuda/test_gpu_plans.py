@@ -1,6 +1,8 @@
 """Plans on a GPU of NVIDIA's: `pytest -m gpu`. What can be seen without one runs with the stand-in for the driver, too (fixture `cuda`)."""
 from __future__ import annotations
 
+import sqlite3
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,10 +170,16 @@ def test_the_device_times_by_its_own_clock(gpu: Device) -> None:
 
 
 @pytest.mark.gpu
-def test_a_search_finds_a_right_kernel(gpu: Device) -> None:
-    """Candidates compile in workers, one of which has the device."""
-    rng = np.random.default_rng(0)
+def test_a_search_finds_a_right_kernel(gpu: Device, tmp_path: Path) -> None:
+    """Candidates compile in workers, one of which has the device. What they find is right, and the next plan takes it."""
+    rng, db = np.random.default_rng(0), tmp_path / "tune.db"
     a, b = (rng.standard_normal((192, 192)).astype(np.float32) for _ in range(2))
-    plan = (Tensor(a) @ Tensor(b)).prepare(replace(CONFIG, beam=BeamConfig(width=2, budget=20.0)))
+    config = replace(CONFIG, db=str(db))
+    (Tensor(a) @ Tensor(b)).prepare(replace(config, beam=BeamConfig(width=2, budget=8.0)))
+    with sqlite3.connect(db) as found:
+        statuses = Counter(status for status, in found.execute("SELECT status FROM measurements"))
+    assert statuses["ok"] > 3 and not statuses.keys() & {"wrong", "crash", "timeout", "lost", "error"}, statuses
+    plan = (Tensor(a) @ Tensor(b)).prepare(config)
     plan.execute()
     np.testing.assert_allclose(plan.outputs[0].reshape(192, 192), a @ b, rtol=1e-4, atol=1e-3)
+    assert plan.kernels[0].opts_source == "database"
