@@ -38,6 +38,7 @@ from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
 NO_START: Lin = ({}, 0)
+LATE_BUFFERS = 4        # from which products go on behind the next barrier: with three, copies that run one iteration ahead take longer than it
 
 
 class AroundLoop(NamedTuple):
@@ -104,10 +105,15 @@ def loop_nest(state: Scheduler) -> LoopNest:
     return nest
 
 
+def copied_ahead(state: Scheduler, nest: LoopNest) -> int:
+    """How many iterations of the pipelined loop copies run ahead."""
+    return state.pipeline.buffers - 1 - products_under_way(state, nest) if state.pipeline is not None else 0
+
+
 def products_under_way(state: Scheduler, nest: LoopNest) -> int:
     """How many iterations of the pipelined loop may have products under way when a later one begins: one where an instruction reads both
-    operands from the buffers by itself, and there is one buffer more than copying ahead takes. Copies then run one iteration less ahead."""
-    if state.pipeline is None or state.pipeline.buffers < 3:
+    operands from the buffers by itself, and there is a buffer more than copies take that run two iterations ahead."""
+    if state.pipeline is None or state.pipeline.buffers < LATE_BUFFERS:
         return 0
     plan = nest.layouts.dots.get(state.kernel.axes[state.rows[state.pipeline.row].axis].stage)
     return int(plan is not None and plan.dot.reads_shared and all(nest.stages[o.stage].buffers > 1 for o in plan.operands))

@@ -668,8 +668,8 @@ def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Copy what later iterations of a reduce loop read while this one computes: the copies into shared memory that stand in the loop get n
-    buffers and run n-1 iterations ahead, by asynchronous copies where the target has them, else by way of registers. With more than two
-    buffers, products that an instruction computes of shared memory alone go on behind the next barrier, and copies run n-2 ahead.
+    buffers and run n-1 iterations ahead, by asynchronous copies where the target has them, else by way of registers. With four buffers or
+    more, products that an instruction computes of shared memory alone go on behind the next barrier, and copies run n-2 ahead.
 
         for r: fill p; barrier; use p     fill p[0];  for r: barrier; start to fill p[(r+1) % 2]; use p[r % 2]
     """

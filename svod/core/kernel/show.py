@@ -24,7 +24,7 @@ from math import prod
 from svod.core.ir.uop import Ops
 from svod.core.kernel.groups import group_of, level_of, phase_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
-from svod.core.kernel.loop_nest import loop_nest, products_under_way
+from svod.core.kernel.loop_nest import copied_ahead, loop_nest
 from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived
 from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler, cores_of
 from svod.core.machine.levels import Level, MemorySpace
@@ -154,8 +154,7 @@ class _Printer:
         vectors = f" in vectors of {stage.copy.width}" if stage.copy.vector >= 0 else ""
         pad = f", {stage.layout.row_pad} elements behind each row" if stage.layout.row_pad else ""
         swizzle = f", rows of {stage.layout.swizzle.lines} lines swizzled" if stage.layout.swizzle is not None else ""
-        count = stage.buffers - 1 - products_under_way(self.state, self.nest)
-        ahead = f", {count} ahead in {stage.buffers} buffers" if stage.buffers > 1 else ""
+        ahead = f", {copied_ahead(self.state, self.nest)} ahead in {stage.buffers} buffers" if stage.buffers > 1 else ""
         return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}{ahead}"
 
     def _loop(self, s: int, piece: EmittedLoop) -> str:

@@ -152,7 +152,7 @@ def test_what_they_are_expected_to_cost(upcast: int, cheaper: bool) -> None:
 @pytest.mark.parametrize(("columns", "bulk"), [(512, True), (510, False)])
 def test_rows_that_are_long_enough_for_a_card(columns: int, bulk: bool) -> None:
     """A tile of 256 columns has rows of 512 bytes. Rows of 510 elements do not all begin at a multiple of 16 bytes."""
-    target, kernel = card_target("sm_90"), gemm(16, columns, 96, BF16, BF16)
+    target, kernel = replace(card_target("sm_90"), bulk_row=512), gemm(16, columns, 96, BF16, BF16)
     chain = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), Opt("UPCAST", "o1", 16), Opt("LOCAL", "o1", 2), Opt("TILE", "r0", 2),
              Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
     program, case = lower(apply_opts(Scheduler(kernel, target), chain)), Case(kernel, columns)

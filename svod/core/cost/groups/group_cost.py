@@ -37,7 +37,7 @@ from svod.core.kernel.groups import exchanged_bytes, exchanging_threads, group_o
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import Layout, area_bytes
-from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_width, loop_nest, stored_bytes
+from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -51,10 +51,12 @@ _SPILL = 4.0            # instructions' worth of a register that lives in memory
 _KEPT = 0.75            # the share of a cache that data may take and still be kept
 _IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under way at once
 _BARRIER = 40.0         # cycles
+_DRAINED = 250.0        # cycles from the last product of a block to the first one of the next, where all are waited for between them
 _GROUP = 20.0           # cycles until a unit has begun one more group
 _EXCHANGED = 2          # barriers of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
 _ROUNDING = 2.0         # instructions that round a factor before its products
+_ADDRESSES = 3          # registers of an asynchronous copy
 _ROW = 8.0              # instructions of a row that is copied at once: its addresses, what is expected, the copy
 
 
@@ -86,6 +88,10 @@ class Phase:
     second: float = 0.0             # bytes from the second cache, of one group
     memory: float = 0.0             # bytes from memory, of all groups
     latency: float = 0.0            # cycles of one thread that depend on each other
+    blocks: float = 0.0             # iterations of a loop whose copies run ahead
+    block: int = 0                  # bytes of the copies of one of them
+    copied_ahead: int = 1           # iterations that copies run ahead
+    drained: float = 0.0            # cycles in which no product is under way, of one group
 
 
 class PhaseCost(NamedTuple):
@@ -149,6 +155,8 @@ class PhasePricer:
         phase = Phase(float(prod([run.times for run in shapes[root].grid])), group.threads)
         wanted = [(shapes[s], self.count(phase, shapes[s], StageCounter(state, self.nest, shapes[s]))) for s in inside]
         phase.registers += phase.ahead
+        beyond = max(0, min(phase.ahead, phase.registers - self.device.registers_per_thread))
+        phase.instructions += phase.threads * phase.blocks * _SPILL * beyond
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
         for shape, accesses in wanted:
             self._traffic(phase, shape, accesses, resident)
@@ -185,6 +193,8 @@ class PhasePricer:
         spilled = max(0.0, _OWN + counter.registers - self.device.registers_per_thread)
         if spilled and counter.tiles is not None and counter.tiles.dot.reads_shared:
             spilled = accumulators      # products wait for each other, and each finds all registers in place
+        if counter.tiles is not None and counter.tiles.dot.reads_shared and not products_under_way(self.state, self.nest):
+            phase.drained += times * prod([c for a, c in counter.own if a >= counter.outs]) * _DRAINED
         threads = shape.num_threads
         phase.instructions += threads * times * (counter.instructions + _SPILL * spilled * shape.body)
         phase.turns += times * counter.turns
@@ -201,14 +211,22 @@ class PhasePricer:
             barriers = times * (_EXCHANGED if shape.stage.buffers == 1 else 1)
             phase.latency += barriers * _BARRIER
             phase.instructions += barriers * self.device.barrier(phase.threads)
-            if shape.stage.buffers > 1 and not self.state.target.has_async_copies:
-                phase.ahead += -(-size // (shape.stage.buffers * WORD * phase.threads))
+            if shape.stage.buffers > 1:
+                phase.blocks, phase.copied_ahead = max(phase.blocks, times), copied_ahead(self.state, self.nest)
+                phase.block += size // shape.stage.buffers
+                phase.ahead += self._registers_ahead(shape.stage, size // shape.stage.buffers, phase.threads)
         self.accumulators = max(self.accumulators, int(accumulators))
         self.flops += 2.0 * counter.multiply_adds * times * threads * phase.groups
         if counter.multiply_adds > self.most_multiply_adds:
             self.most_multiply_adds = counter.multiply_adds
             self.loads_per_multiply_add = counter.loads / counter.multiply_adds
         return counter.accesses
+
+    def _registers_ahead(self, stage: StageNest, nbytes: int, threads: int) -> int:
+        """Registers of a thread for its part of a copy that runs ahead: of what it copies, or of the addresses of asynchronous copies."""
+        if not self.state.target.has_async_copies:
+            return -(-nbytes // (WORD * threads))
+        return 0 if stage.bulk_rows else _ADDRESSES * -(-nbytes // (self.state.target.vector_bytes * threads))
 
     def _traffic(self, phase: Phase, shape: StageShape, accesses: Sequence[Access], resident: int) -> None:
         """Count what a stage's accesses move."""
@@ -276,15 +294,19 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
     at_once = min(per_unit, resident)
     wasted = device.whole(phase.threads) / phase.threads
-    arithmetic = per_unit * phase.instructions * wasted / ARITHMETIC
+    lanes = ARITHMETIC if device.is_software else min(ARITHMETIC, at_once * device.whole(phase.threads))     # a subgroup has a part of a unit
+    arithmetic = per_unit * phase.instructions * wasted / lanes
     first = per_unit * (phase.first / FIRST_BYTES + phase.turns)
     second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)
     memory = max(phase.memory / (device.memory * device.units), phase.memory / (ALONE_BYTES * busy))
     rounds = -(-per_unit // at_once)
     latency = 0.0 if device.is_software else rounds * phase.latency     # a processor goes on with the next access
-    parts = (arithmetic + per_unit * _GROUP, first, second, memory, latency)
+    block = FAR + at_once * phase.block / SECOND_BYTES      # until the copies of an iteration are there
+    copied = 0.0 if device.is_software else rounds * phase.blocks * block / phase.copied_ahead
+    arithmetic += per_unit * _GROUP + rounds * phase.drained
+    parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
-    return LAUNCH + longest + _OVERLAP * (sum(parts) - longest)
+    return LAUNCH + max(longest, copied) + _OVERLAP * (sum(parts) - longest)
 
 
 class StageCounter:

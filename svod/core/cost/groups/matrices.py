@@ -25,7 +25,7 @@ _TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       
 _SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   # of a group, likewise
 _WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       # the same of instructions of several subgroups
 _BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
-_BUFFERS = 2, 3         # of an operand that is copied ahead: by way of registers, and by asynchronous copies too
+_BUFFERS = 2, 3, 4      # of an operand that is copied ahead: by way of registers, and by asynchronous copies too
 _FILL = 2               # groups per unit with which no sum is cut
 
 

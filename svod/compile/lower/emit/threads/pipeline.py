@@ -6,7 +6,7 @@ One barrier an iteration: behind it, what was copied for this iteration is there
 copies are not asynchronous they are loaded before the iteration computes and stored behind it. Copies beyond the last iteration take its
 data once more: they are not read.
 
-Products that read shared memory by themselves go on while later instructions run. With a buffer to spare, those of one iteration are
+Products that read shared memory by themselves go on while later instructions run. From four buffers on, those of one iteration are
 waited for behind the next one's, and copies run one iteration less ahead:
 
     for i: WAIT 1;  BARRIER;  start to fill p[(i + 2) % 4] for i + 2;  COMMIT;  MMASHARED of p[i % 4];  MMAWAIT 1;  and MMAWAIT 0 behind
@@ -32,7 +32,7 @@ from svod.compile.lower.linear import STORE_OPS
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout, area_bytes, area_start
-from svod.core.kernel.loop_nest import products_under_way
+from svod.core.kernel.loop_nest import copied_ahead, products_under_way
 from svod.core.kernel.required import Lin
 from svod.core.kernel.shared.copy import rows_in_bulk
 
@@ -80,8 +80,7 @@ class CopiesAhead:
         which may be none."""
         b, a, copies, (start, stop) = self.b, loop.axis, self.of_loop(stage, loop), bounds
         count, last = self.facts.nest.stages[copies[0]].buffers, b.index((whole - 1) * stride)
-        late = products_under_way(self.ctx.state, self.facts.nest)
-        ahead = count - 1 - late
+        late, ahead = products_under_way(self.ctx.state, self.facts.nest), copied_ahead(self.ctx.state, self.facts.nest)
         self.counts = self._begin_bulk(stage, loop, copies, stride, count)
         for k in range(ahead):
             self._open_iteration(stage, a, b.alu("MIN", INDEX, 1, b.add(start, b.index(k * stride)), last))
