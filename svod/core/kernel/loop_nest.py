@@ -38,7 +38,7 @@ from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
 NO_START: Lin = ({}, 0)
-LATE_BUFFERS = 4        # from which products go on behind the next barrier: with three, copies that run one iteration ahead take longer than it
+LATE_BUFFERS = 4        # from which products go on behind the next barrier: copies that run one iteration ahead take longer than it
 
 
 class AroundLoop(NamedTuple):

@@ -294,7 +294,7 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
     at_once = min(per_unit, resident)
     wasted = device.whole(phase.threads) / phase.threads
-    lanes = ARITHMETIC if device.is_software else min(ARITHMETIC, at_once * device.whole(phase.threads))     # a subgroup has a part of a unit
+    lanes = ARITHMETIC if device.is_software else min(ARITHMETIC, at_once * device.whole(phase.threads))     # one has a part of it
     arithmetic = per_unit * phase.instructions * wasted / lanes
     first = per_unit * (phase.first / FIRST_BYTES + phase.turns)
     second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)
