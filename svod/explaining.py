@@ -31,7 +31,7 @@ from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
-from svod.prepare import complete_config, prepare_graph
+from svod.prepare import arranged, complete_config, prepare_graph
 from svod.tensor import Tensor
 from svod.tracing import Jit
 
@@ -91,7 +91,7 @@ def _explain_plan(plan: ExecutionPlan) -> str:
 def _explain_tensors(tensors: Sequence[Tensor]) -> str:
     nodes = [t.uop for t in tensors]
     sink, _, _ = without_binds(graph.sink(*nodes))
-    explained = explain_schedule(sink)
+    explained = explain_schedule(arranged(sink, complete_config(None)))
     numbers = {u: i for i, u in enumerate(n for n in explained.graph.sink.toposort() if n.op not in _HIDDEN)}
     if not explained.schedule.calls:
         return "\n".join([*_graph_lines(explained, numbers, {}), "", "kernels: none; the tensors are buffers, views of them or constants"])

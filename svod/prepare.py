@@ -27,9 +27,11 @@ from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
+from svod.core.graph.channels import channels_last
 from svod.core.graph.written import WrittenMemory, span_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import without_binds
+from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import DISK, HOST, Target
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
@@ -163,6 +165,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         from svod.compile.plan.dump import dump, passes_of
         passes_of(config)       # a pass that does not exist is refused before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
+    sink = arranged(sink, config)
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
     places = Places(schedule, config)
     target = places.target
@@ -203,6 +206,17 @@ def device_called(name: str) -> str:
     if name.upper().startswith(DISK):
         raise DeviceError(f"a copy to {name}: files are read only, Tensor.from_file; svod.nn.save writes files")
     return device_named(name).backend.target().device
+
+
+def arranged(sink: UOp, config: PrepareConfig) -> UOp:
+    """A graph with what matrix instructions of its devices multiply in the order that they want."""
+    def wanted(image: UOp) -> bool:
+        name = graph.device_of(image) or HOST
+        if name.startswith(DISK):
+            return False
+        backend = device_named((config.device or HOST) if name == HOST else name).backend
+        return holds_tiles_of(backend.target(config.threads).allowing(*config.optimizer.allowed), image.dtype)
+    return channels_last(sink, wanted)
 
 
 def space_of(device: str) -> Backend:

@@ -20,7 +20,7 @@ OptText = str
 KINDS: Mapping[str, frozenset[str]] = {
     "register tile": frozenset({"UPCAST", "UNROLL", "LANES", "TC"}),
     "loops": frozenset({"TILE", "ORDER", "SWAP", "PADTO"}),
-    "staging": frozenset({"STAGE", "INLINE", "ONLINE", "PIPELINE"}),
+    "staging": frozenset({"STAGE", "INLINE", "ONLINE", "FLATTEN", "PIPELINE"}),
     "cores": frozenset({"THREAD", "SPLITK", "LOCAL", "NOLOCALS", "GROUP", "GROUPTOP"}),
     "memory hints": frozenset({"STREAM", "PREFETCH"}),
 }

@@ -3,7 +3,7 @@
     COPY_ASYNC of 16 bytes                    cp.async.cg, past the first cache
     COPY_ASYNC of 4 or 8                      cp.async.ca
     … at an address that is not known to be a multiple of as many bytes       a load and a store
-    … where `inside` is false                 a store of zeros
+    … with a condition `inside`               as many bytes of the argument or none, the rest zeros
     COMMIT, WAIT                              cp.async.commit_group, cp.async.wait_group
     BULK_BEGIN, BULK_END                      mbarrier.init and inval of each buffer's, by the first thread
     COPY_BULK                                 mbarrier.arrive.expect_tx with the bytes of a row, cp.async.bulk
@@ -33,13 +33,16 @@ def _copy(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     # before any branch: later accesses share them
     target, align = address_of(w, to, to_index, to_offset), w.family.alignment(w, to, to_index, to_offset, lanes)
     origin, origin_align = address_of(w, source, index, offset), w.family.alignment(w, source, index, offset, lanes)
+    if min(align, origin_align) < nbytes:
+        def loaded() -> None:
+            value = w.temp(f"load {vec}, ptr {origin}, align {origin_align}")
+            w.lines.append(f"  store {vec} {value}, ptr {target}, align {align}")
 
-    def copied() -> None:
-        _copied(w, vec, nbytes, (target, align), (origin, origin_align))
-
-    def zeros() -> None:
-        w.lines.append(f"  store {vec} zeroinitializer, ptr {target}, align {align}")
-    _either(w, stores, lambda: _either(w, inside, copied, zeros), lambda: None)
+        def zeros() -> None:
+            w.lines.append(f"  store {vec} zeroinitializer, ptr {target}, align {align}")
+        _either(w, stores, lambda: _either(w, inside, loaded, zeros), lambda: None)
+    else:
+        _either(w, stores, lambda: _copied(w, nbytes, target, origin, inside), lambda: None)
 
 
 def _either(w: Writer, condition: int, then: Callable[[], None], other: Callable[[], None]) -> None:
@@ -56,20 +59,19 @@ def _either(w: Writer, condition: int, then: Callable[[], None], other: Callable
     w.label(behind)
 
 
-def _copied(w: Writer, vec: str, nbytes: int, target: tuple[str, int], origin: tuple[str, int]) -> None:
-    """A copy between addresses, each with its alignment."""
-    (to, to_align), (source, align) = target, origin
-    if min(align, to_align) < nbytes:
-        w.lines.append(f"  store {vec} {w.temp(f'load {vec}, ptr {source}, align {align}')}, ptr {to}, align {to_align}")
-        return
-    name = PREFIX + CACHED[nbytes]
-    w.declared.add(f"declare void @{name}(ptr addrspace(3), ptr addrspace(1))")
-    shared, argument = w.temp(f"addrspacecast ptr {to} to ptr addrspace(3)"), w.temp(f"addrspacecast ptr {source} to ptr addrspace(1)")
-    w.lines.append(f"  call void @{name}(ptr addrspace(3) {shared}, ptr addrspace(1) {argument})")
+def _copied(w: Writer, nbytes: int, target: str, origin: str, inside: int) -> None:
+    """A copy between aligned addresses. What is not `inside` is not read."""
+    always = w.code[inside].op == "CONST" and bool(w.code[inside].arg)
+    name = PREFIX + CACHED[nbytes] + ("" if always else ".s")
+    w.declared.add(f"declare void @{name}(ptr addrspace(3), ptr addrspace(1){'' if always else ', i32'})")
+    given = "" if always else f", i32 {w.temp(f'select i1 {w.value[inside]}, i32 {nbytes}, i32 0')}"
+    shared, argument = w.temp(f"addrspacecast ptr {target} to ptr addrspace(3)"), w.temp(f"addrspacecast ptr {origin} to ptr addrspace(1)")
+    w.lines.append(f"  call void @{name}(ptr addrspace(3) {shared}, ptr addrspace(1) {argument}{given})")
 
 
-_COPY = re.compile(r"  call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)"
-                   r"\((ptr addrspace\(3\) %\w+), (ptr addrspace\(1\) %\w+)\)")
+_COPY = re.compile(r"  call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)(?:\.s)?"
+                   r"\((ptr addrspace\(3\) %\w+), (ptr addrspace\(1\) %\w+)(?:, i32 (%?\w+))?\)")
+MASKED = "llvm.masked.load.v{0}i8.p1"
 
 
 SHARED = "ptr addrspace(3)"
@@ -93,10 +95,22 @@ def by_bytes(source: str) -> str:
     if EXPECT in source:
         source = f"declare void @{MEMCPY}(ptr addrspace(3), ptr addrspace(1), i64, i1)\n" + _ROW.sub(row, source)
 
+    masked: set[str] = set()
+
     def one(m: re.Match[str]) -> str:
-        n = next(numbers)
-        return f"  %bytes{n} = load <{m[1]} x i8>, {m[3]}, align 1\n  store <{m[1]} x i8> %bytes{n}, {m[2]}, align 1"
-    return _COPY.sub(one, source)
+        n, (width, to, origin, given) = next(numbers), m.groups()
+        loaded = f"load <{width} x i8>, {origin}, align 1"
+        lines = []
+        if given:
+            masked.add(f"declare <{width} x i8> @{MASKED.format(width)}(ptr addrspace(1), i32, <{width} x i1>, <{width} x i8>)\n")
+            lines = [f"  %given{n} = icmp ne i32 {given}, 0",
+                     f"  %first{n} = insertelement <{width} x i1> poison, i1 %given{n}, i32 0",
+                     f"  %all{n} = shufflevector <{width} x i1> %first{n}, <{width} x i1> poison, <{width} x i32> zeroinitializer"]
+            loaded = (f"call <{width} x i8> @{MASKED.format(width)}({origin}, i32 1, <{width} x i1> %all{n}, "
+                      f"<{width} x i8> zeroinitializer)")
+        return "\n".join([*lines, f"  %bytes{n} = {loaded}", f"  store <{width} x i8> %bytes{n}, {to}, align 1"])
+    text = _COPY.sub(one, source)
+    return "".join(sorted(masked)) + text
 
 
 def _commit(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:

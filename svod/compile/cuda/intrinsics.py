@@ -25,7 +25,8 @@ SPECIAL: dict[str, str] = {
     "llvm.nvvm.f2tf32.rna": "mma.tf32",
     **{f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}{kind}.b16.p3": "ldmatrix" for n in (1, 2, 4) for kind in ("", ".trans")},
     **{f"llvm.nvvm.cp.async.{what}": "cp.async" for what in ("commit.group", "wait.group", *(
-        f"{kind}.shared.global.{n}" for kind, n in (("ca", 4), ("ca", 8), ("cg", 16))))},
+        f"{kind}.shared.global.{n}{given}" for kind, n in (("ca", 4), ("ca", 8), ("cg", 16)) for given in ("", ".s")))},
+    **{f"llvm.masked.load.v{n}i8.p1": "cp.async" for n in (4, 8, 16)},
     **{f"llvm.nvvm.mbarrier.{what}.shared": "tma" for what in ("init", "inval")},
     "llvm.memcpy.p3.p1.i64": "tma",
     **{dot.llvm: dot.features[0] for dot in DOTS.values() if dot.fragments and dot.llvm},

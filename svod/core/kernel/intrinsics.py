@@ -63,6 +63,12 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
     return first, second
 
 
+def holds_tiles_of(target: Target, dtype: DType) -> bool:
+    """Whether the subgroups of a target multiply tiles of numbers of this type."""
+    return target.uses_intrinsics and any(d.fragments and dtype in d.sources and d.runs_on(target)
+                                          and (not d.significand or target.rounds_factors) for d in DOTS.values())
+
+
 def source_of(stage: Stage) -> DType | None:
     """The type of a stage's value, before it was widened where it is a conversion; None for a stage that is not copied."""
     value = stage.value

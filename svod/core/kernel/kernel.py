@@ -1,7 +1,7 @@
 """A kernel: its AST, the names of its stages and axes, and the table of its accesses. Grammar: docs/ir.md, section 2.
 
-Opts do not rewrite the AST, except ONLINE, which makes another kernel of it. The only choice of a state that changes a stage's value is
-which stages are recomputed in place. `Kernel.resolve(inlined)` substitutes those once per choice and analyses every access (affine
+Opts do not rewrite the AST, except ONLINE and FLATTEN, which make another kernel of it. The only choice of a state that changes a stage's
+value is which stages are recomputed in place. `Kernel.resolve(inlined)` substitutes those once per choice and analyses every access (affine
 coefficient per range, constant, the rest); lowering and the cost model read only these tables."""
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class Kernel:
         self.library_kernel: UOp | None = library_kernel_of(ast)   # a kernel with one form, without opts
         self.windows: dict[int, Any] = {}    # per stage what `contraction` says of zeros in its factors: every state asks for the same
         self.limits: tuple[Any, ...] | None = None      # what `online` says of the blocks that its mask leaves anything of
-        self.rewritten: dict[tuple[str, int], Kernel] = {}   # by the arguments of ONLINE: every state of a chain asks for the same
+        # by the arguments of ONLINE, (stage, 0) of FLATTEN: every state of a chain asks for the same
+        self.rewritten: dict[tuple[str, int], Kernel] = {}
 
     def _add_stage(self, name: str, node: UOp) -> None:
         is_output = node.op is Ops.STORE

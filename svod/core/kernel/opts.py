@@ -9,7 +9,7 @@ from typing import Any
 
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.groups import check_groups, has_block_rows
-from svod.core.kernel.kernel import LinearIndex, ResolvedStage
+from svod.core.kernel.kernel import Kernel, LinearIndex, ResolvedStage
 from svod.core.kernel.online import is_pair
 from svod.core.kernel.online import online as rewrite_online
 from svod.core.kernel.placement import first_reduce, is_derived, place_stages
@@ -32,6 +32,7 @@ from svod.core.kernel.scheduler import (
     StagePlace,
 )
 from svod.core.machine.isa import DOTS, Dot
+from svod.core.schedule.flatten import flatten as flat_ast
 from svod.errors import KernelOptError
 
 Rule = Callable[[Scheduler, str, Any], Scheduler]
@@ -554,6 +555,29 @@ def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     return new.copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
 
 
+def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """A sum of products of two stages as a product of two matrices: FLATTEN(stage). The output axes that one factor alone has become
+    one, as do those that are summed up, the one last along which the loads of the factors are contiguous
+    (`svod/core/schedule/flatten.py`). FLATTEN comes first; later opts see the merged axes.
+
+        for n, o, y, x: for c, i, j:                        for m in N*Y*X, o: for k in I*J*C:
+            out[n, o, y, x] += a[n, y + i, x + j, c]*w[…]       out[m, o] += a[m // YX, m // X % Y + k // JC, …]*w[o, k]
+    """
+    if arg is not None:
+        raise KernelOptError(f"FLATTEN({axis}, {arg!r}): takes a stage alone")
+    if state.applied_opts:
+        raise KernelOptError(f"FLATTEN({axis}): it makes other axes of the kernel's, so it comes before all other opts")
+    known = state.kernel.rewritten.get((axis, 0))
+    if known is None:
+        stage = state.kernel.stages[state.stage_id(axis)]
+        try:
+            known = Kernel(flat_ast(state.kernel.ast, stage.node))
+        except KernelOptError as e:
+            raise KernelOptError(f"FLATTEN({axis}): {e}") from None
+        state.kernel.rewritten[axis, 0] = known
+    return Scheduler(known, state.target).copy(online=((axis, 0),), applied_opts=state.applied_opts)
+
+
 # -- opts of targets with groups of threads -----------------------------------------------------------
 
 def _group_row(state: Scheduler, axis: str, arg: Any, what: str) -> tuple[int, int]:
@@ -693,5 +717,6 @@ def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
     "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "ONLINE": online,
+    "FLATTEN": flatten,
     "LOCAL": local, "GROUP": group, "GROUPTOP": grouptop, "NOLOCALS": nolocals, "SPLITK": splitk, "PIPELINE": pipeline,
 }

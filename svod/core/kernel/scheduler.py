@@ -130,7 +130,7 @@ class Scheduler:
     prefetch: tuple[tuple[str, int], ...]    # (argument p0, p1, … or stage at the root, iterations ahead) of what is prefetched
     pipeline: Pipelined | None
     dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC chose
-    online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE; `kernel` is what they made of the kernel
+    online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE, (stage, 0) of FLATTEN; `kernel` is what they made
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _cost: Any                               # what svod.core.cost.cost_model derives of a state, once

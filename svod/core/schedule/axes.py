@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from math import prod
+from typing import NamedTuple
 
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
@@ -78,7 +80,13 @@ def replace_leaves(ast: UOp, mapping: dict[UOp, UOp]) -> UOp:
     return _rebuild(ast, {**ranges, **mapping}, lists, lambda _, coords: coords)
 
 
-def _next_range(nodes: Sequence[UOp]) -> int:
+def replace_ranges(value: UOp, mapping: dict[UOp, UOp]) -> UOp:
+    """`value` with RANGEs replaced by index expressions; everything simplified."""
+    return _rebuild(value, mapping, lambda named: named, lambda _, coords: coords)
+
+
+def next_range(nodes: Sequence[UOp]) -> int:
+    """The first axis id that no RANGE has."""
     return max((u.arg for u in nodes if u.op is Ops.RANGE), default=-1) + 1
 
 
@@ -111,7 +119,7 @@ def split_ranges(ast: UOp) -> UOp:
                         del cuts[r]
         if not cuts:
             return ast
-        number = _next_range(nodes)
+        number = next_range(nodes)
         parts: dict[UOp, Coords] = {}
         for r, c in cuts.items():
             parts[r] = (sy.make_range(sy.extent_of(r) // c, number), sy.make_range(c, number + 1))
@@ -217,7 +225,7 @@ def merge_ranges(ast: UOp) -> UOp:
     pairs = _mergeable(nodes)
     if not pairs:
         return ast
-    number = _next_range(nodes)
+    number = next_range(nodes)
     groups: dict[Coords, list[Coords]] = {}
     merged: dict[Coords, UOp] = {}
     mapping: dict[UOp, UOp] = {}
@@ -255,5 +263,49 @@ def merge_ranges(ast: UOp) -> UOp:
             result.append(flat)
             at += len(run)
         return tuple(result)
+
+    return _rebuild(ast, mapping, lists, recoordinate)
+
+
+# -- merge what accesses take apart ---------------------------------------------------------------------------------------
+class Merged(NamedTuple):
+    """RANGEs of a stage (a STAGE or STORE) that become one, the last one innermost."""
+
+    stage: UOp
+    run: Coords
+
+
+def merge_apart(ast: UOp, merged: Sequence[Merged]) -> UOp:
+    """`ast` with RANGEs merged, whatever accesses make of them: each is found by division. The new one stands at the first one's place.
+
+    STORE(y, i*9 + j*8, LOAD(x, j*4 + i); i:4, j:5), run (j, i)      →   STORE(y, k%4*9 + k//4*8, LOAD(x, k); k:20)
+    """
+    number = next_range(ast.toposort())
+    made: dict[UOp, tuple[Coords, UOp]] = {}        # by each RANGE of a run: the run and what it becomes
+    mapping: dict[UOp, UOp] = {}
+    for i, (_, run) in enumerate(merged):
+        whole = sy.make_range(prod(sy.extent_of(r) for r in run), number + i)
+        inside = 1
+        for r in reversed(run):
+            mapping[r] = sy.floormod(sy.floordiv(whole, inside), sy.extent_of(r))
+            inside *= sy.extent_of(r)
+            made[r] = run, whole
+
+    def lists(ranges: Coords) -> Coords:
+        return tuple(dict.fromkeys(made[r][1] if r in made else r for r in ranges))
+
+    def recoordinate(stage: UOp, coords: Coords) -> Coords:
+        at = dict(zip(stage.src[1:], coords, strict=True))
+        result: dict[UOp, UOp] = {}
+        for r, e in at.items():
+            run, whole = made.get(r, ((r,), r))
+            if len(run) == 1:
+                result[whole] = e
+                continue
+            flat = sy.ZERO
+            for one in run:
+                flat = sy.add(sy.scale(flat, sy.extent_of(one)), at[one])
+            result[whole] = flat
+        return tuple(result.values())
 
     return _rebuild(ast, mapping, lists, recoordinate)

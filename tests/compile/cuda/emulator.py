@@ -75,7 +75,7 @@ declare void @llvm.coro.end(ptr, i1, token)
 declare ptr @llvm.coro.free(token, ptr)
 declare ptr @aligned_alloc(i64, i64)
 declare void @free(ptr)
-declare void @emulated_copy(ptr, ptr, ptr, i32)
+declare void @emulated_copy(ptr, ptr, ptr, i32, i32)
 declare void @emulated_wait(ptr, i32)
 declare void @emulated_count(ptr, i32)
 declare void @emulated_row(ptr, ptr, i32, ptr)
@@ -99,6 +99,7 @@ _copies: dict[int, Copies] = {}                 # by the address of a thread's c
 started: list[tuple[int, int, int]] = []        # (address of a context, to, bytes) of the copies of the last block, as they were started
 matrices: list[Array] = []                      # where the eight lines begin that its products read at once, in shared memory
 _faults: list[str] = []
+_zeros = (ctypes.c_uint64 * 2)()
 _draws = random.Random(0)                       # of the module that runs
 
 
@@ -110,7 +111,10 @@ def _left(to: int, source: int, nbytes: int) -> int:
     return 0
 
 
-def _started(thread: int, to: int, source: int, nbytes: int) -> None:
+def _started(thread: int, to: int, source: int, given: int, nbytes: int) -> None:
+    if given not in (0, nbytes):
+        _faults.append(f"cp.async of {given} bytes of {nbytes}")
+    source = source if given else ctypes.addressof(_zeros)
     if to % nbytes or source % nbytes:
         _faults.append(f"cp.async of {nbytes} bytes at an address that is no multiple of them")
     started.append((thread, to, nbytes))
@@ -184,7 +188,7 @@ def _row(to: int, source: int, nbytes: int, at: int) -> None:
         _counts[at].rows.append((to, source, nbytes, _left(to, source, nbytes)))
 
 
-_STARTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)(_started)
+_STARTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)(_started)
 _WAITED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(_waited)
 _COUNTED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(_counted)
 _ROW = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)(_row)
@@ -317,9 +321,10 @@ class _Rewriter:
     def _copy(self, name: str, operands: str) -> None:
         """A call of the host's `_started`, `_committed` or `_waited`."""
         operands = re.sub(r" addrspace\(\d\)", "", operands)
-        size = re.search(r"\.global\.(\d+)$", name)
+        size = re.search(r"\.global\.(\d+)(\.s)?$", name)
         if size:
-            self.lines.append(f"  call void @emulated_copy(ptr %ctx, {operands}, i32 {size[1]})")
+            given = "" if size[2] else f", i32 {size[1]}"
+            self.lines.append(f"  call void @emulated_copy(ptr %ctx, {operands}{given}, i32 {size[1]})")
         else:
             number = operands or "i32 -1"
             self.lines.append(f"  call void @emulated_wait(ptr %ctx, {number})")

@@ -142,12 +142,13 @@ def test_the_machine_code_of_the_heuristics_matmul(arch: str, dtype: DType, prod
 @pytest.mark.parametrize(("m", "n", "sizes"), [(32, 32, {16}), (32, 36, {8, 16}), (32, 34, {4, 16}), (32, 33, {16}), (29, 32, {16})])
 def test_copies_are_as_wide_as_their_alignment_allows(m: int, n: int, sizes: set[int]) -> None:
     """Rows of 36 bfloat16 begin at multiples of 8 bytes, of 33 at none that cp.async takes: those pass through registers. Of rows beyond
-    the end zeros are stored."""
+    the end nothing is read."""
     kernel = gemm(m, n, 64, BF16, BF16)
     state = tensorized(kernel, "mma_bf16", "sm_80", Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2), *STAGED)
     ir = render(check(Case(kernel, 1), state), state.target)
-    assert {int(size) for size in re.findall(r"call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)\(", ir)} == sizes
-    assert "<8 x i16> zeroinitializer, ptr" in ir or m == 32
+    copies = re.findall(r"call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)(\.s)?\(", ir)
+    assert {int(size) for size, _ in copies} == sizes
+    assert any(given for _, given in copies) == (m != 32 or n in (34, 36))
 
 
 def test_three_buffers() -> None:

@@ -21,6 +21,7 @@ BYTES = Kernel(kernel_of(data(24, 30, dtype="int8").cast("int32") @ data(30, 48,
 GEMM = Kernel(gemm(24, 48, 30))
 PRIME = Kernel(gemm(17, 19, 23))
 SOFTMAX = Kernel(softmax(12, 40))
+CONVOLUTION = Kernel(kernel_of(data(2, 3, 8, 8).conv2d(data(5, 3, 3, 3))))
 GROUP_OPTS = ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PIPELINE")     # their legal cases: test_groups.py
 Chain = list[list[Any]]
 
@@ -72,6 +73,7 @@ LEGAL: list[tuple[str, Kernel, Chain, str, tuple[str, str]]] = [
     ("PREFETCH", GEMM, [["STAGE", "s1", "o1"], ["PREFETCH", "p2", 4]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("PREFETCH", GEMM, [["STAGE", "s1", "root"], ["PREFETCH", "s1", 4]], "o0:24 o1:48 r0:30", ("o1", "loop 48×1")),
     ("ONLINE", SOFTMAX, [["ONLINE", "s1", 16]], "o0:12 o1:40", ("s3.r0", "loop 16×1")),
+    ("FLATTEN", CONVOLUTION, [["FLATTEN", "out", None]], "o0:72 o1:5 r0:27", ("r0", "loop 27×1")),
 ]
 
 # op, kernel, chain whose last opt is refused, words of the reason
@@ -155,6 +157,10 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("PREFETCH", Kernel(gemm(1, 4, 3)), [["UNROLL", "r0", 0], ["PREFETCH", "p1", 4]], "no loop is left"),
     ("PREFETCH", Kernel(kernel_of(data(1).expand(5) + data(5))), [["PREFETCH", "p1", 4]], "at one place"),
     ("ONLINE", SOFTMAX, [["ONLINE", "s1", 0]], "a block is 2 to 39"),
+    ("FLATTEN", GEMM, [["FLATTEN", "out", None]], "two matrices already"),
+    ("FLATTEN", CONVOLUTION, [["FLATTEN", "out", 2]], "takes a stage alone"),
+    ("FLATTEN", CONVOLUTION, [["UPCAST", "o0", 2], ["FLATTEN", "out", None]], "comes before all other opts"),
+    ("FLATTEN", CONVOLUTION, [["FLATTEN", "s9", None]], "no stage 's9'"),
 ]
 
 

@@ -73,8 +73,8 @@ class OpenStage:
     """A stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
     __slots__ = ("aligned", "apart", "base", "bounds", "chunk", "group_base", "index", "linear", "loops", "memo", "narrow",
-                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "slots", "stores", "sums",
-                 "vector_axis", "vector_row", "vector_stride", "whole_vectors", "width")
+                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "slots", "steps", "stores",
+                 "sums", "vector_axis", "vector_row", "vector_stride", "whole_vectors", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
                  vector_row: int, width: int):
@@ -87,6 +87,7 @@ class OpenStage:
         self.group_base = base          # per local axis: where the first thread of the group starts
         self.apart = [0] * len(pieces)  # per local axis: positions by which the last thread starts later
         self.stores = -1                # the condition that this thread stores what it computes; -1: it does
+        self.steps: dict[int, int] = {}         # of nodes in a vector that move evenly: from lane to lane
         self.whole_vectors = False      # whether the positions of a vector are all inside the stage, or none
         self.opened: list[list[Lin]] = [[] for _ in pieces]   # per local axis: values of the rows opened so far
         piece = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None

@@ -15,8 +15,8 @@ from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin, Terms
+from svod.core.kernel.shared.copy import ASYNC_BYTES
 
-ASYNC_BYTES = (4, 8, 16)     # that an asynchronous copy may have
 _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
 
 
@@ -41,6 +41,23 @@ class Values:
         if value is None:
             value = stage.memo[key] = _EVAL[node.kind](self, stage, node)
         return value
+
+    def in_vector(self, stage: OpenStage, n: int) -> tuple[int, int]:
+        """(the value of a node, how far it moves from lane to lane) where it moves evenly in the vectors of a copy: the first lane's. Else
+        its value in all lanes, and 0."""
+        step = stage.steps.get(n)
+        if step is None or stage.vector_axis not in stage.r.nodes[n].deps:
+            return self.evaluate(stage, n), 0
+        chunk, stage.chunk = stage.chunk, Chunk(stage.chunk.offset, 1, 1)
+        value = self.evaluate(stage, n)
+        stage.chunk = chunk
+        return value, step
+
+    def gate(self, stage: OpenStage, node: Node) -> int:
+        """The condition of a load, one for a vector that shares it; -1: none."""
+        if node.gate < 0:
+            return -1
+        return self.in_vector(stage, node.gate)[0] if stage.steps.get(node.gate) == 0 else self.evaluate(stage, node.gate)
 
     def result(self, stage: OpenStage) -> int:
         """The value of the stage at the current position."""
@@ -86,7 +103,7 @@ class Values:
         slot: int = node.arg
         assert node.linear is not None
         pointer = b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
-        gate = self.evaluate(stage, node.gate) if node.gate >= 0 else -1
+        gate = self.gate(stage, node)
         alt = self.evaluate(stage, node.alt) if node.gate >= 0 else b.const(node.dtype, 1, 0)
         if gate >= 0 and b.known(gate) is not None:
             if not b.known(gate):
@@ -155,7 +172,8 @@ class Values:
                 lane = c * stage.vector_stride
         vector = -1
         for n, c in linear.atoms:
-            value = self.evaluate(stage, n)
+            value, step = self.in_vector(stage, n)
+            lane += c * step
             known = b.known(value)
             if known is not None:
                 const += c * known
@@ -177,15 +195,15 @@ class Values:
         packed, b = self.ctx.facts.packed.get(stage.index), self.b
         node = stage.r.nodes[stage.r.value if packed is None else stored_node(stage.r, packed)]
         width = stage.chunk.width if stage.vector_axis >= 0 else 1
-        if node.kind != "load" or node.linear is None or node.linear.atoms or width * node.dtype.itemsize not in ASYNC_BYTES:
+        if node.kind != "load" or node.linear is None or width * node.dtype.itemsize not in ASYNC_BYTES:
             return False
         if node.gate >= 0 and not (stage.r.nodes[node.alt].kind == "const" and stage.r.nodes[node.alt].arg == 0):
             return False
         source = b.pure("ARG", self.kernel.params[node.arg].dtype, 1, (), node.arg)
-        start, offset, lane, _ = self.address(stage, node.linear)
-        if width > 1 and lane != 1:
+        start, offset, lane, vector = self.address(stage, node.linear)
+        if (width > 1 and lane != 1) or vector >= 0:
             return False
-        gate = self.evaluate(stage, node.gate) if node.gate >= 0 else -1
+        gate = self.gate(stage, node)
         guard = self.axes.guard(stage, node.deps)
         if guard >= 0:
             gate = guard if gate < 0 else b.alu("AND", dtypes.bool, 1, gate, guard)

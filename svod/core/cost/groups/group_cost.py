@@ -40,6 +40,7 @@ from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
+from svod.core.kernel.shared.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
@@ -183,6 +184,13 @@ class PhasePricer:
             phase.instructions += times * (left * phase.threads * accumulators * (self.device.access(1.0, shared=True) + 1.0)
                                            + _EXCHANGED * self.device.barrier(phase.threads))
 
+    def _is_waited_for(self, shape: StageShape, counter: StageCounter) -> bool:
+        """Whether threads wait for what a stage loads. A copy that runs ahead is started and left alone, or stores its few loads later."""
+        if shape.stage.buffers == 1:
+            return True
+        is_async = self.state.target.has_async_copies and all(a.width in ASYNC_BYTES for a in counter.accesses)
+        return not (is_async or shape.stage.bulk_rows or counter.body <= UNROLLED_TURNS)
+
     # -- one stage -----------------------------------------------------------------------------------------
     def count(self, phase: Phase, shape: StageShape, counter: StageCounter) -> list[Access]:
         """Count the instructions of a stage into its phase. Returns its accesses of memory."""
@@ -199,7 +207,7 @@ class PhasePricer:
         phase.instructions += threads * times * (counter.instructions + _SPILL * spilled * shape.body)
         phase.turns += times * counter.turns
         phase.first += times * counter.private
-        if shape.stage.buffers == 1:    # a copy that runs ahead is not waited for
+        if self._is_waited_for(shape, counter):
             phase.latency += times * counter.latency
         if reducers_of(self.state, s) > 1:
             self._exchange(phase, shape, accumulators)
@@ -440,9 +448,12 @@ class StageCounter:
 
     def _load(self, n: Node, linear: LinearIndex) -> None:
         size = n.dtype.itemsize
-        irregular = any(self.r.nodes[x].deps for x, _ in linear.atoms)
+        even = evenly(self.r, linear)
+        irregular, linear = even is None, even or linear
         count, elements = self._runs(n.deps), 1
-        if not linear.atoms and n.gate < 0:
+        if self.shape.is_shared_copy and self.shape.expanded and self.stage.vector in n.deps:
+            count, elements = count / self.lanes, self.lanes
+        elif not linear.atoms and n.gate < 0:
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
         rows = self.stage.bulk_rows
         self.instructions += -(-rows // self.shape.num_threads) * _ROW if rows else \
@@ -525,8 +536,8 @@ class StageCounter:
             self.private += runs * size * self.shape.num_threads
             return
         if r.store is not None:
-            coefs, const, limit = r.store.coefs, r.store.const, self.state.kernel.params[r.store_slot].arg.size * size
-            irregular = any(r.nodes[x].deps for x, _ in r.store.atoms)
+            even, limit = evenly(r, r.store), self.state.kernel.params[r.store_slot].arg.size * size
+            coefs, const, irregular = (even or r.store).coefs, r.store.const, even is None
         else:
             layout = stage.layout
             assert layout is not None

@@ -13,7 +13,7 @@ from svod.core.cost.groups.attention import attention_options
 from svod.core.cost.groups.contractions import contraction_options
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import group_cost
-from svod.core.cost.groups.matrices import matrix_options
+from svod.core.cost.groups.matrices import flat_options, matrix_options
 from svod.core.cost.groups.prices import GroupPrices
 from svod.core.cost.groups.spread import along_memory, elementwise_options, reduction_options, thread_counts
 from svod.core.cost.sketch_facts import extent_of, factors_of, name_of, resolved, try_opt
@@ -43,6 +43,10 @@ def group_sketches(state: Scheduler) -> list[Scheduler]:
 
 def _generate(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:
     yield state
+    flat = list(flat_options(state))
+    if flat:        # its axes as they are make tiles with gaps
+        yield from flat
+        return
     for base in _placements(state):
         for start in _shared_inside(base):
             roots = [s for s in place_stages(start).roots if not is_derived(start.kernel.stages[s])]

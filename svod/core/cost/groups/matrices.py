@@ -14,7 +14,7 @@ from typing import Any
 from svod.core.cost.groups.contractions import PARTS
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.spread import groups_of
-from svod.core.cost.sketch_facts import try_opt
+from svod.core.cost.sketch_facts import resolved, try_opt
 from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import place_stages
@@ -27,6 +27,13 @@ _WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       
 _BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
 _BUFFERS = 2, 3, 4      # of an operand that is copied ahead: by way of registers, and by asynchronous copies too
 _FILL = 2               # groups per unit with which no sum is cut
+
+
+def flat_options(state: Scheduler) -> Iterator[Scheduler]:
+    """The contraction of the output with its axes merged: pixels of a convolution in tiles, whatever the extents of an image."""
+    flat = try_opt(state, "FLATTEN", state.kernel.stages[state.kernel.output].name)
+    if flat is not state:
+        yield from matrix_options(flat, resolved(flat, flat.kernel.output))
 
 
 def matrix_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:

@@ -8,13 +8,15 @@ Neighbouring threads take neighbouring vectors of the memory that is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
-from svod.core.kernel.kernel import Node, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin
 
+ASYNC_BYTES = (4, 8, 16)     # that an asynchronous copy of a thread may have
+UNROLLED_TURNS = 8      # turns of the threads of a group that are written one after the other
 BULK = 16               # bytes of which addresses and lengths of bulk copies are multiples
 MOST_BULK = 1 << 20     # bytes and copies that one count can tell are below this
 
@@ -35,8 +37,8 @@ def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ..
                lanes: int) -> GroupCopy:
     """How a group copies a region. `full`: the extents of the whole stage; `order`: the dims as they lie in memory; `lanes`: elements of
     the widest access."""
-    loads = [n for n in r.nodes if n.kind == "load" and n.linear is not None]
-    steps = [max([abs(n.linear.coef(d)) for n in loads if n.linear is not None], default=0) for d in range(len(extents))]
+    loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
+    steps = [max([_step(r, linear, d, lanes) for linear in loads], default=0) for d in range(len(extents))]
     if any(steps):      # along the smallest steps through memory; what does not move in it goes outside
         order = tuple(sorted(order, key=lambda d: (steps[d] != 0, -steps[d])))
     order = tuple(sorted(order, key=lambda d: extents[d] != 1))
@@ -47,20 +49,86 @@ def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ..
     return GroupCopy(order, inner if width > 1 else -1, max(width, 1))
 
 
+def _step(r: ResolvedStage, linear: LinearIndex, d: int, width: int) -> int:
+    """How far apart in memory neighbouring positions of a dim are, mostly."""
+    total, moved = linear.coef(d), [(a, c) for a, c in linear.atoms if d in r.nodes[a].deps]
+    along = along_vector(r, d, width) if moved else {}
+    return abs(total + sum([c * along[a].step for a, c in moved if a in along])) + sum([abs(c) for a, c in moved if a not in along])
+
+
+def evenly(r: ResolvedStage, linear: LinearIndex) -> LinearIndex | None:
+    """An index with what it moves by from most positions to the next in the place of divisions; None where it looks positions up."""
+    if not linear.atoms:
+        return linear
+    coefs = dict(linear.coefs)
+    for d in sorted({d for a, _ in linear.atoms for d in r.nodes[a].deps}):
+        along = along_vector(r, d, 1)
+        if any(a not in along for a, _ in linear.atoms):
+            return None
+        coefs[d] = coefs.get(d, 0) + sum([c * along[a].step for a, c in linear.atoms])
+    return LinearIndex(tuple(sorted((a, c) for a, c in coefs.items() if c)), linear.const, ())
+
+
 def _takes_vectors(r: ResolvedStage, d: int, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], width: int) -> bool:
     """Whether a region is copied in whole vectors of `width` elements along dim `d`, each aligned where it is read."""
     terms, const = starts[d]
     if extents[d] % width or full[d] % width or const % width or any(c % width for c in terms.values()):
         return False
+    along = along_vector(r, d, width)
     for n in r.nodes:
         if n.kind != "load":
             continue
         assert n.linear is not None
-        if n.linear.coef(d) != 1 or n.linear.const % width or any(c % width for a, c in n.linear.coefs if a != d):
+        if any(a not in along for a, _ in n.linear.atoms) or (n.gate >= 0 and n.gate not in along):
             return False
-        if any(c % width or d in r.nodes[a].deps for a, c in n.linear.atoms) or (n.gate >= 0 and d in r.nodes[n.gate].deps):
+        step = n.linear.coef(d) + sum([c * along[a].step for a, c in n.linear.atoms])
+        apart = [n.linear.const, *[c for a, c in n.linear.coefs if a != d], *[c * along[a].multiple for a, c in n.linear.atoms]]
+        if step != 1 or any(c % width for c in apart) or (n.gate >= 0 and along[n.gate].step):
             return False
     return True
+
+
+class Along(NamedTuple):
+    """A number inside vectors along a dim: how far it moves from one position to the next, and what the first one is a multiple of."""
+
+    step: int
+    multiple: int
+
+
+def along_vector(r: ResolvedStage, d: int, width: int) -> dict[int, Along]:
+    """The nodes of a copy that move evenly inside vectors of `width` positions along dim `d`, which begin at multiples of it.
+
+        k % 256, k // 256 in vectors of 8 along k        steps 1 and 0, as 256 is a multiple of 8
+    """
+    along: dict[int, Along] = {}
+    for i, n in enumerate(r.nodes):
+        if n.kind == "axis":
+            along[i] = Along(1, width) if n.arg == d else Along(0, 1)
+        elif n.kind == "const" and n.dtype.is_int:
+            along[i] = Along(0, abs(int(n.arg)))
+        elif d not in n.deps:
+            along[i] = Along(0, 1)
+        elif n.kind in ("alu", "cast") and all(s in along for s in n.src):
+            found = _along(n, [along[s] for s in n.src], [r.nodes[s] for s in n.src], width)
+            if found is not None:
+                along[i] = found
+    return along
+
+
+def _along(n: Node, src: list[Along], nodes: list[Node], width: int) -> Along | None:
+    """`Along` of an operation on such numbers; None where it moves unevenly."""
+    if n.op in ("ADD", "SUB"):
+        sign = 1 if n.op == "ADD" else -1
+        return Along(src[0].step + sign * src[1].step, gcd(src[0].multiple, src[1].multiple))
+    if n.op == "MUL" and not (src[0].step and nodes[1].kind != "const") and not (src[1].step and nodes[0].kind != "const"):
+        steps = [a.step * int(k.arg) for a, k in zip(src, reversed(nodes), strict=True) if a.step]
+        return Along(sum(steps), src[0].multiple * src[1].multiple)
+    if n.op in ("IDIV", "MOD") and nodes[1].kind == "const" and nodes[1].arg > 0:
+        by, (step, multiple) = int(nodes[1].arg), src[0]
+        if step in (0, 1) and (not step or by % width == 0 == multiple % width):
+            return Along(step, gcd(multiple, by)) if n.op == "MOD" else Along(0, multiple // by if multiple % by == 0 else 1)
+        return None
+    return None if any(a.step for a in src) else Along(0, 1)
 
 
 def rows_in_bulk(node: Node, copy: GroupCopy, layout: Layout, extents: Sequence[int], start: Iterable[int], least: int) -> int:

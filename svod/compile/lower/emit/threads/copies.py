@@ -13,10 +13,9 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
 from svod.core.kernel.scheduler import LOOP, UPCAST
-from svod.core.kernel.shared.copy import GroupCopy
+from svod.core.kernel.shared.copy import UNROLLED_TURNS, GroupCopy, along_vector
 
 INDEX = dtypes.index
-UNROLLED_TURNS = 8      # turns that are written one after the other
 
 
 class GroupCopies:
@@ -37,6 +36,8 @@ class GroupCopies:
             pieces[copy.vector] = (whole, EmittedLoop(COPY_VECTOR, UPCAST, width, 1))
         stage = OpenStage(r, pieces, extents, base, copy.vector, COPY_VECTOR, width)
         stage.whole_vectors = True
+        if width > 1:
+            stage.steps = {n: along.step for n, along in along_vector(r, copy.vector, width).items()}
         return stage
 
     def emit(self, stage: OpenStage, copy: GroupCopy, sink: Sink) -> None:

@@ -1,0 +1,147 @@
+"""Convolutions whose channels lie last in memory: what matrix instructions want, whose operands are rows along the sum.
+
+    conv(x, w), x (N, C, Y, X), w (O, C, I, J)          conv(x', w')
+                                                        x' = PERMUTE(CONTIGUOUS(PERMUTE(x)))      lies as (N, Y, X, C)
+                                                        w' = PERMUTE(CONTIGUOUS(PERMUTE(w)))      lies as (O, I, J, C)
+
+A value that a kernel computes is stored in this order, so that between two convolutions nothing is copied. Arguments are copied once. Where
+a row of channels is no multiple of 16 bytes, a convolution with several taps reads a copy that is filled with zeros.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import NamedTuple
+
+from svod.core.graph.graph import (
+    alu,
+    base_of,
+    broadcast,
+    broadcast_shapes,
+    cast,
+    contiguous,
+    pad,
+    permute,
+    reduce_axis,
+    reshape,
+    shape_of,
+    window,
+)
+from svod.core.ir.origin import inherit_origin
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
+from svod.core.ir.variable import is_symbolic
+
+LINE = 16       # bytes
+_AROUND = Ops.CAST, Ops.EXPAND, Ops.RESHAPE
+_OF_IMAGES = Ops.PAD, Ops.WINDOW, Ops.CAST, Ops.EXPAND      # what reads memory in another order: images and weights of convolutions
+
+
+class Convolution(NamedTuple):
+    """A sum of products of windows and weights. `image`: what the windows and their padding are of, (N, C, …); `windows`: the node;
+    `weight`: (1, groups if there are some, O, C, 1…, taps…)."""
+
+    image: UOp
+    windows: UOp
+    weight: UOp
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of the weight along its channels."""
+        return len(shape_of(self.weight)) - 2 * len(self.windows.arg) - 1
+
+    @property
+    def taps(self) -> int:
+        """Positions of a window."""
+        return prod(size for _, size, _, _ in self.windows.arg)
+
+    @property
+    def fill(self) -> int:
+        """Channels of zeros behind those of an image without groups, up to whole lines."""
+        channels, line = shape_of(self.weight)[self.channel_axis], LINE // self.image.dtype.itemsize
+        return -channels % line if self.taps > 1 and channels == shape_of(self.image)[1] else 0
+
+
+def convolutions(sink: UOp) -> Iterator[tuple[UOp, Convolution]]:
+    """Each REDUCE_AXIS of a graph that is a convolution, with its operands."""
+    for u in sink.toposort():
+        if u.op is Ops.REDUCE_AXIS and u.arg[0] == "ADD" and u.src[0].op is Ops.MUL:
+            for one, other in (u.src[0].src, u.src[0].src[::-1]):
+                found = _convolution(_below(one, _AROUND), _below(other, _AROUND[:2]))
+                if found is not None:
+                    yield u, found
+                    break
+
+
+def _below(u: UOp, ops: tuple[Ops, ...]) -> UOp:
+    while u.op in ops:
+        u = u.src[0]
+    return u
+
+
+def _convolution(windows: UOp, weight: UOp) -> Convolution | None:
+    if windows.op is not Ops.WINDOW:
+        return None
+    padded = windows.src[0]
+    image = padded.src[0] if padded.op is Ops.PAD else padded
+    shape, kernel = shape_of(image), shape_of(weight)
+    axes = [axis for axis, *_ in windows.arg]
+    groups = len(kernel) - 2 * len(axes) - 3
+    if is_symbolic(shape) or axes != list(range(2, len(shape))) or groups not in (0, 1) or kernel[0] != 1:
+        return None
+    sizes = tuple([size for _, size, _, _ in windows.arg])
+    if kernel[-len(axes):] != sizes or prod(kernel[1:1 + groups]) * kernel[2 + groups] != shape[1]:
+        return None
+    return Convolution(image, windows, weight)
+
+
+def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
+    """The graph with the images and weights of convolutions in this order, where `wanted(image)`."""
+    found = {u: c for u, c in convolutions(sink) if wanted(c.image)}
+    if not found:
+        return sink
+    last = {c.image: 1 for c in found.values() if not c.fill}
+    last.update({c.weight: c.channel_axis for c in found.values() if not c.fill and c.taps > 1})
+    plain: dict[UOp, UOp] = {}
+    arranged: dict[UOp, UOp] = {}
+    for u in sink.toposort():
+        readable = u.op in MOVEMENT or u.op in ELEMENTWISE or u.op is Ops.REDUCE_AXIS
+
+        def source(s: UOp, user: UOp = u, readable: bool = readable) -> UOp:
+            in_memory = base_of(s).op in (Ops.BUFFER, Ops.AFTER)
+            return arranged[s] if s in arranged and readable and (not in_memory or user.op in _OF_IMAGES) else plain[s]
+        src = tuple([source(s) for s in u.src])
+        node = u if src == u.src else u.replace(src=src)
+        if u in found and found[u].fill:
+            node = _filled(u, found[u], plain)
+        if node is not u:
+            inherit_origin(node, u)
+        plain[u] = node
+        if u in last:
+            arranged[u] = _last(node, last[u])
+    return plain[sink]
+
+
+def _last(u: UOp, axis: int, fill: int = 0) -> UOp:
+    """A value that lies in memory with `axis` last, with `fill` zeros behind each row of it. Nothing is copied that lies so."""
+    shape, inner = shape_of(u), shape_of(u.src[0]) if u.op is Ops.RESHAPE else ()
+    if shape[axis] > 1 and [n for n in shape if n != 1] == [n for n in inner if n != 1]:
+        place = [a for a, n in enumerate(inner) if n != 1][sum(n != 1 for n in shape[:axis])]
+        return reshape(_last(u.src[0], place, fill), [*shape[:axis], shape[axis] + fill, *shape[axis + 1:]])
+    rank = len(shape)
+    order = [*[a for a in range(rank) if a != axis], axis]
+    rows = pad(permute(u, order), [(0, 0)] * (rank - 1) + [(0, fill)])
+    return permute(contiguous(rows), [order.index(a) for a in range(rank)])
+
+
+def _filled(u: UOp, c: Convolution, plain: dict[UOp, UOp]) -> UOp:
+    """The convolution `u` over channels of zeros behind its own."""
+    x, w = _last(plain[c.image], 1, c.fill), _last(plain[c.weight], c.channel_axis, c.fill)
+    padded = c.windows.src[0]
+    if padded is not c.image:
+        x = pad(x, *padded.arg)
+    shape = shape_of(x)
+    windows = window(x, c.windows.arg)
+    factors = reshape(windows, (shape[0], 1, *shape_of(windows)[1:])), w
+    wide = [cast(f, u.dtype) for f in factors]
+    common = broadcast_shapes("convolution", *[shape_of(f) for f in wide])
+    return reduce_axis(alu(Ops.MUL, *[broadcast(f, common) for f in wide]), *u.arg)

@@ -1,0 +1,118 @@
+"""A sum of products of two stages as a product of two matrices.
+
+    out[n, o, y, x] = Σ c, i, j of A[n, c, y, x, i, j] · B[o, c, i, j]          A[n, c, y, x, i, j] = p[n, y + i, x + j, c]
+
+becomes, with m for (n, y, x) and k for (i, j, c)
+
+    out[m, o] = Σ k of A[m, k] · B[o, k]                                       A[m, k] = p[m // YX, m // X % Y + k // JC, …, k % C]
+
+The axes of the result that one factor alone has become one axis, as do those that are summed up. Of these the one comes last along which
+the loads of most factors are contiguous, so that both are copied in vectors. Axes that both factors have (the groups of a convolution, a
+batch) stay. What is stored, and what is done with the sum, is found by division. A factor that is read as A[n, c, y + i, x + j] becomes a
+stage over the axes that it depends on before.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.core.ir import symbolic as sy
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.axes import Merged, merge_apart, next_range, range_lists, replace_ranges
+from svod.errors import KernelOptError
+
+Coords = tuple[UOp, ...]
+
+
+class Product(NamedTuple):
+    """A sum of products: two reads of stages, the RANGEs of the result that one factor alone has, and those that are summed up."""
+
+    factors: tuple[UOp, UOp]
+    own: tuple[Coords, Coords]
+    summed: Coords
+
+
+def flatten(ast: UOp, stage: UOp) -> UOp:
+    """`ast` with the axes of the sum in `stage`, a STORE or STAGE, merged. Raises KernelOptError with the reason."""
+    ast, stage = _over_own_ranges(ast, stage)
+    product = _product(stage)
+    summed = _contiguous_last(product)
+    runs = [run for run in (*product.own, summed) if len(run) > 1]
+    if not runs:
+        raise KernelOptError("it is a product of two matrices already")
+    merged = [Merged(stage, run) for run in runs]
+    for f in product.factors:
+        if sum(f.src[0] in u.src for u in ast.toposort() if u.op is Ops.INDEX) != 1:
+            raise KernelOptError("a factor is read by other stages too")
+        at = dict(zip(f.src[1:], f.src[0].src[1:], strict=True))
+        merged += [Merged(f.src[0], tuple([at[r] for r in run])) for run in runs if all(r in at for r in run)]
+    return merge_apart(ast, merged)
+
+
+def _factors(stage: UOp) -> tuple[UOp, UOp, Coords]:
+    """(one factor, the other, the RANGEs of the sum) of the products that a stage sums up."""
+    value = stage.src[1] if stage.op is Ops.STORE else stage.src[0]
+    reduces = [u for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.REDUCE]
+    if len(reduces) != 1 or reduces[0].arg != ("ADD", 1):
+        raise KernelOptError("its value is not one sum")
+    product = _uncast(reduces[0].src[0])
+    factors = [_uncast(s) for s in product.src] if product.op is Ops.MUL else []
+    if any(f.op is not Ops.INDEX or f.src[0].op is not Ops.STAGE for f in factors) or len({f.src[0] for f in factors}) != 2:
+        raise KernelOptError("it does not sum up products of two stages")
+    return factors[0], factors[1], reduces[0].src[1:]
+
+
+def _is_by_position(f: UOp) -> bool:
+    return all(e.op is Ops.RANGE for e in f.src[1:]) and len(set(f.src[1:])) == len(f.src) - 1
+
+
+def _over_own_ranges(ast: UOp, stage: UOp) -> tuple[UOp, UOp]:
+    """The kernel and the stage in it, with factors that are read position by position."""
+    first, second, _ = _factors(stage)
+    number, made = next_range(ast.toposort()), dict[UOp, UOp]()
+    for f in (first, second):
+        source = f.src[0]
+        if _is_by_position(f):
+            continue
+        if any(u.op is Ops.REDUCE for u in source.src[0].toposort(gate=lambda n: n.op is not Ops.STAGE)) \
+                or any(sy.affine(e).atoms for e in f.src[1:]):
+            raise KernelOptError("a factor is a sum itself, or looks positions up")
+        used = sorted({r for e in f.src[1:] for r in sy.ranges_of(e)}, key=lambda r: int(r.arg))
+        fresh = {r: r.replace(arg=number + i) for i, r in enumerate(used)}
+        number += len(used)
+        at = {r: sy.simplify(e, fresh) for r, e in zip(source.src[1:], f.src[1:], strict=True)}
+        made[f] = UOp(Ops.INDEX, f.dtype, (UOp(Ops.STAGE, f.dtype, (replace_ranges(source.src[0], at), *fresh.values())), *used))
+    if not made:
+        return ast, stage
+    new = stage.substitute(made)
+    return ast.substitute({stage: new}), new
+
+
+def _product(stage: UOp) -> Product:
+    first, second, summed = _factors(stage)
+    if any(sy.is_symbolic(r) for r in (*range_lists(stage), *summed)):
+        raise KernelOptError("how many positions it has depends on a variable")
+    if not set(summed) <= set(first.src[1:]) & set(second.src[1:]):
+        raise KernelOptError("it sums up along an axis that one factor does not have")
+    own = [tuple([r for r in range_lists(stage) if r in one.src[1:] and r not in other.src[1:]])
+           for one, other in ((first, second), (second, first))]
+    return Product((first, second), (own[0], own[1]), summed)
+
+
+def _uncast(u: UOp) -> UOp:
+    while u.op is Ops.CAST:
+        u = u.src[0]
+    return u
+
+
+def _contiguous_last(product: Product) -> Coords:
+    """The RANGEs that are summed up, the one last along which the loads of most factors are contiguous."""
+    def contiguous(r: UOp) -> int:
+        found = 0
+        for f in product.factors:
+            own = f.src[0].src[f.src.index(r)]
+            loads = [u for u in f.src[0].src[0].toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.LOAD]
+            found += bool(loads) and all(sy.linear(u.src[0].src[1])[0].get(own) == 1 for u in loads)
+        return found
+    last = max(product.summed, key=lambda r: (contiguous(r), product.summed.index(r)))
+    return (*[r for r in product.summed if r is not last], last)
+

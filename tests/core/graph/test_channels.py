@@ -1,0 +1,98 @@
+"""Graphs whose convolutions have their channels last compute the same, and copy nothing between two of them."""
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from svod.config import PrepareConfig
+from svod.core.graph import graph
+from svod.core.graph.channels import channels_last, convolutions
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.schedule import create_schedule
+from svod.tensor import Tensor
+from tests.core.corpus import data
+from tests.draws import count
+
+
+def values(rng: np.random.Generator, *shape: int) -> Tensor:
+    return Tensor(rng.integers(-3, 4, shape).astype(np.float32))
+
+
+def network(seed: int) -> Tensor:
+    """Convolutions of all kinds, a residual, pooling: sums of small integers, which are exact in any order."""
+    rng, chosen = np.random.default_rng(seed), random.Random(seed)
+    n, c, size = chosen.randint(1, 2), chosen.choice((1, 2, 3, 8, 9)), chosen.randint(6, 9)
+    x = values(rng, n, c, size, size)
+    for _ in range(chosen.randint(1, 3)):
+        groups = chosen.choice([g for g in (1, 1, 2, 3) if c % g == 0])
+        taps, o = chosen.choice((1, 3)), groups * chosen.choice((1, 4, 8))
+        y = x.conv2d(values(rng, o, c // groups, taps, taps), values(rng, o), padding=taps // 2, groups=groups,
+                     stride=chosen.choice((1, 1, 2)), dilation=1).relu()
+        x, c = (y + x if y.shape == x.shape else y), o
+        x = x.max_pool2d(2, 1) if chosen.random() < 0.3 else x
+    return x
+
+
+def computed(sink: UOp) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """What a graph of one output comes to."""
+    plan = Tensor.from_uop(sink.src[0]).prepare(PrepareConfig(db=":none:"))
+    plan.execute()
+    return np.array(plan.outputs[0]).ravel()
+
+
+def test_the_same_is_computed() -> None:
+    ran = 0
+    for seed in range(count(8)):
+        sink = graph.sink(network(seed).uop)
+        last = channels_last(sink, lambda image: True)
+        assert last is not sink and len(list(convolutions(last))) == len(list(convolutions(sink)))
+        np.testing.assert_array_equal(computed(last), computed(sink))
+        ran += 1
+    assert ran
+
+
+def test_nothing_is_copied_between_convolutions() -> None:
+    """The input is copied, and each weight that has taps; what a convolution computes lies as the next one wants it."""
+    def kernels(sink: UOp) -> list[str]:
+        return [c.name_hint for c in create_schedule(sink).calls]
+    x = data(2, 8, 6, 6)
+    for _ in range(3):
+        x = x.conv2d(data(8, 8, 3, 3), data(8), padding=1).relu() + x
+    sink = graph.sink(x.conv2d(data(16, 8, 1, 1)).uop)
+    before, after = kernels(sink), kernels(channels_last(sink, lambda image: True))
+    assert len(before) == 4 and len(after) == 4 + 1 + 3
+
+
+@pytest.mark.parametrize("channels", [3, 8, 9])
+def test_rows_of_channels_are_whole_lines(channels: int) -> None:
+    """Of 16 bytes, which are four numbers of 32 bits."""
+    sink = channels_last(graph.sink(data(2, channels, 6, 6).conv2d(data(4, channels, 3, 3)).uop), lambda image: True)
+    found = [graph.shape_of(u) for u in sink.walk(Ops.CONTIGUOUS)]
+    assert sorted(shape[-1] for shape in found) == [4 * -(-channels // 4)] * 2
+
+
+def test_what_lies_so_is_not_copied() -> None:
+    x, w = data(2, 6, 6, 8).permute(0, 3, 1, 2), data(16, 3, 3, 8).permute(0, 3, 1, 2)
+    assert len(create_schedule(channels_last(graph.sink(x.conv2d(w).uop), lambda image: True)).calls) == 1
+
+
+def test_what_is_not_wanted_stays() -> None:
+    sink = graph.sink(data(2, 8, 6, 6).conv2d(data(8, 8, 3, 3)).uop)
+    assert channels_last(sink, lambda image: False) is sink
+    pooled = graph.sink(data(2, 8, 6, 6).avg_pool2d(3).uop)
+    assert channels_last(pooled, lambda image: True) is pooled
+
+
+def test_memory_that_is_written_stays_where_it_is() -> None:
+    """A state that a convolution reads and that is assigned to."""
+    state = Tensor(np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)).realize()
+    weight = Tensor(np.ones((1, 3, 3, 3), np.float32))
+    y = state.conv2d(weight)
+    want = y.numpy()
+    sink = channels_last(graph.sink(state.conv2d(weight).uop, state.assign(state * 2).uop), lambda image: True)
+    plans = [Tensor.from_uop(u) for u in sink.src]
+    got, doubled = (t.numpy() for t in plans)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(doubled.ravel(), 2 * np.arange(96, dtype=np.float32))
