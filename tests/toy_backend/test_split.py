@@ -105,6 +105,20 @@ def test_each_tile_of_each_part_has_a_group_of_its_own() -> None:
     run(Case(GEMM, 1), program)
 
 
+@pytest.mark.parametrize("subgroup", [4, 1])
+@pytest.mark.parametrize("name", ["row_sums", "in_place_accumulate", "argmax_rows"])
+def test_a_subgroup_adds_the_parts_of_a_result(name: str, subgroup: int) -> None:
+    """Where it divides their number; also what is added to in place, which one thread reads and stores."""
+    make = {"row_sums": hand_kernels.row_sums, "in_place_accumulate": lambda m, n: hand_kernels.in_place_accumulate(m, 3, n),
+            "argmax_rows": lambda m, n: hand_kernels.argmax_rows(m, n, dtypes.float32)}[name]
+    for rows, columns, parts in ((1, 41, 8), (3, 70, 12), (7, 48, 16), (2, 37, 6)):
+        kernel = Kernel(make(rows, columns))
+        program = lower(apply_opt(Scheduler(kernel, replace(TOY, subgroup=subgroup)), Opt("SPLITK", "r0", parts)))
+        partial, combining = program.spec.phases[:2]
+        assert combining.block == (subgroup if partial.extent // kernel.axes[kernel.stages[0].outs[0]].extent % 4 == 0 else 1)
+        run(Case(kernel, parts), program)
+
+
 @pytest.mark.parametrize("buffers", [2, 3])
 @pytest.mark.parametrize("summed", [10, 12, 13])
 def test_a_part_may_have_no_whole_iteration(summed: int, buffers: int) -> None:

@@ -4,11 +4,12 @@
     b = LOADS x, i [1, s]        (lane l: x[i + 1 + l*s])  →    a, b, … = the transposition of r0, r1, …, by SHUFFLEs
     …                            as many as there are lanes
 
-The same for STORES, the other way round. Where vectors have masks (`ragged`), fewer than `lanes` accesses make a part of a square, whose
-rows are loaded and stored under a mask: 14 columns of 16 channels are 16 masked stores of 14 elements. Loads under one mask per lane make a
-square whose rows are loaded where the mask of the lane says so. It stands last, on straight-line code, where unrolled positions are side by
-side; a copy that packs a matrix, a transpose kernel and a convolution that stores channels as lanes all come out of it. Loads move up to
-the first of their group, stores down to the last, so groups whose memory is also accessed in the other direction are left alone.
+The same for STORES, the other way round; also where all of a square stand under one condition, which its rows then stand under. Where
+vectors have masks (`ragged`), fewer than `lanes` accesses make a part of a square, whose rows are loaded and stored under a mask: 14
+columns of 16 channels are 16 masked stores of 14 elements. Loads under one mask per lane make a square whose rows are loaded where the mask
+of the lane says so. It stands last, on straight-line code, where unrolled positions are side by side; a copy that packs a matrix, a
+transpose kernel and a convolution that stores channels as lanes all come out of it. Loads move up to the first of their group, stores down
+to the last, so groups whose memory is also accessed in the other direction are left alone.
 """
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class _StridedGroup(NamedTuple):
     dtype: str
     lanes: int
     stride: int
-    mask: tuple[int, ...]       # gate and alternative, of masked loads
+    mask: tuple[int, ...]       # gate and alternative, of masked loads; the condition of stores
 
 
 def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], list[list[int]]]:
@@ -84,13 +85,16 @@ def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], li
 def _group_of(code: list[Instruction], at: int, block: int, ragged: bool) -> _StridedGroup | None:
     """The group of a strided access that may be part of a square, or None. `ragged`: masked loads may be."""
     op, dtype, lanes, src, arg = code[at]
-    masked = ragged and op == "LOADS" and len(src) == 4 and code[src[2]].lanes == lanes and code[src[3]].op == "CONST"
-    if not masked and (op, len(src)) not in (("LOADS", 2), ("STORES", 3)):
+    plain = 2 if op == "LOADS" else 3
+    mask = src[plain:]
+    if mask and not (code[mask[0]].lanes == 1 or (ragged and op == "LOADS" and code[mask[0]].lanes == lanes)):
+        return None
+    if mask and op == "LOADS" and code[mask[1]].op != "CONST":
         return None
     _, stride = arg
     if lanes < MIN_LANES or abs(stride) <= 1:
         return None
-    return _StridedGroup(block, op, src[0], src[1], dtype.name, lanes, stride, tuple(src[2:]) if masked else ())
+    return _StridedGroup(block, op, src[0], src[1], dtype.name, lanes, stride, mask)
 
 
 def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Iterable[list[int]]:
@@ -104,6 +108,10 @@ def _runs(members: dict[int, int], lanes: int, stride: int, least: int) -> Itera
         if least <= n <= abs(stride):
             yield [members[o] for o in offsets[i:i + n]]
         i += n
+
+
+def _zero(dtype: DType) -> float | int | bool:
+    return 0.0 if dtype.is_float else False if dtype.kind == "b" else 0
 
 
 def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[int]]) -> list[Instruction]:
@@ -148,14 +156,14 @@ def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[
             pointer, index = (number[s] for s in src[:2])
             given = code[group[0]].src[2:]
             if given:
-                alt = emit("CONST", dtype, lanes, (), code[given[1]].arg)
-                rows = [emit("LOAD", dtype, lanes, (pointer, index, emit("EXTRACT", dtypes.bool, 1, (number[given[0]],), n), alt),
-                             offset + n * stride) for n in range(lanes)]
+                alt, gate = emit("CONST", dtype, lanes, (), code[given[1]].arg), number[given[0]]
+                gates = [gate] * lanes if out[gate].lanes == 1 else [emit("EXTRACT", dtypes.bool, 1, (gate,), n) for n in range(lanes)]
+                rows = [emit("LOAD", dtype, lanes, (pointer, index, gates[n], alt), offset + n * stride) for n in range(lanes)]
                 for p, v in zip(group, transposed(rows, dtype, lanes), strict=True):
                     number[p] = v
                 continue
             mask = first(len(group), lanes)
-            extra = (*mask, emit("CONST", dtype, lanes, (), 0.0 if dtype.is_float else False if dtype.kind == "b" else 0)) if mask else ()
+            extra = (*mask, emit("CONST", dtype, lanes, (), _zero(dtype))) if mask else ()
             rows = [emit("LOAD", dtype, lanes, (pointer, index, *extra), offset + n * stride) for n in range(lanes)]
             for p, v in zip(group, transposed(rows, dtype, lanes), strict=False):
                 number[p] = v
@@ -163,7 +171,7 @@ def _rebuild(code: list[Instruction], loads: list[list[int]], stores: list[list[
             group = last[at]
             offset, stride = code[group[0]].arg
             pointer, index = (number[s] for s in src[:2])
-            mask = first(len(group), lanes)
+            mask = tuple([number[s] for s in code[group[0]].src[3:]]) or first(len(group), lanes)
             for n, v in enumerate(transposed([number[code[p].src[2]] for p in group], dtype, lanes)):
                 emit("STORE", dtype, lanes, (pointer, index, v, *mask), (offset + n * stride, False))
         if at not in dropped:

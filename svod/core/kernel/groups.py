@@ -26,6 +26,7 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 BLOCK_ROLES = (LOCAL, GROUP)
+FEW_RESULTS = 1 << 12           # of a cut reduction, in vectors: each by itself would leave most of a device idle
 
 
 class ThreadGroup(NamedTuple):
@@ -275,6 +276,12 @@ def exchanging_threads(target: Target, own: StageThreads, threads: int) -> int:
     while lanes < target.subgroup and own.reducers % (2 * lanes) == 0:
         lanes *= 2
     return lanes
+
+
+def combining_threads(target: Target, results: int, parts: int) -> int:
+    """The threads of a group that add the parts of one of so many results of a cut reduction, or of a vector of them: a subgroup where it
+    divides the parts and there are few results, else one."""
+    return target.subgroup if 1 < target.subgroup <= target.group_threads and parts % target.subgroup == 0 and results <= FEW_RESULTS else 1
 
 
 def thread_digits(state: Scheduler, threads: dict[int, StageThreads]) -> dict[int, tuple[int, int]]:

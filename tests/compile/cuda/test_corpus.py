@@ -18,17 +18,22 @@ from svod.compile.cuda.targets import ARCHITECTURES, STATIC_SHARED
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.core.graph import graph
+from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops
 from svod.core.ir.variable import without_binds
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate
 from svod.errors import KernelOptError
-from tests.agreement import draw
+from svod.tensor import Tensor
+from tests.agreement import Case, draw
 from tests.compile.cuda.emulator import run_program
 from tests.compile.cuda.target import card_target
+from tests.core.corpus import kernel_of
 from tests.draws import count
+from tests.hand_kernels import row_sums
 from tests.toy_backend.test_corpus import KERNELS, VARIABLE, case_of, group_state
 from tests.toy_backend.test_faults import sum_of_groups
 
@@ -117,6 +122,34 @@ def test_ptxas_accepts_random_chains(name: str) -> None:
         assert not GENERIC.search(text), "LLVM knows where each pointer points to"
         _, reports = ptxas.assemble(text, arch)
         assert [r.symbol for r in reports] == sorted(p.symbol for p in program.spec.phases)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(48, 88), (40, 3), (3, 40), (21, 10)])
+def test_a_transpose_in_registers(dtype: DType, shape: tuple[int, int]) -> None:
+    """Squares are turned there: all accesses of global memory are of 16 bytes, where those divide both axes. A short axis is whole."""
+    kernel = Kernel(kernel_of(Tensor(np.zeros(shape, np.float32)).cast(dtype.name).realize().transpose(0, 1).contiguous()))
+    width = 16 // dtype.itemsize
+    chain = [Opt("UPCAST", "o0", 0 if shape[1] < width else width), Opt("UPCAST", "o1", 0 if shape[0] < width else width),
+             *[Opt("LOCAL", f"o{1 - a}", 3) for a in range(2) if shape[a] > 2 * width]]
+    program = lower(apply_opts(Scheduler(kernel, TARGET), chain))
+    accesses = [line.split()[0] for line in emit_ptx(render(program, TARGET), "sm_90").split("\n") if ".global." in line and "[" in line]
+    assert all("v4.b32" in a for a in accesses) == (shape == (48, 88)), accesses
+    case = Case(kernel)
+    args = case.fresh()
+    run_program(program, TARGET, args)
+    case.check(args, "a transpose")
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_warp_adds_the_parts_of_a_sum(rows: int) -> None:
+    kernel = Kernel(row_sums(rows, 2047))
+    program = lower(apply_opts(Scheduler(kernel, TARGET), [Opt("GROUP", "r0", 4), Opt("SPLITK", "r0", 64)]))
+    assert [p.block for p in program.spec.phases] == [4, 32] and "shfl.sync" in render(program, TARGET)
+    case = Case(kernel, rows)
+    args = case.fresh()
+    run_program(program, TARGET, args)
+    case.check(args, "parts that a warp adds")
 
 
 def test_more_shared_memory_than_a_kernel_may_declare() -> None:

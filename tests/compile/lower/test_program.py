@@ -69,7 +69,7 @@ def test_a_spec_that_cannot_be_is_refused_before_it_runs(what: str, tmp_path: Pa
     assert found is not None and found.spec == BAD[what]
     arrays = [np.zeros(4, np.int64) for _ in found.spec.params]
     with pytest.raises(LaunchError, match=what):
-        ExecutionPlan.of_kernel(found.spec, loop_kernels.loaded("affine", "count"), arrays)
+        ExecutionPlan.of_kernel(found.spec, loop_kernels.loaded("affine", "count"), arrays, constants=[1])
 
 
 def test_each_stage_of_a_program_refuses_what_the_one_before_did_not_make() -> None:
@@ -89,6 +89,6 @@ def test_each_stage_of_a_program_refuses_what_the_one_before_did_not_make() -> N
         LoadedProgram(binary, [*symbols, "another"])
     with pytest.raises(LaunchError, match="its code has the addresses"):
         spec = replace(GOOD, phases=(*GOOD.phases, PhaseSpec("c", 4, 1, 0)))
-        ExecutionPlan.of_kernel(spec, loop_kernels.loaded("affine", "count"), [np.zeros(4, np.int64)] * 2)
+        ExecutionPlan.of_kernel(spec, loop_kernels.loaded("affine", "count"), [np.zeros(4, np.int64)] * 2, constants=[1])
     with pytest.raises(ValueError, match="not the description of a program"):
         spec_from_json({**spec_to_json(GOOD), "params": [["float77", 4]]})

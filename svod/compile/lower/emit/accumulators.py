@@ -177,8 +177,7 @@ class Accumulators:
     def epilogue(self, stage: OpenStage, accs: list[int], sink: Sink) -> None:
         """Combine the partial results of each position and store the stage's value."""
         accs = self._spread(stage, accs)
-        if stage.r.axes and stage.r.axes[-1] >= 0:    # not in the phase that combines the parts of a cut reduction
-            accs = self.ctx.group.combine(stage.r, accs, self.alu)
+        accs = self.ctx.group.combine(stage.r, accs, self.alu)
         stage.memo.clear()
         tile = stage.out_positions()
         partial = stage.partial

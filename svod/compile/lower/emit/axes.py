@@ -1,6 +1,7 @@
 """The axes of an open stage as values: starts, extents that depend on variables, and the conditions that positions are inside."""
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 from svod.compile.lower.emit.context import PhaseContext
@@ -126,6 +127,13 @@ class Axes:
         terms, const = lin
         return self.ssa((terms, 0)), const
 
+    def first_together(self, stage: OpenStage, a: int, limit: int) -> int:
+        """The first of the positions of a local axis that are below a multiple of `limit` where the current one is: all they start at is a
+        multiple of their number, and so is the limit. They share a condition."""
+        terms, const = add_lins(self.start(stage, a), ({}, stage.offsets[a]), 1)
+        together = gcd(limit, *[c * self.b.multiple_of(v) for v, c in terms.items()])
+        return self.ssa((terms, const - const % together))
+
     def guard(self, stage: OpenStage, axes: Any) -> int:
         """The condition that the given local axes are inside their extents, or -1 where that is certain."""
         unsafe = self.facts.unsafe
@@ -137,10 +145,11 @@ class Axes:
             if limit is None or a in stage.safe:
                 continue
             b = self.b
-            first = add_lins(self.start(stage, a), ({}, stage.offsets[a]), 1)
-            value = self.ssa(first) if stage.whole_vectors else self.coordinate(stage, a)
+            is_fixed = self.variable_bound(stage, a) is None
+            value = self.first_together(stage, a, limit if is_fixed else 1) if stage.whole_vectors or a != stage.vector_axis else \
+                self.coordinate(stage, a)
             lanes = b.num_lanes[value]
-            end = b.index(limit) if self.variable_bound(stage, a) is None else self.limit(stage, a)
+            end = b.index(limit) if is_fixed else self.limit(stage, a)
             inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.splat(end, lanes))
             if stage.r.axes[a] in self.facts.below:
                 above = b.alu("CMPLE", dtypes.bool, lanes, b.const(dtypes.index, lanes, 0), value)

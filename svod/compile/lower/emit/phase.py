@@ -6,11 +6,15 @@ from svod.compile.lower.emit.facts import ProgramFacts, Temporary
 from svod.compile.lower.emit.launch import Emitted, LaunchEmitter
 from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import NO_POINT, OpenStage, Sink, SplitReduction, StageLoop
+from svod.compile.lower.emit.threads.groups import GroupThreads
+from svod.core.ir.dtype import dtypes
 from svod.core.kernel.copy_loops import copy_loops
+from svod.core.kernel.groups import StageThreads, ThreadGroup, combining_threads
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.non_temporal import aligns_rows, leaves_tail, stores_whole_vectors
 from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop, vector_width
+from svod.core.kernel.required import Lin
 from svod.core.kernel.scheduler import LOOP, UNROLL
 
 
@@ -90,10 +94,15 @@ class Phase:
                 if not is_exact(loops, e):
                     self.facts.fixed.add(a)
                     self.facts.unsafe[a] = e
-        pieces.append((EmittedLoop(NO_ROW, UNROLL if count <= 8 else LOOP, count, 1),))
-        stage = OpenStage(combined, pieces, [*extents, count], [({}, 0)] * (part + 1), lane, COPY_VECTOR, width)
+        threads = combining_threads(self.state.target, total // width, count) if self.facts.on_grid else 1
+        self.ctx.group = GroupThreads(self.b, self.state, ThreadGroup(1, threads), {r.stage.index: StageThreads(1, threads, threads)})
+        thread = self.ctx.group.thread
+        pieces.append((EmittedLoop(NO_ROW, UNROLL if count <= 8 * threads else LOOP, count // threads, threads),))
+        base: list[Lin] = [*[({}, 0)] * part, ({thread: 1}, 0) if threads > 1 else ({}, 0)]
+        stage = OpenStage(combined, pieces, [*extents, count], base, lane, COPY_VECTOR, width)
+        if threads > 1:
+            stage.stores = self.b.alu("CMPEQ", dtypes.bool, 1, thread, self.b.index(0))
         stage.loops = [StageLoop(a, p[0], NO_POINT) for a, p in enumerate(pieces) if p[0].role == LOOP]
         store, slot = r.store, r.store_slot
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)
-        threads = self.facts.threads if total >= 1 << 14 else 1
-        return self.launch.emit(stage, self._store(pointer, store, False), threads)
+        return self.launch.emit(stage, self._store(pointer, store, False), self.facts.threads if total >= 1 << 14 else 1)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from svod.core.cost.groups.device import SECTOR
+from svod.core.cost.groups.device import LINE, SECTOR
 
 BANKS, BANK = 32, 4     # shared memory: elements of 4 bytes, 32 at a time
 Steps = tuple[tuple[int, int], ...]     # (bytes between neighbours, how many of them), the fastest first
@@ -32,6 +32,15 @@ def lane_offsets(steps: Steps, lanes: int) -> tuple[int, ...]:
 def sectors_of(steps: Steps, lanes: int, width: int) -> int:
     """Sectors that one access of `width` bytes by each of `lanes` threads touches."""
     return len({s for at in lane_offsets(steps, lanes) for s in range(at // SECTOR, (at + width - 1) // SECTOR + 1)})
+
+
+@lru_cache(maxsize=1 << 14)
+def cache_turns(steps: Steps, lanes: int, width: int) -> int:
+    """Turns in which the first cache serves one access of `width` bytes by each of `lanes` threads. As many neighbours as ask for a line
+    together are served at a time, and each line that they touch takes a turn."""
+    offsets, together = lane_offsets(steps, lanes), max(1, LINE // width)
+    return sum(len({line for at in offsets[k:k + together] for line in range(at // LINE, (at + width - 1) // LINE + 1)})
+               for k in range(0, len(offsets), together))
 
 
 @lru_cache(maxsize=1 << 14)

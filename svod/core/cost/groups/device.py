@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from svod.core.machine.target import Target
 
 SECTOR = 32             # bytes: what memory and caches move at once
+LINE = 128              # bytes: of which the first cache serves one in a turn, some sectors or all of it
 _ROUNDED = 8            # registers of a thread are allotted in such portions
 _PARTS = 4              # of a unit, with registers of their own each; a subgroup lives in one
 

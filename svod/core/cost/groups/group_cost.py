@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from svod.core.cost.compute_cost import masks_of, operation_weight
 from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.accesses import bank_turns, sectors_of, touched_bytes, turns_of, waves_of
+from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, touched_bytes, turns_of, waves_of
 from svod.core.cost.groups.device import (
     ALONE_BYTES,
     ARITHMETIC,
     FAR,
     FIRST_BYTES,
     LAUNCH,
+    LINE,
     NEAR,
     SECOND_BYTES,
     SECTOR,
@@ -33,27 +34,38 @@ from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
-from svod.core.kernel.groups import exchanged_bytes, exchanging_threads, group_of, phase_of, reducers_of, stage_threads
+from svod.core.kernel.groups import (
+    combining_threads,
+    exchanged_bytes,
+    exchanging_threads,
+    group_of,
+    phase_of,
+    reducers_of,
+    stage_threads,
+)
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
-from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UPCAST, Scheduler
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Scheduler
 from svod.core.kernel.shared.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
 _OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
+MIN_LANES = 4           # of a square that is turned in registers
 _ITERATION = 4.0        # instructions of one iteration's bookkeeping
 _MASK = 2.0             # of an access under a condition
 _OWN = 24               # registers of a thread beside values: addresses, counters
 _SPILL = 4.0            # instructions' worth of a register that lives in memory, each iteration
+_TOGETHER = 8           # threads that fill a line with the widest accesses
 _KEPT = 0.75            # the share of a cache that data may take and still be kept
 _IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under way at once
 _BARRIER = 40.0         # cycles
 _DRAINED = 250.0        # cycles from the last product of a block to the first one of the next, where all are waited for between them
 _GROUP = 20.0           # cycles until a unit has begun one more group
+_BEGIN = 1.25           # cycles until the device has begun one more (H200: 262144 groups take 162 µs whatever they do)
 _EXCHANGED = 2          # barriers of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
 _ROUNDING = 2.0         # instructions that round a factor before its products
@@ -72,6 +84,7 @@ class Access:
     limit: int
     itemsize: int
     irregular: bool = False
+    is_store: bool = False
 
 
 @dataclass
@@ -245,13 +258,17 @@ class PhasePricer:
         for a, footprints in zip(accesses, steady, strict=True):
             sectors = lanes if a.irregular else sectors_of(steps_of(shape.threads, a.coefs), lanes, a.width)
             asked = shape.times * a.times * subgroups * sectors * SECTOR
-            phase.first += max(asked, shape.times * a.times * subgroups * FIRST_BYTES)
+            is_tile = a.width > LINE // _TOGETHER       # the threads of a subgroup have parts of one access
+            turns = 1 if device.is_software or is_tile else lanes if a.irregular else \
+                cache_turns(steps_of(shape.threads, a.coefs), lanes, a.width)
+            phase.first += max(asked, shape.times * a.times * subgroups * turns * FIRST_BYTES)
             moved = footprints[-1]
             for k in range(len(shape.serial) - 1, -1, -1):
                 kept = sum([f[k + 1] for f in steady]) <= share
                 if k < a.depth or shape.is_outside(k):
                     moved *= footprints[k] / footprints[k + 1] if kept else shape.serial[k].times
-            phase.second += min(moved, asked)
+            keeps = device.is_software or is_tile or not a.is_store     # the first cache of hardware keeps no stores
+            phase.second += min(moved, asked) if keeps else asked
             phase.memory += self._from_memory(phase, shape, a, footprints[0], resident)
 
     def _footprints(self, shape: StageShape, a: Access) -> list[float]:
@@ -282,16 +299,17 @@ class PhasePricer:
 
 
 def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
-    """The phase that combines the partial results of a reduction cut into parts: one thread a vector of results."""
+    """The phase that combines the partial results of a reduction cut into parts: a thread or a subgroup for each vector of results."""
     outputs = float(prod([state.kernel.axes[a].extent for a in r.stage.outs]))
     size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
     width = vector_width(state, r)
     vectors = -(-outputs // width)
-    phase = Phase(vectors, 1, registers=_OWN + 2 * width)
+    threads = combining_threads(state.target, int(outputs) // width, parts)
+    phase = Phase(vectors, threads, registers=_OWN + 2 * width)
     phase.instructions = parts * 2.0 * width
-    phase.first = phase.second = float(parts * max(SECTOR, size * width))
+    phase.first = phase.second = float(parts * max(SECTOR if outputs > 1 else 0, size * width))
     phase.memory = max(0.0, parts * outputs * size - device_of(state.target).second)
-    phase.latency = NEAR * parts / _IN_FLIGHT
+    phase.latency = NEAR * max(1.0, parts / threads / _IN_FLIGHT) + threads.bit_length() * SHARED
     return phase
 
 
@@ -314,7 +332,8 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     arithmetic += per_unit * _GROUP + rounds * phase.drained
     parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
-    return LAUNCH + max(longest, copied) + _OVERLAP * (sum(parts) - longest)
+    begun = 0.0 if device.is_software else phase.groups * _BEGIN        # meanwhile groups before it do all of that
+    return LAUNCH + max(begun, max(longest, copied) + _OVERLAP * (sum(parts) - longest))
 
 
 class StageCounter:
@@ -429,13 +448,26 @@ class StageCounter:
             return False
         return dict(coefs).get(axis) == 1 and not const % lanes and not any(c % lanes for a, c in coefs if a != axis)
 
+    def _elements_of(self, coefs: tuple[tuple[int, int], ...], const: int) -> int:
+        """Elements of one instruction of an access: those of a vector, or of a row of a square that is turned in registers."""
+        for width in (self.width, self.width // 2, self.width // 4):
+            if width > 1 and self.lanes % width == 0 and (self._is_vector(coefs, const, width) or self._is_turned(coefs, const, width)):
+                return width
+        return 1
+
+    def _is_turned(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
+        """Whether positions beside each other on another axis than the vector's lie beside each other, as many as the vector has lanes:
+        `transpose_squares` loads and stores them as rows."""
+        if lanes < MIN_LANES or lanes != min(self.width, self.lanes) or not dict(coefs).get(self.stage.vector):
+            return False
+        return not const % lanes and any(
+            c == 1 and a != self.stage.vector and not any(other % lanes for b, other in coefs if b != a)
+            and any(p.stride == 1 and p.extent % lanes == 0 and p.role in (UPCAST, UNROLL) for p in self.stage.axes[a]) for a, c in coefs)
+
     def _instructions_of(self, deps: tuple[int, ...], coefs: tuple[tuple[int, int], ...], const: int) -> tuple[float, int]:
         """(instructions of one thread, elements of each) of an access."""
-        runs, lanes = self._runs(deps), self.lanes
-        for width in (self.width, self.width // 2, self.width // 4):
-            if width > 1 and lanes % width == 0 and self._is_vector(coefs, const, width):
-                return runs / width, width
-        return runs * self._distinct(deps, coefs), 1
+        width = self._elements_of(coefs, const)
+        return (self._runs(deps) / width, width) if width > 1 else (self._runs(deps) * self._distinct(deps, coefs), 1)
 
     def _distinct(self, deps: tuple[int, ...], coefs: tuple[tuple[int, int], ...]) -> float:
         """The share of the positions side by side that touch an element of their own: three taps of eight results beside each other read
@@ -550,10 +582,8 @@ class StageCounter:
         if self.tiles is not None:      # lines of results, each in sectors of its own
             count *= self.tiles.results.num_elements / self.tiles.results.run.extent
             elements = SECTOR // size * self.tiles.results.threads[0].extent
-        for width in (self.width, self.width // 2, self.width // 4):
-            if width > 1 and 0 <= stage.vector < self.outs and self.lanes % width == 0 and self._is_vector(coefs, const, width):
-                count, elements = runs / width, width
-                break
+        if 0 <= stage.vector < self.outs and (width := self._elements_of(coefs, const)) > 1:
+            count, elements = runs / width, width
         self.instructions += count * self.device.access(elements)
         inbytes = tuple((a, c * size) for a, c in coefs)
         if stage.space is MemorySpace.SHARED:
@@ -563,4 +593,4 @@ class StageCounter:
             places = tuple([stage.layout.place(p) * size for p in positions_of(tuple(self.shape.threads), self.outs, lanes)])
             self.turns += count * subgroups * turns_of(places, size * elements)
             return
-        self.accesses.append(Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular))
+        self.accesses.append(Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular, True))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from svod.core.cost.groups.device import device_of
+from svod.core.cost.groups.device import LINE, SECTOR, device_of
 from svod.core.cost.sketch_facts import contiguous_axes, extent_of, name_of, try_opt
 from svod.core.kernel.groups import grid_rows, group_of
 from svod.core.kernel.kernel import ResolvedStage
@@ -20,7 +20,7 @@ from svod.core.kernel.scheduler import Scheduler
 
 THREADS = (64, 128, 256)        # of a group: enough to hide latency, few enough that several groups share a unit
 _FILL = 4                       # groups per unit that a phase should have
-_MOST_PARTS = 64                # of a sum that is cut: one thread combines them
+_MOST_PARTS = 64                # of a sum that is cut, for each thread that combines them
 _SHORT = 8                      # positions of a reduce axis that become straight-line code
 
 
@@ -100,19 +100,35 @@ def elementwise_options(state: Scheduler, r: ResolvedStage) -> Iterator[Schedule
             yield spread_outputs(done, r, first, threads)
         # several positions, a group apart
         yield try_opt(spread_outputs(state, r, first, threads), "UPCAST", name, 4)
+    for threads in thread_counts(state):
         yield from _squares(state, r, first, threads)
 
 
 def _squares(state: Scheduler, r: ResolvedStage, stored: int, threads: int) -> Iterator[Scheduler]:
-    """Tiles of values that are read along one axis and stored along another: both have whole sectors in a group."""
+    """Tiles of values that are read along one axis and stored along another: both have whole sectors in a group. Each thread turns a square
+    of vectors in registers, where they divide both axes; of the neighbours that are served at a time, each sector is wanted by as many as
+    fill it."""
     read = along_memory(state, r)
     if read in (-1, stored) or read >= len(r.stage.outs):
         return
+    names, extents = [name_of(state, r, a) for a in (stored, read)], [extent_of(state, r, a) for a in (stored, read)]
+
+    def tile(base: Scheduler, lines: int, along: int) -> Scheduler:
+        for name, n in zip(names, (lines, along), strict=True):
+            base = try_opt(base, "LOCAL", name, min(n, base.rows[base.row_id(name)].extent))
+        return base
+    width = vector_width(state, r)
+    if width > 1 and not any(extent % width for extent in extents):
+        square = try_opt(try_opt(state, "UPCAST", names[0], width), "UPCAST", names[1], width)
+        yield tile(square, LINE // SECTOR, threads * SECTOR // LINE)
+    for short, other in ((0, 1), (1, 0)):       # the threads have the whole of a short axis
+        if extents[short] <= _SHORT and extents[other] % width == 0:
+            whole = try_opt(try_opt(state, "UPCAST", names[short], 0), "UPCAST", names[other], width)
+            yield try_opt(whole, "LOCAL", names[other], min(threads, left_of(whole, r, (stored, read)[other])))
     side = 16 if threads >= 256 else 8
-    done = try_opt(try_opt(state, "LOCAL", name_of(state, r, stored), min(side, extent_of(state, r, stored))), "LOCAL",
-                   name_of(state, r, read), min(side, extent_of(state, r, read)))
+    done = tile(state, side, side)
     yield done
-    yield try_opt(done, "UPCAST", name_of(state, r, read), 4)
+    yield try_opt(done, "UPCAST", names[1], 4)
 
 
 def reduction_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
@@ -164,7 +180,9 @@ def _cut(state: Scheduler, r: ResolvedStage, axis: int) -> Iterator[Scheduler]:
         return
     wanted = _FILL * device_of(state.target).units // max(1, groups_of(state, r.stage.index))
     left = state.rows[state.row_id(name_of(state, r, axis))].extent
-    for parts in dict.fromkeys((min(wanted, left, _MOST_PARTS), min(wanted // _FILL, left, _MOST_PARTS))):
+    subgroup = max(1, state.target.subgroup)
+    for parts in dict.fromkeys((min(wanted, left, _MOST_PARTS), min(wanted // _FILL, left, _MOST_PARTS),
+                                *[min(n // subgroup, left // subgroup, _MOST_PARTS) * subgroup for n in (wanted, wanted // _FILL)])):
         if parts > 1:
             done = try_opt(state, "SPLITK", name_of(state, r, axis), parts)
             if done is not state:

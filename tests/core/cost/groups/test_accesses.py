@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from svod.core.cost.groups.accesses import bank_turns, sectors_of, touched_bytes, waves_of
+from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, touched_bytes, waves_of
 from svod.core.cost.groups.device import SECTOR
 
 
@@ -14,6 +14,15 @@ def test_sectors_of_the_docstring() -> None:
     assert sectors_of(((256, 32),), 32, 4) == 32
     assert sectors_of(((0, 32),), 32, 4) == 1
     assert sectors_of(((4, 8), (4096, 4)), 32, 4) == 4, "four rows of eight"
+
+
+def test_lines_take_turns() -> None:
+    assert cache_turns(((4, 32),), 32, 4) == 1
+    assert cache_turns(((16, 32),), 32, 16) == 4, "eight neighbours at a time fill a line"
+    assert cache_turns(((4096, 32),), 32, 4) == 32
+    assert cache_turns(((4096, 8), (16, 4)), 32, 16) == 32, "each eight ask for eight lines"
+    assert cache_turns(((4096, 4), (16, 8)), 32, 16) == 16, "and here for four"
+    assert cache_turns(((0, 32),), 32, 4) == 1
 
 
 def test_banks() -> None:

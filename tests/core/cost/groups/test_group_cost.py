@@ -36,7 +36,9 @@ def test_neighbouring_threads_read_neighbouring_elements() -> None:
 def test_a_sum_along_memory_wants_threads_along_memory() -> None:
     x = data(4096, 4096)
     assert cycles(x.sum(1), ("GROUP", "r0", 256)) < cycles(x.sum(1), ("LOCAL", "o0", 256)) / 4
-    assert cycles(x.sum(0), ("LOCAL", "o0", 64), ("GROUP", "r0", 16)) < cycles(x.sum(0), ("GROUP", "r0", 16)) / 2, "columns"
+    columns = cycles(x.sum(0), ("LOCAL", "o0", 64), ("SPLITK", "r0", 64))
+    assert columns < cycles(x.sum(0), ("LOCAL", "o0", 64), ("GROUP", "r0", 16)) / 2, "neighbours share a sum: each has a row of its own"
+    assert columns < cycles(x.sum(0), ("GROUP", "r0", 16)) / 2
 
 
 def test_register_tiles_reuse_what_they_read() -> None:
@@ -86,6 +88,24 @@ def test_what_the_heuristic_takes() -> None:
     assert {"GROUP", "SPLITK"} <= chain_of(data(1 << 22).sum())
     assert "LOCAL" in chain_of(conv(16, 32, 28, 3, padding=1))
     assert "LOCAL" in chain_of(data(997, 1009).transpose(0, 1).contiguous())
+
+
+def test_a_transpose_turns_squares_in_registers() -> None:
+    """Where vectors divide both axes; a short axis is turned whole."""
+    turned = data(4096, 2048).transpose(0, 1).contiguous()
+    chain = [(o.op, o.axis, o.arg) for o in group_heuristic(Scheduler(Kernel(kernel_of(turned)), GPU)).applied_opts]
+    assert chain[:3] == [("UPCAST", "o1", 4), ("UPCAST", "o0", 4), ("LOCAL", "o1", 4)], "eight neighbours read four sectors"
+    tile = (("UPCAST", "o1", 4), ("UPCAST", "o0", 4))
+    assert cycles(turned, *tile, ("LOCAL", "o1", 4), ("LOCAL", "o0", 16)) < cycles(turned, *tile, ("LOCAL", "o1", 8), ("LOCAL", "o0", 8))
+    short = data(1 << 22, 3).transpose(0, 1).contiguous()
+    assert ("UPCAST", "o0", 0) in [(o.op, o.axis, o.arg) for o in group_heuristic(Scheduler(Kernel(kernel_of(short)), GPU)).applied_opts]
+
+
+def test_groups_begin_one_after_the_other() -> None:
+    """A quarter of a million groups take as long as that, whatever they do."""
+    x = data(1 << 18, 16) * 2.0
+    many, few = (cycles(x, ("LOCAL", "o0", n)) for n in (16, 256))
+    assert many > 1.25 * (1 << 18) > 2 * few
 
 
 def test_contractions_stage_their_operands_in_shared_memory() -> None:
