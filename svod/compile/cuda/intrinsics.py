@@ -23,6 +23,7 @@ SPECIAL: dict[str, str] = {
     "llvm.nvvm.barrier.cta.sync.aligned.all": "",
     "llvm.nvvm.shfl.sync.bfly.i32": "",
     "llvm.nvvm.f2tf32.rna": "mma.tf32",
+    "llvm.nvvm.ex2.approx.ftz.f32": "",
     **{f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}{kind}.b16.p3": "ldmatrix" for n in (1, 2, 4) for kind in ("", ".trans")},
     **{f"llvm.nvvm.cp.async.{what}": "cp.async" for what in ("commit.group", "wait.group", *(
         f"{kind}.shared.global.{n}{given}" for kind, n in (("ca", 4), ("ca", 8), ("cg", 16)) for given in ("", ".s")))},

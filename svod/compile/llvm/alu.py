@@ -246,6 +246,21 @@ def _mulacc(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, .
     return f"add {ty} {w.temp(f'mul {ty} {a}, {b}')}, {c}"
 
 
+def _pow2(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
+    """2^x by ex2.approx.ftz (NVIDIA's PTX ISA), lane by lane."""
+    if dtype.name != "float32" or not w.target.has_pow2:
+        raise refuse("POW2", dtype, f"{w.target.arch} has an instruction for it of float32, or none")
+    w.declared.add("declare float @llvm.nvvm.ex2.approx.ftz.f32(float)")
+    if lanes == 1:
+        return f"call float @llvm.nvvm.ex2.approx.ftz.f32(float {x[0]})"
+    vec, whole = f"<{lanes} x float>", "poison"
+    for k in range(lanes):
+        power = w.temp(f"call float @llvm.nvvm.ex2.approx.ftz.f32(float {w.temp(f'extractelement {vec} {x[0]}, i64 {k}')})")
+        text = f"insertelement {vec} {whole}, float {power}, i64 {k}"
+        whole = w.temp(text) if k < lanes - 1 else text
+    return whole
+
+
 def _scaleb(w: Writer, dtype: DType, lanes: int, x: list[str], src: tuple[int, ...]) -> str:
     """x · 2^n by VSCALEFPS and VSCALEFPD (Intel SDM volume 2C), on registers of 128 to 512 bits, with undefined lanes behind the last."""
     if dtype.kind != "f":
@@ -293,7 +308,7 @@ CORES: dict[str, Core] = {
     "IDIV": _division(False), "MOD": _division(True), "SHL": _shift(True), "SHR": _shift(False),
     "CMPLT": _comparison("olt", "slt", "ult"), "CMPLE": _comparison("ole", "sle", "ule"),
     "CMPEQ": _comparison("oeq", "eq", "eq"), "CMPNE": _comparison("une", "ne", "ne"),
-    "MULACC": _mulacc, "SCALEB": _scaleb,
+    "MULACC": _mulacc, "SCALEB": _scaleb, "POW2": _pow2,
 }
 COMPARED = frozenset({"CMPLT", "CMPLE", "CMPEQ", "CMPNE"})
 KEEPS_NONNEG = frozenset({"ADD", "MUL", "IDIV", "MOD", "MIN", "MAX", "MULACC"})

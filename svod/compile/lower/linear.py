@@ -19,9 +19,9 @@ from svod.errors import CompileError
 INDEX, BOOL = dtypes.index, dtypes.bool
 
 ARITY: dict[str, int] = {op.value: n for n, ops in ((1, UNARY), (2, BINARY_OPS), (3, TERNARY)) for op in ops - TRANSCENDENTAL}
-ARITY["SCALEB"] = 2
+ARITY["SCALEB"], ARITY["POW2"] = 2, 1
 COMPARES = frozenset(op.value for op in COMPARISONS)
-FLOAT_ONLY = frozenset({"SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "FDIV", "SCALEB"})
+FLOAT_ONLY = frozenset({"SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "FDIV", "SCALEB", "POW2"})
 BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
 POINTERS = frozenset({"ARG", "TEMP", "SCRATCH", "SHARED"})
 LOADS_OPS = frozenset({"LOAD", "LOADS", "GATHER"})
@@ -263,6 +263,7 @@ class _PhaseCheck:
             self.require(self.kind(src[0]) in ((BOOL, lanes), (BOOL, 1)), f"the condition %{src[0]} is not a bool of {lanes} lanes or one")
             src = src[1:]
         self.require(op not in FLOAT_ONLY or dtype.is_float, "is defined for floats")
+        self.require(op != "POW2" or dtype == dtypes.float32, "is defined for float32")
         self.require(op not in BITS_ONLY or not dtype.is_float, "is defined for bools and integers")
         for s in src:
             self.operand(s, of, lanes, "operand")

@@ -9,6 +9,8 @@ SIN and COS hold their bound for |x| ≤ `SIN_DOMAIN`; beyond it the result is s
 is fused, and sums are computed as they are written. Without, the last bits of a result may be lost, POW of float64 has an error of y·log x
 units in the last place, and SIN and COS hold for |x| < 2^23, in float32 alone for |x| < 2^13.
 
+Where the target has POW2, EXP2 of float32 is that and a scaling for denormal results, and EXP of 16-bit floats is 2^(x / ln 2).
+
 The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: scaling by powers of two with one
 instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23` (rounding and
 integer conversion in one addition); Cody and Waite's argument reduction (Software Manual for the Elementary Functions, 1980) with fused
@@ -271,8 +273,16 @@ def _exp(v: _Vector, x: int) -> int:
     return scaled(v.polynomial(r, (1.0, 1.0, *_EXP[v.dtype, unit])))
 
 
+def _exp_of_16_bits(v: _Vector, x: int) -> int:
+    """e^x = 2^(x / ln 2) for results of 16 bits: where these are not 0 or infinite, |x| < 104, and the product is off by 2^-17 at most."""
+    return _exp2(v, v.mul(x, v.c(_INV_LN2[F32][0])))
+
+
 def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
     """2^(x + low) with a correction |low| far below 1. `table`: another polynomial for |r| ≤ 1."""
+    if v.rules.has_pow2 and v.dtype == F32 and low is None and table is None:
+        small = v.lt(x, v.c(-126.0))        # of powers that are denormal the instruction makes zeros
+        return v.mul(v.b.alu("POW2", F32, v.lanes, v.where(small, v.add(x, v.c(64.0)), x)), v.where(small, v.c(2.0**-64), v.c(1.0)))
     x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
     a, unit, scaled = _powers(v, x, 1.0)
     r = v.sub(x, a) if unit == 1 else v.fma(a, v.c(-2.0), x)
@@ -495,5 +505,7 @@ def expand(b: MathBuilder, op: Ops, dtype: DType, lanes: int, *args: int, rules:
         raise UnsupportedError(f"{op.value} of {dtype.name} has no vector expansion; there are expansions of "
                                f"{', '.join(o.value for o in _EXPANSIONS)} for floats")
     if dtype.bits == 16:
+        if op is Ops.EXP and rules.has_pow2:
+            expansion = _exp_of_16_bits
         return b.cast(dtype, expansion(_Vector(b, F32, lanes, rules), *(b.cast(F32, x) for x in args)))
     return expansion(_Vector(b, dtype, lanes, rules), *args)

@@ -23,7 +23,7 @@ from svod.core.ir.uop import Ops
 from svod.errors import UnsupportedError
 
 V = TypeVar("V")
-Alu = Callable[..., Any]  # alu(op: Ops, *values: V) -> V
+Alu = Callable[..., Any]  # alu(op: Ops, *values: V | float) -> V; a number is a constant of the type of the value before it
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def _combine_scaled(a: tuple[V, ...], b: tuple[V, ...], alu: Alu) -> tuple[V, ..
     """Of equal maxima, infinite ones too, neither side is scaled: the difference of infinities would be NaN."""
     scale = alu(Ops.EXP, alu(Ops.SUB, alu(Ops.MIN, a[0], b[0]), alu(Ops.MAX, a[0], b[0])))
     first, second = alu(Ops.CMPLT, a[0], b[0]), alu(Ops.CMPLT, b[0], a[0])
-    sums = [alu(Ops.ADD, alu(Ops.WHERE, first, alu(Ops.MUL, x, scale), x), alu(Ops.WHERE, second, alu(Ops.MUL, y, scale), y))
-            for x, y in zip(a[1:], b[1:], strict=True)]
+    of_a, of_b = alu(Ops.WHERE, first, scale, 1.0), alu(Ops.WHERE, second, scale, 1.0)
+    sums = [alu(Ops.MULACC, x, of_a, alu(Ops.MUL, y, of_b)) for x, y in zip(a[1:], b[1:], strict=True)]
     return alu(Ops.MAX, a[0], b[0]), *sums
 
 

@@ -109,10 +109,11 @@ def is_covered(state: Scheduler, placement: Placement, stage: int, axis: int) ->
     be computed by two of them."""
     if not state.target.has_groups:
         return False
-    is_output = axis in state.kernel.stages[stage].outs
+    is_output, chosen = axis in state.kernel.stages[stage].outs, state.dots[stage]
     if placement.paths[stage] == () and is_output:
         return True
-    shared = (*BLOCK_ROLES, DOT) if is_output and held_threads(state, stage) > 1 else BLOCK_ROLES
+    in_tiles = held_threads(state, stage) > 1 and (is_output or (chosen is not None and axis == chosen.columns))
+    shared = (*BLOCK_ROLES, DOT) if in_tiles else BLOCK_ROLES
     return any(state.rows[r].role in shared for r in state.axis_rows[axis])
 
 

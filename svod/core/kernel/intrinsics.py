@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import product_of
-from svod.core.kernel.kernel import Kernel, LinearIndex, ResolvedStage, Stage
+from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, Stage
 from svod.core.kernel.scheduler import UPCAST, Scheduler
-from svod.core.machine.isa import DOTS, LINE, TILES, Dot
+from svod.core.machine.isa import DOTS, LINE, TILES, Dot, Fragment
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
+LEAST_POWER = -126.0     # of two that is a normal number of float32
 WORD = dtypes.uint32     # what a dot instruction sums up for one of its results
 
 
@@ -161,6 +162,17 @@ def _applicable(kernel: Kernel, target: Target, stage: int) -> Iterator[tuple[st
                 yield axes[axis].name, (dot.name, *[axes[a].name for a in tile]) if dot.is_tile else dot.name
 
 
+def normal_power(r: ResolvedStage, node: Node) -> int:
+    """The node x of where(x < -126, 0, 2^x) of float32, which is POW2, an instruction of some targets; -1 for another value."""
+    if node.op != "WHERE" or node.dtype != dtypes.float32:
+        return -1
+    tiny, zero, power = (r.nodes[s] for s in node.src)
+    if tiny.op != "CMPLT" or (zero.kind, zero.arg) != ("const", 0) or power.op != "EXP2" or tiny.src[0] != power.src[0]:
+        return -1
+    least = r.nodes[tiny.src[1]]
+    return power.src[0] if (least.kind, least.arg) == ("const", LEAST_POWER) else -1
+
+
 class Packed(NamedTuple):
     """How an operand of a dot instruction is staged: its dim along the sum in groups, as `dtype`, perhaps with the sign bit flipped."""
 
@@ -210,7 +222,7 @@ class TensorizePlan(NamedTuple):
 def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | None:
     """The instruction that TC chose for a stage whose vectors run along local axis `lane` (-1: none)."""
     chosen = state.dots[r.stage.index]
-    if chosen is None:
+    if chosen is None or not chosen.computes:
         return None
     axis, dot = chosen.axis, DOTS[chosen.name]
     first_dtype, second_dtype = dot.operands
@@ -254,6 +266,28 @@ def held_threads(state: Scheduler, stage: int) -> int:
     return DOTS[chosen.name].threads if chosen is not None else 1
 
 
+def held_layout(state: Scheduler, stage: int) -> Fragment | None:
+    """Which elements of a tile each thread has, of a stage that HOLD has laid out."""
+    chosen = state.dots[stage]
+    if chosen is None or chosen.computes:
+        return None
+    fragments = DOTS[chosen.name].fragments
+    assert fragments is not None
+    return fragments[0]
+
+
+def shuffles_of(state: Scheduler, stage: int) -> list[int]:
+    """By which bits of their numbers the threads differ that share the reduction of a stage whose columns HOLD has laid out."""
+    chosen, fragment = state.dots[stage], held_layout(state, stage)
+    if chosen is None or fragment is None or chosen.columns not in state.kernel.stages[stage].reds:
+        return []
+    masks, inner = [], 1
+    for d in reversed(fragment.threads):
+        masks += [1 << k for k in range(inner.bit_length() - 1, (inner * d.extent).bit_length() - 1) if d.columns]
+        inner *= d.extent
+    return masks
+
+
 class DotRate(NamedTuple):
     """Cost of a stage's dot instruction: products per instruction, its time in multiply-adds, and whether it needs a correction."""
 
@@ -278,7 +312,7 @@ def packed_stages(state: Scheduler) -> frozenset[int]:
     """The stages that are operands of dot instructions."""
     stages: set[int] = set()
     for s, chosen in enumerate(state.dots):
-        if chosen is not None:
+        if chosen is not None and chosen.computes:
             r = state.kernel.resolve(frozenset())[s]
             assert r is not None
             stages.update(o.stage for o in operands_of(state.kernel, r, chosen.axis))

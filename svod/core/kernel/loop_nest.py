@@ -26,7 +26,7 @@ from svod.core.kernel.groups import (
     thread_digits,
     whole_extent,
 )
-from svod.core.kernel.intrinsics import WORD, stored_node
+from svod.core.kernel.intrinsics import WORD, held_threads, stored_node
 from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
@@ -34,7 +34,8 @@ from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_regio
 from svod.core.kernel.scheduler import LOOP, Scheduler
 from svod.core.kernel.shared.banks import AT_ONCE, Digit, SharedRead, matrix_read, padded_rows
 from svod.core.kernel.shared.copy import GroupCopy, group_copy, rows_in_bulk
-from svod.core.machine.levels import MemorySpace
+from svod.core.kernel.shared.held import Holders, is_computed_in_place
+from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.errors import KernelOptError
 
 NO_START: Lin = ({}, 0)
@@ -183,7 +184,11 @@ class LoopNestMaker:
                                  "at a loop of the sum")
         if space is MemorySpace.SHARED and layout is not None:
             copy, layout = self._in_shared_memory(r, starts, layout)
-        if copy is not None and layout is not None:
+        axes: tuple[tuple[EmittedLoop, ...], ...]
+        if space is MemorySpace.HELD and is_derived(stage):
+            axes = tuple([(EmittedLoop(NO_ROW, LOOP, n, 1),) for n in region])
+            order, vector, vector_loop = [(d, axes[d][0]) for d in range(len(region))], -1, None
+        elif copy is not None and layout is not None:
             axes = _axes_of_copy(copy, region)
             order, vector, vector_loop = [(d, axes[d][0]) for d in copy.order], copy.vector, None
         elif is_derived(stage):
@@ -244,12 +249,25 @@ class LoopNestMaker:
             of_group = self.whole[s] = self._required(s, path, of_group=True)
             needed = tuple([extent for _, extent in of_group])
             space = space_of(state, self.placement, s, positions, prod(needed), threads)
+            if is_computed_in_place(state, self.placement, self.layouts, s):
+                return tuple([start for start, _ in of_group]), needed, MemorySpace.HELD
             if space is MemorySpace.SHARED:
                 region = tuple([whole_extent(state, s, dim, extent) for dim, extent in enumerate(needed)])
                 self.beyond[s] = tuple([more - extent for more, extent in zip(region, needed, strict=True)])
                 self.whole[s] = [RequiredDim(start, extent) for (start, _), extent in zip(of_group, region, strict=True)]
-                return tuple([start for start, _ in of_group]), region, space
+                return tuple([start for start, _ in of_group]), region, MemorySpace.HELD if self._is_held(stage, path, region) else space
         return tuple([start for start, _ in required]), tuple([extent for _, extent in required]), space
+
+    def _is_held(self, stage: Stage, path: Path, region: tuple[int, ...]) -> bool:
+        """Whether what the threads of a group compute of a stage stays with them."""
+        state, root = self.state, phase_of(self.placement, stage.index)
+        if held_threads(state, stage.index) == 1:
+            return False
+        threads = stage_threads(state, self.placement, root)
+        opened = frozenset([row for q, depth in path for row in state.order[q][:depth]])
+        holders = Holders(state, self.placement, self.layouts, {q: nest.axes for q, nest in self.stages.items()}, opened, threads,
+                          thread_digits(state, threads))
+        return holders.keep(stage.index, tuple([fit(state, state.axis_rows[a], n) for a, n in zip(stage.outs, region, strict=True)]))
 
     def _rows(self, r: ResolvedStage, region: tuple[int, ...]) \
             -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
@@ -343,7 +361,7 @@ class LoopNestMaker:
             if q not in opened:
                 if a >= len(r.stage.outs):
                     return RequiredDim(NO_START, spanned(self.state, self.placement, q, r.axes[a]))
-                own = self._of_reader(q, path, of_group or reader.space is MemorySpace.SHARED)[a]
+                own = self._of_reader(q, path, of_group or reader.space in OF_GROUP)[a]
                 return RequiredDim(own.start, reader.reached(self.state, a, own.extent))
             moving = {p.row: p.stride for p in reader.axes[a]
                       if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}

@@ -28,10 +28,12 @@ from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.intrinsics import LEAST_POWER
 from svod.core.kernel.kernel import Kernel, Stage, expand_reads, own_reduces, reduce_parts
 from svod.errors import KernelOptError
 
 PAIR = 2        # elements of a row's (maximum, sum)
+PER_LN2 = 1.4426950216293335    # 1/ln 2 in float32
 
 
 def online(kernel: Kernel, name: str, block: int) -> Kernel:
@@ -417,8 +419,9 @@ class _Rewriter:
             done[u] = new
         return done[value]
 
-    def _blocks(self) -> tuple[UOp, Callable[[tuple[UOp, ...], UOp, UOp], UOp]]:
-        """(the stage MB; exp(X - MB) at a row, block and position in it)."""
+    def _blocks(self, rounded: bool) -> tuple[UOp, Callable[[tuple[UOp, ...], UOp, UOp], UOp]]:
+        """(the stage MB; exp(X - MB) at a row, block and position in it). `rounded`: to 16 bits, so that it may be 2^(X/ln 2 - MB/ln 2),
+        one operation less, off by 2^-24 of the larger of both terms. Where that is no normal number it is 0: the block's largest is 1."""
         rows = self.rows
         coords, b, i = self._ranges(rows.stage), self._range(self.count), self._range(self.block)
         peak = UOp(Ops.REDUCE, rows.source.dtype, (rows.read(coords, self._position(b, i)), i), ("MAX", 1))
@@ -429,6 +432,13 @@ class _Rewriter:
             m = self._index(peaks, *coords, b)
             # exp(-inf - 0) is 0: a block without any key weighs nothing
             m = UOp(Ops.WHERE, m.dtype, (UOp(Ops.CMPEQ, dtypes.bool, (m, low)), UOp.const(m.dtype, 0), m))
+            if rounded:
+                per_ln2 = UOp.const(m.dtype, PER_LN2)
+                apart = UOp(Ops.NEG, m.dtype, (UOp(Ops.MUL, m.dtype, (m, per_ln2)),))
+                x = rows.read(coords, self._position(b, i))
+                power = UOp(Ops.MULACC, m.dtype, (x, per_ln2, apart))
+                tiny = UOp(Ops.CMPLT, dtypes.bool, (power, UOp.const(m.dtype, LEAST_POWER)))
+                return UOp(Ops.WHERE, m.dtype, (tiny, UOp.const(m.dtype, 0), UOp(Ops.EXP2, m.dtype, (power,))))
             return UOp(Ops.EXP, m.dtype, (UOp(Ops.SUB, m.dtype, (rows.read(coords, self._position(b, i)), m)),))
         return peaks, weight
 
@@ -453,7 +463,7 @@ class _Rewriter:
     def weighted_sum(self, stage: Stage, weighted: _Weighted, sums: Stage | None) -> UOp:
         """Attention: the whole computation in the reduction of `stage`."""
         dtype = self.rows.source.dtype
-        peaks, weight = self._blocks()
+        peaks, weight = self._blocks(weighted.rounded is not None)
         coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
         weights = UOp(Ops.STAGE, dtype, (weight(coords, b, i), *coords, b, i))
         coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
@@ -489,7 +499,7 @@ class _Rewriter:
     def pair(self, sums: Stage) -> UOp:
         """Softmax: (maximum, sum) of a row as a stage of two elements, which all other stages read."""
         dtype = self.rows.source.dtype
-        peaks, weight = self._blocks()
+        peaks, weight = self._blocks(False)
         coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
         totals = self._sum(dtype, weight(coords, b, i), i, (*coords, b))
         coords, j, b = self._ranges(self.rows.stage), self._range(PAIR), self._range(self.count)

@@ -530,6 +530,47 @@ def _tile_rows(state: Scheduler, stage: int, dot: Dot, names: list[str], what: s
     return out
 
 
+def hold(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Lay out the positions of a stage like the results of a matrix instruction, tile by tile: HOLD(stage, (instruction, rows, columns)),
+    where rows is the innermost loop of an output axis and columns that of an output or a reduce axis. The loops then count tiles, and LOCAL
+    counts subgroups. Threads that have columns of the same row share what is reduced along it, and all have the result. Where a stage and
+    all that read it are laid out alike, its values stay in the registers of the threads that computed them; else they lie in shared
+    memory.
+
+        for o in N: for r in K: m[o] = max(m[o], x[o, r])     subgroups: for o in N/16: for r in K/8: each thread its own 2 × 2 positions;
+                                                              m = max over the 4 threads of a row
+    """
+    what = f"HOLD({axis}, {arg if isinstance(arg, (str, tuple)) else repr(arg)})"
+    s = state.stage_id(axis)
+    stage, (dot, names) = state.kernel.stages[s], _named_intrinsic(arg, what)
+    if dot.fragments is None or not dot.runs_on(state.target):
+        raise KernelOptError(f"{what}: no threads of the target hold tiles of {dot.name}")
+    if any(o.op == "NOLOCALS" for o in state.applied_opts):
+        raise KernelOptError(f"{what}: NOLOCALS keeps the groups of this state at one thread; a subgroup holds the tiles")
+    if is_derived(stage):
+        raise KernelOptError(f"{what}: the loops of a copy follow from where it is read")
+    if state.dots[s]:
+        raise KernelOptError(f"{what}: the stage has an instruction already")
+    if state.kernel.written:
+        raise KernelOptError(f"{what}: a kernel that reads what it writes computes no position twice, as threads that share a row may")
+    axes: list[int] = []
+    for name, amount in zip(names, (dot.rows, dot.columns), strict=True):
+        row = _loop_row(state, name, "HOLD")
+        a = state.rows[row].axis
+        if state.stage_of_row(row) != s or (not axes and _is_reduce(state, row)):
+            raise KernelOptError(f"{what}: {name} is no {'axis' if axes else 'output axis'} of the stage")
+        if state.axis_rows[a][-1] != row or state.pads[a] or a in axes or state.kernel.axes[a].bound is not None:
+            raise KernelOptError(f"{what}: tiles are cut from the innermost loop of an axis that is not padded, and depends on no variable")
+        axes.append(a)
+        state = _split(state, row, amount, DOT)
+    chosen = list(state.dots)
+    chosen[s] = IntrinsicChoice(-1, dot.name, *axes)
+    new = state.copy(dots=tuple(chosen))
+    _check_registers(new, s, what)
+    place_stages(new)
+    return _checked_groups(new, what)
+
+
 def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """Compute a maximum over rows, the sum of exponentials relative to it and their weighted sums in one pass over blocks of n
     positions: ONLINE(stage of the maximum, n). Each block has its own maximum; where two blocks meet, the sums of the smaller maximum
@@ -716,7 +757,7 @@ def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 OPTS: dict[str, Rule] = {
     "UPCAST": upcast, "UNROLL": unroll, "LANES": lanes, "THREAD": thread, "TILE": tile, "ORDER": reorder, "SWAP": swap,
-    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "ONLINE": online,
+    "STAGE": stage, "INLINE": inline, "PADTO": padto, "STREAM": stream, "PREFETCH": prefetch, "TC": tc, "HOLD": hold, "ONLINE": online,
     "FLATTEN": flatten,
     "LOCAL": local, "GROUP": group, "GROUPTOP": grouptop, "NOLOCALS": nolocals, "SPLITK": splitk, "PIPELINE": pipeline,
 }

@@ -59,12 +59,18 @@ class Loop(NamedTuple):
 
 
 class IntrinsicChoice(NamedTuple):
-    """TC's choice: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1 without tiles)."""
+    """TC's choice: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1 without tiles). Or
+    HOLD's: the axis is -1, as the instruction computes nothing of the stage. Its positions lie as those of results do."""
 
     axis: int
     name: str
     rows: int = -1
     columns: int = -1
+
+    @property
+    def computes(self) -> bool:
+        """Whether the instruction sums up the stage."""
+        return self.axis >= 0
 
 
 class ParallelLoop(NamedTuple):

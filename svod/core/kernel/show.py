@@ -94,7 +94,10 @@ class _Printer:
         target = target or self._target(r)
         if is_derived(r.stage):
             shape = ", ".join(map(str, self.nest.stages[s].region))
-            self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(s)}, laid out in the order it is read:")
+            if self.nest.stages[s].space is MemorySpace.HELD:
+                self._line(depth, f"operand {r.stage.name}[{shape}], computed where it is multiplied:")
+            else:
+                self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(s)}, laid out in the order it is read:")
             self._children(s, 0, depth + 1)
             self._line(depth + 1, f"{target} = {self._value(r)}")
             return
@@ -138,7 +141,7 @@ class _Printer:
             if not is_derived(r.stage):
                 stage = self.nest.stages[child]
                 region = ", ".join(map(str, stage.region))
-                memory = "shared memory" if stage.space is MemorySpace.SHARED else "scratch"
+                memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(stage.space, "scratch")
                 where = " in a register" if stage.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
                 self._line(depth, f"stage {r.stage.name}{where}:")
                 self._stage(r, depth + 1)

@@ -33,5 +33,9 @@ class MemorySpace(Enum):
 
     REGISTER = auto()   # one thread, a single element
     SCRATCH = auto()    # one thread, a block of elements
+    HELD = auto()       # the threads of one group, each its own elements of tiles, in registers
     SHARED = auto()     # the threads of one group
     GLOBAL = auto()     # every thread: arguments and temporaries
+
+
+OF_GROUP = (MemorySpace.HELD, MemorySpace.SHARED)       # what the threads of a group compute together

@@ -14,11 +14,12 @@ HOST = "CPU"     # the device whose memory NumPy arrays are in, and where values
 
 class FloatRules(NamedTuple):
     """What expansions of functions may rely on: SCALEB is an instruction; MULACC rounds once, and sums and products are computed as they
-    are written; there is float64."""
+    are written; there is float64; POW2 is an instruction."""
 
     scales: bool = False
     is_strict: bool = True
     has_float64: bool = True
+    has_pow2: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,12 @@ class Target:
     @property
     def float_rules(self) -> FloatRules:
         """What expansions of functions may rely on."""
-        return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64)
+        return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64, self.has_pow2)
+
+    @property
+    def has_pow2(self) -> bool:
+        """Whether powers of two of float32 are an instruction: ex2.approx.ftz of NVIDIA's PTX ISA, of two units in the last place."""
+        return self.arch == "nvptx64"
 
     @property
     def has_groups(self) -> bool:

@@ -287,6 +287,11 @@ class _Rewriter:
         if name.startswith("llvm.nvvm.cp.async."):
             self._copy(name, operands)
             return
+        if name == "llvm.nvvm.ex2.approx.ftz.f32":
+            power, tiny, value = self._name(), self._name(), operands.removeprefix("float ")
+            self.lines += [f"  {power} = call float @llvm.exp2.f32({operands})", f"  {tiny} = fcmp olt float {value}, -126.0",
+                           f"  {result} = select i1 {tiny}, float 0.0, float {power}"]
+            return
         if name == "llvm.nvvm.f2tf32.rna":
             bits, up = self._name(), self._name()
             self.lines += [f"  {bits} = bitcast {operands} to i32", f"  {up} = add i32 {bits}, 4096", f"  {result} = and i32 {up}, -8192"]

@@ -20,12 +20,16 @@ from svod.core.graph.buffer import Array
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.online import masked_limits
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.levels import MemorySpace
+from tests.agreement import Case
 from tests.attention import KINDS, PLAIN, AttentionCase
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
 from tests.compile.cuda.target import card_target
 from tests.compile.cuda.test_core_suite import A100, H100
+from tests.compile.cuda.test_matrix import check
 from tests.core.corpus import data, kernel_of
 from tests.draws import count
 
@@ -120,3 +124,54 @@ def test_one_pass_is_predicted_faster_than_phases_where_scores_outgrow_the_cache
     phases = group_cost(apply_opts(state, parse_chain(PHASES[dtype]))).cycles
     fastest, _ = GroupPrices().cheapest(attention_options(state), 1)[0]
     assert fastest < 0.8 * phases
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_in_registers(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores, weights and sums of random shapes that stay with the threads that computed them; lengths that no tile divides."""
+    rng, ran = random.Random(f"held {kind} {dtype}"), 0
+    stand_in(FakeDriver(sizes={**CARDS[rng.choice(list(CARDS))], "group_threads": 128}), monkeypatch)
+    while ran < count(1):
+        shape = rng.choice((2, 3)), rng.choice((17, 32, 33, 40)), rng.choice((64, 67)), rng.choice((3, 16, 24)), rng.choice((8, 17, 24))
+        case = AttentionCase.draw(rng, kind, dtype, shape)
+        found = passes_in_registers(case)
+        if found:
+            state = rng.choice(found)
+            assert {"s2", "s3", "s5", "s6", "s8"} == held_stages(state)
+            case.check(state.applied_opts, "CUDA")
+            ran += 1
+
+
+def passes_in_registers(case: AttentionCase) -> list[Scheduler]:
+    options = attention_options(Scheduler(case.kernel(), backend_named("CUDA").target()))
+    return [state for _, state in GroupPrices().cheapest(options, 1 << 20) if held_stages(state)]
+
+
+def held_stages(state: Scheduler) -> set[str]:
+    return {state.kernel.stages[s].name for s, nest in loop_nest(state).stages.items() if nest.space is MemorySpace.HELD}
+
+
+@pytest.mark.parametrize("chain", [
+    "HOLD(out, mma_f16,o0,r0) UPCAST(r0, 2) LOCAL(o0, 2)", "HOLD(out, mma_f16,o0,r0) UPCAST(r0, 2) UNROLL(r0, 2) UPCAST(o0, 2)",
+    "TILE(r0, 16) HOLD(out, mma_f16,o0,r0.in) UPCAST(r0.in, 2)", "HOLD(out, mma_f16,o0,r0) LOCAL(o0, 3)"])
+def test_rows_shared_by_the_threads_of_a_tile(chain: str) -> None:
+    """Sums and positions of maxima by exchanges of registers; 29 columns are no whole tiles."""
+    for seed, made in enumerate((data(37, 29).sum(1), data(37, 29).argmax(1), data(3, 37, 29).max((0, 2)))):
+        kernel = Kernel(kernel_of(made))
+        text = chain if seed < 2 else chain.replace("r0", "r1")
+        state = apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), parse_chain(text))
+        program = check(Case(kernel, seed), state, seed)
+        assert {i.arg for i in program.code[0] if i.op == "SHFL_XOR"} == {1, 2}
+
+
+@pytest.mark.parametrize(("queries", "row"), [(32, "UPCAST(s3.o1, 2)"), (32, ""), (64, "LOCAL(s3.o1, 2)")])
+def test_what_does_not_stay_in_registers_is_right_too(queries: int, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that HOLD has laid out lies in shared memory where its reader has other threads."""
+    stand_in(FakeDriver(sizes={**A100, "group_threads": 128}), monkeypatch)
+    case = AttentionCase.draw(random.Random(queries), "causal", "float16", (2, 70, 67, 16, 24))
+    found = next(s for s in passes_in_registers(case) if any(str(o) == f"TILE(o1, {queries})" for o in s.applied_opts))
+    chain = [o for o in found.applied_opts if str(o) not in ("LOCAL(s3.o1, 2)", "LOCAL(s3.o1, 4)", "UPCAST(s3.o1, 2)")]
+    chain = [*chain[:-1], *parse_chain(row), *chain[-1:]] if row else chain
+    assert not {"s2", "s3"} & held_stages(apply_opts(Scheduler(case.kernel(), found.target), chain))
+    case.check(tuple(chain), "CUDA")

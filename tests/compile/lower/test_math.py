@@ -45,6 +45,9 @@ class Direct:
         self.ops.append(op)
         if op == "SCALEB":
             return self.put(scaleb(self.values[args[0]][0], self.values[args[1]][0]), dtype, lanes)
+        if op == "POW2":
+            power = np.exp2(self.values[args[0]][0].astype(np.float64))
+            return self.put(np.where(power < 2.0**-126, 0, power).astype(np.float32), dtype, lanes)
         return self.put(apply_alu(Ops[op], dtype, [self.values[a][0] for a in args]), dtype, lanes)
 
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int:
@@ -64,7 +67,7 @@ class Direct:
         return self.values[v][1:]
 
 
-STRICT, SCALED, LOOSE = FloatRules(), FloatRules(scales=True), FloatRules(is_strict=False)
+STRICT, SCALED, LOOSE, POWERS = FloatRules(), FloatRules(scales=True), FloatRules(is_strict=False), FloatRules(has_pow2=True)
 
 
 def run(op: Ops, dtype: DType, *args: Array, rules: FloatRules = STRICT) -> Array:
@@ -101,7 +104,7 @@ def ulps(got: Array, want: Array, dtype: DType) -> Array:
 
 def check(op: Ops, dtype: DType, *args: Array) -> None:
     want = reference(op, *args)
-    for rules in (STRICT, SCALED):
+    for rules in (STRICT, SCALED, POWERS):
         check_against(want, run(op, dtype, *args, rules=rules), op, dtype, *args)
 
 

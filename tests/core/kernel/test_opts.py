@@ -23,6 +23,7 @@ PRIME = Kernel(gemm(17, 19, 23))
 SOFTMAX = Kernel(softmax(12, 40))
 CONVOLUTION = Kernel(kernel_of(data(2, 3, 8, 8).conv2d(data(5, 3, 3, 3))))
 GROUP_OPTS = ("LOCAL", "NOLOCALS", "GROUP", "GROUPTOP", "SPLITK", "PIPELINE")     # their legal cases: test_groups.py
+OF_TILES = ("HOLD",)            # test_held.py
 Chain = list[list[Any]]
 
 
@@ -143,6 +144,7 @@ ILLEGAL: list[tuple[str, Kernel, Chain, str]] = [
     ("LANES", GEMM, [["UPCAST", "o0", 4], ["LANES", "o0.in", 4]], "takes no argument"),
     ("INLINE", GEMM, [["STAGE", "s0", "root"], ["INLINE", "s0", "root"]], "takes no argument"),
     *((op, GEMM, [[op, "r0", 4]], f"{op}.* the target x86_64 has no") for op in GROUP_OPTS),
+    ("HOLD", GEMM, [["HOLD", "out", ["mma_bf16", "o0", "o1"]]], "no threads of the target hold tiles of mma_bf16"),
     ("PREFETCH", GEMM, [["PREFETCH", "p3", 4]], "no such argument or stage at the root; the kernel has p0, p1, p2"),
     ("PREFETCH", GEMM, [["PREFETCH", "s1", 4]], "no such argument or stage at the root"),
     ("PREFETCH", GEMM, [["STAGE", "s1", "o1"], ["PREFETCH", "s1", 4]], "no such argument or stage at the root"),
@@ -195,7 +197,7 @@ def test_illegal(op: str, kernel: Kernel, chain: Chain, why: str) -> None:
 def test_every_opt_has_a_case() -> None:
     legal, illegal = {c[0] for c in LEGAL}, {c[0] for c in ILLEGAL}
     assert illegal == set(OPTS)
-    assert legal | set(GROUP_OPTS) == set(OPTS)
+    assert legal | {*GROUP_OPTS, *OF_TILES} == set(OPTS)
 
 
 def test_unknown_opts_are_named() -> None:

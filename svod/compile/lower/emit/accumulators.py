@@ -166,9 +166,12 @@ class Accumulators:
                       for d, a, v, n in zip(red.dtypes, acc, values, neutral, strict=True)]
         return list(combiner.combine(tuple(acc), tuple(values), self.alu, nan=red.dtypes[0].is_float))
 
-    def alu(self, op: Ops, *args: int) -> int:
+    def alu(self, op: Ops, *given: int | float) -> int:
         """An elementwise operation, as combiners call it: of as many lanes as the widest operand."""
-        b, width = self.b, max([self.b.num_lanes[a] for a in args])
+        b, args = self.b, list[int]()
+        for a in given:
+            args.append(b.const(b.dtype[args[-1]], 1, a) if isinstance(a, float) else a)
+        width = max([b.num_lanes[a] for a in args])
         dtype = dtypes.bool if op in (Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE) else b.dtype[args[-1]]
         if op in TRANSCENDENTAL:
             return math.expand(b, op, dtype, width, *[b.splat(a, width) for a in args], rules=self.state.target.float_rules)
@@ -200,7 +203,8 @@ class Accumulators:
             for k, red in enumerate(stage.r.reductions):
                 n = len(red.values)
                 parts = [accs[at + p * components + first:at + p * components + first + n] for p in range(len(partial))]
-                for c, v in enumerate(self.combine_all(red, parts, reduce_lane)):
+                total = self.ctx.group.over_columns(stage.r, self.combine_all(red, parts, reduce_lane), red.combiner, self.alu)
+                for c, v in enumerate(total):
                     done[k, c] = v
                 first += n
             if reduce_lane:

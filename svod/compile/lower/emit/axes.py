@@ -8,6 +8,7 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import OpenStage
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
+from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.layout import is_contiguous, is_exact
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins, sum_lins
@@ -42,6 +43,17 @@ class Axes:
             base_terms, base_const = stage.base[a]
             lin = stage.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
         return lin
+
+    def at(self, stage: OpenStage, lin: LinearIndex) -> Lin:
+        """Σ coefficient·axis + constant at the current position."""
+        here: Lin = ({}, lin.const)
+        for a, c in lin.coefs:
+            here = add_lins(here, add_lins(self.start(stage, a), ({}, stage.offsets[a]), 1), c)
+        return here
+
+    def placed(self, place: list[Lin]) -> tuple[tuple[frozenset[tuple[int, int]], ...], tuple[int, ...]]:
+        """(the terms of each dim, its constant) of a position."""
+        return tuple([frozenset(terms.items()) for terms, _ in place]), tuple([const for _, const in place])
 
     def bound(self, stage: OpenStage, a: int) -> UOp | None:
         """The extent of local axis `a` where it depends on variables, else None."""

@@ -12,7 +12,7 @@ from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import fit, is_computed_once, is_derived
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.kernel.shared.banks import with_row_pad
-from svod.core.machine.levels import MemorySpace
+from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.errors import ProgramTooLong
 
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
@@ -104,6 +104,14 @@ class ProgramFacts:
     def is_shared(self, s: int) -> bool:
         """Whether a stage is kept in the memory that the threads of a group share."""
         return self.nest.stages[s].space is MemorySpace.SHARED
+
+    def is_held(self, s: int) -> bool:
+        """Whether a stage stays in the registers of the threads that hold tiles of it."""
+        return self.nest.stages[s].space is MemorySpace.HELD
+
+    def is_of_group(self, s: int) -> bool:
+        """Whether the threads of a group compute a stage together."""
+        return self.nest.stages[s].space in OF_GROUP
 
     def shared_layout(self, s: int, extents: tuple[int, ...]) -> Layout:
         """How a region of a stage lies in shared memory."""

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from svod.compile.lower.emit.addresses import Address, Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
+from svod.compile.lower.emit.packing import SIGN, WORD, Packing
 from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Operand, Packed, TensorizePlan
 from svod.core.kernel.kernel import LinearIndex
+from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import DOT
+from svod.core.machine.isa import Fragment
 from svod.errors import KernelOptError
-
-WORD = dtypes.uint32
-SIGN = 0x80
 
 
 class OperandAddress(NamedTuple):
@@ -36,9 +36,9 @@ class OperandAddress(NamedTuple):
 class Intrinsics:
     """Products by the instructions that a state's opts chose."""
 
-    def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values):
+    def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values, packing: Packing):
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
-        self.axes, self.addresses, self.values = axes, addresses, values
+        self.axes, self.addresses, self.values, self.packing = axes, addresses, values, packing
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
         """The instruction that sums in this stage; None in the phase that combines partial results."""
@@ -148,6 +148,9 @@ class Intrinsics:
         group.exchanges = True
         for number, (o, p, down, across) in enumerate(zip(plan.operands, plan.packed, (plan.rows, along), (along, plan.columns),
                                                           strict=True)):
+            if self.facts.is_held(o.stage):
+                values.append(self.computed_fragment(stage, o, p, dot.fragments[1 + number], (down, across)))
+                continue
             staged, linear, (start, const, _, _) = self.operand_at(stage, o)
             start, const = self.inside(stage, plan, o, start, const) if staged.guarded else (start, const)
             if b.op[staged.pointer] == "SCRATCH":
@@ -160,6 +163,25 @@ class Intrinsics:
                                  (const, dot.name, number, linear.coef(down), linear.coef(across)), max(staged.floor, b.level), False,
                                  staged.version))
         return b.load("MMA", dot.accumulator, b.num_lanes[acc], tuple(values), dot.name, b.level)
+
+    def computed_fragment(self, stage: OpenStage, o: Operand, p: Packed, fragment: Fragment, tile: tuple[int, int]) -> int:
+        """The elements that this thread has of an operand, computed here. `tile`: the local axes of its rows and columns."""
+        node, r = stage.r.nodes[o.node], self.facts.placement.stage(o.stage)
+        key: Any = ("computed", o.node, *[stage.offsets[d] for d in node.deps])
+        if key not in stage.memo:
+            first = dict(zip(tile, self.ctx.group.origin(fragment), strict=True))
+            base = [self.axes.at(stage, lin) for lin in node.dims]
+            for d, lin in enumerate(node.dims):
+                for a, c in lin.coefs:
+                    base[d] = add_lins(base[d], first.get(a, ({}, 0)), c)
+            extents = [self.kernel.axes[a].extent for a in r.stage.outs]
+            one, parts = OpenStage(r, [()] * len(base), extents, base, -1, -1, 1), []
+            along, across = (p.row_dim, p.dim) if node.dims[p.dim].coef(tile[1]) else (p.dim, p.row_dim)
+            for row, column in fragment.places:
+                one.offsets = [row * (d == along) + column * (d == across) for d in range(len(base))]
+                parts.append(self.packing.packed_value(one, p, 1))
+            stage.memo[key] = self.packing.interleaved(parts)
+        return stage.memo[key]
 
     def inside(self, stage: OpenStage, plan: TensorizePlan, o: Operand, start: int, const: int) -> tuple[int, int]:
         """Where the tile at the current position is read: at the start of all where an axis beside its rows and columns is beyond its end,

@@ -8,13 +8,15 @@ from __future__ import annotations
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.intrinsics import SIGN, WORD
 from svod.compile.lower.emit.state import OpenStage
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.intrinsics import Packed, stored_node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin, add_lins
+
+WORD = dtypes.uint32
+SIGN = 0x80
 
 
 class Packing:

@@ -75,7 +75,7 @@ class Regions:
 
     def computed(self, s: int, dim: int, of_group: bool) -> RequiredDim:
         """The region that will be computed of a stage that is not open: the required one, and what threads compute beyond it."""
-        start, extent = self.required(s, dim, of_group or self.facts.is_shared(s))
+        start, extent = self.required(s, dim, of_group or self.facts.is_of_group(s))
         return RequiredDim(start, self.facts.nest.stages[s].reached(self.state, dim, extent))
 
     def region_of_group(self, r: ResolvedStage, a: int) -> RequiredDim:

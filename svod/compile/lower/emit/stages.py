@@ -12,7 +12,7 @@ from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.reduce import ReduceLoops
 from svod.compile.lower.emit.regions import Regions
-from svod.compile.lower.emit.state import NO_POINT, OpenStage, Sink, Staged, StageLoop
+from svod.compile.lower.emit.state import NO_POINT, Held, OpenStage, Sink, Staged, StageLoop
 from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
@@ -22,8 +22,9 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, area_start
 from svod.core.kernel.loop_nest import stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, fit, vector_width
-from svod.core.kernel.required import Lin, RequiredDim
+from svod.core.kernel.required import Lin, RequiredDim, add_lins
 from svod.core.kernel.scheduler import UPCAST
+from svod.errors import KernelOptError
 
 
 class Stages:
@@ -37,8 +38,8 @@ class Stages:
         self.values = Values(ctx, self.axes, self.addresses)
         self.loops = LoopEmitter(ctx, self.axes, self.values)
         self.regions = Regions(ctx, self.axes)
-        intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values)
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
+        intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values, self.packing)
         self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
         self.group_copies = GroupCopies(ctx, self.axes)
         self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.regions, self.group_copies, self.packing)
@@ -67,30 +68,30 @@ class Stages:
         """Emit the stages that live at a point."""
         children = [c for c in self.facts.placement.children.get((s, depth), ()) if c not in self.copies_ahead.running]
         for child in children:
-            self.emit_stage(child)
+            if not (self.facts.is_held(child) and child in self.facts.derived):     # that is computed where it is multiplied
+                self.emit_stage(child)
         if children:    # here, not in a loop that reads what they stored
             self.ctx.group.shared.before_reading(self._shared_areas(children))
 
     def emit_stage(self, s: int) -> None:
         """Compute the part of stage `s` that its readers need at this point."""
-        b = self.b
         r = self.facts.placement.resolved[s]
         assert r is not None
-        shared = self.facts.is_shared(s)
+        shared, of_group = self.facts.is_shared(s), self.facts.is_of_group(s)
         self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
-        regions = [self.regions.required(s, i, shared) for i in range(len(r.stage.outs))]
+        regions = [self.regions.required(s, i, of_group) for i in range(len(r.stage.outs))]
         extents, base = [region.extent for region in regions], [region.start for region in regions]
-        if shared:
+        if of_group:
             extents = [whole_extent(self.state, s, i, extent) for i, extent in enumerate(extents)]
         beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(extents)))
-        layout = self.facts.shared_layout(s, tuple(extents)) if shared else self.facts.layout(s, tuple(extents))
-        if layout.tiled >= 0 and not shared and base[layout.tiled] != ({}, 0):
+        layout = self.facts.shared_layout(s, tuple(extents)) if of_group else self.facts.layout(s, tuple(extents))
+        if layout.tiled >= 0 and not of_group and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
         if shared:
             stage = self.group_copies.open(r, extents, base) if s in self.facts.derived else self._open_rows(r, extents, base)
         else:
             stage = self._open_copy(r, extents, base, layout) if s in self.facts.derived else self._open_rows(r, extents, base)
-            if self.ctx.group.group.threads > 1:
+            if self.ctx.group.group.threads > 1 and not of_group:
                 self._of_group(stage, [self.regions.required(s, i, True) for i in range(len(r.stage.outs))])
         # a region of all positions is wider than what is read
         stage.safe.update(i for i, e in enumerate(extents) if e < self.facts.positions(s, i) and self.regions.is_read_inside(s, i))
@@ -99,16 +100,10 @@ class Stages:
         self.emit_point(s, 0)
         if shared:
             self._emit_shared(stage, layout, base, beyond)
-        elif all(e == 1 for e in extents):
-            got: list[int] = []
-            self.walk(stage, 0, lambda one: got.append(self.values.result(one)))
-            self.ctx.staged[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
+        elif of_group:
+            self._emit_held(stage, base)
         else:
-            offset = self.ctx.stage_area(s, self.facts.area(s, layout))
-            pointer = b.pure("SCRATCH", self.facts.stored(s), 1, (), offset)
-            self.walk(stage, 0, self.copy_sink(s, ("SCRATCH", offset), layout, base))
-            self.ctx.versions += 1
-            self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, beyond)
+            self._emit_own(stage, extents, layout, base, beyond)
         if outer is None:
             del self.ctx.open_stages[s]
         else:
@@ -126,6 +121,20 @@ class Stages:
         stage.group_base = [*(start for start, _ in whole), *stage.group_base[count:]]
         stage.apart = [*(extent - own for (_, extent), own in zip(whole, stage.bounds, strict=False)), *stage.apart[count:]]
 
+    def _emit_own(self, stage: OpenStage, extents: list[int], layout: Layout, base: list[Lin], beyond: bool) -> None:
+        """Compute what each thread has to itself: one element, or an area of scratch."""
+        s, b = stage.index, self.b
+        if all(e == 1 for e in extents):
+            got: list[int] = []
+            self.walk(stage, 0, lambda one: got.append(self.values.result(one)))
+            self.ctx.staged[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
+            return
+        offset = self.ctx.stage_area(s, self.facts.area(s, layout))
+        pointer = b.pure("SCRATCH", self.facts.stored(s), 1, (), offset)
+        self.walk(stage, 0, self.copy_sink(s, ("SCRATCH", offset), layout, base))
+        self.ctx.versions += 1
+        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, beyond)
+
     def _emit_shared(self, stage: OpenStage, layout: Layout, base: list[Lin], beyond: bool) -> None:
         """Fill an area of shared memory."""
         s, b, shared = stage.index, self.b, self.ctx.group.shared
@@ -141,6 +150,25 @@ class Stages:
         self.ctx.versions += 1
         pointer = shared.pointer(self.facts.stored(s), offset)
         self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, beyond)
+
+    def _emit_held(self, stage: OpenStage, base: list[Lin]) -> None:
+        """Compute the elements of tiles that this thread holds."""
+        held: dict[tuple[int, ...], int] = {}
+        starts: set[tuple[frozenset[tuple[int, int]], ...]] = set()
+
+        def keep(one: OpenStage) -> None:
+            value, lane = self.values.result(one), one.vector_axis
+            terms, place = self.axes.placed([add_lins(self.axes.start(one, i), ({}, one.offsets[i]), 1) for i in range(one.num_outs)])
+            starts.add(terms)
+            for k in range(one.chunk.active if lane >= 0 else 1):
+                at = tuple([p + k * one.vector_stride * (i == lane) for i, p in enumerate(place)])
+                held[at] = value if self.b.num_lanes[value] == 1 else self.b.pure("EXTRACT", self.b.dtype[value], 1, (value,), k)
+        self.walk(stage, 0, keep)
+        if len(starts) != 1:
+            raise KernelOptError(f"the tiles of stage {stage.r.stage.name} do not start alike; its values do not stay in registers")
+        self.ctx.versions += 1
+        self.ctx.staged[stage.index] = Staged(-1, -1, None, tuple(base), self.b.level, self.ctx.versions, False,
+                                              held=Held(starts.pop(), held))
 
     def copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
         """A sink for the positions of a staged value. `area`: op and arg of its pointer."""

@@ -32,8 +32,15 @@ class SplitReduction(NamedTuple):
     parts: int
 
 
+class Held(NamedTuple):
+    """The elements of a stage that a thread has in registers: by position, from where it starts in the terms of each dim."""
+
+    terms: tuple[frozenset[tuple[int, int]], ...]
+    values: dict[tuple[int, ...], int]
+
+
 class Staged(NamedTuple):
-    """A stage's value for its readers: in memory (`layout`) or, for a single element, a scalar."""
+    """A stage's value for its readers: in memory (`layout`), in registers (`held`) or, for a single element, a scalar."""
 
     scalar: int
     pointer: int
@@ -43,6 +50,7 @@ class Staged(NamedTuple):
     version: int                   # which content of its area: an area is written again where a stage is computed twice
     guarded: bool                  # positions beyond the extent may be asked for: read under a gate
     buffer: int = -1               # an index value: elements before the buffer that is read, of several; -1: there is one
+    held: Held | None = None
 
 
 class Chunk(NamedTuple):

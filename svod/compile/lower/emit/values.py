@@ -2,22 +2,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from svod.compile.lower import math
 from svod.compile.lower.emit.addresses import Address, Addresses, Base
 from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
-from svod.compile.lower.emit.state import Chunk, OpenStage
+from svod.compile.lower.emit.state import Chunk, Held, OpenStage
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.ir.uop import TRANSCENDENTAL
-from svod.core.kernel.intrinsics import stored_node
+from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL
+from svod.core.kernel.intrinsics import normal_power, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.required import Lin, Terms
+from svod.core.kernel.required import Lin, Terms, add_lins
 from svod.core.kernel.shared.copy import ASYNC_BYTES
+from svod.errors import KernelOptError
 
+COMPARES = frozenset(op.value for op in COMPARISONS)
 _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
+
+
+class SumOfAxes(NamedTuple):
+    """Σ coefficient·axis + constant: of the first lane, and by how much the next lanes are further."""
+
+    start: Lin
+    step: int
 
 
 class Values:
@@ -74,6 +83,14 @@ class Values:
 
     def eval_alu(self, stage: OpenStage, node: Node) -> int:
         b = self.b
+        power = normal_power(stage.r, node) if self.state.target.has_pow2 else -1
+        if power >= 0:
+            x = self.evaluate(stage, power)
+            return b.alu("POW2", node.dtype, b.num_lanes[x], x)
+        if node.op in COMPARES and self.on_grid:
+            compared = self.compared(stage, node)
+            if compared >= 0:
+                return compared
         args = [self.evaluate(stage, s) for s in node.src]
         lanes = max([b.num_lanes[a] for a in args])
         op = node.op
@@ -83,6 +100,41 @@ class Values:
         if op == "RECIPROCAL":
             return b.alu("FDIV", node.dtype, lanes, b.const(node.dtype, lanes, 1), args[0])
         return b.alu(op, node.dtype, lanes, *args)
+
+    def compared(self, stage: OpenStage, node: Node) -> int:
+        """A comparison of sums of axes, with all constants on one side: what positions of a tile have in common is computed once. -1 for
+        others."""
+        low, high = (self.sum_of_axes(stage, s) for s in node.src)
+        if low is None or high is None:
+            return -1
+        b, (terms, const), step = self.b, add_lins(low.start, high.start, -1), low.step - high.step
+        width = stage.chunk.width if step else 1
+        value = b.splat(self.axes.ssa((terms, 0)), width)
+        return b.alu(node.op, dtypes.bool, width, value, b.vconst(dtypes.index, tuple(-const - k * step for k in range(width))))
+
+    def sum_of_axes(self, stage: OpenStage, n: int) -> SumOfAxes | None:
+        """A node as a sum of axes and constants at the current position; None for another."""
+        node = stage.r.nodes[n]
+        if node.dtype != dtypes.index:
+            return None
+        if node.kind == "const":
+            return SumOfAxes(({}, node.arg), 0)
+        if node.kind == "axis":
+            a = node.arg
+            start = add_lins(self.axes.start(stage, a), ({}, stage.offsets[a]), 1)
+            return SumOfAxes(start, stage.vector_stride if a == stage.vector_axis else 0)
+        if node.kind != "alu" or node.op not in ("ADD", "SUB", "MUL"):
+            return None
+        first, second = (self.sum_of_axes(stage, s) for s in node.src)
+        if first is None or second is None:
+            return None
+        if node.op == "MUL":
+            if second.start[0] or second.step:
+                return None
+            k = second.start[1]
+            return SumOfAxes(add_lins(({}, 0), first.start, k), first.step * k)
+        k = 1 if node.op == "ADD" else -1
+        return SumOfAxes(add_lins(first.start, second.start, k), first.step + k * second.step)
 
     def eval_cast(self, stage: OpenStage, node: Node) -> int:
         return self.b.cast(node.dtype, self.evaluate(stage, node.src[0]))
@@ -121,6 +173,8 @@ class Values:
     def eval_read(self, stage: OpenStage, node: Node) -> int:
         s: int = node.arg
         staged = self.ctx.staged_value(s)
+        if staged.held is not None:
+            return self.held_value(stage, node, staged.held)
         if staged.layout is None:
             return staged.scalar
         if self.b.op[staged.pointer] == "SHARED":
@@ -135,6 +189,14 @@ class Values:
         # behind what is read in shared memory lies what nobody has written, or what others write meanwhile
         return self.load(stage, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base,
                          slack=self.b.op[staged.pointer] != "SHARED", version=staged.version)
+
+    def held_value(self, stage: OpenStage, node: Node, held: Held) -> int:
+        """The element of a stage in registers that this thread reads at the current position."""
+        terms, place = self.axes.placed([self.axes.at(stage, lin) for lin in node.dims])
+        value = held.values.get(place) if terms == held.terms else None
+        if value is None:
+            raise KernelOptError(f"stage {self.kernel.stages[node.arg].name} is read at another position than those that its threads hold")
+        return value
 
     def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: LinearIndex, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:

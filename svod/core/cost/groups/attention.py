@@ -27,6 +27,9 @@ _BLOCKS = (32, 64, 128)         # keys at a time
 _QUERIES = (32, 64, 128)        # of a group
 _WIDE = (4, 8, 16)              # columns of a thread's tile
 _BUFFERS = 2                    # of keys and values that are copied ahead
+_HIGH = (1, 2)                  # tiles of queries of a subgroup, where scores stay in registers
+_CHAINS = 4                     # partial maxima and sums of a row beside each other
+_BESIDE = 64                    # registers of a thread beside what it holds
 _MOST_HELD = 32                 # elements of a tile of scores or sums that a thread holds
 
 
@@ -37,6 +40,17 @@ class _Part(NamedTuple):
     rows: str
     columns: str
     summed: str
+
+
+class _Pass(NamedTuple):
+    """The stage that the pass sums up, its local axes of queries and of what is weighted, both products, and how its own tiles are cut."""
+
+    r: ResolvedStage
+    tile: int
+    lane: int
+    scores: _Part
+    sums: _Part
+    out: _Part
 
 
 def attention_options(state: Scheduler) -> Iterator[Scheduler]:
@@ -67,19 +81,59 @@ def _passes(start: Scheduler, queries: int, block: int) -> Iterator[Scheduler]:
         return
     rows = [(s, down) for s in (peaks.arg, totals.arg)]
     columns = extent_of(start, r, lane)
+    name = name_of(start, r, tile)
+    out = _Part(r.stage.index, f"{name}.in" if extent_of(start, r, tile) > queries else name, name_of(start, r, lane), "")
+    for high in _HIGH:
+        done = _held(start, _Pass(r, tile, lane, scores, sums, out), rows, queries, block, high)
+        if done is not None:
+            yield from _with_copies_ahead(done, r)
     for threads in thread_counts(start)[-2:]:
         for held in _in_tiles(start, scores, sums, queries, block, columns, threads):
-            placed = _placed(held, r, tile, lane, queries, scores.stage, sums.stage)
+            placed = _placed(held, _Pass(r, tile, lane, scores, sums, out), queries)
             for s, axis in rows:
                 placed = _row_threads(placed, s, axis, queries, threads)
-            name = name_of(start, r, tile)
-            out = _Part(r.stage.index, f"{name}.in" if extent_of(start, r, tile) > queries else name, name_of(start, r, lane), "")
             done = _thread_tile(placed, out, queries, columns, threads)
             if done is not None:
-                yield done
-                ahead = try_opt(done, "PIPELINE", name_of(start, r, len(r.stage.outs)), _BUFFERS)
-                if ahead is not done:
-                    yield ahead
+                yield from _with_copies_ahead(done, r)
+
+
+def _with_copies_ahead(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
+    yield state
+    ahead = try_opt(state, "PIPELINE", name_of(state, r, len(r.stage.outs)), _BUFFERS)
+    if ahead is not state:
+        yield ahead
+
+
+def _held(state: Scheduler, parts: _Pass, rows: list[tuple[int, int]], queries: int, block: int, high: int) -> Scheduler | None:
+    """A pass whose scores, weights and sums stay in the registers of the threads that hold them as results of a matrix instruction. Each
+    subgroup has `high` tiles of queries, and all columns. `rows`: the stages that reduce a block, and their axis of queries."""
+    dot = _instruction(state, parts.scores)
+    columns = extent_of(state, parts.r, parts.lane)
+    if dot is None or dot is not _instruction(state, parts.sums) or queries % (dot.rows * high) or block % dot.positions:
+        return None
+    subgroups = queries // (dot.rows * high)
+    held = high * dot.rows * (block + 2 * (columns + dot.columns)) // dot.threads
+    if subgroups * dot.threads > state.target.group_threads or held > state.target.registers_per_thread - _BESIDE:
+        return None
+    across = -(-columns // dot.columns)
+    for part, wide in ((parts.scores, block // dot.columns), (parts.sums, across)):
+        state = try_opt(state, "TC", part.summed, (dot.name, part.rows, part.columns))
+        state = try_opt(_by_subgroups(state, part, high, wide, subgroups), "UNROLL", part.summed, 0)
+    state = _placed(state, parts, queries, values=False)
+    for s, axis in rows:
+        stage, axes = state.kernel.stages[s], state.kernel.axes
+        of = _Part(s, axes[stage.outs[axis]].name, axes[stage.reds[0]].name, "")
+        state = try_opt(state, "HOLD", stage.name, (dot.name, of.rows, of.columns))
+        state = try_opt(_by_subgroups(state, of, high, min(_CHAINS, block // dot.columns), subgroups), "UNROLL", of.columns, 0)
+    laid = try_opt(state, "HOLD", parts.r.stage.name, (dot.name, parts.out.rows, parts.out.columns))
+    return _by_subgroups(laid, parts.out, high, across, subgroups) if laid is not state else None
+
+
+def _by_subgroups(state: Scheduler, part: _Part, high: int, wide: int, subgroups: int) -> Scheduler:
+    """`high` by `wide` tiles to each subgroup, and rows of them dealt out to so many subgroups."""
+    for op, name, amount in (("UPCAST", part.columns, wide), ("UPCAST", part.rows, high), ("LOCAL", part.rows, subgroups)):
+        state = try_opt(state, op, name, amount) if amount > 1 else state
+    return state
 
 
 def _moved(dims: Any, local: int) -> int:
@@ -165,8 +219,10 @@ def _row_threads(state: Scheduler, s: int, axis: int, queries: int, threads: int
     return try_opt(state, "GROUP", axes[stage.reds[0]].name, parts) if parts > 1 else state
 
 
-def _placed(state: Scheduler, r: ResolvedStage, tile: int, lane: int, queries: int, scores: int, parts: int) -> Scheduler:
-    """The loop over blocks around a tile of queries, and in it what is computed and read of a block; around it the queries."""
+def _placed(state: Scheduler, parts: _Pass, queries: int, values: bool = True) -> Scheduler:
+    """The loop over blocks around a tile of queries, and in it what is computed and read of a block; around it the queries. `values`: what
+    several stages read is computed once, and not by each of them."""
+    r, tile, lane = parts.r, parts.tile, parts.lane
     name, along, blocks = name_of(state, r, tile), name_of(state, r, lane), name_of(state, r, len(r.stage.outs))
     others = [name_of(state, r, a) for a in range(len(r.stage.outs)) if a not in (lane, tile) and extent_of(state, r, a) > 1]
     inside = [name, along]
@@ -175,10 +231,10 @@ def _placed(state: Scheduler, r: ResolvedStage, tile: int, lane: int, queries: i
         others.append(name)
         inside = [f"{name}.in", along]
     state = try_opt(state, "ORDER", r.stage.name, (*others, blocks, *inside))
-    operands = {s for product in (scores, parts) for s in resolved(state, product).reads}
+    operands = {s for product in (parts.scores, parts.sums) for s in resolved(state, product.stage).reads}
     for s in reversed(state.kernel.stages):
         readers = sum(s.index in reads for reads in state.kernel.reads)
-        if not s.is_output and (s.has_reduce or s.index in operands or readers > 1):
+        if not s.is_output and (s.has_reduce or s.index in operands or (values and readers > 1)):
             state = try_opt(state, "STAGE", s.name, blocks)
-    fixed = min(resolved(state, scores).reads)
+    fixed = min(resolved(state, parts.scores.stage).reads)
     return try_opt(state, "STAGE", state.kernel.stages[fixed].name, others[-1]) if others else state

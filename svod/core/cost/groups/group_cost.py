@@ -43,7 +43,7 @@ from svod.core.kernel.groups import (
     reducers_of,
     stage_threads,
 )
-from svod.core.kernel.intrinsics import stored_node
+from svod.core.kernel.intrinsics import held_layout, normal_power, shuffles_of, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
@@ -70,6 +70,7 @@ _EXCHANGED = 2          # barriers of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
 _ROUNDING = 2.0         # instructions that round a factor before its products
 _ADDRESSES = 3          # registers of an asynchronous copy
+_POWER = 4.0            # instructions' worth of a power of two that is an instruction: few threads of a subgroup at a time
 _ROW = 8.0              # instructions of a row that is copied at once: its addresses, what is expected, the copy
 
 
@@ -95,6 +96,7 @@ class Phase:
     threads: int
     registers: int = 0
     ahead: int = 0                  # registers of what is copied ahead by way of them
+    held: int = 0                   # registers of stages that stay with the threads that hold them
     shared: int = 0
     instructions: float = 0.0       # of one group, by single threads
     first: float = 0.0              # bytes through the first cache, by one group, sectors whole
@@ -168,6 +170,8 @@ class PhasePricer:
         shapes = {s: StageShape(state, self.nest, s, root, group) for s in inside}
         phase = Phase(float(prod([run.times for run in shapes[root].grid])), group.threads)
         wanted = [(shapes[s], self.count(phase, shapes[s], StageCounter(state, self.nest, shapes[s]))) for s in inside]
+        if phase.held:      # beside what the stage that the phase stores has summed up
+            phase.registers += phase.held
         phase.registers += phase.ahead
         beyond = max(0, min(phase.ahead, phase.registers - self.device.registers_per_thread))
         phase.instructions += phase.threads * phase.blocks * _SPILL * beyond
@@ -224,6 +228,11 @@ class PhasePricer:
             phase.latency += times * counter.latency
         if reducers_of(self.state, s) > 1:
             self._exchange(phase, shape, accumulators)
+        for _ in shuffles_of(self.state, s):
+            phase.latency += times * SHARED
+            phase.instructions += times * threads * counter.rows * 2.0
+        if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
+            phase.held += int(accumulators)
         if shape.stage.space is MemorySpace.SCRATCH:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
@@ -358,6 +367,8 @@ class StageCounter:
                     self.upcast *= p.extent if p.role == UPCAST else 1
         self.lanes = self.stage.num_lanes
         self.tiles = held_tiles(nest.layouts.dots.get(self.r.stage.index))
+        self.elements = [1] * len(self.stage.axes)      # of a tile that HOLD has laid out, those that a thread has, per axis
+        self._hold()
         if shape.is_shared_copy and shape.expanded:
             self.lanes = self.positions[self.stage.vector] = shape.expanded[0].times
         self.gaps = self.device.gaps(reducers_of(state, self.r.stage.index))
@@ -367,12 +378,29 @@ class StageCounter:
         self.waits = 0.0            # cycles of one innermost iteration that wait for loads
         self.accesses: list[Access] = []
 
+    def _hold(self) -> None:
+        fragment, chosen = held_layout(self.state, self.r.stage.index), self.state.dots[self.r.stage.index]
+        if fragment is None or chosen is None:
+            return
+        for side, axis in enumerate((chosen.rows, chosen.columns)):
+            a = self.r.axes.index(axis)
+            self.elements[a] = prod([d.extent for d in fragment.elements if (d.rows, d.columns)[side]])
+            self.positions[a] *= self.elements[a]
+
+    @property
+    def rows(self) -> float:
+        """Results of a thread, whatever it reduces side by side."""
+        return float(prod(self.positions[:self.outs]))
+
     def count(self) -> None:
         skip = masks_of(self.r)
         packed = self.nest.layouts.packed.get(self.r.stage.index)
         if packed is not None and stored_node(self.r, packed) != self.r.value:
             skip.add(self.r.value)      # stored before it is made wide
         self._reductions(skip)
+        for i, n in enumerate(self.r.nodes):
+            if self.state.target.has_pow2 and normal_power(self.r, n) >= 0:
+                skip.update((i, n.src[0]))      # the instruction does it
         for i, n in enumerate(self.r.nodes):
             if i in skip or n.dtype == dtypes.index:
                 continue
@@ -381,7 +409,8 @@ class StageCounter:
             elif n.kind == "read":
                 self._read(n, self.tiles.number(i) if self.tiles is not None else -1)
             elif n.kind in ("alu", "cast"):
-                self.instructions += operation_weight(n) * self._runs(n.deps)
+                weight = _POWER if n.op == "EXP2" and n.dtype == dtypes.float32 and self.state.target.has_pow2 else operation_weight(n)
+                self.instructions += weight * self._runs(n.deps)
         before = self.instructions
         self._store()
         self.stored = self.instructions - before
@@ -390,7 +419,7 @@ class StageCounter:
         if self.tiles is not None:
             self.accumulators *= self.tiles.results.num_elements
         self.registers = self.accumulators * max(1.0, self.r.lanes_bytes / 4) + self._beside()
-        self.instructions += _ITERATION * sum(self.runs_of_loop[1:])
+        self.instructions += _ITERATION * sum(self.runs_of_loop[1:]) if self.stage.space is not MemorySpace.HELD else 0.0
         serial = prod(c for a, c in self.own if a >= self.outs)
         self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * (STEP if self.tiles is None else LATENCY))
         self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)
@@ -414,8 +443,9 @@ class StageCounter:
         """Positions side by side, of rows of a role alone, that have a component of a reduction of their own."""
         of = get_combiner(red.combiner).read_for(component)
         axes = {a for c in of for a in self.r.nodes[red.values[c]].deps} if len(of) < len(red.values) else range(len(self.positions))
-        return float(prod([p.extent for a in axes for p in self.stage.axes[a]
-                           if (p.role == role if role else p.role not in (LOOP, DOT, LOCAL, GROUP))]))
+        loops = [p.extent for a in axes for p in self.stage.axes[a]
+                 if (p.role == role if role else p.role not in (LOOP, DOT, LOCAL, GROUP))]
+        return float(prod(loops) * prod([self.elements[a] for a in axes]))
 
     def _beside(self) -> float:
         """Registers for what is added to accumulators: the loads of one unrolled iteration are all under way at once, each of those under
@@ -503,7 +533,7 @@ class StageCounter:
     def _read(self, n: Node, operand: int) -> None:
         """A read of a staged value, from where it lies. `operand`: of which tiles are read, or -1."""
         source = self.nest.stages[n.arg]
-        if source.space is MemorySpace.REGISTER:
+        if source.space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
         layout, size = source.layout, stored_bytes(self.state, self.nest.layouts, n.arg)
         assert layout is not None
@@ -557,7 +587,7 @@ class StageCounter:
         """The store of the stage's value."""
         r, stage = self.r, self.stage
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
-        if stage.space is MemorySpace.REGISTER:
+        if stage.space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
         own = [c for a, c in self.own if a < self.outs]
         runs = float(prod(own)) * prod(self.positions[:self.outs])

@@ -213,6 +213,8 @@ class _LeastCounter(StageCounter):
     def _read(self, n: Node, operand: int) -> None:
         if self.nest.placement.paths[n.arg] == ():
             super()._read(n, operand)
+        elif None not in (self.state.dots[n.arg], self.state.dots[self.r.stage.index]):
+            return      # it may stay in registers
         elif self.tiles is not None and operand >= 0:
             self.instructions += 0.0 if self.tiles.dot.reads_shared else self._tile_runs(n.deps)
         elif prod([self.positions[a] for a in n.deps]) > 1:     # else a thread may have its one element in a register

@@ -19,7 +19,7 @@ from svod.core.kernel.loop_nest import LoopNest
 from svod.core.kernel.online import kept_blocks, masked_limits
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import GROUP, LOCAL, LOOP, ReductionParts, Scheduler
-from svod.core.machine.levels import MemorySpace
+from svod.core.machine.levels import OF_GROUP, MemorySpace
 
 Moves = tuple[tuple[int, int], ...]     # (local axis of a stage, positions)
 
@@ -84,17 +84,18 @@ class StageShape:
         self.blocks_row, self.blocks = computed_blocks(state, root, self.rows_of_grid)
         self.is_cut = cut is not None and s == root         # its results are parts
         is_copy = is_derived(self.stage.r.stage) and s == root      # a phase of its own, all of whose loops are the grid
-        self.is_shared_copy = self.stage.space is MemorySpace.SHARED and is_derived(self.stage.r.stage)
+        self.is_of_group = self.stage.space in OF_GROUP and is_derived(self.stage.r.stage)     # dealt out to all threads
+        self.is_shared_copy = self.is_of_group and self.stage.space is MemorySpace.SHARED
         self.grid = [Run(p.extent, ((a, p.stride),)) for a, p in self.stage.loops] if is_copy else self._grid()
         around = [loop for loop in self.stage.around if loop.row not in self.rows_of_grid]
         self.outside = len(around)                  # serial loops of stages around this one
         self.serial = [Run(self._of_part(loop.row, loop.iterations), self._moves(loop.row)) for loop in around]     # outermost first
         self.axes_of_serial = [-1] * len(around)    # the local axis of each that is the stage's own, else -1
-        if not (is_copy or self.is_shared_copy):
+        if not (is_copy or self.is_of_group):
             self._add_own()
-        self.expanded = self._copied_vector() if self.is_shared_copy else self._side_by_side()
+        self.expanded = self._copied_vector() if self.is_of_group else self._side_by_side()
         # the fastest first
-        self.threads = self._copy_threads(group.threads) if self.is_shared_copy else self._threads(s, group.reducers)
+        self.threads = self._copy_threads(group.threads) if self.is_of_group else self._threads(s, group.reducers)
         self.num_threads = group.threads
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
         self.body = float(prod(run.times for run in self.serial[self.outside:]))

@@ -17,18 +17,24 @@ from svod.compile.lower.emit.threads.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, exchanging_threads, thread_digits
-from svod.core.kernel.intrinsics import held_threads
+from svod.core.kernel.intrinsics import held_layout, held_threads, shuffles_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import DOT, UPCAST, Scheduler
 from svod.core.machine.isa import Fragment
 
 INDEX, BOOL = dtypes.index, dtypes.bool
 Alu = Callable[..., int]      # elementwise operations
 ONE_THREAD = StageThreads(1, 1, 1)
 NOWHERE: Lin = ({}, 0)
+
+
+def _elements(fragment: Fragment, side: int, row: int) -> list[EmittedLoop]:
+    """The positions of a tile that a thread has along its rows (`side` 0) or columns, side by side."""
+    steps = [(d.extent, (d.rows, d.columns)[side]) for d in fragment.elements]
+    return [EmittedLoop(row, UPCAST, extent, step) for extent, step in steps if step]
 
 
 class GroupThreads:
@@ -102,18 +108,25 @@ class GroupThreads:
     def bind(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin]) -> list[int]:
         """Take the thread-bound loops out of a stage's loops, in place: axes start at positions that depend on the thread instead. Gives
         per axis the positions by which the threads are apart."""
-        apart = [0] * len(pieces)
-        if not any(p.role in BLOCK_ROLES for own in pieces for p in own):
+        apart, fragment, chosen = [0] * len(pieces), held_layout(self.state, r.stage.index), self.state.dots[r.stage.index]
+        if fragment is None and not any(p.role in BLOCK_ROLES for own in pieces for p in own):
             return apart
-        starts = self.starts(r)
+        starts, sides = self.starts(r), dict[int, int]()
+        if fragment is not None and chosen is not None:
+            sides = {r.axes.index(chosen.rows): 0, r.axes.index(chosen.columns): 1}
         for i, own in enumerate(pieces):
             bound = [p for p in own if p.role in BLOCK_ROLES]
-            if not bound:
+            if not bound and i not in sides:
                 continue
             pieces[i] = tuple(p for p in own if p.role not in BLOCK_ROLES)
             for p in bound:
                 base[i] = add_lins(base[i], ({self.b.mul(starts[p.row], p.stride): 1}, 0), 1)
                 apart[i] += (p.extent - 1) * p.stride
+            if fragment is not None and i in sides:
+                side = sides[i]
+                base[i] = add_lins(base[i], self.origin(fragment)[side], 1)
+                apart[i] += max(place[side] for place in fragment.origins)
+                pieces[i] = (*[p for p in pieces[i] if p.role != DOT], *_elements(fragment, side, own[-1].row))
             if is_exact(own, bounds[i]):
                 bounds[i] = pieces[i][0].extent * pieces[i][0].stride if pieces[i] else 1
             else:       # the last tile of all threads ends where the region does
@@ -121,6 +134,13 @@ class GroupThreads:
         return apart
 
     # -- partial results -----------------------------------------------------------------------------------
+    def over_columns(self, r: ResolvedStage, values: list[int], combiner: str, alu: Alu) -> list[int]:
+        """The components of a reduction over columns that threads hold, combined over those that have columns of the same row."""
+        for mask in shuffles_of(self.state, r.stage.index):
+            others = [self._shuffle(v, mask) for v in values]
+            values = list(get_combiner(combiner).combine(tuple(values), tuple(others), alu, nan=self.b.dtype[values[0]].is_float))
+        return values
+
     def combine(self, r: ResolvedStage, accs: list[int], alu: Alu) -> list[int]:
         """The accumulators of a stage, of all reductions in turn, combined over the threads that share its reductions, so that all have
         the result. Threads of other positions do the same at the same time."""

@@ -1,0 +1,99 @@
+"""HOLD: stages laid out like the results of a matrix instruction, and which values stay in registers."""
+from __future__ import annotations
+
+import pytest
+
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
+from svod.core.kernel.intrinsics import shuffles_of
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.show import print_nest
+from svod.core.machine.levels import MemorySpace
+from svod.errors import KernelOptError
+from tests.compile.cuda.target import card_target
+from tests.core.corpus import data, kernel_of
+from tests.hand_kernels import gemm
+
+HELD, SHARED = MemorySpace.HELD, MemorySpace.SHARED
+TARGET = card_target("sm_80")
+ATTENTION = Kernel(kernel_of(data(3, 96, 32, dtype="bfloat16").scaled_dot_product_attention(
+    data(3, 128, 32, dtype="bfloat16"), data(3, 128, 40, dtype="bfloat16"))))
+ROWS = Kernel(kernel_of(data(37, 29).sum(1)))
+PASS = ("ONLINE(s3, 32) TC(s2.r0, mma_bf16,s2.o1,s2.o2) UPCAST(s2.o2, 4) LOCAL(s2.o1, 2) UNROLL(s2.r0, 0) "
+        "TC(s8.r0, mma_bf16,s8.o1,s8.o2) UPCAST(s8.o2, 5) LOCAL(s8.o1, 2) UNROLL(s8.r0, 0) TILE(o1, 32) ORDER(out, o0,o1,r0,o1.in,o2) "
+        "STAGE(s8, r0) STAGE(s7, r0) STAGE(s6, r0) STAGE(s5, r0) STAGE(s3, r0) STAGE(s2, r0) STAGE(s1, r0) STAGE(s0, o1)")
+LAID = {"s3": "HOLD(s3, mma_bf16,s3.o1,s3.r0) UPCAST(s3.r0, 4) LOCAL(s3.o1, 2)",
+        "s5": "HOLD(s5, mma_bf16,s5.o1,s5.r0) UPCAST(s5.r0, 2) UNROLL(s5.r0, 0) LOCAL(s5.o1, 2)",
+        "out": "HOLD(out, mma_bf16,o1.in,o2) UPCAST(o2, 5) LOCAL(o1.in, 2)"}
+
+
+def state_of(kernel: Kernel, chain: str) -> Scheduler:
+    return apply_opts(Scheduler(kernel, TARGET), parse_chain(chain))
+
+
+def spaces(chain: str) -> dict[str, MemorySpace]:
+    state = state_of(ATTENTION, chain)
+    return {state.kernel.stages[s].name: nest.space for s, nest in loop_nest(state).stages.items()}
+
+
+def laid(**changes: str) -> str:
+    return " ".join([PASS, *{**LAID, **changes}.values()])
+
+
+def test_a_whole_pass_stays_in_registers() -> None:
+    found = spaces(laid())
+    assert {name for name, space in found.items() if space is HELD} == {"s2", "s3", "s5", "s6", "s8"}
+    assert {name for name, space in found.items() if space is SHARED} == {"s0", "s1", "s7"}
+    shown = print_nest(state_of(ATTENTION, laid()))
+    assert "stage s2[1, 32, 32] in registers:" in shown and "operand s6[1, 32, 1, 32], computed where it is multiplied:" in shown
+
+
+@pytest.mark.parametrize(("changes", "shared"), [
+    ({"s5": ""}, {"s2", "s3"}),                                                             # each thread sums up all by itself
+    ({"s5": "HOLD(s5, mma_bf16,s5.o1,s5.r0) LOCAL(s5.o1, 2)"}, {"s2"}),                     # it reads them tile by tile, in a loop
+    ({"s3": "HOLD(s3, mma_bf16,s3.o1,s3.r0) UPCAST(s3.r0, 4) UPCAST(s3.o1, 2)"}, {"s2", "s3"}),      # other threads have its rows
+    ({"s3": "HOLD(s3, mma_f16,s3.o1,s3.r0) UPCAST(s3.r0, 4) LOCAL(s3.o1, 2)"}, {"s2", "s3", "s6"}),  # by the tiles of another instruction
+    ({"out": "UPCAST(o1.in, 8) LOCAL(o1.in, 4) LOCAL(o2, 16) UPCAST(o2, 3)"}, {"s3", "s5", "s8"}),
+    ({"out": "HOLD(out, mma_bf16,o1.in,o2) UPCAST(o2, 5) UPCAST(o1.in, 2)"}, {"s3", "s5", "s8"}),
+], ids=lambda v: " ".join(v.values()) if isinstance(v, dict) else "")
+def test_what_others_read_lies_in_shared_memory(changes: dict[str, str], shared: set[str]) -> None:
+    found = spaces(laid(**changes))
+    assert {name for name, space in found.items() if space is SHARED} == {"s0", "s1", "s7"} | shared
+
+
+def test_tiles_are_cut_from_the_innermost_loops() -> None:
+    state = state_of(ROWS, "TILE(o0, 32) HOLD(out, mma_f16,o0.in,r0) UPCAST(r0, 2) LOCAL(o0.in, 2)")
+    table = {name: [(state.rows[r].role, state.rows[r].extent, state.rows[r].stride) for r in state.axis_rows[a]]
+             for name, a in ((a.name, a.index) for a in state.kernel.axes[-2:])}
+    assert table == {"o0": [("loop", 2, 32), ("loop", 1, 32), ("local", 2, 16), ("dot", 16, 1)],
+                     "r0": [("loop", 2, 16), ("upcast", 2, 8), ("dot", 8, 1)]}
+    assert state.digest != state_of(ROWS, "TILE(o0, 32) HOLD(out, mma_bf16,o0.in,r0) UPCAST(r0, 2) LOCAL(o0.in, 2)").digest
+
+
+@pytest.mark.parametrize(("name", "masks"), [("mma_f16", [1, 2]), ("wgmma_f16n64", [1, 2])])
+def test_threads_that_share_a_row_differ_in_two_bits(name: str, masks: list[int]) -> None:
+    state = apply_opts(Scheduler(ROWS, card_target("sm_90a")), parse_chain(f"HOLD(out, {name},o0,r0)"))
+    assert shuffles_of(state, state.kernel.output) == masks
+    columns = apply_opts(Scheduler(Kernel(gemm(32, 48, 30)), card_target("sm_90a")), parse_chain(f"HOLD(out, {name},o0,o1)"))
+    assert not shuffles_of(columns, columns.kernel.output)
+
+
+@pytest.mark.parametrize(("kernel", "chain", "why"), [
+    (ROWS, "HOLD(s0, mma_f16,s0.o0,s0.o1)", "the loops of a copy follow from where it is read"),
+    (ROWS, "HOLD(out, mma_f16,r0,o0)", "r0 is no output axis of the stage"),
+    (ATTENTION, "HOLD(s3, mma_f16,s3.o1,s5.r0)", "s5.r0 is no axis of the stage"),
+    (ROWS, "HOLD(out, mma_f16,o0)", "takes the axes of its rows and columns"),
+    (ROWS, "HOLD(out, amx8,o0,r0)", "no threads of the target hold tiles of amx8"),
+    (ROWS, "HOLD(out, wgmma_f16n64,o0,r0)", "no threads of the target hold tiles of wgmma_f16n64"),
+    (ROWS, "HOLD(out, mma_f16,o0,r0) HOLD(out, mma_f16,o0,r0)", "has an instruction already"),
+    (ROWS, "UPCAST(o0, 4) HOLD(out, mma_f16,o0,r0)", "tiles are cut from the innermost loop of an axis"),
+    (ROWS, "PADTO(r0, 8) HOLD(out, mma_f16,o0,r0)", "an axis that is not padded"),
+    (ROWS, "NOLOCALS(out) HOLD(out, mma_f16,o0,r0)", "NOLOCALS keeps the groups"),
+    (ROWS, "HOLD(out, mma_f16,o0,r0) GROUP(r0, 2)", "cannot share their sums"),
+    (Kernel(kernel_of(data(37, 29).sum())), "HOLD(out, mma_f16,r0,r1)", "no output axis"),
+])
+def test_illegal(kernel: Kernel, chain: str, why: str) -> None:
+    with pytest.raises(KernelOptError, match=why):
+        state_of(kernel, chain)
