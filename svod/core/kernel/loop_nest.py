@@ -117,7 +117,10 @@ def products_under_way(state: Scheduler, nest: LoopNest) -> int:
     if state.pipeline is None or state.pipeline.buffers < LATE_BUFFERS:
         return 0
     plan = nest.layouts.dots.get(state.kernel.axes[state.rows[state.pipeline.row].axis].stage)
-    return int(plan is not None and plan.dot.reads_shared and all(nest.stages[o.stage].buffers > 1 for o in plan.operands))
+    if plan is None or not plan.dot.reads_shared:
+        return 0
+    # the nest of a bound from below has no operands: there products may be under way
+    return int(all(nest.stages[o.stage].buffers > 1 for o in plan.operands if o.stage in nest.stages))
 
 
 def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:
