@@ -713,7 +713,8 @@ def nolocals(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Cut a reduce axis into n parts, for each of which groups of the grid make partial results; a second phase combines them.
+    """Cut a reduce axis into n parts, for each of which groups of the grid make partial results; a second phase combines them, with a
+    subgroup for each of few results where it divides n.
 
         grid i in M: for r in K: acc += f(i, r)     grid t in n, i in M: p[t, i] = Σ f(i, part t);  then  grid i in M: y[i] = Σ p[t, i]
     """
