@@ -27,9 +27,10 @@ from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
-from svod.core.graph.channels import channels_last
+from svod.core.graph.channels import channels_last, with_values
+from svod.core.graph.derived import find_derived, remember_derived
 from svod.core.graph.written import WrittenMemory, span_of
-from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.kernel.kernel import Kernel
@@ -52,6 +53,8 @@ Array = np.ndarray[Any, Any]
 
 MOST_VARIANTS = 64     # largest number of kernels into which the buckets of variables may split one kernel
 MOST_LISTS = 256       # largest number of launch lists of a plan: one for each combination of buckets of all its variables
+
+_IN_MEMORY = Ops.BUFFER, Ops.UNIQUE, Ops.DEVICE
 
 _kernels: dict[UOp, Kernel] = {}
 _databases: dict[str | None, TuningDB] = {}
@@ -166,6 +169,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         passes_of(config)       # a pass that does not exist is refused before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, config)
+    sink, constants = with_constants_turned(sink, config, constants)
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
     places = Places(schedule, config)
     target = places.target
@@ -217,6 +221,42 @@ def arranged(sink: UOp, config: PrepareConfig) -> UOp:
         backend = device_named((config.device or HOST) if name == HOST else name).backend
         return holds_tiles_of(backend.target(config.threads).allowing(*config.optimizer.allowed), image.dtype)
     return channels_last(sink, wanted)
+
+
+def with_constants_turned(sink: UOp, config: PrepareConfig, constants: frozenset[UOp]) -> tuple[UOp, frozenset[UOp]]:
+    """(the graph with what lies in another order than `constants`, and is made of nothing else, as BUFFERs that are filled now; the
+    constants with those)."""
+    turned: list[UOp] = []
+    for u in sink.toposort() if constants else ():
+        content = list(u.walk(Ops.BUFFER)) if u.op is Ops.CONTIGUOUS else []
+        if content and constants.issuperset(content) and all(n.op in MOVEMENT or n.op in _IN_MEMORY for n in u.src[0].toposort()):
+            turned.append(u)
+    if not turned:
+        return sink, constants
+    made = computed_now(turned, config)
+    views = {u: graph.storage_view(storage, graph.shape_of(u)) for u, storage in made.items()}
+    return with_values(sink, views), constants.union(made.values())
+
+
+def computed_now(nodes: Iterable[UOp], config: PrepareConfig) -> dict[UOp, UOp]:
+    """The BUFFER that holds the value of each node, computed now unless somebody else has it. Where a device only compiles there is
+    nothing in it."""
+    stored = {node: found for node in nodes if (found := find_derived(_content(node), node)) is not None}
+    new = [node for node in nodes if node not in stored]
+    if new:
+        # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
+        prepared = prepare_graph(new, replace(config, beam=None, capture=None, opts={}))
+        if device_named(prepared.plan.device).backend.compiled_only is not None:
+            return {**stored, **dict(zip(new, prepared.outputs, strict=True))}
+        prepared.plan.execute()
+        for node, storage in zip(new, prepared.outputs, strict=True):
+            stored[node] = remember_derived(_content(node), node, storage)
+    return stored
+
+
+def _content(node: UOp) -> list[Buffer]:
+    """The memory that a value is computed from."""
+    return [buffer_of(u) for u in node.walk(Ops.BUFFER)]
 
 
 def space_of(device: str) -> Backend:

@@ -5,21 +5,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import is_callback
-from svod.core.graph.derived import find_derived, remember_derived
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, widens
 from svod.core.ir.variable import is_symbolic
 from svod.core.machine.target import HOST
 from svod.errors import SvodError
-from svod.prepare import buffers_under, complete_config, prepare_graph
+from svod.prepare import buffers_under, complete_config, computed_now, prepare_graph
 from svod.tensor import Tensor
 from svod.tensor.base import TensorBase, live_tensors
 from svod.tensor.operations.random import random_keys
@@ -163,25 +161,7 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
                 node = node.src[0]
             if node not in varies and node.op in _FOLDED and (node in dear or _is_long(node)):
                 folded[node] = None
-    replace_nodes({node: graph.storage_view(storage, graph.shape_of(node)) for node, storage in _computed(folded, config).items()})
-
-
-def _computed(nodes: Iterable[UOp], config: PrepareConfig) -> dict[UOp, UOp]:
-    """The BUFFER that holds the value of each node, computed now unless another capture has it."""
-    stored = {node: found for node in nodes if (found := find_derived(_content(node), node)) is not None}
-    new = [node for node in nodes if node not in stored]
-    if new:
-        # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
-        prepared = prepare_graph(new, replace(config, beam=None, capture=None, opts={}))
-        prepared.plan.execute()
-        for node, storage in zip(new, prepared.outputs, strict=True):
-            stored[node] = remember_derived(_content(node), node, storage)
-    return stored
-
-
-def _content(node: UOp) -> list[Buffer]:
-    """The memory that a value is computed from."""
-    return [buffer_of(u) for u in node.walk(Ops.BUFFER)]
+    replace_nodes({node: graph.storage_view(storage, graph.shape_of(node)) for node, storage in computed_now(folded, config).items()})
 
 
 def _is_long(node: UOp) -> bool:

@@ -4,12 +4,13 @@
                                                         x' = PERMUTE(CONTIGUOUS(PERMUTE(x)))      lies as (N, Y, X, C)
                                                         w' = PERMUTE(CONTIGUOUS(PERMUTE(w)))      lies as (O, I, J, C)
 
-A value that a kernel computes is stored in this order, so that between two convolutions nothing is copied. Arguments are copied once. Where
+A value that a kernel computes is stored in this order, also where it is pooled, so that between two convolutions nothing is copied. Arguments
+are copied once. Where
 a row of channels is no multiple of 16 bytes, a convolution with several taps reads a copy that is filled with zeros.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -78,15 +79,23 @@ def _below(u: UOp, ops: tuple[Ops, ...]) -> UOp:
     return u
 
 
-def _convolution(windows: UOp, weight: UOp) -> Convolution | None:
+def _image_of(windows: UOp) -> UOp | None:
+    """What windows over all axes behind (N, C) are of, and their padding; None for any other node."""
     if windows.op is not Ops.WINDOW:
         return None
     padded = windows.src[0]
     image = padded.src[0] if padded.op is Ops.PAD else padded
-    shape, kernel = shape_of(image), shape_of(weight)
-    axes = [axis for axis, *_ in windows.arg]
+    shape = shape_of(image)
+    return None if is_symbolic(shape) or [axis for axis, *_ in windows.arg] != list(range(2, len(shape))) else image
+
+
+def _convolution(windows: UOp, weight: UOp) -> Convolution | None:
+    image = _image_of(windows)
+    if image is None:
+        return None
+    axes, shape, kernel = [axis for axis, *_ in windows.arg], shape_of(image), shape_of(weight)
     groups = len(kernel) - 2 * len(axes) - 3
-    if is_symbolic(shape) or axes != list(range(2, len(shape))) or groups not in (0, 1) or kernel[0] != 1:
+    if groups not in (0, 1) or kernel[0] != 1:
         return None
     sizes = tuple([size for _, size, _, _ in windows.arg])
     if kernel[-len(axes):] != sizes or prod(kernel[1:1 + groups]) * kernel[2 + groups] != shape[1]:
@@ -94,12 +103,25 @@ def _convolution(windows: UOp, weight: UOp) -> Convolution | None:
     return Convolution(image, windows, weight)
 
 
+def with_values(sink: UOp, values: Mapping[UOp, UOp]) -> UOp:
+    """The graph with nodes replaced; the others come from where they came from."""
+    done: dict[UOp, UOp] = {}
+    for u in sink.toposort(gate=lambda n: n not in values):
+        src = () if u in values else tuple([done[s] for s in u.src])
+        done[u] = values[u] if u in values else u if src == u.src else u.replace(src=src)
+        if u not in values and done[u] is not u:
+            inherit_origin(done[u], u)
+    return done[sink]
+
+
 def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
     """The graph with the images and weights of convolutions in this order, where `wanted(image)`."""
     found = {u: c for u, c in convolutions(sink) if wanted(c.image)}
     if not found:
         return sink
-    last = {c.image: 1 for c in found.values() if not c.fill}
+    convolved = {c.windows for c in found.values()}
+    pooled = [_image_of(u) for u in sink.toposort() if u not in convolved]
+    last = {image: 1 for image in (*pooled, *[c.image for c in found.values() if not c.fill]) if image is not None and wanted(image)}
     last.update({c.weight: c.channel_axis for c in found.values() if not c.fill and c.taps > 1})
     plain: dict[UOp, UOp] = {}
     arranged: dict[UOp, UOp] = {}
