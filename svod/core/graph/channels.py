@@ -4,9 +4,9 @@
                                                         x' = PERMUTE(CONTIGUOUS(PERMUTE(x)))      lies as (N, Y, X, C)
                                                         w' = PERMUTE(CONTIGUOUS(PERMUTE(w)))      lies as (O, I, J, C)
 
-A value that a kernel computes is stored in this order, also where it is pooled, so that between two convolutions nothing is copied. Arguments
-are copied once. Where
-a row of channels is no multiple of 16 bytes, a convolution with several taps reads a copy that is filled with zeros.
+A value that a kernel computes is stored in this order, also where it is pooled, so that between two convolutions nothing is copied.
+Arguments are copied once. Where a row of channels is no multiple of 16 bytes, a convolution with several taps reads a copy that is filled
+with zeros.
 """
 from __future__ import annotations
 

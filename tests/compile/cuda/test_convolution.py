@@ -76,6 +76,11 @@ def test_random_convolutions(arch: str) -> None:
     assert ran >= 3
 
 
+def data_of(*shape: int) -> Tensor:
+    """Small integers in memory, other ones for each shape."""
+    return Tensor(np.random.default_rng(shape).integers(-2, 3, shape).astype(np.float32)).cast("bfloat16").realize()
+
+
 CASES = {"3x3": (2, 16, 24, 7, 3, {"padding": 1}), "3x3_s2": (2, 16, 8, 9, 3, {"padding": 1, "stride": 2}), "1x1": (3, 24, 16, 5, 1, {}),
          "1x1_s2": (2, 16, 32, 7, 1, {"stride": 2}), "7x7_s2": (1, 3, 8, 13, 7, {"padding": 3, "stride": 2}),
          "dilated": (1, 8, 16, 8, 3, {"padding": 2, "dilation": 2}), "grouped": (1, 32, 32, 6, 3, {"padding": 1, "groups": 2})}
@@ -87,11 +92,7 @@ def test_the_heuristics_plan(name: str, sizes: dict[str, int], monkeypatch: pyte
     """A convolution, an activation and another one: images and weights are turned once, and the second copies nothing."""
     stand_in(FakeDriver(sizes=sizes), monkeypatch)
     n, c, o, size, taps, options = CASES[name]
-    rng = np.random.default_rng(len(name))
-
-    def values(*shape: int) -> Tensor:
-        return Tensor(rng.integers(-2, 3, shape).astype(np.float32)).cast("bfloat16").realize()
-    x, w, b, last = values(n, c, size, size), values(o, c // options.get("groups", 1), taps, taps), values(o), values(8, o, 1, 1)
+    x, w, b, last = data_of(n, c, size, size), data_of(o, c // options.get("groups", 1), taps, taps), data_of(o), data_of(8, o, 1, 1)
 
     def network(x: Tensor, w: Tensor, b: Tensor, last: Tensor) -> Tensor:
         return x.conv2d(w, b, **options).relu().conv2d(last)
@@ -132,3 +133,15 @@ def test_arguments_that_begin_anywhere() -> None:
     emit_ptx(source, "sm_80")
 
 
+
+
+def test_weights_are_turned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plan of their own: no run does it again, and another plan with the same weights finds them."""
+    stand_in(FakeDriver(sizes=A100), monkeypatch)
+    x, w = data_of(1, 8, 6, 6), data_of(16, 8, 3, 3)
+    config = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
+    plans = [x.conv2d(w, padding=1).prepare(config, constants=[w]) for _ in range(2)]
+    assert [[k.name for k in plan.kernels] for plan in plans] == [["copy_0", "conv_1"]] * 2
+    turned = [{b.storage for b in plan.buffers if b.kind == "constant"} for plan in plans]
+    assert turned[0] == turned[1] and len(turned[0]) == 1
+    assert [k.name for k in x.conv2d(w, padding=1).prepare(config).kernels] == ["copy_0", "copy_1", "conv_2"]

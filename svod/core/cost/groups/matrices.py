@@ -40,12 +40,21 @@ def matrix_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
     """Each instruction that computes the contraction of a phase, in tiles that its results fill."""
     if place_stages(state).paths[r.stage.index] != ():
         return
-    for axis, arg in applicable(state.kernel, state.target, r.stage.index):
+    found = applicable(state.kernel, state.target, r.stage.index)
+    wide = [(axis, arg) for axis, arg in found if isinstance(arg, tuple) and DOTS[arg[0]].reads_shared]
+    for axis, arg in wide if any(_fills_units(state, arg) for _, arg in wide) else found:
         if DOTS[arg[0] if isinstance(arg, tuple) else arg].fragments is None or not _stores_lines(state, r, arg):
             continue
         start = try_opt(state, "TC", axis, arg)
         if start is not state:
             yield from _blocks(start, r, axis, arg)
+
+
+def _fills_units(state: Scheduler, arg: Any) -> bool:
+    """Whether there is a tile of an instruction for each unit, so that no smaller instruction is faster."""
+    name, *tile = arg
+    rows, columns = (state.kernel.axis_by_name[axis].extent for axis in tile)
+    return rows // DOTS[name].rows * (columns // DOTS[name].columns) >= device_of(state.target).units
 
 
 def _stores_lines(state: Scheduler, r: ResolvedStage, arg: Any) -> bool:
