@@ -192,7 +192,9 @@ def replace_last(program: Program, code: tuple[Instruction, ...]) -> Program:
     ("MMA", {"arg": "toy_f16"}, "needed is float16x4"),
     ("MMA", {"arg": "mma_bf16"}, "whole subgroups of 32"),
     ("LOADMATRIX", {"lanes": 8}, "a thread holds 4 bfloat16"),
-    ("LOADMATRIX", {"arg": (0, "toy_bf16", 2, 8, 1)}, "0 or 1 for the operand"),
+    ("LOADMATRIX", {"arg": (0, "toy_bf16", 2, 8, 1, 1)}, "0 or 1 for the operand"),
+    ("LOADMATRIX", {"arg": (0, "toy_bf16", 0, 8, 1, 3)}, "1, 2, 4 or 8 lines of a row"),
+    ("LOADMATRIX", {"arg": (0, "toy_bf16", 0, 8, 1, 2)}, "another one of lines that change places"),
     ("LOADMATRIX", {"arg": (0, "toy_bf16", 0, 8)}, "no instruction of a subgroup"),
 ])
 def test_validation_finds_what_is_wrong(op: str, fields: dict[str, object], why: str) -> None:

@@ -23,6 +23,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 MAGIC = b"svodcuda"
+CUDA_REVISION = 1       # raised when the code of the same kernel and chain changes for NVIDIA's GPUs alone
 CUBIN, PTX = "cubin", "ptx"
 
 
@@ -74,7 +75,7 @@ class Nvptx(CompilerPair):
     """LINEAR → LLVM IR → PTX → a cubin, or PTX where there is no ptxas."""
 
     name = "nvptx"
-    revision = CODEGEN_REVISION
+    revision = CODEGEN_REVISION + CUDA_REVISION
 
     @property
     def key(self) -> str:       # type: ignore[override]

@@ -4,24 +4,59 @@
     MMA of float32                                  its factors by cvt.rna.tf32 before
     LOADMATRIX from shared memory, lines of 16 bytes       ldmatrix: thread t gives the address of line t % 8 of matrix t // 8
     the same, lines across the sum                  ldmatrix.trans, of 16-bit numbers
+    two of them that differ in the offset           one ldmatrix, where it takes as many matrices
     any other                                       each thread loads its own elements
 
 A line is as many numbers as a quarter of a warp holds in one register each: ldmatrix takes those that begin at multiples of 16 bytes.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
 from svod.compile.cuda.alignment import WIDEST
 from svod.compile.llvm.memory import Handler, address_of
-from svod.compile.llvm.text import SCALAR, Writer, memory_type
+from svod.compile.llvm.text import SCALAR, Family, Writer, memory_type
+from svod.compile.lower.linear import NO_VALUE
+from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.isa import DOTS, TF32, Digit, Fragment
 
 LINE, LINES = 16, 8     # bytes of a line, and lines of a matrix
 WORD = 4                # bytes of a register
 ROUND = "llvm.nvvm.f2tf32.rna"
+
+
+MOST_MATRICES = 4       # of one ldmatrix
+LINES_TOGETHER = 8      # lines behind which those of a row change places otherwise
+_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # what they write is not read before a wait
+_ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _BEGIN)})
+
+
+def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
+    """Pairs of LOADMATRIX that one ldmatrix can do, the first of each with the second: nothing is written between them, and they differ in
+    the offset alone."""
+    pairs: dict[int, int] = {}
+    single: dict[tuple[object, ...], int] = {}
+    for i, x in enumerate(code):
+        if x.op in _ENDS:
+            single.clear()
+        elif x.op == "LOADMATRIX" and 2 * x.lanes * x.dtype.itemsize <= MOST_MATRICES * WORD:
+            key = (x.src, x.arg[1:])
+            first = single.pop(key, -1)
+            if first < 0:
+                single[key] = i
+            else:
+                pairs[first] = i
+    return pairs
+
+
+class Matrices(Family):
+    """What the text of a phase has its own way of: its loads of matrices, those that are done together by the first one."""
+
+    def __init__(self, code: Sequence[Instruction]):
+        self.pairs = loads_together(code)
 
 
 def lane_of(w: Writer) -> str:
@@ -46,36 +81,64 @@ def _steps(digits: tuple[Digit, ...], rows: int, columns: int) -> list[tuple[int
     return [(d.extent, d.rows * rows + d.columns * columns) for d in digits]
 
 
-def _further(w: Writer, elem: str, base: str, elements: str) -> str:
-    return w.temp(f"getelementptr {elem}, ptr {base}, i64 {w.temp(f'sext i32 {elements} to i64')}")
+class Tile:
+    """Where a tile of an operand lies. `arg`: of LOADMATRIX."""
+
+    def __init__(self, w: Writer, src: tuple[int, ...], arg: Any, elem: str, size: int):
+        self.w, self.elem = w, elem
+        offset, *_, self.lines = arg
+        self.line = LINE // size
+        period = LINES * self.line * self.lines
+        self.rest = offset % period if self.lines > 1 else 0        # what lines that change places are counted from
+        self.base = address_of(w, src[0], src[1], offset - self.rest)
+        self.inner = "0"
+        if self.lines > 1:
+            index = w.value[src[2]]
+            self.inner = index if w.code[src[2]].dtype.bits == 32 else w.temp(f"trunc i64 {index} to i32")
+
+    def pointer(self, moved: str) -> str:
+        """The address of an element so much further, an i32."""
+        w = self.w
+        if self.lines > 1:
+            at = w.temp(f"add i32 {w.temp(f'add i32 {moved}, {self.inner}')}, {self.rest}")
+            row = w.temp(f"and i32 {w.temp(f'udiv i32 {at}, {LINES_TOGETHER * self.line}')}, {self.lines - 1}")
+            moved = w.temp(f"xor i32 {at}, {w.temp(f'mul i32 {row}, {self.line}')}")
+        return w.temp(f"getelementptr {self.elem}, ptr {self.base}, i64 {w.temp(f'sext i32 {moved} to i64')}")
+
+
+def _starts_lines(w: Writer, i: int) -> bool:
+    """Whether the lines of a tile are known to begin at multiples of 16 bytes."""
+    _, dtype, _, src, (offset, *_) = w.code[i]
+    most = WIDEST // dtype.itemsize
+    return all(gcd(w.family.alignment(w, src[0], s, offset, most), WIDEST) == LINE for s in src[1:])
 
 
 def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    offset, name, number, rows, columns = arg
+    if w.value[i]:      # it was loaded with another one
+        return
+    offset, name, number, rows, columns, lines = arg
     fragments = DOTS[name].fragments
-    assert fragments is not None
-    fragment, size = fragments[1 + number], dtype.itemsize
-    base, lane = address_of(w, src[0], src[1], offset), lane_of(w)
-    start = gcd(w.family.alignment(w, src[0], src[1], offset, WIDEST // size), WIDEST)
+    assert fragments is not None and isinstance(w.family, Matrices)
+    fragment, size, lane = fragments[1 + number], dtype.itemsize, lane_of(w)
+    tile = Tile(w, src, arg, SCALAR[dtype.name], size)
     across, along = (rows, columns) if number == 0 else (columns, rows)      # from line to line, and in a line along the sum
-    if w.code[src[0]].op == "SHARED" and start == LINE:
-        if along == 1 and across * size % LINE == 0:
-            _load_lines(w, i, dtype, lanes, fragment, base, lane, across, (rows, columns), "")
-            return
-        if across == 1 and size == 2 and along * size % LINE == 0:
-            _load_lines(w, i, dtype, lanes, fragment, base, lane, along, (rows, columns), ".trans")
-            return
-    own = _further(w, SCALAR[dtype.name], base, _moved(w, lane, _steps(fragment.threads, rows, columns)))
+    line, kind = (across, "") if along == 1 else (along, ".trans")
+    members = tuple(dict.fromkeys((i, w.family.pairs.get(i, i))))
+    if w.code[src[0]].op == "SHARED" and 1 in (along, across if size == 2 else 0) and line * size % LINE == 0 and \
+            all(_starts_lines(w, m) for m in members):
+        _load_lines(w, members, fragment, tile, lane, line, kind)
+        return
+    own = _moved(w, lane, _steps(fragment.threads, rows, columns))
     step, run = _steps((fragment.run,), rows, columns)[0][1], fragment.run.extent
-    together = run if step == 1 else 1
+    together = run if step == 1 and lines == 1 else 1
     moves = [n for _, n in (*_steps(fragment.threads, rows, columns), *_steps(fragment.elements[:-1], rows, columns))]
-    align = gcd(start, WORD, *[n * size for n in moves]) if together > 1 else size
+    align = gcd(w.family.alignment(w, src[0], src[1], offset, WIDEST // size), WORD, *[n * size for n in moves]) if together > 1 else size
     if align < together * size:
         together, align = 1, size
     vec, part, whole = memory_type(dtype.name, lanes), memory_type(dtype.name, together), "poison"
     for k in range(0, lanes, together):
         row, column = fragment.places[k]
-        at = w.temp(f"getelementptr {SCALAR[dtype.name]}, ptr {own}, i64 {row * rows + column * columns}")
+        at = tile.pointer(w.temp(f"add i32 {own}, {row * rows + column * columns}"))
         loaded = w.temp(f"load {part}, ptr {at}, align {align}")
         if lanes == 1:
             whole = loaded
@@ -86,19 +149,20 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
     w.value[i] = whole
 
 
-def _load_lines(w: Writer, i: int, dtype: DType, lanes: int, fragment: Fragment, base: str, lane: str, line: int,
-                strides: tuple[int, int], kind: str) -> None:
-    """The words of a thread, each of one matrix, whose lines are `line` elements apart."""
-    count = lanes * dtype.itemsize // WORD
-    matrices = _steps(fragment.elements[:-1], *strides)
-    moved = _moved(w, lane, [*matrices, (LINES, line)])
-    pointer = w.temp(f"addrspacecast ptr {_further(w, SCALAR[dtype.name], base, moved)} to ptr addrspace(3)")
+def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: Tile, lane: str, line: int, kind: str) -> None:
+    """The words of a thread, each of one matrix, whose lines are `line` elements apart, for loads that one instruction does."""
+    _, dtype, lanes, _, (offset, _, _, rows, columns, _) = w.code[members[0]]
+    each = lanes * dtype.itemsize // WORD
+    count = each * len(members)
+    matrices = [(len(members), w.code[members[-1]].arg[0] - offset), *_steps(fragment.elements[:-1], rows, columns)]
+    pointer = w.temp(f"addrspacecast ptr {tile.pointer(_moved(w, lane, [*matrices, (LINES, line)]))} to ptr addrspace(3)")
     name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{count}{kind}.b16.p3"
     result = "i32" if count == 1 else "{" + ", ".join(["i32"] * count) + "}"
     w.declared.add(f"declare {result} @{name}(ptr addrspace(3))")
     loaded = w.temp(f"call {result} @{name}(ptr addrspace(3) {pointer})")
     words = [loaded] if count == 1 else [w.temp(f"extractvalue {result} {loaded}, {k}") for k in range(count)]
-    w.value[i] = _joined(w, words, "i32", memory_type(dtype.name, lanes))
+    for k, m in enumerate(members):
+        w.value[m] = _joined(w, words[k * each:(k + 1) * each], "i32", memory_type(dtype.name, lanes))
 
 
 def _joined(w: Writer, parts: list[str], kind: str, vec: str) -> str:

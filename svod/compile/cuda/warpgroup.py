@@ -20,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from svod.compile.cuda.matrix import Matrices
 from svod.compile.llvm.memory import Handler, address_of
-from svod.compile.llvm.text import SCALAR, Family, Writer, register_type
+from svod.compile.llvm.text import SCALAR, Writer, register_type
 from svod.compile.lower.linear import NO_VALUE, TOGETHER
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
@@ -72,11 +73,12 @@ def left_under_way(code: Sequence[Instruction], together: Mapping[int, Sequence[
             if all(users.get(m) == ["MMAWAIT"] for m in members if not any(code[n].src[0] == m for n in members))}
 
 
-class Warpgroups(Family):
+class Warpgroups(Matrices):
     """What the text of a phase has its own way of: its products, those under way together by the last one, and those of them that are left
     under way."""
 
     def __init__(self, code: Sequence[Instruction]):
+        super().__init__(code)
         self.products = products_together(code)
         self.left = left_under_way(code, self.products)
 

@@ -320,7 +320,7 @@ class PhaseInterpreter:
 
     def load_matrix(self, i: int) -> Together:
         """The elements of a tile in memory that this thread holds."""
-        _, dtype, _, src, (offset, name, number, rows, columns) = self.code[i]
+        _, dtype, _, src, (offset, name, number, rows, columns, lines) = self.code[i]
         fragments = DOTS[name].fragments
         assert fragments is not None
         fragment, memory = fragments[1 + number], self.regs[src[0]]
@@ -328,10 +328,11 @@ class PhaseInterpreter:
         origins = [row * rows + column * columns for row, column in fragment.origins]
 
         def load(given: list[Any]) -> Any:
-            _, at = given[0]
-            if any(other != at for _, other in given):
+            _, *at = given[0]
+            if any(other[1:] != at for other in given):
                 raise self.failed(i, "the threads of a subgroup give different addresses of one tile")
-            where = at + origins[self.thread % len(origins)] + spread
+            where = origins[self.thread % len(origins)] + spread
+            where = at[0] + (where if lines == 1 else swizzled(where + at[1], lines, LINE // dtype.itemsize))
             return hold(memory.array[self.checked(i, memory, where, None, False)], dtype)
         return load
 

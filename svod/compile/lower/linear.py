@@ -195,7 +195,7 @@ class _PhaseCheck:
 
     def held(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         """A tile that the threads of a subgroup hold together: each has the elements of its fragment."""
-        name = arg if op == "MMA" else arg[op == "LOADMATRIX"] if isinstance(arg, tuple) and len(arg) == (5 if op == "LOADMATRIX" else 3) \
+        name = arg if op == "MMA" else arg[op == "LOADMATRIX"] if isinstance(arg, tuple) and len(arg) == (6 if op == "LOADMATRIX" else 3) \
             else None
         dot = DOTS.get(name) if isinstance(name, str) else None
         if dot is None or dot.fragments is None or dot.reads_shared != (op == "MMASHARED"):
@@ -215,10 +215,15 @@ class _PhaseCheck:
                 self.operand(s, kind, fragment.num_elements, "operand")
             self.require((dtype, lanes) == self.kind(src[0]), "has the type of its accumulator")
             return
-        offset, _, number, *strides = arg
-        self.require(number in (0, 1) and all(isinstance(n, int) for n in (offset, *strides)), "the arg is an offset, an instruction, "
-                     "0 or 1 for the operand, and the elements from row to row and from column to column")
-        self.require(len(src) == 2, "takes a pointer and an index")
+        offset, _, number, *strides, lines = arg
+        self.require(number in (0, 1) and all(isinstance(n, int) for n in (offset, *strides)) and lines in (1, 2, 4, 8), "the arg is an "
+                     "offset, an instruction, 0 or 1 for the operand, the elements from row to row and from column to column, and 1, 2, 4 "
+                     "or 8 lines of a row")
+        self.require(len(src) == (2 if lines == 1 else 3), "takes a pointer and an index, and another one of lines that change places")
+        if lines > 1:
+            self.require(self.code[src[0]].op == "SHARED" and self.code[src[0]].arg % (8 * lines * LINE) == 0,
+                         f"rows of {lines} lines lie in an area of shared memory that begins at a multiple of {8 * lines * LINE} bytes")
+            self.operand(src[2], INDEX, 1, "index")
         self.require(self.code[src[0]].op in POINTERS - {"SCRATCH"} and self.code[src[0]].dtype == dtype,
                      f"operand %{src[0]} is no pointer to {dtype.name} that a subgroup shares")
         self.operand(src[1], INDEX, 1, "index")

@@ -17,9 +17,11 @@ from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, span, vector_row
 from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Scheduler
+from svod.core.machine.isa import LINE as LINE_BYTES
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
 MOST_LINES = 8                  # of a row whose lines change places: those of 128 bytes
+WIDE = 2                        # bytes of numbers of which an instruction turns lines that lie across the sum
 AREA = 64                       # bytes: areas of shared memory begin at multiples of this
 SWIZZLED = 1024                 # bytes: those of such rows begin at multiples of this
 
@@ -273,7 +275,7 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
         dim, tile = UNTILED     # a part of the dim, which ends elsewhere
     packed = layouts.packed.get(s)
     if packed is not None and packed.line:
-        return _in_lines(order, extents, packed)
+        return in_lines(order, extents, packed, packed.line)
     if packed is not None:
         # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
         words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
@@ -283,14 +285,14 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
     return _lay_out(order, extents, dim, tile, SET_STRIDE // state.kernel.stages[s].dtype.itemsize if s in layouts.rows else 0)
 
 
-def _in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed) -> Layout:
-    """The innermost dim cut into rows of 8, 4 or 2 lines, as many as fit, those of neighbouring positions of the other dim of the tiles one
-    behind the other, and swizzled. Where tiles begin anywhere along the other dim a row is one line."""
+def in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed, line: int) -> Layout:
+    """The innermost dim cut into rows of 8, 4 or 2 lines of `line` elements, as many as fit, those of neighbouring positions of the other
+    dim of the tiles one behind the other, and swizzled. Where tiles begin anywhere along the other dim a row is one line."""
     inner = order[-1]
     other = packed.row_dim if inner == packed.dim else packed.dim
-    whole = -(-extents[inner] // packed.line)
+    whole = -(-extents[inner] // line)
     lines = min(MOST_LINES, whole & -whole) if packed.whole_tiles else 1
-    parts, row = whole // lines, packed.line * lines
+    parts, row = whole // lines, line * lines
     outer = (extents[other] + (left_out(extents[other], parts) if lines == 1 < parts else 0)) * row
     strides, size = [0] * len(extents), parts * outer
     strides[inner], strides[other] = 1, row
@@ -299,7 +301,20 @@ def _in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed) 
         strides[d] = size
         size *= extents[d]
     return Layout(extents, tuple(strides), order, inner if parts > 1 else -1, row, outer, size,
-                  swizzle=Swizzle(packed.line, lines) if lines > 1 else None)
+                  swizzle=Swizzle(line, lines) if lines > 1 else None)
+
+
+def swizzled_lines(layouts: Layouts, s: int, extents: tuple[int, ...]) -> Layout | None:
+    """How a copy for tiles that a subgroup holds lies in shared memory if each line of a tile is 16 bytes beside each other, and the lines
+    of a tile are in one row; else None."""
+    packed, order = layouts.packed[s], layouts.orders[s]
+    inner, size = order[-1], packed.dtype.itemsize
+    dot, number = next((plan.dot, n) for plan in layouts.dots.values() for n, o in enumerate(plan.operands) if o.stage == s)
+    if not packed.whole_tiles or len(order) < 2 or (inner != packed.dim and size != WIDE):
+        return None
+    laid = in_lines(order, extents, packed, LINE_BYTES // size)
+    width = dot.depth if inner == packed.dim else (dot.rows, dot.columns)[number]
+    return laid if laid.swizzle is not None and width <= laid.tile else None
 
 
 def left_out(lines: int, parts: int) -> int:

@@ -28,7 +28,7 @@ from svod.core.kernel.groups import (
 )
 from svod.core.kernel.intrinsics import WORD, held_threads, stored_node
 from svod.core.kernel.kernel import ResolvedStage, Stage
-from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts
+from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts, swizzled_lines
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Scheduler
@@ -186,7 +186,7 @@ class LoopNestMaker:
             raise KernelOptError(f"stage {stage.name} is an operand of an instruction that reads shared memory; STAGE it "
                                  "at a loop of the sum")
         if space is MemorySpace.SHARED and layout is not None:
-            copy, layout = self._in_shared_memory(r, starts, layout)
+            copy, layout = self._in_shared_memory(r, starts, region, layout, self._buffers(r, path) > 1)
         axes: tuple[tuple[EmittedLoop, ...], ...]
         if space is MemorySpace.HELD and is_derived(stage):
             axes = tuple([(EmittedLoop(NO_ROW, LOOP, n, 1),) for n in region])
@@ -283,8 +283,9 @@ class LoopNestMaker:
         by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
         return axes, [by_row[row] for row in state.order[s] if row in by_row], vector, vector_loop
 
-    def _in_shared_memory(self, r: ResolvedStage, starts: tuple[Lin, ...], layout: Layout) -> tuple[GroupCopy | None, Layout]:
-        """How a group copies a stage, unless it has loops of its own, and how it lies in memory."""
+    def _in_shared_memory(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], layout: Layout,
+                          ahead: bool) -> tuple[GroupCopy | None, Layout]:
+        """How a group copies a stage, unless it has loops of its own, and how it lies in memory. `ahead`: whether the copy runs ahead."""
         state, s = self.state, r.stage.index
         root, itemsize = phase_of(self.placement, s), stored_bytes(state, self.layouts, s)
         digits = thread_digits(state, stage_threads(state, self.placement, root))
@@ -307,9 +308,15 @@ class LoopNestMaker:
             apart = tuple([tuple([Digit(*digits[row], c) for row, c in of_dim.items() if row in digits]) for of_dim in terms])
             vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
             reads.append(SharedRead(apart, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
-        if s in self.layouts.packed and self.layouts.packed[s].line:
+        packed = self.layouts.packed.get(s)
+        if packed is not None and packed.line:
             return copy, layout
-        return copy, padded_rows(layout, copy, tuple(reads), min(self.threads[root], AT_ONCE), itemsize)
+        padded = padded_rows(layout, copy, tuple(reads), min(self.threads[root], AT_ONCE), itemsize)
+        if packed is not None and packed.is_held and copy is not None:
+            swizzled = swizzled_lines(self.layouts, s, layout.extents)
+            if swizzled is not None and not (ahead and self._bulk_rows(r, region, starts, copy, padded)):
+                return copy, swizzled
+        return copy, padded
 
     def _buffers(self, r: ResolvedStage, path: Path) -> int:
         """How many buffers a copy has: those of PIPELINE, where it stands in that loop and waits for no other stage there."""

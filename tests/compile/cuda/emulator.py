@@ -536,6 +536,7 @@ def load_matrices(count: int, turned: bool, words: Array) -> None:
     if any(int(a) % 16 for a in addresses[:8 * count]):
         raise DeviceFault("a line of ldmatrix does not begin at a multiple of 16 bytes")
     for j in range(count):
+        matrices.append(addresses[8 * j:8 * j + 8])
         lines = np.array([np.ctypeslib.as_array((ctypes.c_uint16 * 8).from_address(int(a))) for a in addresses[8 * j:8 * j + 8]])
         matrix = np.ascontiguousarray(lines.T if turned else lines)
         words[:, j] = matrix.view(np.uint32).ravel()

@@ -139,14 +139,14 @@ def test_short_rows_are_left_to_the_threads() -> None:
     assert longest < card_target("sm_90").bulk_row
 
 
-@pytest.mark.parametrize(("upcast", "cheaper"), [(16, True), (2, False)])
-def test_what_they_are_expected_to_cost(upcast: int, cheaper: bool) -> None:
-    """A thread that copies a row of 512 bytes saves others their parts; rows of 64 bytes are faster copied in parts."""
+@pytest.mark.parametrize("upcast", [16, 2])
+def test_what_they_are_expected_to_cost(upcast: int) -> None:
+    """Rows of 512 bytes and of 64 are faster copied in parts: a subgroup begins its copies in bulk one after the other."""
     kernel = gemm(256, 4096, 4096, BF16, BF16)
     chain = [Opt("TC", "r0", ("mma_bf16", "o0", "o1")), Opt("UPCAST", "o1", upcast), Opt("LOCAL", "o1", 2), Opt("LOCAL", "o0", 2),
              Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
     by_threads, in_bulk = (group_cost(apply_opts(Scheduler(kernel, replace(TARGET, bulk_row=least)), chain)).cycles for least in (0, BULK))
-    assert (in_bulk < by_threads) == cheaper
+    assert in_bulk > by_threads
 
 
 @pytest.mark.parametrize(("columns", "bulk"), [(512, True), (510, False)])

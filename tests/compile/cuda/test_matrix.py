@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from svod.compile.cuda import ptxas
+from svod.compile.cuda import matrix, ptxas
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render, without_assumptions
+from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
@@ -19,12 +20,14 @@ from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.isa import DOTS
+from svod.core.machine.isa import DOTS, LINE
+from svod.core.machine.levels import MemorySpace
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 from tests.agreement import Case
-from tests.compile.cuda.emulator import DeviceFault, run_program
+from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, started
 from tests.compile.cuda.target import card_target
 from tests.compile.cuda.test_corpus import MOST_THREADS, threads_of
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
@@ -84,14 +87,63 @@ def test_random_shapes_and_chains(name: str, arch: str, dtype: DType) -> None:
     assert ran >= 2
 
 
-@pytest.mark.parametrize(("transposed", "want"), [(False, (2, 2)), (True, (4, 0))])
+@pytest.mark.parametrize(("transposed", "want"), [(False, (2, 1)), (True, (3, 0))])
 def test_operands_in_shared_memory_are_read_by_ldmatrix(transposed: bool, want: tuple[int, int]) -> None:
-    """Both as they lie in memory, without padding to groups: rows of the columns' operand are read turned, its columns as they are."""
+    """Both as they lie in memory, without padding to groups: rows of the columns' operand are read turned, its columns as they are. Two
+    tiles of columns are read at once."""
     kernel = gemm(64, 32, 64, BF16, BF16, transposed=transposed)
     state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 2), *STAGED)
     ptx = emit_ptx(render(check(Case(kernel, 1), state), state.target), "sm_80")
     lines, turned = len(re.findall(r"ldmatrix\.sync\.aligned\.m8n8\.x\d\.shared", ptx)), len(re.findall(r"ldmatrix\S*\.trans", ptx))
     assert (lines, turned) == want and ptx.count("mma.sync") == 4 and "cvta" not in ptx
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("block", [2, 4, 8])
+def test_neither_copies_nor_loads_meet_in_a_bank(block: int, transposed: bool) -> None:
+    """Lines of swizzled rows, by their addresses: eight at once lie in different banks, and rows begin where sectors do."""
+    kernel = gemm(64, 64, 256, BF16, BF16, transposed=transposed)
+    state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", block), *STAGED)
+    check(Case(kernel, 1), state)
+    assert matrices and all(len({int(at) // LINE % 8 for at in eight}) == 8 for eight in matrices)
+    of_thread: dict[int, list[int]] = {}
+    for thread, to, _ in started:
+        of_thread.setdefault(thread, []).append(to)
+    threads = sorted(of_thread)
+    for k in range(0, len(threads), 8):
+        for at_once in zip(*[of_thread[t] for t in threads[k:k + 8]], strict=True):
+            assert len({at // LINE % 8 for at in at_once}) == 8
+    layouts = [stage.layout for stage in loop_nest(state).stages.values() if stage.space is MemorySpace.SHARED]
+    assert len(layouts) == 2 and all(layout is not None and layout.swizzle is not None and not layout.row_pad for layout in layouts)
+
+
+@pytest.mark.parametrize("planted", ["place", "lines"])
+def test_lines_that_change_places_otherwise_give_wrong_numbers(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = gemm(64, 64, 64, BF16, BF16)
+
+    def checked() -> None:
+        check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 2), *STAGED))
+    checked()
+    if planted == "place":
+        monkeypatch.setattr(Addresses, "_swizzled", lambda self, swizzle, element, width: element)
+    else:
+        monkeypatch.setattr(matrix, "LINES_TOGETHER", 4)
+    with pytest.raises((AssertionError, DeviceFault)), np.errstate(all="ignore"):
+        checked()
+
+
+def test_copies_begin_between_products() -> None:
+    """Evenly, where the block is one piece of code; before them where it has a loop."""
+    kernel = gemm(64, 64, 256, BF16, BF16)
+    for further, spread in (([Opt("UNROLL", "r0.in2", 0)], True), ([], False)):
+        state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 4), *STAGED, *further)
+        code = check(Case(kernel, 1), state).code[0]
+        begin = max(i for i, x in enumerate(code) if x.op == "LOOP" and any(y.op == "COPY_ASYNC" for y in code[i:]))
+        ops = [x.op for x in code[begin:] if x.op in ("MMA", "COPY_ASYNC", "COMMIT", "ENDLOOP")]
+        ops = ops[:ops.index("ENDLOOP")]
+        between = [ops[:k].count("MMA") for k, op in enumerate(ops) if op == "COPY_ASYNC"]
+        assert (between[0] > 0 and len(set(between)) == len(between)) if spread else not any(between)
+        assert ops.index("COMMIT") > max(k for k, op in enumerate(ops) if op == "COPY_ASYNC")
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from svod.core.ir.dtype import DType
 from svod.core.kernel.groups import check_groups, is_covered, spanned
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import Layout, is_exact, lay_out
+from svod.core.kernel.layout import Layout, is_exact, lay_out, swizzled_lines
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import fit, is_computed_once, is_derived
 from svod.core.kernel.scheduler import Scheduler
@@ -117,7 +117,12 @@ class ProgramFacts:
         """How a region of a stage lies in shared memory."""
         layout = self.nest.stages[s].layout
         assert layout is not None
-        return layout if extents == layout.extents else with_row_pad(self.layout(s, extents), layout.row_pad)
+        if extents == layout.extents:
+            return layout
+        packed = self.packed.get(s)
+        if layout.swizzle is not None and packed is not None and not packed.line:
+            return swizzled_lines(self.layouts, s, extents) or self.layout(s, extents)
+        return with_row_pad(self.layout(s, extents), layout.row_pad)
 
     def note_emitted(self, instructions: int) -> None:
         """Count the instructions of a phase. Raises ProgramTooLong where there are too many."""

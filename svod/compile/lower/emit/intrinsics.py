@@ -33,6 +33,16 @@ class OperandAddress(NamedTuple):
     address: Address
 
 
+class TileAddress(NamedTuple):
+    """A tile of an operand: an index, and one that lines change places by where they do; a constant; the elements from row to row and from
+    column to column; the lines of a row."""
+
+    at: tuple[int, ...]
+    const: int
+    steps: tuple[int, int]
+    lines: int
+
+
 class Intrinsics:
     """Products by the instructions that a state's opts chose."""
 
@@ -151,16 +161,15 @@ class Intrinsics:
             if self.facts.is_held(o.stage):
                 values.append(self.computed_fragment(stage, o, p, dot.fragments[1 + number], (down, across)))
                 continue
-            staged, linear, (start, const, _, _) = self.operand_at(stage, o)
-            start, const = self.inside(stage, plan, o, start, const) if staged.guarded else (start, const)
+            staged, tile = self.ctx.staged_value(o.stage), self.tile_at(stage, plan, o, (down, across))
             if b.op[staged.pointer] == "SCRATCH":
                 name = self.kernel.stages[o.stage].name
                 raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
             if b.op[staged.pointer] == "SHARED":
                 group.shared.before_reading((b.arg[staged.pointer],))
             # in the loop that it is read in: registers are few, and those of what is outside are taken all the time
-            values.append(b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, start),
-                                 (const, dot.name, number, linear.coef(down), linear.coef(across)), max(staged.floor, b.level), False,
+            values.append(b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, *tile.at),
+                                 (tile.const, dot.name, number, *tile.steps, tile.lines), max(staged.floor, b.level), False,
                                  staged.version))
         return b.load("MMA", dot.accumulator, b.num_lanes[acc], tuple(values), dot.name, b.level)
 
@@ -183,14 +192,42 @@ class Intrinsics:
             stage.memo[key] = self.packing.interleaved(parts)
         return stage.memo[key]
 
-    def inside(self, stage: OpenStage, plan: TensorizePlan, o: Operand, start: int, const: int) -> tuple[int, int]:
-        """Where the tile at the current position is read: at the start of all where an axis beside its rows and columns is beyond its end,
-        as nobody stores what comes of that."""
-        b, beside = self.b, [a for a in stage.r.nodes[o.node].deps if a not in (plan.rows, plan.columns)]
-        gate = self.axes.guard(stage, beside)
-        if gate < 0:
-            return start, const
-        return b.alu("WHERE", dtypes.index, 1, gate, b.add(start, b.index(const)), b.index(0)), 0
+    def tile_at(self, stage: OpenStage, plan: TensorizePlan, o: Operand, axes: tuple[int, int]) -> TileAddress:
+        """Where the tile of an operand at the current position lies; its rows and columns are along local axes. Where an axis beside them
+        is beyond its end, that at the start of all is read, as nobody stores what comes of that."""
+        b, dims = self.b, stage.r.nodes[o.node].dims
+        layout = self.ctx.staged_value(o.stage).layout
+        if layout is None or layout.swizzle is None:
+            staged, linear, (start, const, _, _) = self.operand_at(stage, o)
+            at, steps, lines = [start], (linear.coef(axes[0]), linear.coef(axes[1])), 1
+        else:
+            staged, start, const, further, inner = self.in_rows(stage, o)
+            if b.multiple_of(start) % layout.swizzle.period:
+                start, further = b.index(0), b.add(start, further)
+            at, lines = [start, further], layout.swizzle.lines
+            down, across = (next(d for d, lin in enumerate(dims) if lin.coef(a)) for a in axes)
+            steps = (1 if down == inner else layout.strides[down], 1 if across == inner else layout.strides[across])
+        beside = [a for a in stage.r.nodes[o.node].deps if a not in (plan.rows, plan.columns)]
+        gate = self.axes.guard(stage, beside) if staged.guarded else -1
+        if gate >= 0:
+            at[-1], const = b.add(at[-1], b.index(const)), 0
+            at = [b.alu("WHERE", dtypes.index, 1, gate, index, b.index(0)) for index in at]
+        return TileAddress(tuple(at), const, steps, lines)
+
+    def in_rows(self, stage: OpenStage, o: Operand) -> tuple[Staged, int, int, int, int]:
+        """(the operand, where the current position lies along all dims but the innermost, a constant that belongs to both, where along the
+        innermost one, that dim) of an operand that lies in rows of lines."""
+        dims, staged = stage.r.nodes[o.node].dims, self.ctx.staged_value(o.stage)
+        layout = staged.layout
+        assert layout is not None
+        inner = layout.order[-1]
+        found = stage.linear.get(("rows", o.stage, dims))
+        if found is None:
+            others = layout._replace(strides=(*layout.strides[:inner], 0, *layout.strides[inner + 1:]), tiled=-1)
+            found = stage.linear["rows", o.stage, dims] = self.addresses.relative(stage, staged._replace(layout=others), dims)
+        start, const, _, _ = self.values.address(stage, *found)
+        further, more = self.addresses.along(stage, staged, inner, dims[inner])
+        return staged, start, const + more, further, inner
 
     def shared_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
         """`acc` plus the product of the tiles at the current position, which the instruction reads from shared memory."""
@@ -198,18 +235,12 @@ class Intrinsics:
         src, sides = [acc], list[tuple[int, int, int, int]]()
         group.exchanges = True
         for number, (o, p) in enumerate(zip(plan.operands, plan.packed, strict=True)):
-            staged = self.ctx.staged_value(o.stage)
+            staged, start, const, further, inner = self.in_rows(stage, o)
             assert staged.layout is not None and b.op[staged.pointer] == "SHARED"
             group.shared.before_reading((b.arg[staged.pointer],))
-            dims, layout = stage.r.nodes[o.node].dims, staged.layout
-            inner = layout.order[-1]
-            others = layout._replace(strides=(*layout.strides[:inner], 0, *layout.strides[inner + 1:]), tiled=-1)
-            linear, base = self.addresses.relative(stage, staged._replace(layout=others), dims)
-            start, const, _, _ = self.values.address(stage, linear, base)
-            further, more = self.addresses.along(stage, staged, inner, dims[inner])
             in_columns = (inner == p.dim) == (number == 0)      # the dim that is cut into lines is that of the matrix's columns
             src += [staged.pointer, b.add(start, further)]
-            sides.append((const + more, int(in_columns), layout.outer, layout.tile // p.line))
+            sides.append((const, int(in_columns), staged.layout.outer, staged.layout.tile // p.line))
         return b.load("MMASHARED", dot.accumulator, b.num_lanes[acc], tuple(src), (dot.name, *sides), ordered=True)
 
     def operand_at(self, stage: OpenStage, o: Operand) -> OperandAddress:

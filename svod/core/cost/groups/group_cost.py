@@ -72,6 +72,7 @@ _ROUNDING = 2.0         # instructions that round a factor before its products
 _ADDRESSES = 3          # registers of an asynchronous copy
 _POWER = 4.0            # instructions' worth of a power of two that is an instruction: few threads of a subgroup at a time
 _ROW = 8.0              # instructions of a row that is copied at once: its addresses, what is expected, the copy
+_ROW_APART = 17.0       # cycles from one such copy of a subgroup to the next: an H200 took 555 for the 32 rows of each of two
 
 
 @dataclass
@@ -242,6 +243,7 @@ class PhasePricer:
             phase.latency += barriers * _BARRIER
             phase.instructions += barriers * self.device.barrier(phase.threads)
             if shape.stage.buffers > 1:
+                phase.drained += times * _ROW_APART * min(shape.stage.bulk_rows, self.device.subgroup)
                 phase.blocks, phase.copied_ahead = max(phase.blocks, times), copied_ahead(self.state, self.nest)
                 phase.block += size // shape.stage.buffers
                 phase.ahead += self._registers_ahead(shape.stage, size // shape.stage.buffers, phase.threads)

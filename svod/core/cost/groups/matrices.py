@@ -25,7 +25,7 @@ _TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       
 _SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   # of a group, likewise
 _WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       # the same of instructions of several subgroups
 _BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
-_BUFFERS = 2, 3, 4      # of an operand that is copied ahead: by way of registers, and by asynchronous copies too
+_BUFFERS = 4, 3, 2      # of an operand that is copied ahead, most first, as copies may be late; by way of registers 2
 _FILL = 2               # groups per unit with which no sum is cut
 
 
@@ -78,7 +78,7 @@ def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator
                 block = try_opt(block, op, name, amount) if amount > 1 else block
             for staged in _staged(block, r, axis):
                 yield staged
-                if staged.pipeline is not None and staged.pipeline.buffers == _BUFFERS[0]:
+                if staged.pipeline is not None and staged.pipeline.buffers == _BUFFERS[-1]:
                     yield from _cut(staged, r, axis)
             if not is_wide:
                 yield from _cut(block, r, axis)
@@ -97,7 +97,7 @@ def _staged(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler
             continue
         done = try_opt(done, "UNROLL", inner, 0)
         yield done
-        for buffers in _BUFFERS if state.target.has_async_copies else _BUFFERS[:1]:
+        for buffers in _BUFFERS if state.target.has_async_copies else _BUFFERS[-1:]:
             ahead = try_opt(done, "PIPELINE", axis, buffers)
             if ahead is not done:
                 yield ahead

@@ -61,6 +61,8 @@ class HeldTiles(NamedTuple):
         """Turns of shared memory for a tile: a matrix of lines at a time."""
         lines, nbytes = MATRIX
         size = self.dot.operands[number].itemsize
+        if layout.swizzle is not None:
+            return self.words(number)
         step = layout.strides[layout.order[-2]] * size if len(layout.order) > 1 else nbytes
         if is_turned(layout, size, self.plan.packed[number].dim):
             return self.words(number) * bank_turns(((step, nbytes // size), (size, lines)), self.dot.threads, size)

@@ -46,13 +46,13 @@ def test_types_without_an_instruction(arch: str, dtype: DType) -> None:
 
 
 def test_lines_of_operands_lie_in_different_banks() -> None:
-    """Rows of 32 or 64 bfloat16 would meet in a few banks: they are padded by a line."""
+    """Rows of 32 or 64 bfloat16 would meet in a few banks: their lines change places."""
     state = best("sm_80", BF16)
     nest = loop_nest(state)
     tiles = held_tiles(nest.layouts.dots[state.kernel.output])
     assert tiles is not None
     for number, operand in enumerate(tiles.plan.operands):
         stage = nest.stages[operand.stage]
-        assert stage.space is MemorySpace.SHARED and stage.layout is not None and stage.layout.row_pad
+        assert stage.space is MemorySpace.SHARED and stage.layout is not None and stage.layout.swizzle is not None
         assert tiles.turns(number, stage.layout) == tiles.words(number)
         assert prod(stage.region) >= tiles.dot.rows * tiles.dot.depth

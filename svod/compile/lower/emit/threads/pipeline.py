@@ -4,7 +4,8 @@
 
 One barrier an iteration: behind it, what was copied for this iteration is there, and nobody reads the buffer that is filled next. Where
 copies are not asynchronous they are loaded before the iteration computes and stored behind it. Copies beyond the last iteration take its
-data once more: they are not read.
+data once more: they are not read. Where the iteration is one piece of code with matrix instructions of a subgroup, asynchronous copies
+begin between those.
 
 Products that read shared memory by themselves go on while later instructions run. From four buffers on, those of one iteration are
 waited for behind the next one's, and copies run one iteration less ahead:
@@ -96,18 +97,22 @@ class CopiesAhead:
         later = b.alu("MIN", INDEX, 1, b.add(index, b.index(ahead * stride)), last)
         following = b.alu("MOD", INDEX, 1, b.add(number, b.index(ahead)), b.index(count))
         stage.open_row(a, ({later: 1}, 0))
+        first = len(b.code[b.level])
         for s in copies:
             self._fill(s, following, level=b.level)
         stage.close_row(a)
         self._async("COMMIT")
+        begun = self._take_begun(first)
         deferred, self.deferred = self.deferred, []
         stage.open_row(a, ({index: 1}, 0))
         for s in copies:
             self._read(s, b.alu("MOD", INDEX, 1, number, b.index(count)))
         self.running = copies
+        first = len(b.code[b.level])
         following_accs = inside(carried)
         self.running = ()
         stage.close_row(a)
+        self._spread(begun, first)
         b.code[b.level] += deferred
         if late:
             following_accs = self._wait_products(following_accs, late)
@@ -117,6 +122,26 @@ class CopiesAhead:
         self._async("WAIT", 0)
         self._end_bulk(self._iterations(start, b.alu("MAX", INDEX, 1, start, stop), stride), count, ahead)
         return out
+
+    def _take_begun(self, first: int) -> list[int]:
+        """Take what begins copies, and what commits them, out of the innermost loop's code from an instruction on, where each copy is one
+        instruction."""
+        b, code = self.b, self.b.code[self.b.level]
+        begun = [n for n in code[first:] if b.op[n] in ("COPY_ASYNC", "COMMIT")]
+        if any(b.op[c] != "CONST" for n in begun for c in b.src[n][4:]):
+            return []
+        code[first:] = [n for n in code[first:] if n not in set(begun)]
+        return begun
+
+    def _spread(self, begun: list[int], first: int) -> None:
+        """Put what begins copies between matrix instructions of the innermost loop's code, from an instruction on, evenly, or before
+        all of it where it has other loops: all at once, they would keep shared memory from the loads of operands."""
+        code = self.b.code[self.b.level]
+        ops = [self.b.op[n] for n in code[first:]]
+        products = [first + k for k, op in enumerate(ops) if op == "MMA"] if "LOOP" not in ops else []
+        for number in reversed(range(len(begun))):
+            at = products[(number + 1) * len(products) // (len(begun) + 1)] if products else first
+            code.insert(at, begun[number])
 
     def _wait_products(self, accs: list[int], left: int) -> list[int]:
         """The accumulators, when products of so many iterations are under way at most."""
