@@ -287,12 +287,24 @@ class LoopNestMaker:
                           ahead: bool) -> tuple[GroupCopy | None, Layout]:
         """How a group copies a stage, unless it has loops of its own, and how it lies in memory. `ahead`: whether the copy runs ahead."""
         state, s = self.state, r.stage.index
-        root, itemsize = phase_of(self.placement, s), stored_bytes(state, self.layouts, s)
-        digits = thread_digits(state, stage_threads(state, self.placement, root))
-        copy = None
+        packed, copy = self.layouts.packed.get(s), None
         if is_derived(r.stage):
             full = tuple([state.kernel.axes[a].extent for a in r.stage.outs])
             copy = group_copy(r, layout.extents, starts, full, layout.order, copied_width(state, self.layouts, r))
+        if packed is not None and packed.line:
+            return copy, layout
+        threads = min(self.threads[phase_of(self.placement, s)], AT_ONCE)
+        padded = padded_rows(layout, copy, self._shared_reads(s, layout), threads, stored_bytes(state, self.layouts, s))
+        if packed is not None and packed.is_held and copy is not None:
+            swizzled = swizzled_lines(self.layouts, s, layout.extents)
+            if swizzled is not None and not (ahead and self._bulk_rows(r, region, starts, copy, padded)):
+                return copy, swizzled
+        return copy, padded
+
+    def _shared_reads(self, s: int, layout: Layout) -> tuple[SharedRead, ...]:
+        """How the threads of a group read a stage in shared memory."""
+        state, itemsize = self.state, stored_bytes(self.state, self.layouts, s)
+        digits = thread_digits(state, stage_threads(state, self.placement, phase_of(self.placement, s)))
         reads = []
         for q, node in self.placement.reads_of(s):
             reader = self.stages.get(q.stage.index)
@@ -308,15 +320,7 @@ class LoopNestMaker:
             apart = tuple([tuple([Digit(*digits[row], c) for row, c in of_dim.items() if row in digits]) for of_dim in terms])
             vector = layout.order and reader.vector >= 0 and node.dims[layout.order[-1]].coef(reader.vector) == 1
             reads.append(SharedRead(apart, min(reader.num_lanes, max(1, state.target.vector_bytes // itemsize)) if vector else 1))
-        packed = self.layouts.packed.get(s)
-        if packed is not None and packed.line:
-            return copy, layout
-        padded = padded_rows(layout, copy, tuple(reads), min(self.threads[root], AT_ONCE), itemsize)
-        if packed is not None and packed.is_held and copy is not None:
-            swizzled = swizzled_lines(self.layouts, s, layout.extents)
-            if swizzled is not None and not (ahead and self._bulk_rows(r, region, starts, copy, padded)):
-                return copy, swizzled
-        return copy, padded
+        return tuple(reads)
 
     def _buffers(self, r: ResolvedStage, path: Path) -> int:
         """How many buffers a copy has: those of PIPELINE, where it stands in that loop and waits for no other stage there."""
