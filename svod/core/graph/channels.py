@@ -51,6 +51,11 @@ class Convolution(NamedTuple):
         return len(shape_of(self.weight)) - 2 * len(self.windows.arg) - 1
 
     @property
+    def last_axis(self) -> int:
+        """The axis of the weight that is to lie last: its channels, or its groups where each has one channel."""
+        return self.channel_axis if shape_of(self.weight)[self.channel_axis] > 1 else 1
+
+    @property
     def taps(self) -> int:
         """Positions of a window."""
         return prod(size for _, size, _, _ in self.windows.arg)
@@ -122,7 +127,7 @@ def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
     convolved = {c.windows for c in found.values()}
     pooled = [_image_of(u) for u in sink.toposort() if u not in convolved]
     last = {image: 1 for image in (*pooled, *[c.image for c in found.values() if not c.fill]) if image is not None and wanted(image)}
-    last.update({c.weight: c.channel_axis for c in found.values() if not c.fill and c.taps > 1})
+    last.update({c.weight: c.last_axis for c in found.values() if not c.fill and c.taps > 1})
     plain: dict[UOp, UOp] = {}
     arranged: dict[UOp, UOp] = {}
     for u in sink.toposort():

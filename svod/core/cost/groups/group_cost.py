@@ -517,7 +517,7 @@ class StageCounter:
         count, elements = self._runs(n.deps), 1
         if self.shape.is_shared_copy and self.shape.expanded and self.stage.vector in n.deps:
             count, elements = count / self.lanes, self.lanes
-        elif not linear.atoms and n.gate < 0:
+        elif not linear.atoms and (n.gate < 0 or self.stage.vector not in self.r.nodes[n.gate].deps):
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
         rows = self.stage.bulk_rows
         self.instructions += -(-rows // self.shape.num_threads) * _ROW if rows else \
