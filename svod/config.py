@@ -292,6 +292,8 @@ class PrepareConfig(_Config):
                                        f"directory of compiled objects; {NONE} or 0: no such cache; not set: the user's cache directory")
     capture: str | None = _option("SVOD_CAPTURE", None, _PATH,
                                   "append the kernels of every prepare to files in this directory; nothing is searched")
+    capture_device: str | None = _option("SVOD_CAPTURE_DEVICE", None, _TEXT,
+                                         "the device whose kernels are captured, where another one runs the program")
     debug: int | None = _option("DEBUG", None, _LEVEL,
                                 "what to print of every plan: 1 its kernels, 2 their loops, 3 their ASTs, 4 LINEAR, 5 LLVM IR")
     dump_after: str | None = _option("SVOD_DUMP_AFTER", None, _TEXT, "passes after which every plan is printed, with commas; "
@@ -345,7 +347,8 @@ class PrepareConfig(_Config):
         """This configuration with the fields that are None, but for `beam`, as the environment says. SVOD_CAPTURE and SVOD_NOOPT win over
         it: a captured script searches nothing, whatever it asks for."""
         _warn_of_unknown_variables()
-        open_ones = ("db", "lock", "threads", "object_cache", "device", "debug", "dump_after", "profile", "trace", "perf_map")
+        open_ones = ("db", "lock", "threads", "object_cache", "device", "capture_device", "debug", "dump_after", "profile", "trace",
+                     "perf_map")
         changes = {name: self.env_value(name) for name in open_ones if getattr(self, name) is None}
         if (capture := self.env_value("capture")) is not None:
             changes["capture"] = capture

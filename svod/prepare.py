@@ -213,12 +213,12 @@ def device_called(name: str) -> str:
 
 
 def arranged(sink: UOp, config: PrepareConfig) -> UOp:
-    """A graph with what matrix instructions of its devices multiply in the order that they want."""
+    """A graph with what matrix instructions of its devices, or of the one that it is captured for, multiply in the order that they want."""
     def wanted(image: UOp) -> bool:
         name = graph.device_of(image) or HOST
         if name.startswith(DISK):
             return False
-        backend = device_named((config.device or HOST) if name == HOST else name).backend
+        backend = device_named((config.capture_device or config.device or HOST) if name == HOST else name).backend
         return holds_tiles_of(backend.target(config.threads).allowing(*config.optimizer.allowed), image.dtype)
     return channels_last(sink, wanted)
 

@@ -240,7 +240,8 @@ def test_the_device_that_is_asked_for_is_tuned() -> None:
     """A capture of plans for the CPU, tuned for another device."""
     assert pick_target(Capture(), TOY.device) == TOY
     assert pick_target(Capture()).device == HOST
-    assert script_environment(Path("captures"), "TOY")["SVOD_DEVICE"] == "TOY"
+    environment = script_environment(Path("captures"), "TOY", "CUDA:sm_80")
+    assert (environment["SVOD_DEVICE"], environment["SVOD_CAPTURE_DEVICE"]) == ("TOY", "CUDA:sm_80")
 
 
 def test_a_compiler_is_the_targets_whatever_device_is_configured() -> None:

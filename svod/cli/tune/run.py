@@ -378,6 +378,7 @@ class _TuneRun:
             self.script = run_script([*options.launched, *options.asked], Path(directory), capture_for=options.capture_for,
                                      first=options.budget / 2, share=options.budget / 2, on_news=meet,
                                      device=HOST if options.compile_only else options.device,
+                                     kernels_of=(options.device or self.config.device) if options.compile_only else None,
                                      stdout=sys.stderr if options.json_path == "-" else None)
             for line in self.script.words(options.subject):
                 say(f"svod-tune: {line}")

@@ -66,17 +66,19 @@ class ScriptEnd:
 
 def run_script(words: Sequence[str], directory: Path, *, capture_for: float | None = None, idle: float = IDLE_SECONDS,
                first: float = IDLE_SECONDS, share: float = math.inf, on_news: Callable[[News], None] = lambda news: None,
-               clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None, device: str | None = None) -> ScriptEnd:
+               clock: Callable[[], float] = time.monotonic, stdout: TextIO | None = None, device: str | None = None,
+               kernels_of: str | None = None) -> ScriptEnd:
     """Run a program with captures in `directory` until it ends or `capture_for` seconds have passed. `words`: a script, or -m and a module,
     and its arguments. Without `capture_for` it is ended after `first` seconds without any kernel (it may have much to load), `idle` seconds
     without a new one, or `share` seconds once there is a plan. `on_news` gets the news as it comes. `stdout`: where the program's standard
-    output goes; None: to ours. `device`: its SVOD_DEVICE; None: as ours.
+    output goes; None: to ours. `device`: its SVOD_DEVICE; None: as ours. `kernels_of`: the device whose kernels are captured; None: that
+    one.
 
     When this returns or raises, the script and its processes are gone. A second KeyboardInterrupt, while the script is being ended, is
     raised. Raises OSError when the script cannot be started."""
     started = last_new = clock()
     watch = CaptureWatch(directory)
-    child = subprocess.Popen([sys.executable, *words], env=script_environment(directory, device), stdout=stdout)
+    child = subprocess.Popen([sys.executable, *words], env=script_environment(directory, device, kernels_of), stdout=stdout)
     why: Why = "finished"
     patience, has_plan = max(first, idle), False
     try:
@@ -113,11 +115,12 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
     return ScriptEnd(why, child.returncode, clock() - started, left)
 
 
-def script_environment(directory: Path, device: str | None = None) -> dict[str, str]:
-    """The environment of the script: it is captured, does not search, runs on `device`, and can import this svod from a checkout."""
+def script_environment(directory: Path, device: str | None = None, kernels_of: str | None = None) -> dict[str, str]:
+    """The environment of the script: it is captured, for `kernels_of`, does not search, runs on `device`, and can import this svod from a
+    checkout."""
     roots = [r for r in package_roots() if Path(r).name not in ("site-packages", "dist-packages")]
     path = os.pathsep.join([*filter(None, [config.child_environment().get("PYTHONPATH", "")]), *roots])
-    given = {"SVOD_DEVICE": device} if device is not None else {}
+    given = {name: value for name, value in (("SVOD_DEVICE", device), ("SVOD_CAPTURE_DEVICE", kernels_of)) if value is not None}
     return config.child_environment(SVOD_CAPTURE=str(directory), BEAM=None, PYTHONPATH=path or None, **given)
 
 

@@ -145,3 +145,13 @@ def test_weights_are_turned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     turned = [{b.storage for b in plan.buffers if b.kind == "constant"} for plan in plans]
     assert turned[0] == turned[1] and len(turned[0]) == 1
     assert [k.name for k in x.conv2d(w, padding=1).prepare(config).kernels] == ["copy_0", "copy_1", "conv_2"]
+
+
+def test_the_kernels_of_another_device() -> None:
+    """A program on the CPU whose kernels are captured for a card has those of the card, and the same numbers."""
+    x, w = data_of(1, 8, 6, 6), data_of(16, 8, 3, 3)
+    y, again = x.conv2d(w, padding=1), x.conv2d(w, padding=1)
+    plan = y.prepare(PrepareConfig(capture_device="CUDA:sm_80", db=":none:"))
+    plan.execute()
+    assert [k.name for k in plan.kernels] == ["copy_0", "copy_1", "conv_2"]
+    np.testing.assert_array_equal(y.cast("float32").numpy(), again.cast("float32").numpy())
