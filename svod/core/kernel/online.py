@@ -7,8 +7,8 @@
                                                        (m, s, a) = EXPSUM over b of (MB[c, b], SB[c, b], YB[c, n, b]);  y[c, n] = a / s
 
 Weights that the graph rounds to 16 bits before they are multiplied are rounded in their block: relative to its maximum, before the
-division. Maxima and sums are of the weights as they are. The factors of that product are stages of their own, [c, b, i] and [n, b, i], so
-that the sum over a block is a contraction for matrix instructions.
+division. Maxima and sums are of the weights as they are, and scores that the graph rounds to 16 bits are left as they are. The factors of
+that product are stages of their own, [c, b, i] and [n, b, i], so that the sum over a block is a contraction for matrix instructions.
 
 What has the maximum of its own block is scaled to the larger one where two blocks meet (the combiner EXPSUM), so a block needs no other
 block: they are a REDUCE like any other, serial, side by side, or shared among cores. Where the maximum is read outside of such a sum
@@ -50,17 +50,17 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
         raise KernelOptError(f"a block is 2 to {rows.extent - 1} of the {rows.extent} positions of the row, not {block}")
     kernel = _with_bare_sum(kernel, rows)
     sums, readers = _find_sums(kernel, rows)
-    rewriter = _Rewriter(kernel, rows, block)
     weighted = _match_weighted(kernel, rows, sums, readers[0]) if len(readers) == 1 else None
     if weighted is not None:
-        return rewriter.weighted_sum(readers[0], weighted, sums)
+        exact = rows if weighted.rounded is None else rows._replace(source=_unrounded(rows.source))
+        return _Rewriter(kernel, exact, block).weighted_sum(readers[0], weighted, sums)
     if sums is None:
         raise KernelOptError(f"stage {name} is a maximum, and no stage sums up exp(x - maximum) over the same row")
     below = set(rows.source.toposort())
     if any(s.has_reduce and s.node in below for s in kernel.stages):
         raise KernelOptError(f"what stage {name} is the maximum of is a sum itself, and something other than one weighted sum reads it "
                              f"again after the row: it would be computed twice")
-    return rewriter.pair(sums)
+    return _Rewriter(kernel, rows, block).pair(sums)
 
 
 def is_pair(kernel: Kernel, axis: int) -> bool:
@@ -170,6 +170,14 @@ def _with_bare_sum(kernel: Kernel, rows: _RowMaximum) -> Kernel:
     read = UOp(Ops.INDEX, bare.dtype, (bare, *fresh.values()))
     rest = sums.value.substitute({**fresh, reduce: read})
     return Kernel(kernel.ast.substitute({sums.node: UOp(Ops.STAGE, rest.dtype, (rest, *fresh.values()))}))
+
+
+def _unrounded(stage: UOp) -> UOp:
+    """A stage of sums that are rounded to 16 bits and made wide again, without that: what the weights are computed from stays as it is."""
+    rounded = {u: u.src[0].src[0] for u in stage.src[0].toposort(gate=lambda n: n.op is not Ops.STAGE)
+               if u.op is Ops.CAST and u.src[0].op is Ops.CAST and u.src[0].src[0].op is Ops.REDUCE and u.src[0].src[0].dtype == u.dtype
+               and u.src[0].dtype.is_float and u.src[0].dtype.bits == 16}
+    return stage.replace(src=(stage.src[0].substitute(rounded), *stage.src[1:])) if rounded else stage
 
 
 class Limit(NamedTuple):
