@@ -307,11 +307,10 @@ def most_threads(state: Scheduler) -> int:
 
 
 def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads: int) -> int:
-    """Bytes of shared memory for the partial results that `threads` threads exchange in a stage."""
+    """Bytes of shared memory for the partial results that `threads` threads exchange in a stage, one of each for a result."""
     r = placement.resolved[stage]
     assert r is not None
-    s = state.kernel.stages[stage]
-    positions = prod(state.rows[x].extent for a in s.outs + s.reds for x in state.axis_rows[a]
+    positions = prod(state.rows[x].extent for a in state.kernel.stages[stage].outs for x in state.axis_rows[a]
                      if state.rows[x].role not in (LOOP, *BLOCK_ROLES))
     return sum(-(-threads * positions * d.itemsize // AREA) * AREA for red in r.reductions for d in red.dtypes)
 

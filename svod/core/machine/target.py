@@ -46,7 +46,7 @@ class Target:
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_strict_floats: bool = True  # float operations are neither reassociated nor fused but where LINEAR says so
     has_float64: bool = True
-    has_masked_memory: bool = True  # masked vector loads and stores are single instructions
+    has_masked_memory: bool = True  # masked vector loads and stores are single instructions, those of whole vectors at least
     has_non_temporal: bool = True   # stores can go past the caches
     group_threads: int = 0          # most threads of a group; 0: the target has no groups
     shared_bytes: int = 0           # memory that the threads of a group share

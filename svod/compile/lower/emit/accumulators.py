@@ -5,6 +5,7 @@
 Components of a reduction that are the same for several positions of the tile are carried once."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from svod.compile.lower import math
@@ -178,42 +179,45 @@ class Accumulators:
         return b.alu(op.value, dtype, width, *args)
 
     def epilogue(self, stage: OpenStage, accs: list[int], sink: Sink) -> None:
-        """Combine the partial results of each position and store the stage's value."""
+        """Combine the partial results of each position, in this thread and over those that share it, and store the stage's value."""
         accs = self._spread(stage, accs)
-        accs = self.ctx.group.combine(stage.r, accs, self.alu)
         stage.memo.clear()
-        tile = stage.out_positions()
-        partial = stage.partial
-        reduce_lane = stage.vector_axis >= stage.num_outs
-        components = sum(len(red.values) for red in stage.r.reductions)
-        lane = stage.vector_axis
         plan = self.intrinsics.plan_of(stage)
         if plan is not None and plan.dot.is_tile:
             (self.held_epilogue if plan.dot.fragments else self.tile_epilogue)(stage, plan, accs, sink)
             return
-        for t, (offsets, oc) in enumerate(tile):
-            at = t * len(partial) * components
-            if plan is not None and stage.sums:
-                for index, (k, _) in partial.items():
-                    acc = accs[at + k]
-                    extra = accs[stage.sums[self.sum_key(stage, plan, offsets, oc, index)]]
-                    accs[at + k] = self.b.alu("SUB", self.b.dtype[acc], self.b.num_lanes[acc], acc, extra)
-            done: dict[tuple[int, int], int] = {}
-            first = 0
-            for k, red in enumerate(stage.r.reductions):
-                n = len(red.values)
-                parts = [accs[at + p * components + first:at + p * components + first + n] for p in range(len(partial))]
-                total = self.ctx.group.over_columns(stage.r, self.combine_all(red, parts, reduce_lane), red.combiner, self.alu)
-                for c, v in enumerate(total):
-                    done[k, c] = v
-                first += n
+        lane, reduce_lane, group = stage.vector_axis, stage.vector_axis >= stage.num_outs, self.ctx.group
+        tile = stage.out_positions()
+        results: Iterable[list[int]] = (self._result(stage, plan, accs, t, *position) for t, position in enumerate(tile))
+        components = [(k, c) for k, red in enumerate(stage.r.reductions) for c in range(len(red.values))]
+        if group.threads_of(stage.index).reducers > 1:      # those of all positions at once
+            together = group.combine(stage.r, [v for values in results for v in values], self.alu)
+            results = (together[at:at + len(components)] for at in range(0, len(together), len(components)))
+        for (offsets, chunk), values in zip(tile, results, strict=True):
             if reduce_lane:
                 stage.vector_axis = -1
-            ok = stage.set_position(offsets, oc)
-            if ok:
-                stage.results = done
+            if stage.set_position(offsets, chunk):
+                stage.results = dict(zip(components, values, strict=True))
                 sink(stage)
             stage.vector_axis = lane
+
+    def _result(self, stage: OpenStage, plan: TensorizePlan | None, accs: list[int], t: int, offsets: dict[int, int],
+                chunk: Chunk) -> list[int]:
+        """The components of all reductions at position t of the tile: what this thread has of them."""
+        partial, reduce_lane = stage.partial, stage.vector_axis >= stage.num_outs
+        components = sum(len(red.values) for red in stage.r.reductions)
+        at, first, found = t * len(partial) * components, 0, list[int]()
+        if plan is not None and stage.sums:
+            for index, (k, _) in partial.items():
+                acc = accs[at + k]
+                extra = accs[stage.sums[self.sum_key(stage, plan, offsets, chunk, index)]]
+                accs[at + k] = self.b.alu("SUB", self.b.dtype[acc], self.b.num_lanes[acc], acc, extra)
+        for red in stage.r.reductions:
+            n = len(red.values)
+            parts = [accs[at + p * components + first:at + p * components + first + n] for p in range(len(partial))]
+            found += self.ctx.group.over_columns(stage.r, self.combine_all(red, parts, reduce_lane), red.combiner, self.alu)
+            first += n
+        return found
 
     def tile_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
         """Rows of each tile, by way of scratch, where partial results are added."""

@@ -6,7 +6,7 @@ them and a share of the others, and the launch. The prediction ranks states; it 
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from svod.core.cost.groups.device import (
     device_of,
     resident_groups,
 )
+from svod.core.cost.groups.once import OnceInPhase
 from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
 from svod.core.ir.combiner import get_combiner
@@ -170,7 +171,9 @@ class PhasePricer:
             raise KernelOptError(f"staged values take {staged} bytes of shared memory; the target has {state.target.shared_bytes}")
         shapes = {s: StageShape(state, self.nest, s, root, group) for s in inside}
         phase = Phase(float(prod([run.times for run in shapes[root].grid])), group.threads)
-        wanted = [(shapes[s], self.count(phase, shapes[s], StageCounter(state, self.nest, shapes[s]))) for s in inside]
+        once = OnceInPhase()
+        counters = {s: StageCounter(state, self.nest, shapes[s], once.known(shapes[s])) for s in inside}
+        wanted = [(shapes[s], self.count(phase, shapes[s], counters[s])) for s in inside]
         if phase.held:      # beside what the stage that the phase stores has summed up
             phase.registers += phase.held
         phase.registers += phase.ahead
@@ -187,19 +190,19 @@ class PhasePricer:
         itemsize = stored_bytes(self.state, self.nest.layouts, stage.r.stage.index)
         return area_bytes(stage.layout, itemsize * stage.layout.size) * stage.buffers
 
-    def _exchange(self, phase: Phase, shape: StageShape, accumulators: float) -> None:
-        """Count what threads do that share the reductions of a stage: neighbours exchange registers in a tree; what is left goes to shared
-        memory, where each thread reads all of it."""
+    def _exchange(self, phase: Phase, shape: StageShape, results: int) -> None:
+        """Count what threads do that share the reductions of a stage, of so many results at a time: neighbours exchange registers in a
+        tree; what is left goes to shared memory, where each thread reads all of it."""
         s, times = shape.stage.r.stage.index, shape.times
         own = stage_threads(self.state, self.nest.placement, phase_of(self.nest.placement, s))[s]
         lanes = exchanging_threads(self.state.target, own, phase.threads)
         steps, left = lanes.bit_length() - 1, own.reducers // lanes
         phase.latency += times * steps * SHARED
-        phase.instructions += times * steps * phase.threads * accumulators * 2.0
+        phase.instructions += times * steps * phase.threads * results * 2.0
         if left > 1:
             phase.shared += exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
             phase.latency += times * (_EXCHANGED * _BARRIER + left * STEP + SHARED)
-            phase.instructions += times * (left * phase.threads * accumulators * (self.device.access(1.0, shared=True) + 1.0)
+            phase.instructions += times * (left * phase.threads * results * (self.device.access(1.0, shared=True) + 1.0)
                                            + _EXCHANGED * self.device.barrier(phase.threads))
 
     def _is_waited_for(self, shape: StageShape, counter: StageCounter) -> bool:
@@ -228,7 +231,7 @@ class PhasePricer:
         if self._is_waited_for(shape, counter):
             phase.latency += times * counter.latency
         if reducers_of(self.state, s) > 1:
-            self._exchange(phase, shape, accumulators)
+            self._exchange(phase, shape, sum([len(red.values) for red in counter.r.reductions]) * prod(counter.positions[:counter.outs]))
         for _ in shuffles_of(self.state, s):
             phase.latency += times * SHARED
             phase.instructions += times * threads * counter.rows * 2.0
@@ -348,9 +351,10 @@ def phase_cycles(device: Device, phase: Phase) -> float:
 
 
 class StageCounter:
-    """Counts the instructions of one thread in a stage, while the loops around it stand still."""
+    """Counts the instructions of one thread in a stage, while the loops around it stand still. `known`: nodes whose values are there."""
 
-    def __init__(self, state: Scheduler, nest: LoopNest, shape: StageShape) -> None:
+    def __init__(self, state: Scheduler, nest: LoopNest, shape: StageShape, known: Collection[int] = ()) -> None:
+        self.known = known
         self.state, self.nest, self.shape, self.device = state, nest, shape, device_of(state.target)
         self.stage, self.r = shape.stage, shape.stage.r
         self.outs = len(self.r.stage.outs)
@@ -395,7 +399,7 @@ class StageCounter:
         return float(prod(self.positions[:self.outs]))
 
     def count(self) -> None:
-        skip = masks_of(self.r)
+        skip = {*masks_of(self.r), *self.known}
         packed = self.nest.layouts.packed.get(self.r.stage.index)
         if packed is not None and stored_node(self.r, packed) != self.r.value:
             skip.add(self.r.value)      # stored before it is made wide

@@ -15,7 +15,8 @@ from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.matrices import flat_options, matrix_options
 from svod.core.cost.groups.prices import GroupPrices
-from svod.core.cost.groups.spread import along_memory, elementwise_options, reduction_options, thread_counts
+from svod.core.cost.groups.rows import row_options
+from svod.core.cost.groups.spread import ROW, along_memory, elementwise_options, reduction_options, short_unrolled, thread_counts
 from svod.core.cost.sketch_facts import extent_of, factors_of, name_of, resolved, try_opt
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
@@ -54,6 +55,7 @@ def _generate(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:
             for s in roots[:-1]:
                 start = _best(start, s, sizes[1:2] or sizes, prices)
             yield from _options(start, roots[-1], sizes if len(roots) == 1 else sizes[1:] or sizes)
+    yield from row_options(state)
     yield from attention_options(state)
 
 
@@ -69,10 +71,13 @@ def _placements(state: Scheduler) -> Iterator[Scheduler]:
 
 
 def _shared_inside(state: Scheduler) -> Iterator[Scheduler]:
-    """Reductions inside a phase: computed by each thread, or shared by the threads of its group."""
-    yield state
+    """Reductions inside a phase: computed by each thread, short ones without a loop, or shared by the threads of its group."""
     paths = place_stages(state).paths
     inside = [s.index for s in state.kernel.stages if s.has_reduce and paths[s.index]]
+    alone = state
+    for s in inside:
+        alone = short_unrolled(alone, state.kernel.stages[s], ROW, vector_width(state, resolved(state, s)))
+    yield alone
     for parts in dict.fromkeys((device_of(state.target).subgroup, min(256, state.target.group_threads))) if inside else ():
         done = state
         for s in inside:

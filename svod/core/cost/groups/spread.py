@@ -14,14 +14,15 @@ from math import prod
 from svod.core.cost.groups.device import LINE, SECTOR, device_of
 from svod.core.cost.sketch_facts import contiguous_axes, extent_of, name_of, try_opt
 from svod.core.kernel.groups import grid_rows, group_of
-from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.placement import place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
 THREADS = (64, 128, 256)        # of a group: enough to hide latency, few enough that several groups share a unit
 _FILL = 4                       # groups per unit that a phase should have
 _MOST_PARTS = 64                # of a sum that is cut, for each thread that combines them
-_SHORT = 8                      # positions of a reduce axis that become straight-line code
+SHORT = 8                       # positions of an axis that become straight-line code
+ROW = 32                        # positions of a row that a thread may have whole
 
 
 def amount_for(extent: int, threads: int, subgroup: int) -> int:
@@ -92,12 +93,16 @@ def elementwise_options(state: Scheduler, r: ResolvedStage) -> Iterator[Schedule
         yield state
         return
     name = name_of(state, r, first)
+    # rows begin at multiples of a vector where it divides them, or there is one: then only the last vector of all is masked
+    is_one_row = state.target.has_masked_memory and all(extent_of(state, r, a) == 1 for a in range(len(r.stage.outs)) if a != first)
     for threads in thread_counts(state)[-2:]:
         for vector in dict.fromkeys((width, width // 2, 1)):
-            if vector > 1 and extent_of(state, r, first) % vector:
+            if vector > 1 and extent_of(state, r, first) % vector and not is_one_row:
                 continue
             done = try_opt(state, "UPCAST", name, vector) if vector > 1 else state
             yield spread_outputs(done, r, first, threads)
+        if 1 < extent_of(state, r, first) <= ROW:       # whole rows
+            yield spread_outputs(try_opt(state, "UPCAST", name, 0), r, first, threads)
         # several positions, a group apart
         yield try_opt(spread_outputs(state, r, first, threads), "UPCAST", name, 4)
     for threads in thread_counts(state):
@@ -122,7 +127,7 @@ def _squares(state: Scheduler, r: ResolvedStage, stored: int, threads: int) -> I
         square = try_opt(try_opt(state, "UPCAST", names[0], width), "UPCAST", names[1], width)
         yield tile(square, LINE // SECTOR, threads * SECTOR // LINE)
     for short, other in ((0, 1), (1, 0)):       # the threads have the whole of a short axis
-        if extents[short] <= _SHORT and extents[other] % width == 0:
+        if extents[short] <= SHORT and extents[other] % width == 0:
             whole = try_opt(try_opt(state, "UPCAST", names[short], 0), "UPCAST", names[other], width)
             yield try_opt(whole, "LOCAL", names[other], min(threads, left_of(whole, r, (stored, read)[other])))
     side = 16 if threads >= 256 else 8
@@ -164,12 +169,19 @@ def _shared_sum(state: Scheduler, r: ResolvedStage, axis: int, parts: int, vecto
     return try_opt(state, "GROUP", name, parts) if parts > 1 else state
 
 
+def short_unrolled(state: Scheduler, stage: Stage, most: int = SHORT, width: int = 1) -> Scheduler:
+    """Short reduce loops as straight-line code, in vectors of `width` where those divide them."""
+    for axis in stage.reds:
+        row = state.rows[state.row_id(state.kernel.axes[axis].name)]
+        if 1 < row.extent <= most:
+            state = try_opt(state, "UPCAST", row.name, width) if width > 1 and row.extent % width == 0 else state
+            state = try_opt(state, "UNROLL", row.name, 0)
+    return state
+
+
 def _unrolled(state: Scheduler, r: ResolvedStage) -> Scheduler:
     """Short reduce loops as straight-line code, else the innermost by four: loads are under way at once."""
-    for axis in r.stage.reds:
-        row = state.rows[state.row_id(state.kernel.axes[axis].name)]
-        if 1 < row.extent <= _SHORT:
-            state = try_opt(state, "UNROLL", row.name, 0)
+    state = short_unrolled(state, r.stage)
     loops = [x for x in state.order[r.stage.index] if state.rows[x].axis in r.stage.reds and state.rows[x].extent > 1]
     return try_opt(state, "UNROLL", state.rows[loops[-1]].name, 4) if loops else state
 

@@ -1,0 +1,74 @@
+"""What stages of a phase compute alike: a thread that has all of its positions side by side computes it once.
+
+    softmax of 1024 columns, GROUP(s1.r0, 256) UNROLL(s1.r0, 0) GROUP(s3.r0, 256) UNROLL(s3.r0, 0) LOCAL(o1, 256) UPCAST(o1, 0)
+        s1 = max x;  s3 = Σ exp(x - s1);  y = exp(x - s1) / s3
+        each thread loads four elements of x and computes four exponentials, not twelve and eight
+"""
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from svod.core.cost.groups.stage_shape import Run, StageShape, steps_of
+from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
+from svod.core.machine.levels import MemorySpace
+
+
+class OnceInPhase:
+    """The values that the stages of a phase have computed so far, for stages without loops of their own in a thread."""
+
+    def __init__(self) -> None:
+        self._known: set[Hashable] = set()
+
+    def known(self, shape: StageShape) -> set[int]:
+        """The nodes of a stage whose values are there already. Those of its others are from now on."""
+        if any(run.times > 1 for run in shape.serial) or shape.is_shared_copy or shape.stage.space is MemorySpace.HELD:
+            return set()
+        keys = _Keys(shape).of_nodes()
+        found = {i for i, key in keys.items() if key in self._known}
+        self._known.update(keys.values())
+        return found
+
+
+class _Keys:
+    """Identities of values: operations, and which elements each thread of each group loads."""
+
+    def __init__(self, shape: StageShape) -> None:
+        self.shape, self.r = shape, shape.stage.r
+        self.keys: dict[int, Hashable] = {}
+
+    def of_nodes(self) -> dict[int, Hashable]:
+        """Of loads and of what is computed from them alone and from what other stages are."""
+        for i, n in enumerate(self.r.nodes):
+            key = self._key(self.r, n)
+            if key is not None:
+                self.keys[i] = key
+        return {i: key for i, key in self.keys.items() if self.r.nodes[i].kind in ("load", "alu", "cast")}
+
+    def _key(self, r: ResolvedStage, n: Node) -> Hashable | None:
+        if n.kind in ("const", "variable"):
+            return n.kind, n.dtype, str(n.arg)
+        if n.kind == "load" and n.linear is not None and not n.linear.atoms:
+            return "load", n.dtype, n.arg, self._places(n.linear)
+        if n.kind == "read" and not any(lin.atoms for lin in n.dims):
+            return "read", n.dtype, n.arg, tuple([self._places(lin) for lin in n.dims])
+        if n.kind in ("alu", "cast", "bitcast") and all(s in self.keys for s in n.src):
+            return n.op, n.dtype, str(n.arg), tuple([self.keys[s] for s in n.src])
+        return None
+
+    def _places(self, linear: LinearIndex) -> Hashable:
+        """Where the threads are, and the positions side by side; their order is of no account."""
+        def moving(runs: list[Run]) -> list[tuple[int, int]]:
+            return [step for step in steps_of(runs, linear.coefs) if step[0] and step[1] > 1]
+        shape = self.shape
+        return linear.const, tuple(moving(shape.threads)), _in_order(moving(shape.expanded)), _in_order(moving(shape.grid))
+
+
+def _in_order(steps: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Loops by their steps; those that go on where another one ends are one."""
+    out = list[tuple[int, int]]()
+    for step, count in sorted(steps):
+        if out and step == out[-1][0] * out[-1][1]:
+            out[-1] = out[-1][0], out[-1][1] * count
+        else:
+            out.append((step, count))
+    return tuple(out)
