@@ -21,7 +21,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.contraction import product_of
 from svod.core.kernel.kernel import Kernel, LinearIndex, Node, ResolvedStage, Stage
 from svod.core.kernel.scheduler import UPCAST, Scheduler
-from svod.core.machine.isa import DOTS, LINE, TILES, Dot, Fragment
+from svod.core.machine.isa import DOTS, LINE, TILES, Digit, Dot, Fragment
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
@@ -286,6 +286,25 @@ def shuffles_of(state: Scheduler, stage: int) -> list[int]:
         masks += [1 << k for k in range(inner.bit_length() - 1, (inner * d.extent).bit_length() - 1) if d.columns]
         inner *= d.extent
     return masks
+
+
+QUAD, RUN = Digit(4, 0, 2), Digit(2, 0, 1)     # threads that share a row of eight results, and what each has of them
+LINE_OF_QUAD = QUAD.extent * RUN.extent
+
+
+def exchanges_results(state: Scheduler, r: ResolvedStage, plan: TensorizePlan) -> bool:
+    """Whether threads that share rows of results exchange them before they are stored: each then has a line of 16 bytes instead of a word
+    in each of four."""
+    fragments, store, axes = plan.dot.fragments, r.store, state.kernel.axes
+    split = state.split_reduce
+    if fragments is None or store is None or state.target.subgroup < QUAD.extent or (split and axes[split.axis].stage == r.stage.index):
+        return False
+    results, columns = fragments[0], axes[r.axes[plan.columns]]
+    beside = prod(state.rows[row].extent for row in state.axis_rows[columns.index] if state.rows[row].role == UPCAST)
+    beside *= prod(d.extent for d in results.elements[:-1] if d.columns)
+    whole = all(n % LINE_OF_QUAD == 0 for n in (columns.extent, store.const, *[c for a, c in store.coefs if a != plan.columns]))
+    return (results.threads[-1], results.run) == (QUAD, RUN) and beside % QUAD.extent == 0 and whole and not store.atoms \
+        and store.coef(plan.columns) == 1 and LINE_OF_QUAD * r.nodes[r.value].dtype.itemsize == LINE
 
 
 class DotRate(NamedTuple):

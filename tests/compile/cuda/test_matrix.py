@@ -13,10 +13,12 @@ from svod.compile.cuda import matrix, ptxas
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render, without_assumptions
 from svod.compile.lower.emit.addresses import Addresses
+from svod.compile.lower.emit.threads.lines import Lines
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
 from svod.core.cost.groups.group_sketch import group_heuristic
+from svod.core.graph import graph
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -25,7 +27,9 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS, LINE
 from svod.core.machine.levels import MemorySpace
 from svod.core.machine.target import Target
+from svod.core.schedule.schedule import create_schedule
 from svod.errors import KernelOptError
+from svod.tensor import Tensor
 from tests.agreement import Case
 from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, started
 from tests.compile.cuda.target import card_target
@@ -144,6 +148,44 @@ def test_copies_begin_between_products() -> None:
         between = [ops[:k].count("MMA") for k, op in enumerate(ops) if op == "COPY_ASYNC"]
         assert (between[0] > 0 and len(set(between)) == len(between)) if spread else not any(between)
         assert ops.index("COMMIT") > max(k for k, op in enumerate(ops) if op == "COPY_ASYNC")
+
+
+@pytest.mark.parametrize(("name", "arch", "further"), [
+    ("mma_bf16", "sm_80", [Opt("UPCAST", "o1", 4), Opt("LOCAL", "o1", 2)]),
+    ("mma_bf16", "sm_80", [Opt("LOCAL", "o1", 2), Opt("UPCAST", "o1", 4)]),
+    ("wgmma_bf16n64", "sm_90a", [*STAGED[:2], Opt("LOCAL", "o0", 2)])], ids=["beside", "apart", "warpgroup"])
+@pytest.mark.parametrize(("rows", "columns"), [(70, 72), (65, 136), (73, 70), (128, 64)])
+def test_threads_of_a_row_exchange_results_that_they_store(name: str, arch: str, further: list[Opt], rows: int, columns: int) -> None:
+    """Lines of 16 bytes where every row is whole lines and the tiles of a thread are beside each other; else words."""
+    kernel = gemm(rows, columns, 48, BF16, BF16, out=BF16)
+    state = apply_opts(Scheduler(kernel, card_target(arch, group_threads=256)), [Opt("TC", "r0", (name, "o0", "o1")), *further])
+    code = check(Case(kernel, 1), state).code[-1]
+    stored = [i.lanes for i in code if i.op == "STORE" and code[i.src[0]].op == "ARG"]
+    lines = columns % 8 == 0 and further[0].op != "LOCAL"
+    assert set(stored) == {8 if lines else 2}
+    assert sum(i.op == "SHFL_XOR" for i in code) == (4 * len(stored) if lines else 0)
+
+
+def test_what_is_computed_of_sums_is_exchanged_behind_it() -> None:
+    """A bias and another matrix are added in words, as threads hold the sums; half of the rows are beyond the end."""
+    m, n, k = 40, 64, 32
+    x, w, bias, more = (Tensor(np.random.default_rng(i).standard_normal(s, dtype=np.float32)).cast("bfloat16")
+                        for i, s in enumerate(((m, k), (k, n), (n,), (m, n))))
+    kernel = Kernel(create_schedule(graph.sink(((x @ w) * 0.5 + bias + more).relu().uop)).calls[-1].ast)
+    state = apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), [
+        Opt("TC", "r0", ("mma_bf16", "o0", "o1")), Opt("UPCAST", "o1", 4), Opt("LOCAL", "o0", 2)])
+    code = check(Case(kernel, 1), state).code[-1]
+    assert {i.lanes for i in code if i.op == "STORE" and i.dtype == BF16} == {8}
+
+
+def test_words_exchanged_with_another_thread_give_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = gemm(32, 32, 16, BF16, BF16, out=BF16)
+    chain = [Opt("UPCAST", "o1", 4)]
+    check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80", *chain))
+    exchange = Lines._exchange
+    monkeypatch.setattr(Lines, "_exchange", lambda self, own, other, bit: exchange(self, own, other, 3 - bit))
+    with pytest.raises(AssertionError):
+        check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80", *chain))
 
 
 @pytest.mark.parametrize("number", range(3))

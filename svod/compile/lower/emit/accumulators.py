@@ -14,11 +14,12 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
+from svod.compile.lower.emit.threads.lines import Cell, Lines
 from svod.compile.lower.emit.values import Values
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops
-from svod.core.kernel.intrinsics import TensorizePlan
+from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD, TensorizePlan, exchanges_results
 from svod.core.kernel.kernel import ReduceNode
 from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
@@ -30,7 +31,7 @@ class Accumulators:
 
     def __init__(self, ctx: PhaseContext, axes: Axes, values: Values, intrinsics: Intrinsics):
         self.ctx, self.b, self.state = ctx, ctx.b, ctx.state
-        self.axes, self.values, self.intrinsics = axes, values, intrinsics
+        self.axes, self.values, self.intrinsics, self.lines = axes, values, intrinsics, Lines(ctx)
 
     def identities(self, stage: OpenStage) -> list[int]:
         b = self.b
@@ -244,38 +245,65 @@ class Accumulators:
                 sink(stage)
 
     def held_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
-        """The elements that this thread holds of each tile: those beside each other in a row as a vector, where partial results are
-        added."""
-        b, count = self.b, len(stage.partial)
+        """The elements that this thread holds of each tile: those beside each other in a row as a vector, where partial results are added;
+        or whole lines, of which threads that share rows have exchanged their parts."""
+        count = len(stage.partial)
         assert plan.dot.fragments is not None
-        results, dtype = plan.dot.fragments[0], plan.dot.accumulator
+        results = plan.dot.fragments[0]
         width = results.run.extent if (results.run.rows, results.run.columns) == (0, 1) else 1
-        base, apart = list(stage.base), list(stage.apart)
-        for a, first, most in zip((plan.rows, plan.columns), self.ctx.group.origin(results), map(max, *results.origins), strict=True):
-            stage.base[a] = add_lins(stage.base[a], first, 1)
-            stage.apart[a] += most
-        stage.linear.clear()
-        positions = stage.out_positions()
-        stage.vector_axis, stage.vector_stride = (plan.columns, 1) if width > 1 else (-1, 1)
-        extent = self.ctx.kernel.axes[stage.r.axes[plan.columns]].extent
-        stage.whole_vectors = extent % width == 0
+        base, apart, origin = list(stage.base), list(stage.apart), self.ctx.group.origin(results)
+        positions, cells = stage.out_positions(), list[Cell]()
         for t, (offsets, _) in enumerate(positions):
-            parts = [[acc] for acc in accs[t * count:(t + 1) * count]]
-            total, = self.combine_all(stage.r.reductions[0], parts, False)
+            total, = self.combine_all(stage.r.reductions[0], [[acc] for acc in accs[t * count:(t + 1) * count]], False)
             for k in range(0, results.num_elements, width):
                 row, column = results.places[k]
                 at = {**offsets, plan.rows: offsets.get(plan.rows, 0) + row, plan.columns: offsets.get(plan.columns, 0) + column}
-                if not stage.set_position(at, Chunk(0, width, width)):
-                    continue
-                lanes = tuple(range(k, k + width))
-                value = b.pure("EXTRACT", dtype, 1, (total,), k) if width == 1 else b.pure("SHUFFLE", dtype, width, (total,), lanes)
-                stage.results = {(0, 0): value}
-                stage.memo.clear()
-                sink(stage)
+                cells.append(Cell(at, self._part(total, k, width)))
+
+        def open_tile(scale: int, width: int) -> None:
+            """Take positions from the first one of this thread on, whose columns are `scale` times as far apart, in vectors."""
+            stage.base[:], stage.apart[:] = base, apart
+            for a, (terms, const), most, k in zip((plan.rows, plan.columns), origin, map(max, *results.origins), (1, scale), strict=True):
+                stage.base[a] = add_lins(stage.base[a], (terms, const), k)
+                stage.apart[a] += k * most
+            stage.vector_axis, stage.vector_stride = (plan.columns, 1) if width > 1 else (-1, 1)
+            stage.whole_vectors = self.ctx.kernel.axes[stage.r.axes[plan.columns]].extent % width == 0
+            stage.linear.clear()
+            stage.memo.clear()
+        open_tile(1, width)
+        quads = self.lines.quads(cells, plan.columns) if exchanges_results(self.state, stage.r, plan) else []
+        if quads:
+            lines = [(quad[0].at, self.lines.exchanged([self._value_of(stage, cell, width) for cell in quad])) for quad in quads]
+            open_tile(QUAD.extent, LINE_OF_QUAD)
+            for at, line in lines:
+                if stage.set_position(at, Chunk(0, LINE_OF_QUAD, LINE_OF_QUAD)):
+                    stage.memo.clear()
+                    self.values.put(stage, line)
+                    sink(stage)
+        else:
+            for at, total in cells:
+                if stage.set_position(at, Chunk(0, width, width)):
+                    stage.results = {(0, 0): total}
+                    stage.memo.clear()
+                    sink(stage)
         stage.base[:], stage.apart[:] = base, apart
         stage.vector_axis, stage.whole_vectors = -1, False
         stage.linear.clear()
         stage.memo.clear()
+
+    def _part(self, total: int, first: int, width: int) -> int:
+        """Elements of a tile that are beside each other."""
+        b = self.b
+        if width == 1:
+            return b.pure("EXTRACT", b.dtype[total], 1, (total,), first)
+        return b.pure("SHUFFLE", b.dtype[total], width, (total,), tuple(range(first, first + width)))
+
+    def _value_of(self, stage: OpenStage, cell: Cell, width: int) -> int:
+        """The stage's value for some sums; anything where they are beyond its end."""
+        stage.set_position(cell.at, Chunk(0, width, width))
+        stage.results = {(0, 0): cell.total}
+        stage.memo.clear()
+        return self.values.result(stage)
 
     def combine_all(self, red: ReduceNode, parts: list[list[int]], reduce_lane: bool) -> list[int]:
         """Combine partial results in a tree, then across the lanes of vectors on a reduce axis."""

@@ -39,17 +39,24 @@ class Values:
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """The value of a node at the current position: a vector where lanes differ, else a scalar."""
-        node = stage.r.nodes[n]
-        deps = node.deps
-        if stage.vector_axis in deps:
-            chunk = stage.chunk
-            key: Any = (n, chunk.width, chunk.active, stage.offsets_of[n](stage.offsets))
-        else:
-            key = (n, stage.offsets_of[n](stage.offsets)) if deps else n
+        key = self._key(stage, n)
         value = stage.memo.get(key)
         if value is None:
-            value = stage.memo[key] = _EVAL[node.kind](self, stage, node)
+            value = stage.memo[key] = _EVAL[stage.r.nodes[n].kind](self, stage, stage.r.nodes[n])
         return value
+
+    @staticmethod
+    def _key(stage: OpenStage, n: int) -> Any:
+        """What a node's value at the current position is remembered by."""
+        deps = stage.r.nodes[n].deps
+        if stage.vector_axis in deps:
+            chunk = stage.chunk
+            return n, chunk.width, chunk.active, stage.offsets_of[n](stage.offsets)
+        return (n, stage.offsets_of[n](stage.offsets)) if deps else n
+
+    def put(self, stage: OpenStage, value: int) -> None:
+        """Let the stage's value at the current position be one that was computed otherwise."""
+        stage.memo[self._key(stage, stage.r.value)] = value
 
     def in_vector(self, stage: OpenStage, n: int) -> tuple[int, int]:
         """(the value of a node, how far it moves from lane to lane) where it moves evenly in the vectors of a copy: the first lane's. Else

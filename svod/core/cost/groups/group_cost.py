@@ -44,7 +44,7 @@ from svod.core.kernel.groups import (
     reducers_of,
     stage_threads,
 )
-from svod.core.kernel.intrinsics import held_layout, normal_power, shuffles_of, stored_node
+from svod.core.kernel.intrinsics import QUAD, exchanges_results, held_layout, normal_power, shuffles_of, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
@@ -69,6 +69,7 @@ _GROUP = 20.0           # cycles until a unit has begun one more group
 _BEGIN = 1.25           # cycles until the device has begun one more (H200: 262144 groups take 162 µs whatever they do)
 _EXCHANGED = 2          # barriers of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
+_EXCHANGED_WORD = 4.0   # instructions of a word that threads exchange before it is stored: of four, four exchanges and twelve choices
 _ROUNDING = 2.0         # instructions that round a factor before its products
 _ADDRESSES = 3          # registers of an asynchronous copy
 _POWER = 4.0            # instructions' worth of a power of two that is an instruction: few threads of a subgroup at a time
@@ -618,6 +619,9 @@ class StageCounter:
         if self.tiles is not None:      # lines of results, each in sectors of its own
             count *= self.tiles.results.num_elements / self.tiles.results.run.extent
             elements = SECTOR // size * self.tiles.results.threads[0].extent
+            if exchanges_results(self.state, r, self.tiles.plan):      # a fourth as many stores of whole sectors
+                self.instructions += count * _EXCHANGED_WORD
+                count, elements = count / QUAD.extent, 2 * elements
         if 0 <= stage.vector < self.outs and (width := self._elements_of(coefs, const)) > 1:
             count, elements = runs / width, width
         self.instructions += count * self.device.access(elements)

@@ -1,0 +1,67 @@
+"""Results of a tile exchanged among the threads that share its rows, so that each stores a line.
+
+    thread q of four has of a row    columns 2q, 2q+1 of eight, of the eight behind them, and so on: four words, each in a line of its own
+    after two exchanges              columns 8q … 8q+7: one line
+
+Each exchange is of half of the words, with the thread whose number differs in one bit."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from svod.compile.lower.emit.context import PhaseContext
+from svod.core.ir.dtype import dtypes
+from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD
+
+INDEX, BOOL, WORD = dtypes.index, dtypes.bool, dtypes.uint32
+
+
+class Cell(NamedTuple):
+    """Results that a thread has beside each other: their position, by axis, and their sums."""
+
+    at: dict[int, int]
+    total: int
+
+
+class Lines:
+    """Exchanges the words of four cells of a row."""
+
+    def __init__(self, ctx: PhaseContext) -> None:
+        self.ctx, self.b = ctx, ctx.b
+
+    def quads(self, cells: Sequence[Cell], columns: int) -> list[tuple[Cell, ...]]:
+        """The cells of each row in fours, one line behind the other; none where they lie otherwise."""
+        rows: dict[tuple[tuple[int, int], ...], list[Cell]] = {}
+        for cell in cells:
+            rows.setdefault(tuple(sorted((a, o) for a, o in cell.at.items() if a != columns)), []).append(cell)
+        found = []
+        for row in rows.values():
+            row.sort(key=lambda cell: cell.at[columns])
+            found += [tuple(row[k:k + QUAD.extent]) for k in range(0, len(row), QUAD.extent)]
+        beside = all(cell.at[columns] == quad[0].at[columns] + k * LINE_OF_QUAD for quad in found for k, cell in enumerate(quad))
+        return found if beside and all(len(quad) == QUAD.extent for quad in found) else []
+
+    def exchanged(self, values: Sequence[int]) -> int:
+        """The line of this thread. `values`: its words of four lines, vectors of two elements."""
+        b = self.b
+        dtype = b.dtype[values[0]]
+        words = [b.bitcast(WORD, v) for v in values]
+        first, second = (words[:2], words[2:])
+        low = self._exchange([first[0]], [first[1]], 1)         # of line 0, or of line 1 in odd threads
+        high = self._exchange([second[0]], [second[1]], 1)
+        line = self._exchange(low, high, 2)
+        pairs = [b.pure("SHUFFLE", WORD, 2, (x, y), (0, 1)) for x, y in zip(line[::2], line[1::2], strict=True)]
+        whole = b.pure("SHUFFLE", WORD, 4, tuple(pairs), (0, 1, 2, 3))
+        return b.bitcast(dtype, whole)
+
+    def _exchange(self, own: list[int], other: list[int], bit: int) -> list[int]:
+        """Words of the line that this thread keeps, in the order of the threads that had them: `own` where its bit is 0, else `other`."""
+        b, group = self.b, self.ctx.group
+        digit = group.thread if bit == 1 else b.alu("IDIV", INDEX, 1, group.thread, b.index(bit))
+        is_set = b.alu("CMPEQ", BOOL, 1, b.alu("MOD", INDEX, 1, digit, b.index(2)), b.index(1))
+
+        def choose(one: int, zero: int) -> int:
+            return b.alu("WHERE", WORD, 1, is_set, one, zero)
+        group.exchanges = True
+        got = [b.load("SHFL_XOR", WORD, 1, (choose(x, y),), bit, ordered=True) for x, y in zip(own, other, strict=True)]
+        return [choose(g, x) for g, x in zip(got, own, strict=True)] + [choose(y, g) for g, y in zip(got, other, strict=True)]
