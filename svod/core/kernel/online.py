@@ -34,6 +34,7 @@ from svod.errors import KernelOptError
 
 PAIR = 2        # elements of a row's (maximum, sum)
 PER_LN2 = 1.4426950216293335    # 1/ln 2 in float32
+SCALES = 1e-30, 1e30            # between which a factor of scores is taken out of them
 
 
 def online(kernel: Kernel, name: str, block: int) -> Kernel:
@@ -52,7 +53,7 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
     sums, readers = _find_sums(kernel, rows)
     weighted = _match_weighted(kernel, rows, sums, readers[0]) if len(readers) == 1 else None
     if weighted is not None:
-        exact = rows if weighted.rounded is None else rows._replace(source=_unrounded(rows.source))
+        exact = rows if weighted.rounded is None else _unscaled(rows._replace(source=_unrounded(rows.source)))
         return _Rewriter(kernel, exact, block).weighted_sum(readers[0], weighted, sums)
     if sums is None:
         raise KernelOptError(f"stage {name} is a maximum, and no stage sums up exp(x - maximum) over the same row")
@@ -79,6 +80,7 @@ class _RowMaximum(NamedTuple):
     source: UOp                     # X
     at: tuple[int | UOp, ...]       # per dim of X: which c, -1 for k, or a constant
     extent: int                     # of k
+    scale: float = 1.0              # by which X is multiplied yet
 
     def read(self, coords: tuple[UOp, ...], k: UOp) -> UOp:
         """X at the row with these coordinates, position k."""
@@ -178,6 +180,17 @@ def _unrounded(stage: UOp) -> UOp:
                if u.op is Ops.CAST and u.src[0].op is Ops.CAST and u.src[0].src[0].op is Ops.REDUCE and u.src[0].src[0].dtype == u.dtype
                and u.src[0].dtype.is_float and u.src[0].dtype.bits == 16}
     return stage.replace(src=(stage.src[0].substitute(rounded), *stage.src[1:])) if rounded else stage
+
+
+def _unscaled(rows: _RowMaximum) -> _RowMaximum:
+    """The rows without a positive constant that is a factor of all of X: what is computed from a maximum has it once for a row."""
+    value = rows.source.src[0]
+    masked = value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == -math.inf
+    product = value.src[1] if masked else value
+    if product.op is not Ops.MUL or product.src[1].op is not Ops.CONST or not SCALES[0] < product.src[1].arg < SCALES[1]:
+        return rows
+    bare = value.replace(src=(value.src[0], product.src[0], value.src[2])) if masked else product.src[0]
+    return rows._replace(source=rows.source.replace(src=(bare, *rows.source.src[1:])), scale=float(product.src[1].arg))
 
 
 class Limit(NamedTuple):
@@ -433,6 +446,8 @@ class _Rewriter:
         rows = self.rows
         coords, b, i = self._ranges(rows.stage), self._range(self.count), self._range(self.block)
         peak = UOp(Ops.REDUCE, rows.source.dtype, (rows.read(coords, self._position(b, i)), i), ("MAX", 1))
+        if rows.scale != 1.0:
+            peak = UOp(Ops.MUL, peak.dtype, (peak, UOp.const(peak.dtype, rows.scale)))
         peaks = UOp(Ops.STAGE, peak.dtype, (peak, *coords, b))
         low = UOp.const(peak.dtype, -math.inf)
 
@@ -444,7 +459,7 @@ class _Rewriter:
                 per_ln2 = UOp.const(m.dtype, PER_LN2)
                 apart = UOp(Ops.NEG, m.dtype, (UOp(Ops.MUL, m.dtype, (m, per_ln2)),))
                 x = rows.read(coords, self._position(b, i))
-                power = UOp(Ops.MULACC, m.dtype, (x, per_ln2, apart))
+                power = UOp(Ops.MULACC, m.dtype, (x, UOp.const(m.dtype, rows.scale * PER_LN2), apart))
                 tiny = UOp(Ops.CMPLT, dtypes.bool, (power, UOp.const(m.dtype, LEAST_POWER)))
                 return UOp(Ops.WHERE, m.dtype, (tiny, UOp.const(m.dtype, 0), UOp(Ops.EXP2, m.dtype, (power,))))
             return UOp(Ops.EXP, m.dtype, (UOp(Ops.SUB, m.dtype, (rows.read(coords, self._position(b, i)), m)),))
