@@ -14,6 +14,7 @@ from svod.core.cost.sketch import sketches
 from svod.core.cost.sketch_online import online_sketches
 from svod.core.graph import graph
 from svod.core.ir.dtype import BY_NAME, dtypes
+from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.intrinsics import operands_of, source_of
 from svod.core.kernel.kernel import Kernel
@@ -209,6 +210,28 @@ def test_weights_are_rounded_after_they_were_added_up(dtype: str, keys: int) -> 
     assert kernel.reads[rounded] == (weights,) and m in kernel.reads[weights]
     assert source_of(kernel.stages[rounded]) == source_of(kernel.stages[values]) == BY_NAME[dtype] != kernel.stages[weights].dtype
     operands_of(kernel, kernel.resolve(frozenset())[a], kernel.stages[a].reds[0])       # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [3.7, 1e-3, -0.5, 0.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_positive_factor_of_scores_of_16_bits_is_taken_once_for_a_row(scale: float, causal: bool) -> None:
+    """The largest score is that with the largest sum then; and sums are not rounded before."""
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.standard_normal(s).astype(np.float16) for s in ((2, 19, 5), (2, 23, 5), (2, 23, 11)))
+    y = Tensor(q).scaled_dot_product_attention(Tensor(k), Tensor(v), is_causal=causal, scale=scale)
+    kernel = Kernel(create_schedule(graph.sink(y.uop)).calls[-1].ast)
+    state = online(kernel, 8)
+
+    def inside(s: int, *ops: Ops) -> list[UOp]:
+        return [u for u in state.kernel.stages[s].value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op in ops and u.dtype.is_float]
+    row, = (s.index for s in state.kernel.stages if any(u.arg == ("MAX", 1) for u in inside(s.index, Ops.REDUCE)))
+    scores, = state.kernel.reads[row]
+    assert len(inside(scores, Ops.MUL)) == 1 + (scale <= 0) and not inside(scores, Ops.CAST)     # the product that is summed up
+    y.prepare(PrepareConfig(opts={kernel.key: [["ONLINE", peak_of(kernel), 8]]}, db=NONE)).execute()
+    exact = q.astype(np.float64) @ k.transpose(0, 2, 1) * scale
+    exact = np.where(np.tri(19, 23, dtype=np.bool_), exact, -np.inf) if causal else exact
+    weights = np.exp(exact - exact.max(-1, keepdims=True))
+    np.testing.assert_allclose(y.numpy(), weights / weights.sum(-1, keepdims=True) @ v, rtol=2e-3, atol=2e-3)
 
 
 def test_components_that_positions_share_are_carried_once() -> None:
