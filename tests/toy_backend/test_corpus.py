@@ -156,6 +156,35 @@ def test_threads_that_compute_more_than_is_read(name: str, chain: list[Any]) -> 
     case.check(args, name)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_threads_of_a_row_share_its_reductions(seed: int) -> None:
+    """Of all kernels that reduce rows and compute something for each element: several rows a group, the reductions of a row shared by the
+    threads of its elements, and by others where there are not as many."""
+    rng, alike = random.Random(f"rows {seed}"), 0
+    for name in KERNELS:
+        case = case_of(name)
+        kernel = case.kernel
+        inside = [s for s in kernel.stages if s.has_reduce and not s.is_output]
+        if not inside or kernel.stages[kernel.output].has_reduce or len(kernel.stages[kernel.output].outs) < 2:
+            continue
+        threads, rows = rng.choice((2, 3, 4, 8)), rng.choice((2, 3, 4))
+        last = len(kernel.stages[kernel.output].outs) - 1
+        chain = [*[Opt("GROUP", f"{s.name}.r0", rng.choice((threads, threads, 2))) for s in inside],
+                 Opt("LOCAL", f"o{last}", threads), Opt("LOCAL", f"o{last - 1}", rows)]
+        rng.shuffle(chain)
+        try:
+            program = lower(apply_opts(Scheduler(kernel, TOY), chain))
+        except KernelOptError:      # too few positions, or more threads than a group may have
+            continue
+        if steps_of_threads(program) <= MOST_STEPS:
+            validate(program)
+            args = case.fresh()
+            run_program(program, args, seed=seed)
+            case.check(args, f"{name}: {chain}")
+            alike += program.spec.phases[-1].block == threads * rows and all(o.arg == threads for o in chain if o.op == "GROUP")
+    assert alike >= 3, alike
+
+
 def test_threads_that_do_not_reach_what_is_read() -> None:
     chain = [["GROUP", "r0", 8], ["UNROLL", "r0", 2], ["LOCAL", "s3.o0", 0]]
     state = apply_opts(Scheduler(case_of("constants_only").kernel, TOY), [Opt.from_json(o) for o in chain])

@@ -3,7 +3,7 @@
 LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. A stage is computed by the threads in one of three ways:
 
     by position     the stage that the phase stores, and what is private to a position of it: each position of the LOCAL loops has as many
-                    threads as its largest reduction is shared by
+                    threads as its largest reduction is shared by; a reduction that is the same for as many neighbours is shared by these
     together        stages in shared memory, and values that are the same for all positions: all threads of the group
     alone           a private stage that is not shared by GROUP loops: every thread computes what it reads
 
@@ -13,7 +13,7 @@ LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. A stage is compu
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -174,11 +174,12 @@ def phase_of(placement: Placement, stage: int) -> int:
 
 
 class Positions(NamedTuple):
-    """Whose threads move what a stage computes: `owner`, the stage whose LOCAL loops do, or -1 where all threads compute the same; and
-    whether the threads of a shared reduction do, each of which reads another part."""
+    """Whose threads move what a stage computes: `owner`, the stage whose LOCAL loops do, or -1 where all threads compute the same; whether
+    the threads of a shared reduction do, each of which reads another part; and which axes of the owner do."""
 
     owner: int
     by_reducers: bool
+    axes: frozenset[int] = frozenset()
 
 
 def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) -> dict[int, Positions]:
@@ -187,26 +188,38 @@ def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) 
     found: dict[int, Positions] = {}
     moved: dict[int, dict[int, int]] = {}       # stage → its local axes that LOCAL loops move, and the stage that these belong to
     shared: dict[int, set[int]] = {}            # stage → its local axes that the threads of a reduction move
+    through: dict[int, dict[int, set[int]]] = {}    # stage → its local axes, and those of the owner that move them
     for s in reversed(stages):
         stage = state.kernel.stages[s]
         own = {i: s for i, a in enumerate(stage.outs) if a in bound[LOCAL]}
-        moved[s], shared[s] = {}, set()
+        moved[s], shared[s], through[s] = {}, set(), {i: {i} for i in own}
         if placement.paths[s] == () or has_own_threads(state, s):
             moved[s], owner = own, s
         else:
-            reads = [(q, dims) for q in placement.readers[s] if q in found
-                     for n, dims in placement.stage(q).reads_with_axes() if n.arg == s]
+            reads = _reads_of(placement, s, found)
             for dim in range(len(stage.outs)):
-                owners = {max([moved[q].get(a, -1) for a in dims[dim]], default=-1) for q, dims in reads}
-                if len(owners) == 1 and (one := owners.pop()) >= 0:
-                    moved[s][dim] = one
-                if any(a in shared[q] for q, dims in reads for a in dims[dim]):
+                read = [(q, a) for q, dims in reads for a in dims[dim]]
+                one = _mover([[moved[q].get(a, -1) for a in dims[dim]] for q, dims in reads])
+                if one >= 0:
+                    moved[s][dim], through[s][dim] = one, set[int]().union(*[through[q].get(a, ()) for q, a in read])
+                if any(a in shared[q] for q, a in read):
                     shared[s].add(dim)
             owner = max(moved[s].values(), default=-1)
         if bound[GROUP]:
             shared[s].update(i for i, a in enumerate(stage.outs + stage.reds) if a in bound[GROUP])
-        found[s] = Positions(owner, any(i < len(stage.outs) for i in shared[s]))
+        found[s] = Positions(owner, any(i < len(stage.outs) for i in shared[s]), frozenset().union(*through[s].values()))
     return found
+
+
+def _reads_of(placement: Placement, s: int, readers: Collection[int]) -> list[tuple[int, tuple[frozenset[int], ...]]]:
+    """(reader, the axes of it that move each dim) of the reads of a stage by these."""
+    return [(q, dims) for q in placement.readers[s] if q in readers for n, dims in placement.stage(q).reads_with_axes() if n.arg == s]
+
+
+def _mover(owners: Sequence[Sequence[int]]) -> int:
+    """The stage whose LOCAL loops move a dim in all of its reads, given by the axes of each; -1 where none do, or reads differ."""
+    found = {max(own, default=-1) for own in owners}
+    return found.pop() if len(found) == 1 else -1
 
 
 def stages_of(state: Scheduler, placement: Placement, root: int) -> list[int]:
@@ -258,14 +271,40 @@ def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int
 
 
 def _threads_of(state: Scheduler, where: dict[int, Positions]) -> dict[int, StageThreads]:
-    """`StageThreads` of the stages of a phase."""
-    inner: dict[int, int] = {}
+    """`StageThreads` of the stages of a phase. Reductions are shared by the threads of the positions for which they are the same, where
+    these are neighbours and as many; else each position has threads of its own for that."""
     reducers = {s: reducers_of(state, s) for s in where}
+    inside = {s for s, p in where.items() if reducers[s] == 1 or reducers[s] == _alike(state, s, p)}
+    if any(held_threads(state, s) > 1 for s in where) or len(inside) < len(where):
+        inside = set()
+    inner: dict[int, int] = {}
     for s, p in where.items():
         key = p.owner if p.owner >= 0 else ~s
-        inner[key] = max(inner.get(key, 1), reducers[s], held_threads(state, s))
-    return {s: StageThreads(local_threads(state, p.owner) if p.owner >= 0 else 1, reducers[s], inner[p.owner if p.owner >= 0 else ~s])
-            for s, p in where.items()}
+        inner[key] = max(inner.get(key, 1), 1 if s in inside and p.owner >= 0 else reducers[s], held_threads(state, s))
+    found = {}
+    for s, p in where.items():
+        local, own = local_threads(state, p.owner) if p.owner >= 0 else 1, inner[p.owner if p.owner >= 0 else ~s]
+        if s in inside and p.owner >= 0 and reducers[s] > 1:
+            local, own = local // reducers[s], reducers[s]
+        found[s] = StageThreads(local, reducers[s], own)
+    return found
+
+
+def _alike(state: Scheduler, s: int, where: Positions) -> int:
+    """Neighbouring threads for which a stage that others read is the same, of those of the LOCAL loops of its owner; 0 where there are
+    further ones beside them."""
+    if where.owner in (-1, s):
+        return reducers_of(state, s) if where.owner == -1 else 0
+    outs, alike = state.kernel.stages[where.owner].outs, 1
+    moving = False
+    for a in range(len(outs) - 1, -1, -1):
+        threads = prod([state.rows[x].extent for x in state.axis_rows[outs[a]] if state.rows[x].role == LOCAL])
+        moving |= a in where.axes and threads > 1
+        if a not in where.axes and threads > 1:
+            if moving:
+                return 0
+            alike *= threads
+    return alike
 
 
 def exchanging_threads(target: Target, own: StageThreads, threads: int) -> int:

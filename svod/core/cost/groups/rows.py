@@ -1,12 +1,14 @@
 """Rows that the threads of a group hold in registers: what is reduced along them, and what is computed with the results.
 
     softmax of 4096 columns      UPCAST(s1.r0, 4) GROUP(s1.r0, 256) UNROLL(s1.r0, 0) … UPCAST(o1, 4) LOCAL(o1, 256) UPCAST(o1, 0)
+    of 64 columns                UPCAST(s1.r0, 4) GROUP(s1.r0, 8) UNROLL(s1.r0, 0) … UPCAST(o1, 4) LOCAL(o1, 8) UPCAST(o1, 0) LOCAL(o0, 16)
 
 Each thread has the same elements in all stages. Without loops they are loaded once, and what several stages compute of them is computed
 once."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import gcd
 
 from svod.core.cost.groups.spread import stored_along
 from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
@@ -14,7 +16,8 @@ from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
-THREADS = (32, 64, 128, 256, 512, 1024)
+THREADS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+GROUP = 128             # threads of a group that has several rows
 MOST = 32               # elements of a thread
 
 
@@ -32,7 +35,10 @@ def row_options(state: Scheduler) -> Iterator[Scheduler]:
     extent, widest = extent_of(state, r, stored), vector_width(state, r)
     for threads in THREADS:
         if threads <= min(state.target.group_threads, extent) and extent <= threads * MOST:
-            yield _held(state, r, inside, stored, threads, _width(extent, threads, widest))
+            done = _held(state, r, inside, stored, threads, _width(extent, threads, widest))
+            outer = next((a for a in range(stored - 1, -1, -1) if extent_of(state, r, a) > 1), -1)
+            rows = gcd(extent_of(state, r, outer), GROUP // threads) if outer >= 0 and threads < GROUP else 1     # none is masked
+            yield try_opt(done, "LOCAL", name_of(state, r, outer), rows) if rows > 1 else done
 
 
 def _width(extent: int, threads: int, widest: int) -> int:

@@ -95,7 +95,7 @@ class StageShape:
             self._add_own()
         self.expanded = self._copied_vector() if self.is_of_group else self._side_by_side()
         # the fastest first
-        self.threads = self._copy_threads(group.threads) if self.is_of_group else self._threads(s, group.reducers)
+        self.threads = self._copy_threads(group.threads) if self.is_of_group else self._threads(s, group.reducers, group.threads)
         self.num_threads = group.threads
         self.times = float(prod(run.times for run in self.serial[:self.outside]))
         self.body = float(prod(run.times for run in self.serial[self.outside:]))
@@ -154,7 +154,7 @@ class StageShape:
                 self.axes_of_serial.insert(self.outside, a)
         return out
 
-    def _threads(self, s: int, reducers: int) -> list[Run]:
+    def _threads(self, s: int, reducers: int, threads: int) -> list[Run]:
         """The loops that are bound to the threads: parts of reductions, then positions of the output."""
         rows, kernel = self.state.rows, self.state.kernel
         out: list[Run] = []
@@ -167,4 +167,7 @@ class StageShape:
         if parts < reducers:
             out.append(Run(reducers // parts, ()))
         local = [x for a in kernel.stages[self.root].outs for x in self.state.axis_rows[a] if rows[x].role == LOCAL]
-        return [*out, *[Run(rows[x].extent, self._moves(x)) for x in reversed(local)]]
+        positions = [Run(rows[x].extent, self._moves(x)) for x in reversed(local)]
+        if out and prod([run.times for run in (*out, *positions)]) > threads:      # those for which the stage is the same share its sum
+            positions = [run for run in positions if run.moves]
+        return [*out, *positions]

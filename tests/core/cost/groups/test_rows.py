@@ -35,7 +35,7 @@ def test_the_heuristic_holds_rows(name: str, shape: tuple[int, int]) -> None:
     nest = loop_nest(state).stages
     left = [p for s in nest for axis, loops in zip(nest[s].r.axes, nest[s].axes, strict=True) for p in loops
             if p.role == LOOP and p.extent > 1 and state.kernel.axes[axis].extent == shape[1]]
-    assert not left and any(o.op == "UNROLL" for o in state.applied_opts)
+    assert not left
     assert group_cost(state).bytes_moved == pytest.approx(8 * prod(shape), rel=0.01)
 
 
