@@ -70,6 +70,7 @@ _BEGIN = 1.25           # cycles until the device has begun one more (H200: 2621
 _EXCHANGED = 2          # barriers of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
 _EXCHANGED_WORD = 4.0   # instructions of a word that threads exchange before it is stored: of four, four exchanges and twelve choices
+_PACKED = 128           # single threads that run as one group on hardware
 _ROUNDING = 2.0         # instructions that round a factor before its products
 _ADDRESSES = 3          # registers of an asynchronous copy
 _POWER = 4.0            # instructions' worth of a power of two that is an instruction: few threads of a subgroup at a time
@@ -320,9 +321,10 @@ def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
     width = vector_width(state, r)
     vectors = -(-outputs // width)
     threads = combining_threads(state.target, int(outputs) // width, parts)
-    phase = Phase(vectors, threads, registers=_OWN + 2 * width)
-    phase.instructions = parts * 2.0 * width
-    phase.first = phase.second = float(parts * max(SECTOR if outputs > 1 else 0, size * width))
+    together = 1 if threads > 1 or device_of(state.target).is_software else int(min(_PACKED, vectors))
+    phase = Phase(-(-vectors // together), threads * together, registers=_OWN + 2 * width)
+    phase.instructions = together * parts * 2.0 * width
+    phase.first = phase.second = float(parts * max(SECTOR if outputs > 1 else 0, together * size * width))
     phase.memory = max(0.0, parts * outputs * size - device_of(state.target).second)
     phase.latency = NEAR * max(1.0, parts / threads / _IN_FLIGHT) + threads.bit_length() * SHARED
     return phase

@@ -78,7 +78,7 @@ def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator
                 block = try_opt(block, op, name, amount) if amount > 1 else block
             for staged in _staged(block, r, axis):
                 yield staged
-                if staged.pipeline is not None and staged.pipeline.buffers == _BUFFERS[-1]:
+                if staged.pipeline is not None and staged.pipeline.buffers in (_BUFFERS[0], _BUFFERS[-1]):
                     yield from _cut(staged, r, axis)
             if not is_wide:
                 yield from _cut(block, r, axis)
