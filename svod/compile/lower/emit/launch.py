@@ -16,6 +16,7 @@ from svod.compile.lower.transpose import transpose_squares
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.symbolic import linear
 from svod.core.ir.uop import Ops
+from svod.core.kernel.online import masked_limits
 from svod.core.kernel.required import Lin, add_lins
 
 MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
@@ -131,13 +132,19 @@ class LaunchEmitter:
         self.b.close(iteration)
 
     def _indices(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], iteration: int) -> list[int]:
-        """The index of each count in an iteration of the launch; the innermost changes first."""
+        """The index of each count in an iteration of the launch; the innermost changes first. Groups that a mask leaves most blocks to begin
+        first: the last ones to end are short then."""
         b = self.b
+        limits = masked_limits(self.ctx.kernel) if self.facts.on_grid and stage.r.stage.is_output else ()
+        longest_last = {limit.output for limit in limits}.difference(limit.output for limit in limits if limit.step < 0)
         indices: list[int] = []
         rest = iteration
         for loop, count in zip(reversed(loops), reversed(counts[1:]), strict=False):
             n = b.index(loop.piece.extent) if count.is_constant else self.axes.count(stage, loop.axis, loop.piece)
-            indices.append(b.alu("MOD", dtypes.index, 1, rest, n))
+            index = b.alu("MOD", dtypes.index, 1, rest, n)
+            if loop.axis in longest_last and count.is_constant:
+                index = b.alu("SUB", dtypes.index, 1, b.index(loop.piece.extent - 1), index)
+            indices.append(index)
             rest = b.alu("IDIV", dtypes.index, 1, rest, n)
         return [rest, *reversed(indices)] if counts else []
 
