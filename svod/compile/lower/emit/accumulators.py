@@ -19,7 +19,7 @@ from svod.compile.lower.emit.values import Values
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import TRANSCENDENTAL, Ops
-from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD, TensorizePlan, exchanges_results
+from svod.core.kernel.intrinsics import LINE_OF_QUAD, QUAD, TensorizePlan, exchanges_results, held_layout
 from svod.core.kernel.kernel import ReduceNode
 from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
@@ -194,13 +194,37 @@ class Accumulators:
         if group.threads_of(stage.index).reducers > 1:      # those of all positions at once
             together = group.combine(stage.r, [v for values in results for v in values], self.alu)
             results = (together[at:at + len(components)] for at in range(0, len(together), len(components)))
-        for (offsets, chunk), values in zip(tile, results, strict=True):
+        run, columns = self._run(stage)
+        whole, found = stage.whole_vectors, list(results)
+        for at in range(0, len(tile), run):
+            (offsets, chunk), values = tile[at], found[at]
             if reduce_lane:
                 stage.vector_axis = -1
+            if run > 1:
+                stage.vector_axis, stage.vector_stride, chunk = columns, 1, Chunk(0, run, run)
+                stage.whole_vectors = self.ctx.kernel.axes[stage.r.axes[columns]].extent % run == 0
+                values = [self._beside(same) for same in zip(*found[at:at + run], strict=True)]
+                stage.memo.clear()
             if stage.set_position(offsets, chunk):
                 stage.results = dict(zip(components, values, strict=True))
                 sink(stage)
-            stage.vector_axis = lane
+            stage.vector_axis, stage.whole_vectors = lane, whole
+
+    def _run(self, stage: OpenStage) -> tuple[int, int]:
+        """(positions beside each other that a thread has of a stage that HOLD has laid out, their axis); (1, -1) where there are none."""
+        fragment, chosen, last = held_layout(self.state, stage.index), self.state.dots[stage.index], stage.num_outs - 1
+        if fragment is None or chosen is None or (fragment.run.rows, fragment.run.columns) != (0, 1):
+            return 1, -1
+        return (fragment.run.extent, last) if stage.r.axes[last] == chosen.columns else (1, -1)
+
+    def _beside(self, values: tuple[int, ...]) -> int:
+        """The values of positions beside each other, as a vector where they differ."""
+        first, *others = values
+        if all(v == first for v in others):
+            return first
+        for k, v in enumerate(others):
+            first = self.b.pure("SHUFFLE", self.b.dtype[v], k + 2, (first, v), tuple(range(k + 2)))
+        return first
 
     def _result(self, stage: OpenStage, plan: TensorizePlan | None, accs: list[int], t: int, offsets: dict[int, int],
                 chunk: Chunk) -> list[int]:

@@ -132,8 +132,8 @@ class LaunchEmitter:
         self.b.close(iteration)
 
     def _indices(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], iteration: int) -> list[int]:
-        """The index of each count in an iteration of the launch; the innermost changes first. Groups that a mask leaves most blocks to begin
-        first: the last ones to end are short then."""
+        """The index of each count in an iteration of the launch; the innermost changes first. Groups to which a mask leaves most blocks
+        begin first, as the last ones to end are short then."""
         b = self.b
         limits = masked_limits(self.ctx.kernel) if self.facts.on_grid and stage.r.stage.is_output else ()
         longest_last = {limit.output for limit in limits}.difference(limit.output for limit in limits if limit.step < 0)
