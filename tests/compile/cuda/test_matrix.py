@@ -284,3 +284,12 @@ def test_without_assumptions_no_copy_needs_alignment() -> None:
     run_program(lower(state), state.target, args)
     case.check(args, "arguments that are not aligned")
     assert "cp.async.cg" not in without_assumptions(render(lower(state), state.target)).replace("declare void @llvm.nvvm.cp.async.cg", "")
+
+
+def test_copies_of_many_turns() -> None:
+    """A group of one subgroup that copies in a loop what its products read."""
+    kernel = gemm(64, 32, 96, BF16, BF16, transposed=True)
+    state = tensorized(kernel, "mma_bf16", "sm_80", Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 4), Opt("TILE", "r0", 3), *STAGED)
+    program = check(Case(kernel, 1), state)
+    ops = [i.op for i in program.code[0]]
+    assert ops.count("LOOP") > 2 and "COPY_ASYNC" in ops

@@ -125,10 +125,10 @@ class CopiesAhead:
 
     def _take_begun(self, first: int) -> list[int]:
         """Take what begins copies, and what commits them, out of the innermost loop's code from an instruction on, where each copy is one
-        instruction."""
+        instruction and none of them has a loop of turns."""
         b, code = self.b, self.b.code[self.b.level]
         begun = [n for n in code[first:] if b.op[n] in ("COPY_ASYNC", "COMMIT")]
-        if any(b.op[c] != "CONST" for n in begun for c in b.src[n][4:]):
+        if any(b.op[c] != "CONST" for n in begun for c in b.src[n][4:]) or any(b.op[n] == "LOOP" for n in code[first:]):
             return []
         code[first:] = [n for n in code[first:] if n not in set(begun)]
         return begun
