@@ -136,18 +136,19 @@ def test_lines_that_change_places_otherwise_give_wrong_numbers(planted: str, mon
         checked()
 
 
-def test_copies_begin_between_products() -> None:
-    """Evenly, where the block is one piece of code; before them where it has a loop."""
+@pytest.mark.parametrize(("further", "between"), [([Opt("UNROLL", "r0.in2", 0)], True), ([], False)], ids=["unrolled", "loop"])
+def test_copies_begin_between_products(further: list[Opt], between: bool) -> None:
+    """In two parts, where the block is one piece of code: the first behind the loads of the first products; before them where it has a
+    loop."""
     kernel = gemm(64, 64, 256, BF16, BF16)
-    for further, spread in (([Opt("UNROLL", "r0.in2", 0)], True), ([], False)):
-        state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 4), *STAGED, *further)
-        code = check(Case(kernel, 1), state).code[0]
-        begin = max(i for i, x in enumerate(code) if x.op == "LOOP" and any(y.op == "COPY_ASYNC" for y in code[i:]))
-        ops = [x.op for x in code[begin:] if x.op in ("MMA", "COPY_ASYNC", "COMMIT", "ENDLOOP")]
-        ops = ops[:ops.index("ENDLOOP")]
-        between = [ops[:k].count("MMA") for k, op in enumerate(ops) if op == "COPY_ASYNC"]
-        assert (between[0] > 0 and len(set(between)) == len(between)) if spread else not any(between)
-        assert ops.index("COMMIT") > max(k for k, op in enumerate(ops) if op == "COPY_ASYNC")
+    state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 4), *STAGED, *further)
+    code = check(Case(kernel, 1), state).code[0]
+    begin = max(i for i, x in enumerate(code) if x.op == "LOOP" and any(y.op == "COPY_ASYNC" for y in code[i:]))
+    ops = [x.op for x in code[begin:] if x.op in ("MMA", "COPY_ASYNC", "COMMIT", "ENDLOOP")]
+    ops = ops[:ops.index("ENDLOOP")]
+    places = [ops[:k].count("MMA") for k, op in enumerate(ops) if op == "COPY_ASYNC"]
+    assert (places[0] > 0 and len(set(places)) == 2 and max(places) < ops.count("MMA")) if between else not any(places)
+    assert ops.index("COMMIT") > max(k for k, op in enumerate(ops) if op == "COPY_ASYNC")
 
 
 @pytest.mark.parametrize(("name", "arch", "further"), [

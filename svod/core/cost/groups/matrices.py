@@ -4,6 +4,7 @@
     … TILE(r0, 2) STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0)                           32 positions of the sum in shared memory at a time
     … PIPELINE(r0, 3)                                                                     the next ones are copied meanwhile
     TC(r0, (wgmma_bf16n256,o0,o1)) LOCAL(o0, 2) TILE(r0, 4) …                             tiles of four subgroups, operands always staged
+    … TILE(o0, 8)                                                            eight rows of groups, column by column, of large matrices
     … SPLITK(r0, 4)                                                                       few tiles of results: each sum in four parts
 """
 from __future__ import annotations
@@ -26,6 +27,7 @@ _SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   
 _WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       # the same of instructions of several subgroups
 _BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
 _BUFFERS = 4, 3, 2      # of an operand that is copied ahead, most first, as copies may be late; by way of registers 2
+_HIGH = 8               # rows of groups that follow each other column by column
 _FILL = 2               # groups per unit with which no sum is cut
 
 
@@ -78,10 +80,23 @@ def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator
                 block = try_opt(block, op, name, amount) if amount > 1 else block
             for staged in _staged(block, r, axis):
                 yield staged
+                if is_wide:     # others take longer than memory does
+                    yield from _in_squares(staged, rows)
                 if staged.pipeline is not None and staged.pipeline.buffers in (_BUFFERS[0], _BUFFERS[-1]):
                     yield from _cut(staged, r, axis)
             if not is_wide:
                 yield from _cut(block, r, axis)
+
+
+def _in_squares(state: Scheduler, rows: str) -> Iterator[Scheduler]:
+    """Some rows of groups, column by column, then the next ones: the groups that run at a time read less of matrices that the second cache
+    does not hold."""
+    extent, kernel = state.rows[state.row_id(rows)].extent, state.kernel
+    if state.pipeline is None or sum([p.arg.size * p.dtype.itemsize for p in kernel.params]) <= device_of(state.target).second:
+        return
+    done = try_opt(state, "TILE", rows, _HIGH) if extent % _HIGH == 0 and extent > _HIGH else state
+    if done is not state:
+        yield done
 
 
 def _staged(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler]:

@@ -9,6 +9,7 @@ from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.cost.groups.tiles import held_tiles
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -56,3 +57,14 @@ def test_lines_of_operands_lie_in_different_banks() -> None:
         assert stage.space is MemorySpace.SHARED and stage.layout is not None and stage.layout.swizzle is not None
         assert tiles.turns(number, stage.layout) == tiles.words(number)
         assert prod(stage.region) >= tiles.dot.rows * tiles.dot.depth
+
+
+@pytest.mark.parametrize(("extent", "rows"), [(8192, 8), (1024, 0)])
+def test_large_matrices_are_read_in_squares(extent: int, rows: int) -> None:
+    """Groups that run at a time need less of both operands where the second cache holds neither."""
+    state = group_heuristic(Scheduler(gemm(extent, extent, extent, BF16, BF16, out=BF16), card_target("sm_90a")))
+    chain = state.applied_opts
+    assert [o.arg for o in chain if (o.op, o.axis) == ("TILE", "o0")] == [rows] * (rows > 0)
+    if rows:
+        others = apply_opts(Scheduler(state.kernel, state.target), [o for o in chain if (o.op, o.axis) != ("TILE", "o0")])
+        assert group_cost(state).bytes_moved < 0.8 * group_cost(others).bytes_moved

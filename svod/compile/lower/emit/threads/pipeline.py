@@ -39,6 +39,8 @@ from svod.core.kernel.shared.copy import rows_in_bulk
 
 INDEX = dtypes.index
 COUNT_BYTES = 8
+_BEGIN = frozenset({"COPY_ASYNC", "COMMIT"})
+_BATCHES = 2        # of the copies that begin between matrix instructions
 
 
 class Counts(NamedTuple):
@@ -112,7 +114,7 @@ class CopiesAhead:
         following_accs = inside(carried)
         self.running = ()
         stage.close_row(a)
-        self._spread(begun, first)
+        self._put_begun(begun, first)
         b.code[b.level] += deferred
         if late:
             following_accs = self._wait_products(following_accs, late)
@@ -125,23 +127,29 @@ class CopiesAhead:
 
     def _take_begun(self, first: int) -> list[int]:
         """Take what begins copies, and what commits them, out of the innermost loop's code from an instruction on, where each copy is one
-        instruction and none of them has a loop of turns."""
+        instruction of it, and none has a loop of turns."""
         b, code = self.b, self.b.code[self.b.level]
-        begun = [n for n in code[first:] if b.op[n] in ("COPY_ASYNC", "COMMIT")]
-        if any(b.op[c] != "CONST" for n in begun for c in b.src[n][4:]) or any(b.op[n] == "LOOP" for n in code[first:]):
+        begun = [n for n in code[first:] if b.op[n] in _BEGIN]
+        if any(b.op[n] == "LOOP" for n in code[first:]) or any(b.op[c] != "CONST" for n in begun for c in b.src[n][4:]):
             return []
-        code[first:] = [n for n in code[first:] if n not in set(begun)]
+        code[first:] = [n for n in code[first:] if b.op[n] not in _BEGIN]
         return begun
 
-    def _spread(self, begun: list[int], first: int) -> None:
-        """Put what begins copies between matrix instructions of the innermost loop's code, from an instruction on, evenly, or before
-        all of it where it has other loops: all at once, they would keep shared memory from the loads of operands."""
+    def _put_begun(self, begun: list[int], first: int) -> None:
+        """Put what begins copies among the innermost loop's code from an instruction on. Between matrix instructions of a subgroup it comes
+        in `_BATCHES` parts, in the first half, each behind the loads of operands before: all at once and first, they would keep shared
+        memory from those loads, and one by one each makes ptxas put three reads before it."""
         code = self.b.code[self.b.level]
         ops = [self.b.op[n] for n in code[first:]]
         products = [first + k for k, op in enumerate(ops) if op == "MMA"] if "LOOP" not in ops else []
-        for number in reversed(range(len(begun))):
-            at = products[(number + 1) * len(products) // (len(begun) + 1)] if products else first
-            code.insert(at, begun[number])
+        size = -(-len(begun) // _BATCHES)
+        for number in reversed(range(_BATCHES)):
+            at = first
+            if products:
+                limit = products[(number + 1) * len(products) // (2 * _BATCHES)]
+                loaded = max([first, *[first + k for k, op in enumerate(ops) if op == "LOADMATRIX" and first + k < limit]])
+                at = next(k for k in products if k > loaded) + 1
+            code[at:at] = begun[number * size:(number + 1) * size]
 
     def _wait_products(self, accs: list[int], left: int) -> list[int]:
         """The accumulators, when products of so many iterations are under way at most."""
