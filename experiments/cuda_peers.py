@@ -3,6 +3,7 @@ torch.compile and CUDA graphs.
 
     python experiments/cuda_peers.py --torch /path/to/bin/python [--only gemm_4096,softmax]
     python experiments/cuda_peers.py --torch … --tune 20 --seconds 300 --json ratios.json
+    python experiments/cuda_peers.py --torch … --suite shapes               memory-bound kernels of two types, odd sizes and short rows
     python experiments/cuda_peers.py --torch … --device CPU --small         whether the script works, where there is no GPU
 
 A round times some calls of each by the device's events; arguments lie on the device. Results are compared first. A line says the median
@@ -38,6 +39,7 @@ KERNELS = 100
 PATIENCE = 90.0                 # seconds for an answer: to compile ResNet-50 takes long
 OLDER = "sm_90"                 # has the card's mma.sync and no wgmma
 WGMMA, MMA = 0.8, 0.6
+NAME = 29                       # characters of the longest name
 
 
 class Case(NamedTuple):
@@ -100,6 +102,21 @@ def cases(small: bool, wgmma: bool = True) -> dict[str, Case]:
                            "compiled"),
         "resnet50": Case(resnet50, ((batch, 3, size(224, 32), size(224, 32)),), tuple(resnet_weights()), half, 0.0, "compiled"),
     }
+
+
+def shapes(small: bool, wgmma: bool = True) -> dict[str, Case]:
+    """Kernels that are bound by memory, of rows of several lengths and of two types; without goals."""
+    kernels: dict[str, Callable[[Any, list[Any], list[Any]], Any]] = {
+        "softmax": lambda f, x, w: f.softmax(x[0], dim=-1), "layer_norm": lambda f, x, w: f.layer_norm(x[0], (x[0].shape[-1],)),
+        "add": lambda f, x, w: x[0] + x[0], "row_sum": lambda f, x, w: x[0].sum(-1), "column_sum": lambda f, x, w: x[0].sum(0),
+        "transpose": lambda f, x, w: x[0].transpose(0, 1).contiguous()}
+    most = (37, 65) if small else (1 << 30, 1 << 30)
+    return {f"{name}_{rows}x{columns}_{dtype}": Case(function, ((min(rows, most[0]), min(columns, most[1])),), (), dtype, 0.0)
+            for rows, columns in ((8192, 4096), (32767, 1023), (262144, 64), (4194304, 3)) for dtype in ("float32", "bfloat16")
+            for name, function in kernels.items()}
+
+
+SUITES = {"goals": cases, "shapes": shapes}
 
 
 # -- models, by functions that both libraries have ------------------------------------------------------
@@ -297,9 +314,9 @@ class Record(NamedTuple):
         """A row of the table."""
         goal = f"goal {self.goal:.2f} {'met' if self.met else 'MISSED'}" if self.goal else "no goal" if self.met else "MISSED"
         if self.failed:
-            return f"{self.case:<14} {goal:<16} {self.failed}"
+            return f"{self.case:<{NAME}} {goal:<16} {self.failed}"
         searched = f", searched {self.searched:.0f} s" if self.searched else ""
-        return (f"{self.case:<14} {goal:<16} {self.ratio:>6.2f}×  ({self.low:.2f}–{self.high:.2f})  svod {self.svod:>9.1f} µs  "
+        return (f"{self.case:<{NAME}} {goal:<16} {self.ratio:>6.2f}×  ({self.low:.2f}–{self.high:.2f})  svod {self.svod:>9.1f} µs  "
                 f"PyTorch {self.torch:>9.1f} µs  {self.beside}{searched}")
 
     def data(self) -> dict[str, Any]:
@@ -312,7 +329,7 @@ class Processes:
     again after it has ended."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        here, shared = str(Path(__file__).resolve()), ["--small"] * args.small
+        here, shared = str(Path(__file__).resolve()), ["--small"] * args.small + ["--suite", args.suite]
         first = args.device if args.device == "CPU" or ":" in args.device else f"{args.device}:0"
         older = args.device if args.device == "CPU" else f"{first}:{OLDER}"
         serve_svod, serve_torch = ([python, here, "--serve", name] for python, name in ((sys.executable, "svod"), (args.torch, "torch")))
@@ -394,6 +411,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", metavar="PYTHON", help="the Python that has PyTorch for CUDA")
     parser.add_argument("--only", metavar="NAMES", help=f"of {', '.join(cases(True))} (all)")
+    parser.add_argument("--suite", choices=sorted(SUITES), default="goals", help="what is timed (goals)")
     parser.add_argument("--device", default="CUDA", help="CUDA, CUDA:1, … or CPU (CUDA)")
     parser.add_argument("--small", action="store_true", help="small sizes, to try the script")
     parser.add_argument("--tune", type=float, default=0.0, metavar="SECONDS",
@@ -403,7 +421,7 @@ def main() -> int:
     parser.add_argument("--serve", choices=("svod", "torch"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(lambda: partial(answer, (Svod if args.serve == "svod" else Torch)(args.device), cases(args.small)))
+        serve(lambda: partial(answer, (Svod if args.serve == "svod" else Torch)(args.device), SUITES[args.suite](args.small)))
         return 0
     if not args.torch:
         parser.error("--torch PYTHON is needed")
@@ -411,7 +429,7 @@ def main() -> int:
     try:
         about = {k: v for name in ("svod", "torch") for k, v in processes.ask(processes.named(name), None).items()}
         print(", ".join(f"{k} {v}" for k, v in about.items()))
-        known = cases(args.small, about["wgmma"] or args.device == "CPU")
+        known = SUITES[args.suite](args.small, about["wgmma"] or args.device == "CPU")
         asked = {name: known[name] for name in args.only.split(",")} if args.only else known
 
         def told(records: dict[str, Record]) -> None:

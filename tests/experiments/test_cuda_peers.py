@@ -37,6 +37,20 @@ def test_what_is_timed_is_right(script: Any) -> None:
     assert len(library.plan.kernels) == script.KERNELS, "one launch each"
 
 
+def test_shapes_are_right(script: Any) -> None:
+    """Each kernel once, at a small size and of either type."""
+    library, known = script.Svod("CPU"), script.shapes(small=True)
+    kernels = {"softmax": softmax, "layer_norm": lambda x: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5),
+               "add": lambda x: x + x, "row_sum": lambda x: x.sum(-1), "column_sum": lambda x: x.sum(0),
+               "transpose": lambda x: x.T}
+    assert len(known) == 48
+    for (name, want), dtype in zip(kernels.items(), ("float32", "bfloat16") * 3, strict=True):
+        case = known[f"{name}_32767x1023_{dtype}"]
+        wide = want(script.arrays_of(case)[0].astype(np.float64))
+        got = library.prepare(case).reshape(wide.shape)
+        assert np.abs(got - wide).max() <= script.TOLERANCE[dtype] * np.abs(wide).max(), name
+
+
 def test_resnet50_has_its_weights(script: Any) -> None:
     """Those of torchvision's model, without the norms' 26,560 gains, which are in the convolutions, and the last layer's 1,000 biases."""
     shapes = list(script.resnet_weights())
