@@ -112,6 +112,7 @@ class Phase:
     block: int = 0                  # bytes of the copies of one of them
     copied_ahead: int = 1           # iterations that copies run ahead
     drained: float = 0.0            # cycles in which no product is under way, of one group
+    last: float = 0.0               # bytes that a group moves outside of the loops of its tiles
 
 
 class PhaseCost(NamedTuple):
@@ -271,6 +272,7 @@ class PhasePricer:
         subgroups = -(-shape.num_threads // device.subgroup)
         steady = [self._footprints(shape, a) for a in accesses]
         share = device.first * _KEPT / resident
+        has_tiles = shape.stage.r.stage.index in self.nest.layouts.dots and not device.is_software
         for a, footprints in zip(accesses, steady, strict=True):
             sectors = lanes if a.irregular else sectors_of(steps_of(shape.threads, a.coefs), lanes, a.width)
             asked = shape.times * a.times * subgroups * sectors * SECTOR
@@ -284,7 +286,9 @@ class PhasePricer:
                 if k < a.depth or shape.is_outside(k):
                     moved *= footprints[k] / footprints[k + 1] if kept else shape.serial[k].times
             keeps = device.is_software or is_tile or not a.is_store     # the first cache of hardware keeps no stores
-            phase.second += min(moved, asked) if keeps else asked
+            bytes_moved = min(moved, asked) if keeps else asked
+            phase.second += bytes_moved
+            phase.last += bytes_moved if has_tiles and a.depth == 0 else 0.0
             phase.memory += self._from_memory(phase, shape, a, footprints[0], resident)
 
     def _footprints(self, shape: StageShape, a: Access) -> list[float]:
@@ -330,6 +334,14 @@ def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
     return phase
 
 
+def _ends(phase: Phase, block: float) -> float:
+    """Cycles of the groups that run at once in which none multiplies, where tiles are multiplied: until the first block is there, and
+    behind the last one; where no copy runs ahead, all that is waited for. `block`: cycles until the copies of an iteration are there."""
+    if not phase.last:
+        return 0.0
+    return (block if phase.blocks else phase.latency) + FAR + phase.last / SECOND_BYTES
+
+
 def phase_cycles(device: Device, phase: Phase) -> float:
     """Cycles of the device for a phase."""
     resident = resident_groups(device, phase.threads, phase.registers, phase.shared)
@@ -347,10 +359,11 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     block = FAR + at_once * phase.block / SECOND_BYTES      # until the copies of an iteration are there
     copied = 0.0 if device.is_software else rounds * phase.blocks * block / phase.copied_ahead
     arithmetic += per_unit * _GROUP + rounds * phase.drained
+    ends = rounds * _ends(phase, block)
     parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
     begun = 0.0 if device.is_software else phase.groups * _BEGIN        # meanwhile groups before it do all of that
-    return LAUNCH + max(begun, max(longest, copied) + _OVERLAP * (sum(parts) - longest))
+    return LAUNCH + max(begun, ends + max(longest, copied) + _OVERLAP * (sum(parts) - longest))
 
 
 class StageCounter:

@@ -10,6 +10,7 @@ from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.cost.groups.tiles import held_tiles
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -68,3 +69,14 @@ def test_large_matrices_are_read_in_squares(extent: int, rows: int) -> None:
     if rows:
         others = apply_opts(Scheduler(state.kernel, state.target), [o for o in chain if (o.op, o.axis) != ("TILE", "o0")])
         assert group_cost(state).bytes_moved < 0.8 * group_cost(others).bytes_moved
+
+
+def test_what_groups_do_alone_is_added_for_each_round() -> None:
+    """With few steps of the sum, groups of which a unit runs several at a time are faster than one that is as large as those together."""
+    def cycles(k: int, chain: str) -> float:
+        state = Scheduler(gemm(8192, 1024, k, BF16, BF16, transposed=True, out=BF16), card_target("sm_90a"))
+        return group_cost(apply_opts(state, parse_chain(chain))).cycles
+    staged = "STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0) PIPELINE(r0, 4)"
+    large, small = (f"TC(r0, wgmma_bf16n{n},o0,o1) {parts}(o0, 2) TILE(r0, 4) {staged}" for n, parts in ((256, "LOCAL"), (128, "UPCAST")))
+    assert cycles(4096, large) < cycles(4096, small)
+    assert cycles(128, large) / cycles(128, small) > cycles(4096, large) / cycles(4096, small)
