@@ -1,7 +1,8 @@
-"""Chains of one bfloat16 product on a GPU: what the cost model predicts, and what each takes.
+"""Chains of one bfloat16 product, or convolution, on a GPU: what the cost model predicts, and what each takes.
 
     python experiments/gemm_chains.py --device CUDA --size 4096
     python experiments/gemm_chains.py --device CUDA:0:sm_90 --size 8192 --first 20       the same by mma.sync, more of the sketches
+    python experiments/gemm_chains.py --convolution 32,256,256,28,3,1                    images, inputs, outputs, size, taps, stride
 
 The heuristic's chain comes first, then chains that differ from it in one choice (buffers, positions of a block, the order of groups), then
 the sketches that are predicted fastest. Each is compiled and timed in a process of its own, as a search times it.
@@ -32,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="CUDA")
     parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--convolution", metavar="N,C,O,SIZE,TAPS,STRIDE", help="a convolution, its image and weights with channels last")
     parser.add_argument("--first", type=int, default=6, help="how many of the sketches (default: 6)")
     args = parser.parse_args()
     os.environ["SVOD_DEVICE"] = args.device
@@ -39,8 +41,16 @@ def main() -> None:
     from svod import Tensor
     from svod.errors import SvodError
     rng, n = np.random.default_rng(0), args.size
-    a, b = (Tensor(rng.standard_normal((n, n), dtype=np.float32)).cast("bfloat16").realize() for _ in range(2))
-    kernel = svod.kernel(a @ b)
+
+    def drawn(*shape: int) -> Tensor:
+        return Tensor(rng.standard_normal(shape, dtype=np.float32)).cast("bfloat16").realize()
+    if args.convolution:
+        images, c, o, size, taps, stride = map(int, args.convolution.split(","))
+        image, weight = drawn(images, size, size, c).permute(0, 3, 1, 2), drawn(o, taps, taps, c).permute(0, 3, 1, 2)
+        y = image.conv2d(weight, stride=stride, padding=taps // 2).permute(0, 2, 3, 1).contiguous()
+        kernel, products = svod.kernel(y), float(y.numel() * c * taps * taps)
+    else:
+        kernel, products = svod.kernel(drawn(n, n) @ drawn(n, n)), float(n ** 3)
     best = kernel.heuristic()
     rows = [("heuristic", best), *[("sketch", k) for k in kernel.sketches()[:args.first]]]
     for what, chain in changed(best.chain):
@@ -54,7 +64,7 @@ def main() -> None:
         except SvodError as e:
             print(f"{what:20} {e}")
             continue
-        rate = 2e-12 * n ** 3 / seconds
+        rate = 2e-12 * products / seconds
         print(f"{what:20} {1e6 * seconds:9.1f} µs {rate:6.0f} TFLOP/s, predicted {state.predicted():10.0f} cycles", state.chain, flush=True)
 
 
