@@ -11,7 +11,7 @@ from svod import Tensor
 from svod.compile.backend import backend_named
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
-from svod.compile.cuda.render import render
+from svod.compile.cuda.render import block_of, render, without_assumptions
 from svod.compile.lower.lower import lower
 from svod.core.cost.groups.attention import attention_options
 from svod.core.cost.groups.group_cost import group_cost
@@ -26,6 +26,7 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import MemorySpace
 from tests.agreement import Case
 from tests.attention import KINDS, PLAIN, AttentionCase
+from tests.compile.cuda.emulator import Emulated
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
 from tests.compile.cuda.target import card_target
 from tests.compile.cuda.test_core_suite import A100, H100
@@ -175,3 +176,21 @@ def test_what_does_not_stay_in_registers_is_right_too(queries: int, row: str, mo
     chain = [*chain[:-1], *parse_chain(row), *chain[-1:]] if row else chain
     assert not {"s2", "s3"} & held_stages(apply_opts(Scheduler(case.kernel(), found.target), chain))
     case.check(tuple(chain), "CUDA")
+
+
+def test_groups_with_most_blocks_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a causal mask the last queries have most keys. Groups of several heads that have as many begin beside each other."""
+    stand_in(FakeDriver(sizes={**A100, "group_threads": 128}), monkeypatch)
+    case = AttentionCase.draw(random.Random(5), "causal", "float16", (3, 70, 70, 16, 8))
+    state = next(s for s in passes_in_registers(case) if "TILE(o1, 32)" in map(str, s.applied_opts))
+    loops = next(o.arg for o in state.applied_opts if o.op == "ORDER")
+    assert loops[:2] == ("o1", "o0")
+    program, kernel = lower(state), Case(case.kernel(), 1)
+    args, (phase,) = kernel.fresh(), program.spec.phases
+    numbers = [*[a.ctypes.data for a in args], 0, phase.extent]
+    written = []
+    for groups in (1, 3):
+        args[0][:] = 9.0
+        Emulated(without_assumptions(render(program, state.target)), 0).launch(phase.symbol, (groups, 1), block_of(phase), 0, numbers)
+        written.append({(head, row) for head, row in np.argwhere((args[0].reshape(3, 70, 8) != 9.0).any(2)).tolist()})
+    assert written == [{(0, row) for row in range(64, 70)}, {(head, row) for head in range(3) for row in range(64, 70)}]

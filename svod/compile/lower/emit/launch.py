@@ -141,12 +141,15 @@ class LaunchEmitter:
         rest = iteration
         for loop, count in zip(reversed(loops), reversed(counts[1:]), strict=False):
             n = b.index(loop.piece.extent) if count.is_constant else self.axes.count(stage, loop.axis, loop.piece)
-            index = b.alu("MOD", dtypes.index, 1, rest, n)
-            if loop.axis in longest_last and count.is_constant:
-                index = b.alu("SUB", dtypes.index, 1, b.index(loop.piece.extent - 1), index)
-            indices.append(index)
+            indices.append(b.alu("MOD", dtypes.index, 1, rest, n))
             rest = b.alu("IDIV", dtypes.index, 1, rest, n)
-        return [rest, *reversed(indices)] if counts else []
+        if not counts:
+            return []
+        parts = [rest, *reversed(indices)]
+        for k, (loop, count) in enumerate(zip(reversed(loops), reversed(counts), strict=False), 1):
+            if loop.axis in longest_last and count.is_constant:
+                parts[-k] = b.alu("SUB", dtypes.index, 1, b.index(loop.piece.extent - 1), parts[-k])
+        return parts
 
     def _iteration(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], cover: Cover, sink: Sink) -> None:
         """Emit one iteration of the launch."""

@@ -1,5 +1,10 @@
 """Options of attention in one pass over blocks of the keys (ONLINE), a tile of queries to each group.
 
+    of 16-bit numbers, scores and weights in registers: HOLD
+        ONLINE(s3, 128) TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) … TILE(o1, 64) TILE(o0, 16) ORDER(out, o0, o1, o0.in, r0, o1.in, o2) …
+        HOLD(s3, (mma_bf16,s3.o1,s3.r0)) … HOLD(out, (mma_bf16,o1.in,o2)) UPCAST(o2, 8) LOCAL(o1.in, 4) PIPELINE(r0, 2)
+
+    others, scores and weights in shared memory
     ONLINE(s3, 64) TILE(o1, 64) ORDER(out, o0, o1, r0, o1.in, o2) STAGE(s8, r0) … STAGE(s1, r0) STAGE(s0, o1)
         TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) UPCAST(s2.o2, 8) LOCAL(s2.o1, 4)      scores of 64 queries and 64 keys, of 4 subgroups
         LOCAL(s3.o1, 64) GROUP(s3.r0, 2)                                        maxima, and sums of weights: two threads a query
@@ -12,6 +17,7 @@ matrix instructions that fit, each thread has a register tile of scores and one 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 from svod.core.cost.groups.spread import thread_counts
@@ -19,6 +25,7 @@ from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
 from svod.core.cost.sketch_online import blocks_start, main_axes, row_maxima
 from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.online import masked_limits
 from svod.core.kernel.placement import vector_width
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import DOTS, Dot
@@ -30,6 +37,8 @@ _BUFFERS = 2                    # of keys and values that are copied ahead
 _HIGH = (1, 2)                  # tiles of queries of a subgroup, where scores stay in registers
 _CHAINS = 4                     # partial maxima and sums of a row beside each other
 _BESIDE = 64                    # registers of a thread beside what it holds
+_HEADS, _L2_SHARE = 16, 2        # heads whose groups begin one after the other; the part of the second cache for their keys and values
+_HALF = 2                       # bytes of a number of 16 bits
 _MOST_HELD = 32                 # elements of a tile of scores or sums that a thread holds
 
 
@@ -219,6 +228,17 @@ def _row_threads(state: Scheduler, s: int, axis: int, queries: int, threads: int
     return try_opt(state, "GROUP", axes[stage.reds[0]].name, parts) if parts > 1 else state
 
 
+def _heads_together(state: Scheduler, heads: str, operands: set[int]) -> int:
+    """How many heads the groups that begin one after the other have, those with most blocks first, where a mask leaves some fewer than
+    others: a divisor, so many that their keys and values take a part of the second cache."""
+    axes, stages = state.kernel.axes, state.kernel.stages
+    count = state.rows[state.row_id(heads)].extent
+    nbytes = sum(prod([axes[a].extent for a in stages[s].outs]) * _HALF for s in operands if any(n.kind == "load" for n in resolved(
+        state, s).nodes))
+    most = min(_HEADS, int(count * state.target.l2 / (_L2_SHARE * max(1, nbytes))))
+    return max([n for n in range(1, most + 1) if count % n == 0], default=1)
+
+
 def _placed(state: Scheduler, parts: _Pass, queries: int, values: bool = True) -> Scheduler:
     """The loop over blocks around a tile of queries, and in it what is computed and read of a block; around it the queries. `values`: what
     several stages read is computed once, and not by each of them."""
@@ -226,12 +246,20 @@ def _placed(state: Scheduler, parts: _Pass, queries: int, values: bool = True) -
     name, along, blocks = name_of(state, r, tile), name_of(state, r, lane), name_of(state, r, len(r.stage.outs))
     others = [name_of(state, r, a) for a in range(len(r.stage.outs)) if a not in (lane, tile) and extent_of(state, r, a) > 1]
     inside = [name, along]
+    operands = {s for product in (parts.scores, parts.sums) for s in resolved(state, product.stage).reads}
     if extent_of(state, r, tile) > queries:
         state = try_opt(state, "TILE", name, queries)
-        others.append(name)
+        heads = [others.pop()] if others and masked_limits(state.kernel) else []
+        together = _heads_together(state, heads[0], operands) if heads else 1
+        if heads and together == state.rows[state.row_id(heads[0])].extent:
+            others += [name, *heads]
+        elif together > 1:
+            state = try_opt(state, "TILE", heads[0], together)
+            others += [*heads, name, f"{heads[0]}.in"]
+        else:
+            others += [*heads, name]
         inside = [f"{name}.in", along]
     state = try_opt(state, "ORDER", r.stage.name, (*others, blocks, *inside))
-    operands = {s for product in (parts.scores, parts.sums) for s in resolved(state, product.stage).reads}
     for s in reversed(state.kernel.stages):
         readers = sum(s.index in reads for reads in state.kernel.reads)
         if not s.is_output and (s.has_reduce or s.index in operands or (values and readers > 1)):

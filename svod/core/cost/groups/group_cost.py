@@ -65,6 +65,7 @@ _KEPT = 0.75            # the share of a cache that data may take and still be k
 _IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under way at once
 _BARRIER = 40.0         # cycles
 _DRAINED = 250.0        # cycles from the last product of a block to the first one of the next, where all are waited for between them
+_AT_THE_SAME_TIME = 0.5 # the share of products that a group does while another one computes something else
 _GROUP = 20.0           # cycles until a unit has begun one more group
 _BEGIN = 1.25           # cycles until the device has begun one more (H200: 262144 groups take 162 µs whatever they do)
 _EXCHANGED = 2          # barriers of one exchange of partial results
@@ -103,6 +104,8 @@ class Phase:
     held: int = 0                   # registers of stages that stay with the threads that hold them
     shared: int = 0
     instructions: float = 0.0       # of one group, by single threads
+    products: float = 0.0           # of them, those of stages with matrix instructions
+    beside: float = 0.0             # and those of other stages that are no copies
     first: float = 0.0              # bytes through the first cache, by one group, sectors whole
     turns: float = 0.0              # of shared memory, by one group
     second: float = 0.0             # bytes from the second cache, of one group
@@ -228,7 +231,12 @@ class PhasePricer:
         if counter.tiles is not None and counter.tiles.dot.reads_shared and not products_under_way(self.state, self.nest):
             phase.drained += times * prod([c for a, c in counter.own if a >= counter.outs]) * _DRAINED
         threads = shape.num_threads
-        phase.instructions += threads * times * (counter.instructions + _SPILL * spilled * shape.body)
+        own = threads * times * (counter.instructions + _SPILL * spilled * shape.body)
+        phase.instructions += own
+        if counter.tiles is not None:
+            phase.products += own
+        elif not shape.is_shared_copy:
+            phase.beside += own
         phase.turns += times * counter.turns
         phase.first += times * counter.private
         if self._is_waited_for(shape, counter):
@@ -239,7 +247,9 @@ class PhasePricer:
             phase.latency += times * SHARED
             phase.instructions += times * threads * counter.rows * 2.0
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
-            phase.held += int(accumulators)
+            # what becomes an operand has half as many registers soon
+            results = accumulators if counter.tiles is not None else counter.rows
+            phase.held += int(results if s in self.nest.placement.stage(self.root).reads else results / 2)
         if shape.stage.space is MemorySpace.SCRATCH:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
@@ -350,7 +360,8 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     at_once = min(per_unit, resident)
     wasted = device.whole(phase.threads) / phase.threads
     lanes = ARITHMETIC if device.is_software else min(ARITHMETIC, at_once * device.whole(phase.threads))     # one has a part of it
-    arithmetic = per_unit * phase.instructions * wasted / lanes
+    at_the_same_time = _AT_THE_SAME_TIME * min(phase.products, phase.beside) if at_once > 1 else 0.0
+    arithmetic = per_unit * (phase.instructions - at_the_same_time) * wasted / lanes
     first = per_unit * (phase.first / FIRST_BYTES + phase.turns)
     second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)
     memory = max(phase.memory / (device.memory * device.units), phase.memory / (ALONE_BYTES * busy))
