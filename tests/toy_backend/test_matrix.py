@@ -96,11 +96,11 @@ def test_random_shapes_and_chains(dtype: DType, name: str, staged: bool, ran: Co
 
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 13, 11), (16, 8, 33)])
 def test_sketches_with_the_instruction(m: int, n: int, k: int) -> None:
-    """The heuristic is one of them."""
+    """Right numbers, of the heuristic too."""
     case = Case(gemm(m, n, k, BF16, BF16, out=BF16), 1)
     found = [s for s in group_sketches(Scheduler(case.kernel, TOY)) if any(s.dots)]
     best = group_heuristic(Scheduler(case.kernel, TOY))
-    assert any(best.dots) and any(s.pipeline for s in found)
+    assert any(s.pipeline for s in found)
     for state in (best, *random.Random(m).sample(found, min(len(found), 3 * count(1)))):
         check(case, lower(state))
 

@@ -23,7 +23,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 MAGIC = b"svodcuda"
-CUDA_REVISION = 3       # raised when the code of the same kernel and chain changes for NVIDIA's GPUs alone
+CUDA_REVISION = 4       # raised when the code of the same kernel and chain changes for NVIDIA's GPUs alone
 CUBIN, PTX = "cubin", "ptx"
 
 

@@ -225,6 +225,14 @@ class Builder:
         carried = [self._new("CARRY", self.dtype[v], self.num_lanes[v], (loop,), j, self.level) for j, v in enumerate(init)]
         return loop, carried
 
+    def carry(self, loop: int, first: int, number: int) -> int:
+        """One more value that the innermost loop carries."""
+        return self._new("CARRY", self.dtype[first], self.num_lanes[first], (loop,), number, self.level)
+
+    def again(self, n: int, src: tuple[int, ...], level: int) -> int:
+        """An instruction once more, of other operands, at the end of a level."""
+        return self._new(self.op[n], self.dtype[n], self.num_lanes[n], src, self.arg[n], level)
+
     def close(self, loop: int, following: tuple[int, ...] = ()) -> list[int]:
         """Close the innermost loop; returns the final carried values."""
         self._new("ENDLOOP", dtypes.void, 1, (loop, *following), None, self.level)

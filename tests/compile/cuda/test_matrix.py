@@ -151,6 +151,43 @@ def test_copies_begin_between_products(further: list[Opt], between: bool) -> Non
     assert ops.index("COMMIT") > max(k for k, op in enumerate(ops) if op == "COPY_ASYNC")
 
 
+@pytest.mark.parametrize(("m", "n", "k", "buffers", "parts"), [
+    (64, 32, 256, 2, 1), (50, 40, 290, 3, 1), (33, 32, 96, 4, 3), (64, 40, 65, 3, 3), (50, 40, 290, 2, 3), (64, 32, 160, 4, 1)])
+def test_the_next_operands_are_loaded_before_the_last_products(m: int, n: int, k: int, buffers: int, parts: int) -> None:
+    """Also with a shorter last block, with parts of a sum of which the last has fewer blocks, and with few blocks; not where copies are no
+    asynchronous ones."""
+    kernel = gemm(m, n, k, BF16, BF16)
+    chain = [Opt("UPCAST", "o1", 2), Opt("LOCAL", "o0", 2), Opt("TILE", "r0", 2), *STAGED[:2], Opt("PIPELINE", "r0", buffers),
+             *[Opt("SPLITK", "r0", parts)][:parts - 1]]
+    state = tensorized(kernel, "mma_bf16", "sm_80", *chain)
+    check(Case(kernel, 1), state, seed=buffers)
+    unrolled = apply_opts(state, [Opt("UNROLL", "r0.in2", 0)])
+    code = check(Case(kernel, 2), unrolled, seed=buffers).code[0]
+    carried = [i for i in code if i.op == "CARRY" and i.dtype == BF16]
+    if k % 2:       # copies pass through registers
+        assert not carried
+        return
+    assert len(carried) == 3, "one tile of rows and two of columns"
+    ops = [i.op for i in code]
+    begin = max(i for i, x in enumerate(code) if x.op == "LOOP" and any(y.op == "CARRY" and y.dtype == BF16 for y in code[i:]))
+    body = [op for op in ops[begin:begin + ops[begin:].index("ENDLOOP")] if op in ("MMA", "BARRIER", "WAIT", "LOADMATRIX", "COMMIT")]
+    assert max(body.index("MMA"), body.index("COMMIT")) < body.index("WAIT") < body.index("BARRIER")
+    assert body[body.index("BARRIER"):] == ["BARRIER", *["LOADMATRIX"] * 3, *["MMA"] * 2]
+
+
+def test_operands_loaded_before_the_barrier_are_found() -> None:
+    """The barrier of the loop is what they wait for."""
+    kernel = gemm(64, 64, 256, BF16, BF16)
+    state = tensorized(kernel, "mma_bf16", "sm_80", *TILES, Opt("TILE", "r0", 2), *STAGED, Opt("UNROLL", "r0.in2", 0))
+    program, args = check(Case(kernel, 1), state), Case(kernel, 1).fresh()
+    ops = [i.op for i in program.code[0]]
+    at = len(ops) - 1 - ops[::-1].index("BARRIER")
+    code = (*program.code[0][:at], Instruction("COMMIT", dtypes.void, 1, (), None), *program.code[0][at + 1:])
+    run_program(Program(program.spec, (code,)), state.target, args)
+    with pytest.raises(AssertionError), np.errstate(all="ignore"):
+        Case(kernel, 1).check(args, "without the barrier of the loop")
+
+
 @pytest.mark.parametrize(("name", "arch", "further"), [
     ("mma_bf16", "sm_80", [Opt("UPCAST", "o1", 4), Opt("LOCAL", "o1", 2)]),
     ("mma_bf16", "sm_80", [Opt("LOCAL", "o1", 2), Opt("UPCAST", "o1", 4)]),

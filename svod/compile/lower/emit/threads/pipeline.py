@@ -5,7 +5,7 @@
 One barrier an iteration: behind it, what was copied for this iteration is there, and nobody reads the buffer that is filled next. Where
 copies are not asynchronous they are loaded before the iteration computes and stored behind it. Copies beyond the last iteration take its
 data once more: they are not read. Where the iteration is one piece of code with matrix instructions of a subgroup, asynchronous copies
-begin between those.
+begin between those, and the next iteration's first operands are loaded before its last products (early.py).
 
 Products that read shared memory by themselves go on while later instructions run. From four buffers on, those of one iteration are
 waited for behind the next one's, and copies run one iteration less ahead:
@@ -28,6 +28,7 @@ from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.regions import Regions
 from svod.compile.lower.emit.state import OpenStage, Staged, StageLoop
 from svod.compile.lower.emit.threads.copies import GroupCopies
+from svod.compile.lower.emit.threads.early import load_early
 from svod.compile.lower.emit.values import Values
 from svod.compile.lower.linear import STORE_OPS
 from svod.core.ir.dtype import dtypes
@@ -118,7 +119,10 @@ class CopiesAhead:
         b.code[b.level] += deferred
         if late:
             following_accs = self._wait_products(following_accs, late)
-        out = b.close(index, tuple(following_accs))
+        sums = len(following_accs)
+        if self.is_async and self.counts is None:
+            following_accs = load_early(b, index, start, stride, following_accs)
+        out = b.close(index, tuple(following_accs))[:sums]
         out = self._wait_products(out, 0) if late else out
         stage.memo.clear()
         self._async("WAIT", 0)
@@ -148,7 +152,7 @@ class CopiesAhead:
             if products:
                 limit = products[(number + 1) * len(products) // (2 * _BATCHES)]
                 loaded = max([first, *[first + k for k, op in enumerate(ops) if op == "LOADMATRIX" and first + k < limit]])
-                at = next(k for k in products if k > loaded) + 1
+                at = min(next(k for k in products if k > loaded), products[max(0, len(products) // 2 - 1)]) + 1
             code[at:at] = begun[number * size:(number + 1) * size]
 
     def _wait_products(self, accs: list[int], left: int) -> list[int]:

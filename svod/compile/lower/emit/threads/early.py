@@ -1,0 +1,77 @@
+"""The first operands of the next iteration loaded before the last products of this one.
+
+    LOOP r (acc):                                              WAIT;  BARRIER;  x = LOADMATRIX of r = 0
+      WAIT;  BARRIER;  x = LOADMATRIX                          LOOP r (acc, x):
+      acc = MMA acc, x;  y = LOADMATRIX;  acc = MMA acc, y       acc = MMA acc, x;  y = LOADMATRIX
+                                                                 WAIT;  BARRIER;  x = LOADMATRIX of r + 1;  acc = MMA acc, y
+
+Nobody multiplies while a barrier is waited for and the loads behind it are under way; so some products are left to do meanwhile. Copies are
+committed before, and what the iteration reads of shared memory has been read. The last iteration loads what nobody uses: of a buffer that
+holds something."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from svod.compile.lower.builder import Builder
+from svod.compile.lower.linear import ARITY
+
+_WAITS = ["WAIT", "BARRIER"]
+_PURE = frozenset({*ARITY, "CAST", "LOADMATRIX"})       # what may be computed at another place
+_BESIDE = frozenset({*_PURE, *_WAITS, "MMA", "LOOP", "CARRY", "COPY_ASYNC", "COMMIT"})
+
+
+def load_early(b: Builder, loop: int, start: int, stride: int, following: list[int]) -> list[int]:
+    """Change the innermost loop, which begins at `start`. Gives what it carries on: `following`, which are sums of products, and operands;
+    or the sums alone where the loop does something else, or has one product for each."""
+    code, level, count = b.code[b.level], b.level, len(following)
+    products = [n for n in code if b.op[n] == "MMA"]
+    if len(products) < 2 * count or not _is_known(b, code, products, following):
+        return following
+    last = products[-count:]
+    at, waits = code.index(last[0]), [n for n in code if b.op[n] in _WAITS]
+    loads = list(dict.fromkeys(s for n in products[:count] for s in b.src[n][1:]))
+    if not set(loads) <= set(code[:at]):
+        return following
+    needed = _needed(b, code, loads)
+    first = _copied(b, [*waits, *needed], {loop: start}, level - 1)
+    head, tail, size = code[:at], code[at:], len(code)
+    carried = [b.carry(loop, first[n], len(b.src[loop]) - 2 + k) for k, n in enumerate(loads)]
+    b.src[loop] = (*b.src[loop], *[first[n] for n in loads])
+    ahead = b.add(loop, b.index(stride))
+    later = _copied(b, [*waits, *needed], {loop: ahead}, level)
+    made = [n for n in code[size:] if n not in carried]
+    given = dict(zip(loads, carried, strict=True))
+    for n in (*head, *tail):
+        b.src[n] = tuple([given.get(s, s) for s in b.src[n]])
+    begins = [n for n in head if b.op[n] in ("LOOP", "CARRY")]
+    left_out = {*begins, *waits, *loads}
+    code[:] = [*begins, *carried, *[n for n in head if n not in left_out], *[n for n in tail if b.op[n] != "MMA"], *made, *last]
+    return [*following, *[later[n] for n in loads]]
+
+
+def _is_known(b: Builder, code: list[int], products: list[int], following: list[int]) -> bool:
+    """Whether a loop waits once, computes nothing but products of operands in shared memory, and ends with those of its sums."""
+    last = products[-len(following):]
+    waits = [b.op[n] for n in code if b.op[n] in _WAITS]
+    behind = {b.op[n] for n in code[code.index(last[0]):]}
+    return set(last) == set(following) and waits == _WAITS and behind <= {"MMA", *_PURE} and {b.op[n] for n in code} <= _BESIDE
+
+
+def _needed(b: Builder, code: list[int], values: Iterable[int]) -> list[int]:
+    """What some values of a loop are computed of in it, and they themselves, in order."""
+    found, open_ = set[int](), list(values)
+    inside = {n for n in code if b.op[n] in _PURE}
+    while open_:
+        n = open_.pop()
+        if n in inside and n not in found:
+            found.add(n)
+            open_ += b.src[n]
+    return [n for n in code if n in found]
+
+
+def _copied(b: Builder, nodes: Iterable[int], given: dict[int, int], level: int) -> dict[int, int]:
+    """Instructions once more at the end of a level, of other values where some are given."""
+    done = dict(given)
+    for n in nodes:
+        done[n] = b.again(n, tuple([done.get(s, s) for s in b.src[n]]), level)
+    return done
