@@ -18,7 +18,7 @@ OptText = str
 
 #: The kinds of steps to a candidate, by the opt that changed: the colours of a search's course.
 KINDS: Mapping[str, frozenset[str]] = {
-    "register tile": frozenset({"UPCAST", "UNROLL", "LANES", "TC"}),
+    "register tile": frozenset({"UPCAST", "UNROLL", "LANES", "TC", "HOLD"}),
     "loops": frozenset({"TILE", "ORDER", "SWAP", "PADTO"}),
     "staging": frozenset({"STAGE", "INLINE", "ONLINE", "FLATTEN", "PIPELINE"}),
     "cores": frozenset({"THREAD", "SPLITK", "LOCAL", "NOLOCALS", "GROUP", "GROUPTOP"}),

@@ -13,6 +13,8 @@ import pytest
 from svod.compile.backend import Device
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.core.cost.groups.attention import attention_options
+from svod.core.cost.groups.prices import GroupPrices
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.intrinsics import applicable
@@ -20,6 +22,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
+from tests import attention
 from tests.agreement import Case
 from tests.compile.cuda.test_bulk import BF16, BULK, ROWS
 from tests.compile.cuda.test_core_suite import SMALL, check_case
@@ -116,3 +119,16 @@ def test_sketches_of_a_product(dtype: DType, gpu: Device) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_the_core_suite_at_small_sizes(name: str, gpu: Device) -> None:
     check_case(SMALL[name])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", attention.KINDS)
+def test_attention_in_one_pass(kind: str, dtype: str, gpu: Device) -> None:
+    """The heuristic's pass and others, with scores in registers and in shared memory; lengths that no tile divides."""
+    rng = random.Random(f"gpu {kind} {dtype}")
+    shape = rng.choice((2, 3)), rng.choice((130, 192, 257)), rng.choice((192, 257, 320)), rng.choice((24, 64)), rng.choice((40, 64, 128))
+    case = attention.AttentionCase.draw(rng, kind, dtype, shape)
+    found = [state for _, state in GroupPrices().cheapest(attention_options(Scheduler(case.kernel(), target_of(gpu))), 1 << 20)]
+    held = [any(o.op == "HOLD" for o in state.applied_opts) for state in found]
+    for state in (found[0], found[held.index(True)], found[held.index(False)]) if True in held else found[:2]:
+        case.check(state.applied_opts, "CUDA")
