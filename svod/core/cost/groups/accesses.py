@@ -74,6 +74,19 @@ def touched_bytes(steps: Steps, itemsize: int, limit: int) -> float:
     return float(min(-(-run // SECTOR) * SECTOR * math.prod(count for _, count in outer), max(limit, SECTOR)))
 
 
+@lru_cache(maxsize=1 << 14)
+def shared_sectors(inside: Steps, outside: Steps, itemsize: int) -> float:
+    """Sectors that a group and its neighbour store parts of, for each that it stores: one between any two of their rows, where rows do not
+    begin at multiples of a sector."""
+    run = itemsize
+    for step, count in sorted((abs(step), count) for step, count in inside if step and count > 1):
+        if step > run:
+            break
+        run += step * (count - 1)
+    further = [step for step, count in (*inside, *outside) if count > 1 and abs(step) >= run]
+    return SECTOR / run if any(step % SECTOR for step in further) else 0.0
+
+
 def waves_of(grid: Sequence[int], resident: int) -> list[int]:
     """The iterations of each loop of a grid, the last one fastest, inside a wave of `resident` groups that run at a time."""
     inside, left = [1] * len(grid), resident

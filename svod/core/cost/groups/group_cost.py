@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from svod.core.cost.compute_cost import masks_of, operation_weight
 from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, touched_bytes, turns_of, waves_of
+from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, shared_sectors, touched_bytes, turns_of, waves_of
 from svod.core.cost.groups.device import (
     ALONE_BYTES,
     ARITHMETIC,
@@ -325,6 +325,8 @@ class PhasePricer:
         wave = [run._replace(times=n) for run, n in zip(shape.grid, inside, strict=True)]
         of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit)
         of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit)
+        if a.is_store and not self.device.is_software:      # what is stored in parts is read before
+            of_all *= 1.0 + shared_sectors(steps_of(runs, a.coefs), steps_of(shape.grid, a.coefs), a.itemsize)
         return of_all if of_all <= self.device.second * _KEPT else max(of_all, of_wave * phase.groups / prod(inside))
 
 

@@ -105,11 +105,10 @@ def elementwise_options(state: Scheduler, r: ResolvedStage) -> Iterator[Schedule
             yield spread_outputs(try_opt(state, "UPCAST", name, 0), r, first, threads)
         # several positions, a group apart
         yield try_opt(spread_outputs(state, r, first, threads), "UPCAST", name, 4)
-    for threads in thread_counts(state):
-        yield from _squares(state, r, first, threads)
+    yield from _turned(state, r, first)
 
 
-def _squares(state: Scheduler, r: ResolvedStage, stored: int, threads: int) -> Iterator[Scheduler]:
+def _turned(state: Scheduler, r: ResolvedStage, stored: int) -> Iterator[Scheduler]:
     """Tiles of values that are read along one axis and stored along another: both have whole sectors in a group. Each thread turns a square
     of vectors in registers, where they divide both axes; of the neighbours that are served at a time, each sector is wanted by as many as
     fill it."""
@@ -123,14 +122,15 @@ def _squares(state: Scheduler, r: ResolvedStage, stored: int, threads: int) -> I
             base = try_opt(base, "LOCAL", name, min(n, base.rows[base.row_id(name)].extent))
         return base
     width = vector_width(state, r)
-    if width > 1 and not any(extent % width for extent in extents):
-        square = try_opt(try_opt(state, "UPCAST", names[0], width), "UPCAST", names[1], width)
-        yield tile(square, LINE // SECTOR, threads * SECTOR // LINE)
-    for short, other in ((0, 1), (1, 0)):       # the threads have the whole of a short axis
-        if extents[short] <= SHORT and extents[other] % width == 0:
-            whole = try_opt(try_opt(state, "UPCAST", names[short], 0), "UPCAST", names[other], width)
-            yield try_opt(whole, "LOCAL", names[other], min(threads, left_of(whole, r, (stored, read)[other])))
-    side = 16 if threads >= 256 else 8
+    for threads in thread_counts(state):
+        if width > 1 and not any(extent % width for extent in extents):
+            square = try_opt(try_opt(state, "UPCAST", names[0], width), "UPCAST", names[1], width)
+            yield tile(square, LINE // SECTOR, threads * SECTOR // LINE)
+        for short, other in ((0, 1), (1, 0)):       # the threads have the whole of a short axis
+            if extents[short] <= SHORT and extents[other] % width == 0:
+                whole = try_opt(try_opt(state, "UPCAST", names[short], 0), "UPCAST", names[other], width)
+                yield try_opt(whole, "LOCAL", names[other], min(threads, left_of(whole, r, (stored, read)[other])))
+    side = 16 if state.target.group_threads >= 256 else 8
     done = tile(state, side, side)
     yield done
     yield try_opt(done, "UPCAST", names[1], 4)
@@ -147,7 +147,8 @@ def reduction_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]
         first = lane
     for threads in thread_counts(state):
         for parts in dict.fromkeys((1, min(4, threads), min(subgroup, threads), threads)):
-            for vector in (vector_width(state, r), 1):
+            short = extent_of(state, r, lane) if 0 <= lane < outs else 1        # of the results along memory
+            for vector in dict.fromkeys((vector_width(state, r), *[short][:1 < short <= SHORT], 1)):
                 base = _shared_sum(state, r, summed, parts, vector if summed == lane else 1) if summed >= 0 else state
                 if base is None:
                     continue

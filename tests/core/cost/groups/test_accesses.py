@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, touched_bytes, waves_of
+from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, shared_sectors, touched_bytes, waves_of
 from svod.core.cost.groups.device import SECTOR
 
 
@@ -23,6 +23,14 @@ def test_lines_take_turns() -> None:
     assert cache_turns(((4096, 8), (16, 4)), 32, 16) == 32, "each eight ask for eight lines"
     assert cache_turns(((4096, 4), (16, 8)), 32, 16) == 16, "and here for four"
     assert cache_turns(((0, 32),), 32, 4) == 1
+
+
+def test_rows_that_begin_anywhere_share_sectors() -> None:
+    lanes, rows = (4, 16), (1023 * 4, 8)
+    assert shared_sectors((lanes, rows), ((64, 32),), 4) == 0.5, "64 bytes of each row; a sector of 32 bytes between neighbours"
+    assert shared_sectors((lanes, (1024 * 4, 8)), ((64, 32),), 4) == 0.0
+    assert shared_sectors((lanes,), ((64, 32), rows), 4) == 0.5, "rows of other groups do so, too"
+    assert shared_sectors(((4, 1023),), (rows,), 4) == 32 / (4 * 1023)
 
 
 def test_banks() -> None:
