@@ -19,18 +19,19 @@ from typing import Any, NamedTuple
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 
-MIN_LANES = 4
+MIN_LANES, PAIR = 4, 2          # of the vectors of a processor, and of those of a thread, whose registers have one element each
 MIN_SHARE = 3                   # a part of a square has more than a third of its rows; fewer go lane by lane
 _STRIDED = ("LOADS", "STORES")
 _LOADS = ("LOAD", "LOADS", "GATHER")
 _STORES = ("STORE", "STORES", "SCATTER")
 
 
-def transpose_squares(code: list[Instruction], ragged: bool = False) -> list[Instruction]:
-    """The code with squares of strided accesses replaced, with parts of squares too where `ragged`; the list itself when there are none."""
+def transpose_squares(code: list[Instruction], ragged: bool = False, least: int = MIN_LANES) -> list[Instruction]:
+    """The code with squares of strided accesses of at least so many lanes replaced, with parts of squares too where `ragged`; the list
+    itself when there are none."""
     if not any(i.op in _STRIDED for i in code):
         return code
-    loads, stores = _squares(code, ragged)
+    loads, stores = _squares(code, ragged, least)
     if not loads and not stores:
         return code
     return _rebuild(code, loads, stores)
@@ -49,7 +50,7 @@ class _StridedGroup(NamedTuple):
     mask: tuple[int, ...]       # gate and alternative, of masked loads; the condition of stores
 
 
-def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], list[list[int]]]:
+def _squares(code: list[Instruction], ragged: bool, lanes: int) -> tuple[list[list[int]], list[list[int]]]:
     """Groups of positions, by lane offset, that make a square; loads and stores."""
     block = 0
     groups: dict[_StridedGroup, dict[int, int]] = {}
@@ -63,7 +64,7 @@ def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], li
             loaded.add((block, src[0]))
         elif op in _STORES:
             stored.add((block, src[0]))
-        group = _group_of(code, at, block, ragged) if op in _STRIDED else None
+        group = _group_of(code, at, block, ragged, lanes) if op in _STRIDED else None
         if group is not None:
             members = groups.setdefault(group, {})
             if arg[0] in members and op == "STORES":
@@ -82,7 +83,7 @@ def _squares(code: list[Instruction], ragged: bool) -> tuple[list[list[int]], li
     return runs["LOADS"], runs["STORES"]
 
 
-def _group_of(code: list[Instruction], at: int, block: int, ragged: bool) -> _StridedGroup | None:
+def _group_of(code: list[Instruction], at: int, block: int, ragged: bool, least: int) -> _StridedGroup | None:
     """The group of a strided access that may be part of a square, or None. `ragged`: masked loads may be."""
     op, dtype, lanes, src, arg = code[at]
     plain = 2 if op == "LOADS" else 3
@@ -92,7 +93,7 @@ def _group_of(code: list[Instruction], at: int, block: int, ragged: bool) -> _St
     if mask and op == "LOADS" and code[mask[1]].op != "CONST":
         return None
     _, stride = arg
-    if lanes < MIN_LANES or abs(stride) <= 1:
+    if lanes < least or abs(stride) <= 1:
         return None
     return _StridedGroup(block, op, src[0], src[1], dtype.name, lanes, stride, mask)
 

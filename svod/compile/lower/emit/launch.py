@@ -12,7 +12,7 @@ from svod.compile.lower.emit.stages import Stages
 from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
 from svod.compile.lower.prefetch import Source, add_prefetches
 from svod.compile.lower.program import Count, Instruction
-from svod.compile.lower.transpose import transpose_squares
+from svod.compile.lower.transpose import MIN_LANES, PAIR, transpose_squares
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.symbolic import linear
 from svod.core.ir.uop import Ops
@@ -69,7 +69,8 @@ class LaunchEmitter:
             self.ctx.forget_values()
             begin = b.alu("MAX", dtypes.index, 1, begin, last)
         self._iterations(stage, loops, counts, begin, end, sink)
-        code = tuple(transpose_squares(list(b.finish()), ragged=self.state.target.has_mask_registers))
+        least = PAIR if self.facts.on_grid else MIN_LANES
+        code = tuple(transpose_squares(list(b.finish()), self.state.target.has_mask_registers, least))
         code = add_prefetches(code, self._distances())
         self.facts.note_emitted(len(code))
         variable = () if all(c.is_constant for c in counts) else counts

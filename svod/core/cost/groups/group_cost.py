@@ -55,7 +55,6 @@ from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
 _OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
-MIN_LANES = 4           # of a square that is turned in registers
 _ITERATION = 4.0        # instructions of one iteration's bookkeeping
 _MASK = 2.0             # of an access under a condition
 _OWN = 24               # registers of a thread beside values: addresses, counters
@@ -523,7 +522,7 @@ class StageCounter:
     def _is_turned(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
         """Whether positions beside each other on another axis than the vector's lie beside each other, as many as the vector has lanes:
         `transpose_squares` loads and stores them as rows."""
-        if lanes < MIN_LANES or lanes != min(self.width, self.lanes) or not dict(coefs).get(self.stage.vector):
+        if lanes != min(self.width, self.lanes) or not dict(coefs).get(self.stage.vector):
             return False
         return not const % lanes and any(
             c == 1 and a != self.stage.vector and not any(other % lanes for b, other in coefs if b != a)
