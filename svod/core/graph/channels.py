@@ -91,7 +91,7 @@ def _image_of(windows: UOp) -> UOp | None:
     padded = windows.src[0]
     image = padded.src[0] if padded.op is Ops.PAD else padded
     shape = shape_of(image)
-    return None if is_symbolic(shape) or [axis for axis, *_ in windows.arg] != list(range(2, len(shape))) else image
+    return None if is_symbolic(shape[1:]) or [axis for axis, *_ in windows.arg] != list(range(2, len(shape))) else image
 
 
 def _convolution(windows: UOp, weight: UOp) -> Convolution | None:

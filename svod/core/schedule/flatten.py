@@ -8,8 +8,8 @@ becomes, with m for (n, y, x) and k for (i, j, c)
 
 The axes of the result that one factor alone has become one axis, as do those that are summed up. Of these the one comes last along which
 the loads of most factors are contiguous, so that both are copied in vectors. Axes that both factors have (the groups of a convolution, a
-batch) stay. What is stored, and what is done with the sum, is found by division. A factor that is read as A[n, c, y + i, x + j] becomes a
-stage over the axes that it depends on before.
+batch) stay, as do those whose extents vary. What is stored, and what is done with the sum, is found by division. A factor that is read as
+A[n, c, y + i, x + j] becomes a stage over the axes that it depends on before.
 """
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Coords = tuple[UOp, ...]
 
 
 class Product(NamedTuple):
-    """A sum of products: two reads of stages, the RANGEs of the result that one factor alone has, and those that are summed up."""
+    """A sum of products: two reads of stages, the RANGEs of the result that one factor alone has and whose extents are constant, and those
+    that are summed up."""
 
     factors: tuple[UOp, UOp]
     own: tuple[Coords, Coords]
@@ -89,11 +90,11 @@ def _over_own_ranges(ast: UOp, stage: UOp) -> tuple[UOp, UOp]:
 
 def _product(stage: UOp) -> Product:
     first, second, summed = _factors(stage)
-    if any(sy.is_symbolic(r) for r in (*range_lists(stage), *summed)):
-        raise KernelOptError("how many positions it has depends on a variable")
+    if any(sy.is_symbolic(r) for r in summed):
+        raise KernelOptError("how many positions it sums up depends on a variable")
     if not set(summed) <= set(first.src[1:]) & set(second.src[1:]):
         raise KernelOptError("it sums up along an axis that one factor does not have")
-    own = [tuple([r for r in range_lists(stage) if r in one.src[1:] and r not in other.src[1:]])
+    own = [tuple([r for r in range_lists(stage) if r in one.src[1:] and r not in other.src[1:] and not sy.is_symbolic(r)])
            for one, other in ((first, second), (second, first))]
     return Product((first, second), (own[0], own[1]), summed)
 

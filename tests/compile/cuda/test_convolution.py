@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 
+import svod
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render, without_assumptions
@@ -155,3 +156,19 @@ def test_the_kernels_of_another_device() -> None:
     plan.execute()
     assert [k.name for k in plan.kernels] == ["copy_0", "copy_1", "conv_2"]
     np.testing.assert_array_equal(y.cast("float32").numpy(), again.cast("float32").numpy())
+
+
+def test_a_batch_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels of an image are merged, images are not: how many there are is told before each run."""
+    stand_in(FakeDriver(sizes=A100), monkeypatch)
+    n, x, w, b = svod.Variable("n", 1, 4), data_of(4, 8, 6, 7), data_of(16, 8, 3, 3), data_of(16)
+
+    def network(x: Tensor) -> Tensor:
+        return x.conv2d(w, b, padding=1).relu()
+    y = network(x.shrink([(0, n), None, None, None])).cast("float32")
+    plan = y.prepare(PrepareConfig(device="CUDA", object_cache=":none:", db=":none:"), constants=[w, b])
+    assert any("FLATTEN" in k.chain and "mma_" in k.chain for k in plan.kernels)
+    want = network(x).cast("float32").numpy()
+    for images in (4, 1, 3):
+        plan.execute(n=images)
+        np.testing.assert_array_equal(np.array(plan.outputs[0]).ravel()[:want[:images].size], want[:images].ravel())
