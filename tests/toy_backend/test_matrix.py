@@ -96,12 +96,12 @@ def test_random_shapes_and_chains(dtype: DType, name: str, staged: bool, ran: Co
 
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 13, 11), (16, 8, 33)])
 def test_sketches_with_the_instruction(m: int, n: int, k: int) -> None:
-    """Right numbers, of the heuristic too."""
+    """The heuristic of a larger product is one of them; so few numbers may be summed up faster without it."""
     case = Case(gemm(m, n, k, BF16, BF16, out=BF16), 1)
     found = [s for s in group_sketches(Scheduler(case.kernel, TOY)) if any(s.dots)]
-    best = group_heuristic(Scheduler(case.kernel, TOY))
-    assert any(s.pipeline for s in found)
-    for state in (best, *random.Random(m).sample(found, min(len(found), 3 * count(1)))):
+    assert found and any(s.pipeline for s in found)
+    assert any(group_heuristic(Scheduler(gemm(5 * m, 6 * n, 12 * k, BF16, BF16, out=BF16), TOY)).dots)
+    for state in (group_heuristic(Scheduler(case.kernel, TOY)), *random.Random(m).sample(found, min(len(found), 3 * count(1)))):
         check(case, lower(state))
 
 
