@@ -90,6 +90,7 @@ class Access:
     itemsize: int
     irregular: bool = False
     is_store: bool = False
+    slot: int = -1                          # of the argument that is loaded
 
 
 @dataclass
@@ -151,6 +152,7 @@ class PhasePricer:
 
     def __init__(self, state: Scheduler, nest: LoopNest, root: int) -> None:
         self.state, self.nest, self.root, self.device = state, nest, root, device_of(state.target)
+        self.loaded: set[tuple[int, float, float]] = set()      # (argument, bytes of a group, bytes of all) that stages have loaded
         self.flops = 0.0
         self.accumulators = self.scratch = 0
         self.most_multiply_adds, self.loads_per_multiply_add = 0.0, 0.0
@@ -298,7 +300,7 @@ class PhasePricer:
             bytes_moved = min(moved, asked) if keeps else asked
             phase.second += bytes_moved
             phase.last += bytes_moved if has_tiles and a.depth == 0 else 0.0
-            phase.memory += self._from_memory(phase, shape, a, footprints[0], resident)
+            phase.memory += self._from_memory_once(phase, shape, a, footprints[0], resident)
 
     def _footprints(self, shape: StageShape, a: Access) -> list[float]:
         """Bytes that a group touches inside the first k serial loops, for k from 0 (all of them) to all (one iteration)."""
@@ -314,6 +316,18 @@ class PhasePricer:
             runs.append(run)
             sizes.append(touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit))
         return sizes[::-1]
+
+    def _from_memory_once(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
+        """`_from_memory`, or nothing where another stage of the group has loaded the same and the second cache keeps it for all groups."""
+        found = self._from_memory(phase, shape, a, of_group, resident)
+        if a.slot < 0 or self.device.is_software:
+            return found
+        before, same = self.loaded, (a.slot, of_group, found)
+        at_once = min(phase.groups, resident * self.device.units)
+        if same in before and of_group * at_once <= self.device.second * _KEPT:
+            return 0.0
+        before.add(same)
+        return found
 
     def _from_memory(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
         """Bytes that come from memory in all: what a wave of groups shares is read once, and stays where the second cache holds it."""
@@ -562,7 +576,7 @@ class StageCounter:
             self.latency += FAR * self.runs_of_loop[depth]
         limit = self.state.kernel.params[n.arg].arg.size * size
         self.accesses.append(Access(tuple((a, c * size) for a, c in linear.coefs), size * elements, count, self.shape.outside + depth,
-                                     limit, size, irregular))
+                                     limit, size, irregular, slot=n.arg))
 
     def _read(self, n: Node, operand: int) -> None:
         """A read of a staged value, from where it lies. `operand`: of which tiles are read, or -1."""

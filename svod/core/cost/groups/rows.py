@@ -19,6 +19,8 @@ from svod.core.kernel.scheduler import Scheduler
 THREADS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 GROUP = 128             # threads of a group that has several rows
 MOST = 32               # elements of a thread
+LONG = (512, 1024)      # threads for rows that are longer than that
+AT_ONCE = 16            # elements of those that a thread loads at a time
 
 
 def row_options(state: Scheduler) -> Iterator[Scheduler]:
@@ -39,6 +41,10 @@ def row_options(state: Scheduler) -> Iterator[Scheduler]:
             outer = next((a for a in range(stored - 1, -1, -1) if extent_of(state, r, a) > 1), -1)
             rows = gcd(extent_of(state, r, outer), GROUP // threads) if outer >= 0 and threads < GROUP else 1     # none is masked
             yield try_opt(done, "LOCAL", name_of(state, r, outer), rows) if rows > 1 else done
+    for threads in LONG:        # few rows at a time, which the second cache keeps from stage to stage
+        if threads <= state.target.group_threads and extent > threads * MOST:
+            width = _width(extent, threads, widest)
+            yield _held(state, r, inside, stored, threads, width, AT_ONCE // width)
 
 
 def _width(extent: int, threads: int, widest: int) -> int:
@@ -47,13 +53,13 @@ def _width(extent: int, threads: int, widest: int) -> int:
     return next((w for w in fitting if extent % (threads * w) == 0), fitting[0])
 
 
-def _held(state: Scheduler, r: ResolvedStage, inside: Sequence[int], stored: int, threads: int, width: int) -> Scheduler:
-    """A row of `threads` threads, with vectors of `width` elements."""
+def _held(state: Scheduler, r: ResolvedStage, inside: Sequence[int], stored: int, threads: int, width: int, vectors: int = 0) -> Scheduler:
+    """A row of `threads` threads, with vectors of `width` elements, all of them or so many at a time."""
     for s in inside:
         stage = state.kernel.stages[s]
         name = state.kernel.axes[max(stage.reds, key=lambda a: state.kernel.axes[a].extent)].name
         state = try_opt(state, "UPCAST", name, width) if width > 1 else state
-        state = try_opt(try_opt(state, "GROUP", name, threads), "UNROLL", name, 0)
+        state = try_opt(try_opt(state, "GROUP", name, threads), "UNROLL", name, vectors)
     name = name_of(state, r, stored)
     state = try_opt(state, "UPCAST", name, width) if width > 1 else state
-    return try_opt(try_opt(state, "LOCAL", name, threads), "UPCAST", name, 0)
+    return try_opt(try_opt(state, "LOCAL", name, threads), "UPCAST", name, vectors)
