@@ -25,7 +25,7 @@ def load_early(b: Builder, loop: int, start: int, stride: int, following: list[i
     or the sums alone where the loop does something else, or has one product for each."""
     code, level, count = b.code[b.level], b.level, len(following)
     products = [n for n in code if b.op[n] == "MMA"]
-    if len(products) < 2 * count or not _is_known(b, code, products, following):
+    if not count or len(products) < 2 * count or not _is_known(b, code, products, following):
         return following
     last = products[-count:]
     at, waits = code.index(last[0]), [n for n in code if b.op[n] in _WAITS]
