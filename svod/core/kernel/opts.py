@@ -124,7 +124,8 @@ def _with_order(state: Scheduler, stage: int, order: tuple[int, ...]) -> Schedul
 
 
 def _check_registers(state: Scheduler, stage: int, what: str) -> None:
-    """Accumulators (or values side by side) of a stage, in vectors, must not exceed twice the vector registers; tiles have their own."""
+    """Accumulators (or values side by side) of a stage, in vectors, must not exceed twice the vector registers, nor those that a thread has
+    of tiles its registers; tiles of a core have their own."""
     try:
         dots.check_tiles(state, stage)
     except KernelOptError as e:
@@ -138,6 +139,8 @@ def _check_registers(state: Scheduler, stage: int, what: str) -> None:
     chosen = state.dots[stage]
     fragments = DOTS[chosen.name].fragments if chosen is not None else None
     total *= fragments[0].num_elements if fragments else 1
+    if fragments and 0 < state.target.registers_per_thread < total:
+        raise KernelOptError(f"{what}: a thread has {total} numbers of tiles, and {state.target.registers_per_thread} registers")
     lanes = max(1, state.target.vector_bytes // 4)
     vectors = -(-total // lanes) if total >= lanes else total
     if vectors > 2 * state.target.vector_registers:

@@ -175,7 +175,7 @@ def test_a_search_finds_a_right_kernel(gpu: Device, tmp_path: Path) -> None:
     rng, db = np.random.default_rng(0), tmp_path / "tune.db"
     a, b = (rng.standard_normal((192, 192)).astype(np.float32) for _ in range(2))
     config = replace(CONFIG, db=str(db))
-    (Tensor(a) @ Tensor(b)).prepare(replace(config, beam=BeamConfig(width=2, budget=8.0)))
+    (Tensor(a) @ Tensor(b)).prepare(replace(config, beam=BeamConfig(width=2, budget=30.0)))
     with sqlite3.connect(db) as found:
         statuses = Counter(status for status, in found.execute("SELECT status FROM measurements"))
     assert statuses["ok"] > 3 and not statuses.keys() & {"wrong", "crash", "timeout", "lost", "error"}, statuses

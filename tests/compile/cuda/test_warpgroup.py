@@ -222,6 +222,13 @@ def test_products_that_nobody_waits_for_are_found(planted: tuple[str, str], said
         check(Case(kernel, 1), state)
 
 
+def test_tiles_that_no_registers_hold_are_refused() -> None:
+    kernel = gemm(257, 511, 96, BF16, BF16)
+    assert lower(tensorized(kernel, "wgmma_bf16n128", Opt("UPCAST", "o0", 2), *STAGED))
+    with pytest.raises(KernelOptError, match="a thread has 256 numbers of tiles, and 255 registers"):
+        tensorized(kernel, "wgmma_bf16n256", Opt("UPCAST", "o0", 2))
+
+
 def test_loops_of_wgmma_stay_rolled() -> None:
     """ptxas takes ten seconds to unroll the product of `device_ceilings` whose operands stay where they are, and 0.05 s to leave it."""
     dot = DOTS["wgmma_bf16n256"]
