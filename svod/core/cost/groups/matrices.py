@@ -26,7 +26,8 @@ _TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       
 _SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   # of a group, likewise
 _WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       # the same of instructions of several subgroups
 _BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
-_BUFFERS = 4, 3, 2      # of an operand that is copied ahead, most first, as copies may be late; by way of registers 2
+_BUFFERS = 3, 4, 2      # of an operand that is copied ahead, those first that took least where nothing is predicted; by way of registers 2
+_OF_PARTS = 4, 2        # the same where each sum is cut
 _HIGH = 8               # rows of groups that follow each other column by column
 _FILL = 2               # groups per unit with which no sum is cut
 
@@ -82,7 +83,7 @@ def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator
                 yield staged
                 if is_wide:     # others take longer than memory does
                     yield from _in_squares(staged, rows)
-                if staged.pipeline is not None and staged.pipeline.buffers in (_BUFFERS[0], _BUFFERS[-1]):
+                if staged.pipeline is not None and staged.pipeline.buffers in _OF_PARTS:
                     yield from _cut(staged, r, axis)
             if not is_wide:
                 yield from _cut(block, r, axis)
