@@ -225,10 +225,11 @@ def arranged(sink: UOp, config: PrepareConfig) -> UOp:
 
 def with_constants_turned(sink: UOp, config: PrepareConfig, constants: frozenset[UOp]) -> tuple[UOp, frozenset[UOp]]:
     """(the graph with what lies in another order than `constants`, and is made of nothing else, as BUFFERs that are filled now; the
-    constants with those)."""
+    constants with those). Outputs are not: whoever gets them may write to them, and other plans have the BUFFERs, too."""
     turned: list[UOp] = []
+    outputs = {graph.base_of(u) for u in sink.src}
     for u in sink.toposort() if constants else ():
-        content = list(u.walk(Ops.BUFFER)) if u.op is Ops.CONTIGUOUS else []
+        content = list(u.walk(Ops.BUFFER)) if u.op is Ops.CONTIGUOUS and u not in outputs else []
         if content and constants.issuperset(content) and all(n.op in MOVEMENT or n.op in _IN_MEMORY for n in u.src[0].toposort()):
             turned.append(u)
     if not turned:

@@ -113,6 +113,21 @@ def test_weights_are_arranged_while_the_plan_is_made(weight: Any, given: Any, bu
         assert [arranged(p) for p in (f.plans[0], plan, build(x, w).prepare(config))] == [some, some, False]
 
 
+@pytest.mark.parametrize("output", [lambda w: w.T.contiguous(), lambda w: w.T.contiguous().reshape(2, 6),
+                                    lambda w: w.T.contiguous().T], ids=["turned", "reshaped", "turned_back"])
+def test_who_writes_to_an_output_changes_no_constant(output: Any) -> None:
+    """An output that is made of constants alone has memory of its own, which each run fills."""
+    w = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4)).realize()
+    want = output(w).numpy().ravel()
+    first = output(w).prepare(PrepareConfig(), constants=[w])
+    first.execute()
+    first.outputs[0][:] = 7
+    second = output(w).prepare(PrepareConfig(), constants=[w])
+    for plan in (second, first):
+        plan.execute()
+        np.testing.assert_array_equal(plan.outputs[0], want)
+
+
 def test_other_inputs_than_constants_may_be_rewritten() -> None:
     x, w = np.ones((64, 256), np.float32), np.ones((256, 512), np.float32)
     first = Tensor(x)

@@ -33,7 +33,7 @@ from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic
 
 LINE = 16       # bytes
-_AROUND = Ops.CAST, Ops.EXPAND, Ops.RESHAPE
+_AROUND = Ops.CAST, Ops.EXPAND
 _OF_IMAGES = Ops.PAD, Ops.WINDOW, Ops.CAST, Ops.EXPAND      # what reads memory in another order: images and weights of convolutions
 
 
@@ -72,8 +72,8 @@ def convolutions(sink: UOp) -> Iterator[tuple[UOp, Convolution]]:
     for u in sink.toposort():
         if u.op is Ops.REDUCE_AXIS and u.arg[0] == "ADD" and u.src[0].op is Ops.MUL:
             for one, other in (u.src[0].src, u.src[0].src[::-1]):
-                found = _convolution(_below(one, _AROUND), _below(other, _AROUND[:2]))
-                if found is not None:
+                found = _convolution(_below(one, _AROUND), _below(other, _AROUND))
+                if found is not None and found.channel_axis in u.arg[1]:
                     yield u, found
                     break
 
@@ -94,7 +94,9 @@ def _image_of(windows: UOp) -> UOp | None:
     return None if is_symbolic(shape[1:]) or [axis for axis, *_ in windows.arg] != list(range(2, len(shape))) else image
 
 
-def _convolution(windows: UOp, weight: UOp) -> Convolution | None:
+def _convolution(factor: UOp, weight: UOp) -> Convolution | None:
+    """`factor`: windows with an axis of one position for what comes out of the convolution, (N, groups if there are some, 1, C, …)."""
+    windows = _below(factor, (Ops.CAST, Ops.RESHAPE))
     image = _image_of(windows)
     if image is None:
         return None
@@ -103,7 +105,9 @@ def _convolution(windows: UOp, weight: UOp) -> Convolution | None:
     if groups not in (0, 1) or kernel[0] != 1:
         return None
     sizes = tuple([size for _, size, _, _ in windows.arg])
-    if kernel[-len(axes):] != sizes or prod(kernel[1:1 + groups]) * kernel[2 + groups] != shape[1]:
+    count, _, *rest = shape_of(windows)
+    if kernel[-len(axes):] != sizes or prod(kernel[1:1 + groups]) * kernel[2 + groups] != shape[1] \
+            or shape_of(factor) != (count, *kernel[1:1 + groups], 1, kernel[2 + groups], *rest):
         return None
     return Convolution(image, windows, weight)
 

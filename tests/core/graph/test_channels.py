@@ -85,6 +85,18 @@ def test_what_is_not_wanted_stays() -> None:
     assert channels_last(pooled, lambda image: True) is pooled
 
 
+@pytest.mark.parametrize("weight, place, axes", [
+    ((1, 3, 3, 1, 1, 3, 3), 1, (2, 5, 6)), ((1, 2, 3, 1, 1, 3, 3), 2, (5, 6)), ((1, 2, 3, 1, 1, 3, 3), 2, (1, 5, 6)),
+    ((1, 2, 3, 1, 1, 3, 3), 2, (2, 5, 6)), ((1, 2, 3, 4, 4, 3, 3), 2, (0, 1, 2, 3, 5, 6))],
+    ids=["by_outputs", "each_channel", "each_channel_summed", "convolution", "of_each_place"])
+def test_products_with_windows_that_look_like_convolutions(weight: tuple[int, ...], place: int, axes: tuple[int, ...]) -> None:
+    """Channels of three numbers of 32 bits are no lines. `place`: the axis of the weight along which the channels of the image are."""
+    rng = np.random.default_rng(0)
+    windows = Tensor.from_uop(graph.window(values(rng, 2, 3, 6, 6).uop, [(2, 3, 1, 1), (3, 3, 1, 1)]))
+    y = (windows.reshape(2, *[3 if a == place else 1 for a in (1, 2)], 4, 4, 3, 3) * values(rng, *weight)).sum(axes)
+    np.testing.assert_array_equal(computed(channels_last(graph.sink(y.uop), lambda image: True)), computed(graph.sink(y.uop)))
+
+
 def test_memory_that_is_written_stays_where_it_is() -> None:
     """A state that a convolution reads and that is assigned to."""
     state = Tensor(np.arange(2 * 3 * 4 * 4, dtype=np.float32).reshape(2, 3, 4, 4)).realize()
