@@ -230,6 +230,11 @@ class ResolvedStage:
     read_nodes: tuple[Node, ...] = ()
     read_axes: tuple[tuple[frozenset[int], ...], ...] = ()      # of each of them, per dim the local axes that move it
 
+    @property
+    def combines(self) -> bool:
+        """Whether this combines partial results, along an axis of its own: by loops of its own, too, whatever those of the stage are."""
+        return bool(self.axes) and self.axes[-1] < 0
+
     def reads_with_axes(self) -> Iterable[tuple[Node, tuple[frozenset[int], ...]]]:
         """The reads of other stages, each with the local axes that move its dims."""
         return zip(self.read_nodes, self.read_axes, strict=True)

@@ -166,6 +166,15 @@ def test_rows_shared_by_the_threads_of_a_tile(chain: str) -> None:
         assert {i.arg for i in program.code[0] if i.op == "SHFL_XOR"} == {1, 2}
 
 
+@pytest.mark.parametrize("chain", ["SPLITK(r0, 2) HOLD(out, mma_f16,o0,o1)", "HOLD(out, mma_f16,o0,o1) UPCAST(o0, 2) SPLITK(r0, 3)",
+                                   "HOLD(out, mma_f16,o0,r0) SPLITK(r0, 2)", "SPLITK(r0, 2) HOLD(out, mma_f16,o1,r0)"])
+def test_parts_of_sums_by_the_threads_of_a_tile(chain: str) -> None:
+    """The phase that combines them is not laid out like the one that makes them."""
+    for seed, (m, n, k) in enumerate(((17, 3, 31), (29, 9, 32), (32, 16, 48))):
+        kernel = Kernel(kernel_of(data(m, k) @ data(k, n)))
+        check(Case(kernel, seed), apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), parse_chain(chain)), seed)
+
+
 @pytest.mark.parametrize(("queries", "row"), [(32, "UPCAST(s3.o1, 2)"), (32, ""), (64, "LOCAL(s3.o1, 2)")])
 def test_what_does_not_stay_in_registers_is_right_too(queries: int, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that HOLD has laid out lies in shared memory where its reader has other threads."""

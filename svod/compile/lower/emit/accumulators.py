@@ -213,7 +213,7 @@ class Accumulators:
     def _run(self, stage: OpenStage) -> tuple[int, int]:
         """(positions beside each other that a thread has of a stage that HOLD has laid out, their axis); (1, -1) where there are none."""
         fragment, chosen, last = held_layout(self.state, stage.index), self.state.dots[stage.index], stage.num_outs - 1
-        if fragment is None or chosen is None or (fragment.run.rows, fragment.run.columns) != (0, 1):
+        if stage.r.combines or fragment is None or chosen is None or (fragment.run.rows, fragment.run.columns) != (0, 1):
             return 1, -1
         return (fragment.run.extent, last) if stage.r.axes[last] == chosen.columns else (1, -1)
 

@@ -52,7 +52,7 @@ class Intrinsics:
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
         """The instruction that sums in this stage; None in the phase that combines partial results."""
-        return self.facts.dots.get(stage.index) if not stage.r.axes or stage.r.axes[-1] >= 0 else None
+        return None if stage.r.combines else self.facts.dots.get(stage.index)
 
     def dot(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
         """`acc` plus the dot products of the groups at the current position."""

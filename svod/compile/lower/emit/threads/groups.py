@@ -136,7 +136,7 @@ class GroupThreads:
     # -- partial results -----------------------------------------------------------------------------------
     def over_columns(self, r: ResolvedStage, values: list[int], combiner: str, alu: Alu) -> list[int]:
         """The components of a reduction over columns that threads hold, combined over those that have columns of the same row."""
-        for mask in shuffles_of(self.state, r.stage.index):
+        for mask in () if r.combines else shuffles_of(self.state, r.stage.index):
             others = [self._shuffle(v, mask) for v in values]
             values = list(get_combiner(combiner).combine(tuple(values), tuple(others), alu, nan=self.b.dtype[values[0]].is_float))
         return values
