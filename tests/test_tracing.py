@@ -197,6 +197,19 @@ def test_what_other_threads_assign_meanwhile_is_not_captured() -> None:
     assert state.tolist() == [1] * 4
 
 
+def test_who_writes_to_a_result_that_was_folded_changes_no_constant() -> None:
+    weight = Tensor(np.arange(4, dtype=np.float32)).realize()
+
+    def turned() -> Tensor:
+        return (weight * 2 + 1).reshape(2, 2).transpose(0, 1).contiguous()
+    f, g = svod.jit(lambda x: (x + 1, turned())), svod.jit(lambda x: x.reshape(2, 2) @ turned())
+    result = f(X)[1]
+    assert result.tolist() == [[1, 5], [3, 7]]
+    result.assign(result * 0).realize()
+    assert f(X)[1].tolist() == [[1, 5], [3, 7]]
+    assert g(X).tolist() == (X.reshape(2, 2) @ np.array([[1, 5], [3, 7]])).tolist()
+
+
 def test_a_function_that_raises_leaves_its_state_alone() -> None:
     state = Tensor(np.ones(4, np.float32))
 

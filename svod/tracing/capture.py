@@ -101,7 +101,7 @@ def _stand_in(t: Tensor) -> Tensor:
 
 def _in_own_layout(t: Tensor) -> Tensor:
     """A result in the layout of its shape: a view of an input may have the strides of another largest shape."""
-    view = is_symbolic(t.shape) and graph.base_of(t.uop).op is Ops.BUFFER and not graph.is_padding_view(t.uop)
+    view = is_symbolic(t.shape) and _is_stored(t) and not graph.is_padding_view(t.uop)
     return Tensor.from_uop(graph.copy(t.uop, t.device)) if view else t
 
 
@@ -114,9 +114,13 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
     constants = {u for u in read if _stays(buffer_of(u), watch)}
     changing = assigned.union(inputs, read - constants)
     watch.hold([buffer_of(u) for u in constants])
+    stored = [_is_stored(t) for t in outputs]
     _fold_constants(roots, changing, config)
+    # whoever calls the function may write to its results, and others have what was folded, too
+    outputs = [t if before or not _is_stored(t) else Tensor.from_uop(graph.copy(t.uop, t.device))
+               for t, before in zip(outputs, stored, strict=True)]
     results = [t.uop for t in outputs]
-    computed = [t.uop for t in roots if graph.base_of(t.uop).op is not Ops.BUFFER]
+    computed = [t.uop for t in (*outputs, *effects) if not _is_stored(t)]
     fixed = frozenset() if config.constants == "none" else frozenset(buffers_under(computed)) - changing
     bound = set(inputs)
     for u, t in zip(inputs, tensors, strict=False):     # after them there may be the key of random numbers
@@ -132,6 +136,10 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
     if config.capture is None:
         captured.release_example()
     return captured
+
+
+def _is_stored(t: Tensor) -> bool:
+    return graph.base_of(t.uop).op is Ops.BUFFER
 
 
 def _stays(buffer: Buffer, watch: Watch) -> bool:

@@ -43,14 +43,11 @@ def computed(sink: UOp) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 def test_the_same_is_computed() -> None:
-    ran = 0
     for seed in range(count(8)):
         sink = graph.sink(network(seed).uop)
         last = channels_last(sink, lambda image: True)
         assert last is not sink and len(list(convolutions(last))) == len(list(convolutions(sink)))
         np.testing.assert_array_equal(computed(last), computed(sink))
-        ran += 1
-    assert ran
 
 
 def test_nothing_is_copied_between_convolutions() -> None:
