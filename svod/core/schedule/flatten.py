@@ -34,6 +34,7 @@ class Product(NamedTuple):
 
 def flatten(ast: UOp, stage: UOp) -> UOp:
     """`ast` with the axes of the sum in `stage`, a STORE or STAGE, merged. Raises KernelOptError with the reason."""
+    read = set(ast.walk(Ops.PARAM))
     ast, stage = _over_own_ranges(ast, stage)
     product = _product(stage)
     summed = _contiguous_last(product)
@@ -46,7 +47,10 @@ def flatten(ast: UOp, stage: UOp) -> UOp:
             raise KernelOptError("a factor is read by other stages too")
         at = dict(zip(f.src[1:], f.src[0].src[1:], strict=True))
         merged += [Merged(f.src[0], tuple([at[r] for r in run])) for run in runs if all(r in at for r in run)]
-    return merge_apart(ast, merged)
+    flat = merge_apart(ast, merged)
+    if set(flat.walk(Ops.PARAM)) != read:
+        raise KernelOptError("all that it reads of a parameter is padding")
+    return flat
 
 
 def _factors(stage: UOp) -> tuple[UOp, UOp, Coords]:

@@ -67,6 +67,14 @@ def test_what_is_refused(name: str, why: str) -> None:
         flatten(ast, ast.src[0])
 
 
+def test_an_image_that_is_padding_alone() -> None:
+    """No row of the window lies inside of the image."""
+    for image in (data(2, 4, 1, 5), data(2, 1, 5, 4).permute(0, 3, 1, 2)):
+        ast = kernel_of(image.conv2d(data(3, 4, 1, 3), stride=(3, 1), padding=(1, 0)))
+        with pytest.raises(KernelOptError, match="padding"):
+            flatten(ast, ast.src[0])
+
+
 def test_axes_that_vary_stay() -> None:
     """Of a batch whose size is told before each run, the pixels are merged."""
     n = svod.Variable("n", 1, 5)
