@@ -16,10 +16,10 @@ from svod.core.graph import graph
 from svod.core.graph.callback import functions_of
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import Target
+from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule_cache import schedule_of
 from svod.errors import ArgumentError, ScheduleError
-from svod.prepare import Places, arranged, buffers_under, complete_config, database, make_unbound_plan
+from svod.prepare import Places, arranged, buffers_under, complete_config, database, make_unbound_plan, with_constants_turned
 from svod.tensor import Tensor
 from svod.tune.hand_kernel import HandKernel
 
@@ -64,7 +64,10 @@ def _kernels(tensor: Tensor, constants: Iterable[Tensor], options: PrepareConfig
     """The kernels of a tensor's graph, and the target that each is for, by the name of their first call on a device."""
     sink, _, _ = without_binds(graph.sink(tensor.uop))
     fixed = frozenset(graph.base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
-    schedule = schedule_of(arranged(sink, options), fixed)
+    # nothing is in the memory of constants that a plan has in another order
+    sink, fixed = with_constants_turned(arranged(sink, options), fixed, lambda nodes: {
+        u: graph.buffer(u.dtype, graph.storage_size(u), graph.device_of(u) or HOST) for u in nodes})
+    schedule = schedule_of(sink, fixed)
     places = Places(schedule, options)
     unbound, _, _ = make_unbound_plan(schedule, fixed, functions_of(sink), places=places)
     first: dict[tuple[str, str], str] = {}      # (kernel, device) → name

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, cast
@@ -169,7 +169,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
         passes_of(config)       # a pass that does not exist is refused before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
     sink = arranged(sink, config)
-    sink, constants = with_constants_turned(sink, config, constants)
+    sink, constants = with_constants_turned(sink, constants, lambda nodes: computed_now(nodes, config))
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
     places = Places(schedule, config)
     target = places.target
@@ -223,8 +223,9 @@ def arranged(sink: UOp, config: PrepareConfig) -> UOp:
     return channels_last(sink, wanted)
 
 
-def with_constants_turned(sink: UOp, config: PrepareConfig, constants: frozenset[UOp]) -> tuple[UOp, frozenset[UOp]]:
-    """(the graph with what lies in another order than `constants`, and is made of nothing else, as BUFFERs that are filled now; the
+def with_constants_turned(sink: UOp, constants: frozenset[UOp],
+                          buffers: Callable[[Sequence[UOp]], Mapping[UOp, UOp]]) -> tuple[UOp, frozenset[UOp]]:
+    """(the graph with what lies in another order than `constants`, and is made of nothing else, as BUFFERs, which `buffers` gives; the
     constants with those). Outputs are not: whoever gets them may write to them, and other plans have the BUFFERs, too."""
     turned: list[UOp] = []
     outputs = {graph.base_of(u) for u in sink.src}
@@ -234,7 +235,7 @@ def with_constants_turned(sink: UOp, config: PrepareConfig, constants: frozenset
             turned.append(u)
     if not turned:
         return sink, constants
-    made = computed_now(turned, config)
+    made = buffers(turned)
     views = {u: graph.storage_view(storage, graph.shape_of(u)) for u, storage in made.items()}
     return with_values(sink, views), constants.union(made.values())
 

@@ -37,6 +37,15 @@ def database(tmp_path: Path) -> str:
     return str(tmp_path / "by_hand.db")
 
 
+def test_constants_in_another_order_make_the_kernel_of_the_plan() -> None:
+    weight = Tensor(drawn(40, 24)).realize()
+
+    def turned() -> Tensor:
+        return Tensor(drawn(37, 24)) @ weight.transpose(0, 1).contiguous()
+    made, = turned().prepare(PrepareConfig(db=":none:"), constants=[weight]).kernels
+    assert svod.kernel(turned(), constants=[weight]).key == made.key
+
+
 def test_a_chain_step_by_step() -> None:
     naive = svod.kernel(product())
     k = naive.apply("UPCAST", "o0", 4).apply("UPCAST", "o1", 8)
