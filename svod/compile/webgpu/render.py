@@ -60,7 +60,7 @@ def render(program: Program, target: Target) -> str:
     for phase, code in zip(spec.phases, program.code, strict=True):
         if target.software_lanes and (iterations := least_iterations(phase, code)) > SOFTWARE_ITERATIONS:
             raise UnsupportedError(f"the loops of a thread have {iterations} iterations; the driver in software of {target.device} ends "
-                                   f"them after {SOFTWARE_ITERATIONS}: spread the work over more threads (GROUP, SPLITK), or use the CPU")
+                                   f"them after {SOFTWARE_ITERATIONS}: use the CPU, or another chain of a kernel by hand (GROUP, SPLITK)")
         facts = Facts(code)
         phases.append([_module(spec, phase, code, facts, target, aligned) for aligned in (True, False)])
     return json.dumps([[list(module) for module in forms] for forms in phases])

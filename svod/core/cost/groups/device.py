@@ -21,6 +21,11 @@ ALONE_BYTES = 64.0              # what one unit gets of the second cache while o
 FAR, NEAR, SHARED, STEP = 600.0, 250.0, 30.0, 5.0     # cycles of latency: memory, second cache, shared memory, one dependent operation
 LAUNCH = 3000.0                 # cycles until the first group of a phase runs
 
+# What was measured on one device, an H200, and is taken for all of hardware, in cycles.
+BEGIN = 1.25                    # until the device has begun one more group: 262144 groups take 162 µs whatever they do
+DRAINED = 450.0                 # from the last product of a block to the first one of the next, where all are waited for between them
+ROW_APART = 17.0                # from one row that a subgroup copies at once to the next: 555 for the 32 rows of each of two
+
 # Instructions' worth of an access by a thread, and of each of its elements beside. Mesa's software driver goes through the lanes one by one
 # and checks bounds for each: 10 to 20 ns for 8 lanes, twice as much for four elements a lane, beside 0.5 ns of a multiply-add (Zen 5).
 ACCESS, SOFTWARE_ACCESS, SOFTWARE_ELEMENT = 2.5, 20.0, 10.0

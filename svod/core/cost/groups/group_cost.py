@@ -17,11 +17,14 @@ from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, 
 from svod.core.cost.groups.device import (
     ALONE_BYTES,
     ARITHMETIC,
+    BEGIN,
+    DRAINED,
     FAR,
     FIRST_BYTES,
     LAUNCH,
     LINE,
     NEAR,
+    ROW_APART,
     SECOND_BYTES,
     SECTOR,
     SHARED,
@@ -63,10 +66,8 @@ _TOGETHER = 8           # threads that fill a line with the widest accesses
 _KEPT = 0.75            # the share of a cache that data may take and still be kept
 _IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under way at once
 _BARRIER = 40.0         # cycles
-_DRAINED = 450.0        # cycles from the last product of a block to the first one of the next, where all are waited for between them
 _AT_THE_SAME_TIME = 0.5 # the share of products that a group does while another one computes something else
 _GROUP = 20.0           # cycles until a unit has begun one more group
-_BEGIN = 1.25           # cycles until the device has begun one more (H200: 262144 groups take 162 µs whatever they do)
 _EXCHANGED = 2          # barriers of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
 _EXCHANGED_WORD = 4.0   # instructions of a word that threads exchange before it is stored: of four, four exchanges and twelve choices
@@ -75,7 +76,6 @@ _ROUNDING = 2.0         # instructions that round a factor before its products
 _ADDRESSES = 3          # registers of an asynchronous copy
 _POWER = 4.0            # instructions' worth of a power of two that is an instruction: few threads of a subgroup at a time
 _ROW = 8.0              # instructions of a row that is copied at once: its addresses, what is expected, the copy
-_ROW_APART = 17.0       # cycles from one such copy of a subgroup to the next: an H200 took 555 for the 32 rows of each of two
 
 
 @dataclass
@@ -230,7 +230,7 @@ class PhasePricer:
         if spilled and counter.tiles is not None and counter.tiles.dot.reads_shared:
             spilled = accumulators      # products wait for each other, and each finds all registers in place
         if counter.tiles is not None and counter.tiles.dot.reads_shared and not products_under_way(self.state, self.nest):
-            phase.drained += times * prod([c for a, c in counter.own if a >= counter.outs]) * _DRAINED
+            phase.drained += times * prod([c for a, c in counter.own if a >= counter.outs]) * DRAINED
         threads = shape.num_threads
         own = threads * times * (counter.instructions + _SPILL * spilled * shape.body)
         phase.instructions += own
@@ -260,7 +260,7 @@ class PhasePricer:
             phase.latency += barriers * _BARRIER
             phase.instructions += barriers * self.device.barrier(phase.threads)
             if shape.stage.buffers > 1:
-                phase.drained += times * _ROW_APART * min(shape.stage.bulk_rows, self.device.subgroup)
+                phase.drained += times * ROW_APART * min(shape.stage.bulk_rows, self.device.subgroup)
                 phase.blocks, phase.copied_ahead = max(phase.blocks, times), copied_ahead(self.state, self.nest)
                 phase.block += size // shape.stage.buffers
                 phase.ahead += self._registers_ahead(shape.stage, size // shape.stage.buffers, phase.threads)
@@ -388,7 +388,7 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     ends = rounds * _ends(phase, block)
     parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
-    begun = 0.0 if device.is_software else phase.groups * _BEGIN        # meanwhile groups before it do all of that
+    begun = 0.0 if device.is_software else phase.groups * BEGIN        # meanwhile groups before it do all of that
     return LAUNCH + max(begun, ends + max(longest, copied) + _OVERLAP * (sum(parts) - longest))
 
 

@@ -142,7 +142,7 @@ class CopiesAhead:
     def _put_begun(self, begun: list[int], first: int) -> None:
         """Put what begins copies among the innermost loop's code from an instruction on. Between matrix instructions of a subgroup it comes
         in `_BATCHES` parts, in the first half, each behind the loads of operands before: all at once and first, they would keep shared
-        memory from those loads, and one by one each makes ptxas put three reads before it."""
+        memory from those loads, and one by one each makes ptxas 13.0 put three reads before it."""
         code = self.b.code[self.b.level]
         ops = [self.b.op[n] for n in code[first:]]
         products = [first + k for k, op in enumerate(ops) if op == "MMA"] if "LOOP" not in ops else []
