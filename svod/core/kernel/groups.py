@@ -175,11 +175,13 @@ def phase_of(placement: Placement, stage: int) -> int:
 
 class Positions(NamedTuple):
     """Whose threads move what a stage computes: `owner`, the stage whose LOCAL loops do, or -1 where all threads compute the same; whether
-    the threads of a shared reduction do, each of which reads another part; and which axes of the owner do."""
+    the threads of a shared reduction do, each of which reads another part; which axes of the owner do; and whether the threads that hold a
+    tile of a reader do, each at its own elements."""
 
     owner: int
     by_reducers: bool
     axes: frozenset[int] = frozenset()
+    by_tiles: bool = False
 
 
 def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) -> dict[int, Positions]:
@@ -188,11 +190,12 @@ def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) 
     found: dict[int, Positions] = {}
     moved: dict[int, dict[int, int]] = {}       # stage → its local axes that LOCAL loops move, and the stage that these belong to
     shared: dict[int, set[int]] = {}            # stage → its local axes that the threads of a reduction move
+    tiled: dict[int, set[int]] = {}             # stage → its local axes that the threads of a tile move
     through: dict[int, dict[int, set[int]]] = {}    # stage → its local axes, and those of the owner that move them
     for s in reversed(stages):
         stage = state.kernel.stages[s]
         own = {i: s for i, a in enumerate(stage.outs) if a in bound[LOCAL]}
-        moved[s], shared[s], through[s] = {}, set(), {i: {i} for i in own}
+        moved[s], shared[s], through[s], tiled[s] = {}, set(), {i: {i} for i in own}, _tiled_axes(state, s)
         if placement.paths[s] == () or has_own_threads(state, s):
             moved[s], owner = own, s
         else:
@@ -204,11 +207,22 @@ def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) 
                     moved[s][dim], through[s][dim] = one, set[int]().union(*[through[q].get(a, ()) for q, a in read])
                 if any(a in shared[q] for q, a in read):
                     shared[s].add(dim)
+                if any(a in tiled[q] for q, a in read):
+                    tiled[s].add(dim)
             owner = max(moved[s].values(), default=-1)
         if bound[GROUP]:
             shared[s].update(i for i, a in enumerate(stage.outs + stage.reds) if a in bound[GROUP])
-        found[s] = Positions(owner, any(i < len(stage.outs) for i in shared[s]), frozenset().union(*through[s].values()))
+        found[s] = Positions(owner, any(i < len(stage.outs) for i in shared[s]), frozenset().union(*through[s].values()),
+                             bool(tiled[s]) and not has_own_threads(state, s))
     return found
+
+
+def _tiled_axes(state: Scheduler, s: int) -> set[int]:
+    """The local axes of a stage of whose positions a tile has several, where a subgroup holds it."""
+    chosen, stage = state.dots[s], state.kernel.stages[s]
+    if chosen is None or held_threads(state, s) == 1:
+        return set()
+    return {i for i, a in enumerate(stage.outs + stage.reds) if a in (chosen.rows, chosen.columns)}
 
 
 def _reads_of(placement: Placement, s: int, readers: Collection[int]) -> list[tuple[int, tuple[frozenset[int], ...]]]:
@@ -377,6 +391,9 @@ def check_groups(state: Scheduler) -> None:
             if where.by_reducers and (s in sharing or has_own_threads(state, s)):
                 raise KernelOptError(f"stage {state.kernel.stages[s].name} is read inside a reduction that threads share, each at other "
                                      "positions, so its own loops cannot be the threads of the group")
+            if where.by_tiles and s in sharing:
+                raise KernelOptError(f"the threads that hold a tile read stage {state.kernel.stages[s].name} each at other positions, and "
+                                     "cannot share its sums; LOCAL gives it threads of its own")
         for s in phase.stages:
             _check_held(state, s, threads)
         if threads > target.group_threads:

@@ -175,6 +175,15 @@ def test_parts_of_sums_by_the_threads_of_a_tile(chain: str) -> None:
         check(Case(kernel, seed), apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), parse_chain(chain)), seed)
 
 
+@pytest.mark.parametrize("chain", ["HOLD(out, mma_f16,o0,o1)", "LOCAL(s1.o0, 8) GROUP(s1.r0, 4) HOLD(out, mma_f16,o1,o0)",
+                                   "TILE(o0, 16) STAGE(s1, o0) LOCAL(s1.o0, 4) GROUP(s1.r0, 8) HOLD(out, mma_f16,o0.in,o1)"])
+def test_tiles_that_read_sums(chain: str) -> None:
+    """The norm of each row, computed by the threads of a tile or by threads of its own, which share it."""
+    for seed, shape in enumerate(((33, 19), (37, 64))):
+        kernel = Kernel(kernel_of((data(*shape) + data(*shape)).rms_norm(shape[1], data(shape[1]))))
+        check(Case(kernel, seed), apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), parse_chain(chain)), seed)
+
+
 @pytest.mark.parametrize(("queries", "row"), [(32, "UPCAST(s3.o1, 2)"), (32, ""), (64, "LOCAL(s3.o1, 2)")])
 def test_what_does_not_stay_in_registers_is_right_too(queries: int, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that HOLD has laid out lies in shared memory where its reader has other threads."""

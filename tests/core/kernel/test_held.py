@@ -21,6 +21,7 @@ TARGET = card_target("sm_80")
 ATTENTION = Kernel(kernel_of(data(3, 96, 32, dtype="bfloat16").scaled_dot_product_attention(
     data(3, 128, 32, dtype="bfloat16"), data(3, 128, 40, dtype="bfloat16"))))
 ROWS = Kernel(kernel_of(data(37, 29).sum(1)))
+NORM = Kernel(kernel_of((data(33, 19) + data(33, 19)).rms_norm(19, data(19))))
 PASS = ("ONLINE(s3, 32) TC(s2.r0, mma_bf16,s2.o1,s2.o2) UPCAST(s2.o2, 4) LOCAL(s2.o1, 2) UNROLL(s2.r0, 0) "
         "TC(s8.r0, mma_bf16,s8.o1,s8.o2) UPCAST(s8.o2, 5) LOCAL(s8.o1, 2) UNROLL(s8.r0, 0) TILE(o1, 32) ORDER(out, o0,o1,r0,o1.in,o2) "
         "STAGE(s8, r0) STAGE(s7, r0) STAGE(s6, r0) STAGE(s5, r0) STAGE(s3, r0) STAGE(s2, r0) STAGE(s1, r0) STAGE(s0, o1)")
@@ -93,6 +94,8 @@ def test_threads_that_share_a_row_differ_in_two_bits(name: str, masks: list[int]
     (ROWS, "NOLOCALS(out) HOLD(out, mma_f16,o0,r0)", "NOLOCALS keeps the groups"),
     (ROWS, "HOLD(out, mma_f16,o0,r0) GROUP(r0, 2)", "cannot share their sums"),
     (Kernel(kernel_of(data(37, 29).sum())), "HOLD(out, mma_f16,r0,r1)", "no output axis"),
+    (NORM, "HOLD(out, mma_f16,o0,o1) GROUP(s1.r0, 4)", "each at other positions, and cannot share its sums"),
+    (NORM, "GROUPTOP(s1.r0, 4) HOLD(out, mma_f16,o1,o0)", "each at other positions, and cannot share its sums"),
 ])
 def test_illegal(kernel: Kernel, chain: str, why: str) -> None:
     with pytest.raises(KernelOptError, match=why):
