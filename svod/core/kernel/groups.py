@@ -205,10 +205,9 @@ def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) 
                 one = _mover([[moved[q].get(a, -1) for a in dims[dim]] for q, dims in reads])
                 if one >= 0:
                     moved[s][dim], through[s][dim] = one, set[int]().union(*[through[q].get(a, ()) for q, a in read])
-                if any(a in shared[q] for q, a in read):
-                    shared[s].add(dim)
-                if any(a in tiled[q] for q, a in read):
-                    tiled[s].add(dim)
+                for moving in (shared, tiled):
+                    if any(a in moving[q] for q, a in read):
+                        moving[s].add(dim)
             owner = max(moved[s].values(), default=-1)
         if bound[GROUP]:
             shared[s].update(i for i, a in enumerate(stage.outs + stage.reds) if a in bound[GROUP])
