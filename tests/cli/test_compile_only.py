@@ -31,7 +31,7 @@ def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SVOD_DEVICE", "CUDA:sm_80")
     for name in ("SVOD_TUNE_DB", "BEAM", "SVOD_CAPTURE"):
         monkeypatch.delenv(name, raising=False)
-    kernel = canonical(gemm(64, 64, 64, BF16, BF16, out=BF16))
+    kernel = canonical(gemm(256, 256, 256, BF16, BF16, out=BF16))
     kinds = ["output" if slot in kernel.outs else "input" for slot in range(len(kernel.params))]
     buffers = tuple(BufferSpec(p.dtype, p.arg.size, kind) for p, kind in zip(kernel.params, kinds, strict=True))
     plan = UnboundPlan((Call(kernel.key, (0, 1, 2), "gemm", "block.linear", "", 0, (0, 0, 0)),), buffers, kernel.outs, {kernel.key: kernel})
