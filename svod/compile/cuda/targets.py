@@ -14,7 +14,7 @@ from svod.errors import DeviceError
 DEVICE = "CUDA"
 WARP = 32
 REGISTERS = 255                 # most of a thread
-BULK_ROW = 2048                 # bytes from which a row is copied in bulk: on an H200, those of 512 took longer than cp.async
+BULK_ROW = 2048                 # bytes from which a row is copied in bulk, a guess: on an H200, 512 are too few, and more were not timed
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more is asked for when it is launched
 GRID = ((1 << 31) - 1, 65535, 65535)
 BLOCK = (1024, 1024, 64)
