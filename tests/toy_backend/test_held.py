@@ -1,4 +1,4 @@
-"""HOLD on the toy device: stages laid out like results of its matrix instructions, in random chains over the corpus. Right numbers, no race."""
+"""HOLD on the toy device: stages laid out like results of its matrix instructions, in random chains. Right numbers, no race."""
 from __future__ import annotations
 
 import random

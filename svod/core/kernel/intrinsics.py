@@ -292,7 +292,8 @@ def sharing_digits(state: Scheduler, stage: int) -> list[tuple[int, int]]:
 
 def shuffles_of(state: Scheduler, stage: int) -> list[int]:
     """By which bits of their numbers these threads differ."""
-    return [1 << k for inner, extent in sharing_digits(state, stage) for k in range(inner.bit_length() - 1, (inner * extent).bit_length() - 1)]
+    bits = [range(inner.bit_length() - 1, (inner * extent).bit_length() - 1) for inner, extent in sharing_digits(state, stage)]
+    return [1 << k for own in bits for k in own]
 
 
 QUAD, RUN = Digit(4, 0, 2), Digit(2, 0, 1)     # threads that share a row of eight results, and what each has of them

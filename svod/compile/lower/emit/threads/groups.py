@@ -79,7 +79,8 @@ class GroupThreads:
         firsts = sharing_digits(self.state, s)
         if own.inner > 1 and held_threads(self.state, s) == 1:
             firsts = [(1, own.inner)]
-        conditions = [b.alu("CMPEQ", BOOL, 1, self._part(self.thread, inner, extent, self.group.threads), b.index(0)) for inner, extent in firsts]
+        digits = [self._part(self.thread, inner, extent, self.group.threads) for inner, extent in firsts]
+        conditions = [b.alu("CMPEQ", BOOL, 1, digit, b.index(0)) for digit in digits]
         if own.threads < self.group.threads:
             conditions.insert(0, b.alu("CMPLT", BOOL, 1, self.thread, b.index(own.threads)))
         return reduce(partial(b.alu, "AND", BOOL, 1), conditions) if conditions else -1
