@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from svod.compile.lower.intervals import least_iterations
 from svod.compile.lower.library import lower_library_kernel, scan
 from svod.compile.lower.linear import validate
 from svod.core.graph import graph
@@ -20,6 +21,8 @@ from svod.core.spec.values import from_float
 from tests.agreement import Case, run_interpreted, run_native
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
 from tests.tensor.strategies import make
+from tests.toy_backend.interpreter import run_program
+from tests.toy_backend.target import TOY
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NATIVE = replace(runnable_targets()["host"], threads=3)
@@ -30,6 +33,17 @@ def kernel_of(name: str, options: tuple[Any, ...], dtype: str, shapes: list[tupl
     operands = [graph.reshape(graph.buffer(to_dtype(t), math.prod(s)), s) for s, t in zip(shapes, types, strict=True)]
     call, = create_schedule(graph.sink(graph.library_kernel(name, options, to_dtype(dtype), *operands))).calls
     return Kernel(call.ast)
+
+
+def compare_on_groups(kernel: Kernel, operands: list[Array]) -> None:
+    case = Case(kernel)
+    case.args[1:] = [a.reshape(-1) for a in operands]
+    case.want = evaluate(kernel.ast, case.args)
+    program = lower_library_kernel(kernel, TOY)
+    validate(program)
+    args = case.fresh()
+    run_program(program, args)
+    case.check(args, "threads of groups")
 
 
 def compare(kernel: Kernel, operands: list[Array], native: bool) -> None:
@@ -67,6 +81,12 @@ def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.Monkey
         compare(kernel_of("SCAN", (combiner,), dtype, [shape], [source]), [x], native)
 
 
+def test_columns_of_a_device_are_many_threads_without_memory_of_their_own() -> None:
+    program = lower_library_kernel(kernel_of("SCAN", ("ADD",), "float32", [(2, 64, 5000)], ["float32"]), TOY)
+    phase, = program.spec.phases
+    assert (phase.extent, phase.scratch_bytes) == (2 * 1250, 0)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_floats_are_summed_in_float32(dtype: str) -> None:
     ones = from_float(np.ones((1, 5000, 1), np.float32), to_dtype(dtype))
@@ -84,9 +104,21 @@ def test_sorting(dtype: str) -> None:
         x = make(shape, dtype, 3, special=True)
         x = from_float(x, to_dtype(dtype)) if dtype == "bfloat16" else x
         for descending in (False, True) if not native else (True,):
-            compare(kernel_of("ARGSORT", (descending,), "int64", [shape], [dtype]), [x], native)
-            for k in {min(3, shape[1]), shape[1]} if not native else {6}:
-                compare(kernel_of("TOPK", (k, descending), "int64", [shape], [dtype]), [x], native)
+            kernels = [kernel_of("ARGSORT", (descending,), "int64", [shape], [dtype]),
+                       *[kernel_of("TOPK", (k, descending), "int64", [shape], [dtype])
+                         for k in ({min(3, shape[1]), shape[1]} if not native else {6})]]
+            for kernel in kernels:
+                compare(kernel, [x], native)
+                compare_on_groups(kernel, [x])
+
+
+@pytest.mark.parametrize("name", ["ARGSORT", "TOPK"])
+def test_threads_of_a_device_keep_no_row_to_themselves(name: str) -> None:
+    options = (True,) if name == "ARGSORT" else (100, True)
+    program = lower_library_kernel(kernel_of(name, options, "int64", [(3, 70000)], ["float32"]), TOY)
+    phase = program.spec.phases[-1]
+    assert len(program.spec.phases) == 18 and {p.scratch_bytes for p in program.spec.phases} == {0}
+    assert phase.extent * phase.block >= 3 * 70000 and least_iterations(phase, program.code[-1]) < 20
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 11, 1), (1, 3, 5, 67)], ids=str)

@@ -19,7 +19,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
-from svod.errors import UnsupportedError
+from svod.errors import TuneError, UnsupportedError
 
 CONFIG = PrepareConfig(device="WEBGPU", db=":none:")
 RNG = np.random.default_rng(0)
@@ -27,6 +27,7 @@ X = RNG.standard_normal((7, 13)).astype(np.float32)
 POSITIVE = np.abs(X) + np.float32(0.1)
 W, IMAGE, FILTER = (RNG.standard_normal(shape).astype(np.float32) for shape in ((13, 5), (1, 3, 9, 11), (4, 3, 3, 3)))
 N = RNG.integers(-100, 100, (7, 13))
+LONG = RNG.standard_normal((3, 6000)).astype(np.float32)
 WIDE = N.astype(np.int64) * (1 << 40) + 3
 AMOUNTS = np.resize([3, 64, 2**32, 2**40 + 1, -1, -2**63], N.shape)
 ROWS = np.array([[6, 0, -1, 3]] * 13).T
@@ -58,6 +59,9 @@ CASES: dict[str, tuple[Callable[[], Tensor], Callable[[], Any]]] = {
     "convolution": (lambda: Tensor(IMAGE).conv2d(Tensor(FILTER), stride=2, padding=1), lambda: convolution(IMAGE, FILTER)),
     "running sums": (lambda: Tensor(X).cumsum(1), lambda: X.cumsum(1)),
     "order": (lambda: Tensor(X).sort(1)[0], lambda: np.sort(X, 1)),
+    "order of long rows": (lambda: Tensor(LONG).sort(1)[0], lambda: np.sort(LONG, 1)),
+    "largest of long rows": (lambda: Tensor(LONG).topk(50)[0], lambda: np.sort(LONG, 1)[:, :-51:-1]),
+    "running sums of columns": (lambda: Tensor(LONG).cumsum(0), lambda: LONG.cumsum(0)),
     "gather": (lambda: Tensor(X).gather(0, Tensor(ROWS)), lambda: np.take_along_axis(X, ROWS, 0)),
     "views": (lambda: Tensor(X).T[1:9:3].flip(0).pad(((0, 1), (2, 0))), lambda: np.pad(X.T[1:9:3][::-1], ((0, 1), (2, 0)))),
     "narrow integers": (lambda: Tensor(N.astype(np.int8)) * 3 + 7, lambda: N.astype(np.int8) * np.int8(3) + np.int8(7)),
@@ -114,6 +118,15 @@ def test_loops_that_a_driver_in_software_ends_are_refused(columns: int, chain: l
             render(program, target)
     else:
         render(program, target)
+
+
+def test_the_end_of_each_loop_counts(webgpu: Target) -> None:
+    if not webgpu.software_lanes:
+        pytest.skip("the adapter is no driver in software")
+    kernels = [svod.kernel(Tensor(np.ones((2, n, 3, 50), np.float32)).sum((1, 3)), config=CONFIG).untouched() for n in (1255, 1261)]
+    assert kernels[0].check().right                     # 1255 · (50 + 2)
+    with pytest.raises(TuneError, match="have 65572 iterations"):
+        kernels[1].check()                              # 1261 · (50 + 1) would not be too many
 
 
 def test_ranges_beyond_32_bits_are_refused(webgpu: Target) -> None:

@@ -1,6 +1,7 @@
 """LibraryKernels (`svod.core.graph.library_kernel`) as programs: loops written down in LINEAR, one file per kind."""
 from __future__ import annotations
 
+from svod.compile.lower.library.ranks import lower_by_ranks
 from svod.compile.lower.library.scan import lower_scan
 from svod.compile.lower.library.scatter import lower_scatter
 from svod.compile.lower.library.sort import lower_argsort, lower_topk
@@ -9,9 +10,10 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
 _LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "ARGSORT": lower_argsort, "TOPK": lower_topk}
+_ON_GROUPS = {**_LOWER, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks}
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:
     """The Program of a kernel that is a library kernel."""
     assert kernel.library_kernel is not None
-    return _LOWER[kernel.library_kernel.arg[0]](kernel.library_kernel, target)
+    return (_ON_GROUPS if target.has_groups else _LOWER)[kernel.library_kernel.arg[0]](kernel.library_kernel, target)

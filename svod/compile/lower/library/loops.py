@@ -95,12 +95,12 @@ class Loops(Builder):
         return alu
 
 
-def program(node: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, int]) -> Program:
-    """The Program of `phases`: (loops, iterations, threads, bytes of scratch)."""
+def program(node: UOp, temps: tuple[int, ...], *phases: tuple[Loops, int, int, int], block: int = 1) -> Program:
+    """The Program of `phases`: (loops, iterations, threads, bytes of scratch), each in groups of `block` threads."""
     name, options, shapes = node.arg
     size = math.prod(result_shape(name, options, shapes, [p.dtype for p in node.src]))
     params = ((node.dtype, size), *((p.dtype, p.arg.size) for p in node.src))
-    specs = tuple(PhaseSpec(f"svod_p{i}", extent, threads, scratch) for i, (_, extent, threads, scratch) in enumerate(phases))
+    specs = tuple(PhaseSpec(f"svod_p{i}", extent, threads, scratch, block=block) for i, (_, extent, threads, scratch) in enumerate(phases))
     code: tuple[tuple[Instruction, ...], ...] = tuple(loops.finish() for loops, _, _, _ in phases)
     read = tuple(sorted({p.arg.slot for p in node.src}))
     return Program(ProgramSpec(DEFAULT_NAME, params, (0,), temps, specs, ins=read), code)

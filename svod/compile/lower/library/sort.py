@@ -1,6 +1,6 @@
 """ARGSORT and TOPK: the positions of a row's elements in order.
 
-Elements are first made into integers that compare as the elements are to be ordered (`_sort_key`). ARGSORT is a merge sort that
+Elements are first made into integers that compare as the elements are to be ordered (`sort_key`). ARGSORT is a merge sort that
 works upwards from single elements; keys and positions go back and forth between two halves of memory:
 
     for w in 1, 2, 4, …:  for each pair of sorted runs of w:  for t:  out[t] = the smaller head of both, the left one of equals
@@ -9,7 +9,7 @@ TOPK keeps the k best so far in a heap whose root is the worst of them; an eleme
 
     heap = the first k, sorted;   for the others:  if better than the root: put it there and let it sink;   sort the heap
 
-Rows are shared among the cores.
+Rows are shared among the cores. Devices with groups have another form (`ranks.py`).
 """
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ POSITION = dtypes.int32
 Before = Callable[[int, int, int, int], int]     # (key, position, key, position) → whether the first stands before the second
 
 
-def _key_type(dtype: DType) -> DType:
+def key_type(dtype: DType) -> DType:
     """The integer type that elements are ordered as."""
     if dtype.is_int:
         return dtype
     return dtypes.uint8 if dtype.kind == "b" else BY_NAME[f"int{max(32, dtype.bits)}"]
 
 
-def _sort_key(b: Loops, x: int, descending: bool) -> int:
+def sort_key(b: Loops, x: int, descending: bool) -> int:
     """Integers that compare as the elements do; in reverse for a descending order.
 
     The bits of positive floats do; of negative ones all bits but the sign are flipped. Both zeros are one, and so is every NaN:
     the largest."""
-    kind, lanes = _key_type(b.dtype[x]), b.num_lanes[x]
+    kind, lanes = key_type(b.dtype[x]), b.num_lanes[x]
     if b.dtype[x].is_float:
         wide = BY_NAME[f"float{kind.bits}"]
         x = b.cast(wide, x)
@@ -98,7 +98,7 @@ class _SortedRow:
             position = b.splat(b.cast(POSITION, i), width)
             if width > 1:
                 position = b.alu("ADD", POSITION, width, position, b.vconst(POSITION, tuple(range(width))))
-            self.put(i, _sort_key(b, b.get(x, b.calc("ADD", row, i), width), descending), position)
+            self.put(i, sort_key(b, b.get(x, b.calc("ADD", row, i), width), descending), position)
         b.span(b.index(0), b.index(self.n), lanes, element)
 
     def sort(self, before: Before) -> int:
@@ -134,7 +134,7 @@ def lower_argsort(node: UOp, target: Target) -> Program:
     (descending,), ((rows, n),) = node.arg[1:]
     b = Loops()
     y, x = b.args(node)
-    kind = _key_type(node.src[0].dtype)
+    kind = key_type(node.src[0].dtype)
     area = _SortedRow(b, kind, rows, n, target)
     lanes = target.lanes(kind)
 
@@ -157,7 +157,7 @@ def lower_topk(node: UOp, target: Target) -> Program:
     (k, largest), ((rows, n),) = node.arg[1:]
     b = Loops()
     y, x = b.args(node)
-    kind = _key_type(node.src[0].dtype)
+    kind = key_type(node.src[0].dtype)
     heap = _SortedRow(b, kind, rows, k, target)
     depth = int(math.log2(k))
 
@@ -175,7 +175,7 @@ def lower_topk(node: UOp, target: Target) -> Program:
             b.loop(b.index(0), b.index(k), lambda i: heap.put(i, *heap.get(b.plus(i, k))))
 
         def offer(i: int) -> None:
-            key, position = _sort_key(b, b.get(x, b.calc("ADD", begin, i)), not largest), b.cast(POSITION, i)
+            key, position = sort_key(b, b.get(x, b.calc("ADD", begin, i)), not largest), b.cast(POSITION, i)
             root, _ = heap.get(b.index(0))
             better = b.alu("CMPLT", BOOL, 1, root, key)
 
