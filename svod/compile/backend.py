@@ -158,6 +158,21 @@ class Backend(ABC):
         """The stream that another library has wait for its work on memory that it shares; None: there are no streams."""
         return None
 
+    def follow(self, stream: int | None) -> None:       # noqa: B027    as for `wait`
+        """Let what is begun from now on come after what is on another library's stream. None: on one that is not known; that library has
+        waited."""
+
+    def lead(self, stream: int | None) -> None:
+        """Let what another library puts on its stream from now on come after what was begun here. None: on one that is not known, so the
+        host waits."""
+        self.wait()
+
+    def lend(self, memory: Memory, stream: int | None) -> int | None:
+        """`lead`, for memory that the other library then uses: when that lets go of it, its next user comes after what the library did.
+        The stream if it is there as long as the device, else None: who follows later cannot follow that."""
+        self.lead(stream)
+        return None
+
     def device(self, rest: str) -> Backend | None:
         """The backend of the device that a name means with what follows the colon ('', '0', '1', …); None where there is no such device."""
         return self if rest in ("", "0") else None

@@ -16,6 +16,7 @@ from svod.errors import DeviceError, DTypeError
 
 CPU_KIND, CUDA_KIND = 1, 2      # kDLCPU, kDLCUDA
 CPU = (CPU_KIND, 0)             # its device 0
+DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's numbers of CUDA's default stream, and of none: nobody waits for anybody
 _BFLOAT = 4                     # kDLBfloat
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool by the kind of a dtype
 _REFUSED = (BufferError, RuntimeError, TypeError)      # what libraries raise for memory that they cannot share
@@ -84,6 +85,11 @@ def device_of(source: Any) -> str:
         raise DeviceError(f"from_dlpack of memory on DLPack device {kind, number}: svod shares memory of the CPU and of CUDA; move it "
                           "there first")
     return "CPU" if kind == CPU_KIND else f"CUDA:{number}"
+
+
+def stream_of(asked: int | None) -> int | None:
+    """The stream that a consumer names in DLPack's words, or a user in CUDA's, where the default one is 0; None: it is not known."""
+    return None if asked == UNTOLD else asked or DEFAULT_STREAM
 
 
 def memory_of(source: Any, stream: int | None) -> Shared:

@@ -147,8 +147,8 @@ class Tensor(Random):
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None) -> Any:
         """Compute the tensor now and return a DLPack capsule over its memory. `torch.from_dlpack(t)` and `numpy.from_dlpack(t)` call it.
-        svod waits for its own work, so nothing is left to do on `stream`. Raises DeviceError for a device other than the tensor's and the
-        CPU, and BufferError for read-only memory that the protocol cannot mark."""
+        On CUDA what is put on `stream` from now on comes after svod's work; None: the default stream; -1: the host waits for svod. Raises
+        DeviceError for a device other than the tensor's and the CPU, and BufferError for read-only memory that the protocol cannot mark."""
         own = self.__dlpack_device__()
         wanted = own if dl_device is None else (builtins.int(dl_device[0]), builtins.int(dl_device[1]))
         if wanted != own:
@@ -156,17 +156,17 @@ class Tensor(Random):
                 raise DeviceError(f"__dlpack__ for DLPack device {wanted}: the tensor is on {self.device}, {own}")
             return self.cpu().__dlpack__(max_version=max_version)
         if own != dlpack.CPU:
-            return (self.clone() if copy else self)._device_capsule(own)
+            return (self.clone() if copy else self)._device_capsule(own, dlpack.stream_of(stream))
         values = self._values().copy() if copy else self._shared_values()
         if self.dtype == dtypes.bfloat16:
             return dlpack.bfloat16_capsule(values)
         # NumPy 1 does not accept max_version: it raises TypeError, and the caller asks again without max_version
         return values.__dlpack__() if max_version is None else values.__dlpack__(max_version=max_version)
 
-    def _device_capsule(self, device: tuple[builtins.int, builtins.int]) -> Any:
-        """A capsule over the tensor's memory on a device. Others can write to it from now on."""
+    def _device_capsule(self, device: tuple[builtins.int, builtins.int], stream: builtins.int | None) -> Any:
+        """A capsule over the tensor's memory on a device. Others can write to it from now on, on a stream."""
         buffer = buffer_of(graph.base_of(self.realize().contiguous().realize().uop))
-        memory = buffer.share_on(space_of(self.device))
+        memory = buffer.share_on(space_of(self.device), stream)
         share(buffer)
         shape, strides = shape_at(self.shape), dlpack.row_major(layout_shape(self.shape))
         return dlpack.capsule_over(dlpack.Shared(memory.address, self.dtype, shape, strides, (buffer, memory)), device)
@@ -189,25 +189,29 @@ class Tensor(Random):
         return cls.from_uop(graph.reshape(buffer_from_bytes(mapped, offset, kind, math.prod(extents), f"{DISK}:{name}"), extents))
 
     @classmethod
-    def from_dlpack(cls, source: Any) -> Tensor:
+    def from_dlpack(cls, source: Any, *, stream: builtins.int | None = None) -> Tensor:
         """Make a tensor of an object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array) on the CPU or on CUDA. The tensor shares
-        its memory; on the CPU it copies memory that is not C-contiguous. On CUDA the axes may lie in any order, without gaps. Raises
-        DeviceError and DTypeError."""
+        its memory; on the CPU it copies memory that is not C-contiguous. On CUDA the axes may lie in any order, without gaps.
+
+        `stream`: the stream of CUDA on which the other library works with the memory as long as the tensor lives, 0 or 1: the default one.
+        Runs of svod that use the tensor come after what is on the stream, and what is put there later comes after them. Without it svod's
+        work comes after what the library had begun by now, the library itself has to wait before svod reads what it writes later, and
+        each run ends when the device is done. Raises DeviceError and DTypeError."""
         device = dlpack.device_of(source)
         if device != HOST:
-            return cls._from_device(source, device_called(device))
+            return cls._from_device(source, device_called(device), dlpack.stream_of(stream) if stream is not None else None)
         array, is_bfloat16 = dlpack.array_of(source)
         return _in_memory(array, dtypes.bfloat16) if is_bfloat16 else cls(array)
 
     @classmethod
-    def _from_device(cls, source: Any, device: str) -> Tensor:
+    def _from_device(cls, source: Any, device: str, stream: builtins.int | None) -> Tensor:
         space = space_of(device)
-        shared = dlpack.memory_of(source, space.dlpack_stream)
+        shared = dlpack.memory_of(source, space.dlpack_stream if stream is None else dlpack.UNTOLD)
         if 0 in shared.shape:
             return cls.zeros(shared.shape, dtype=shared.dtype)
         order = shared.order
         node = graph.buffer(shared.dtype, math.prod(shared.shape), device)
-        buffer_of(node).place(space, shared)
+        buffer_of(node).place(space, shared, stream)
         view = graph.reshape(node, [shared.shape[a] for a in order])
         return cls.from_uop(graph.permute(view, sorted(range(len(order)), key=order.__getitem__)))
 

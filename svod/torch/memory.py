@@ -48,6 +48,11 @@ def gpu_of(t: Any) -> str:
     return f"CUDA:{t.device.index or 0}" if t.device.type == "cuda" else ""
 
 
+def stream_of(t: Any) -> int:
+    """The stream on which PyTorch works now with the tensors of a GPU; 0: the default one, and of the CPU."""
+    return int(torch.cuda.current_stream(t.device).cuda_stream) if t.device.type == "cuda" else 0
+
+
 def gpu_among(given: Sequence[Any]) -> str:
     """The GPU that a graph of these inputs runs on; "": the CPU. PyTorch lets tensors without axes be on the CPU beside those of a GPU.
     Raises UnsupportedError for tensors of several."""
@@ -91,7 +96,7 @@ def array_over(t: Any) -> Array:
 
 def memory_over(t: Any) -> Array | Tensor:
     """What a plan reads for a contiguous tensor: the array over its memory, or the svod tensor on its GPU."""
-    return Tensor.from_dlpack(t.detach()) if gpu_of(t) else array_over(t)
+    return Tensor.from_dlpack(t.detach(), stream=stream_of(t)) if gpu_of(t) else array_over(t)
 
 
 def is_shared(a: Any, b: Any) -> bool:

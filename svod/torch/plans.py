@@ -32,6 +32,7 @@ from svod.torch.memory import (
     order_in_memory,
     reader,
     span_of,
+    stream_of,
     svod_dtype,
     svod_tensor,
     torch_tensor,
@@ -61,12 +62,13 @@ def attributes_of(module: Any) -> dict[str, Any]:
 
 class Source(NamedTuple):
     """An argument that the plan reads: its number, its axes from the outermost in memory to the innermost, (): as they are, None: it is
-    copied; and what gives its memory to a run."""
+    copied; what gives its memory to a run, and its bytes."""
 
     argument: int
     order: tuple[int, ...] | None
     read: Callable[[Any], Any]
     nbytes: int
+    gpu: str                        # that it is on; "": the CPU
 
 
 class Result(NamedTuple):
@@ -103,10 +105,11 @@ class Plan:
         has_gaps = any(order_in_memory(w.shape, w.stride()) is None for w in weights.values())
         self._apart_from_weights = sorted(written if has_gaps else copies.intersection(written)) if weights else []
         self._weights, self._spans = list(weights), np.array([span_of(w) for w in weights.values()], np.int64).reshape(-1, 2)
-        self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(sources)      # of each source: the tensor, where, and its memory
+        self._forget_memory()
+        self._on_gpu = next((s.argument for s in sources if s.gpu), None)      # such an argument
+        self._stream = 0                # of that GPU on which PyTorch worked in the last run
         kept = [k for k, s in enumerate(sources) if s.argument in kept and s.order is not None]
         self._loose = [(k, s) for k, s in enumerate(sources) if k not in kept]
-        self._held: tuple[Places | None, list[Any] | None] = None, None         # the memory of sources that are where these are
         self._has_run = False           # since it let go of memory
         made = 0
         if captured is not None:
@@ -117,6 +120,11 @@ class Plan:
         self.runs = 0
         self.last = 0                   # the number of the function's call that used it last
         self.seconds = math.inf         # of the fastest run
+
+    def _forget_memory(self) -> None:
+        # of each source: the tensor, where, and its memory
+        self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(self.sources)
+        self._held: tuple[Places | None, list[Any] | None] = None, None         # the memory of sources that are where these are
 
     def run(self, given: Sequence[Any], places: Places | None = None) -> list[Any]:
         """The outputs for arguments of the plan's sizes and layouts. `places`: of those that are kept. Raises SharedMemoryError for
@@ -148,8 +156,7 @@ class Plan:
         """Let go of the memory of the last run's arguments, and of what it made; not while it runs."""
         if self._has_run:
             self._has_run = False
-            self._seen = [(None, 0, None)] * len(self.sources)
-            self._held = None, None
+            self._forget_memory()
             if self.captured is not None:
                 self.captured.let_go()
 
@@ -162,17 +169,19 @@ class Plan:
 
     def _read(self, given: Sequence[Any], places: Places | None) -> tuple[list[Any], list[Any] | None]:
         """The memory of the arguments, and of those that are kept alone: the same list while these are where `places` say. A tensor that is
-        where it was in the last run is not asked for its memory again."""
+        where it was in the last run is not asked for its memory again, while PyTorch works on the same stream of a GPU."""
+        if self._on_gpu is not None and (stream := stream_of(given[self._on_gpu])) != self._stream:
+            self._stream = stream
+            self._forget_memory()
         before, held = self._held
         stay = held is not None and before is places
         memory: list[Any] = list(held or ()) if stay else [None] * len(self.sources)
-        for k, (i, order, read, _) in self._loose if stay else enumerate(self.sources):
+        for k, (i, order, read, *_) in self._loose if stay else enumerate(self.sources):
             t = given[i]
             known, address, array = self._seen[k]
             if t is not known or t.data_ptr() != address:
                 array = read(t)
-                # not a copy, nor a tensor on a GPU, whose stream has to be waited for, nor one that holds the graph of its gradient
-                if order is not None and not gpu_of(t) and t.grad_fn is None:
+                if order is not None and t.grad_fn is None:     # not a copy, nor one that holds the graph of its gradient
                     self._seen[k] = t, t.data_ptr(), array
             memory[k] = array
         if not stay:
@@ -285,7 +294,7 @@ def _sources(given: Sequence[Any], constants: Mapping[int, Tensor]) -> tuple[lis
             svod_dtype(t.dtype)
             order = order_in_memory(t.shape, t.stride())
             order = () if order == tuple(range(t.ndim)) else order
-            sources.append(Source(i, order, reader(t, order), t.numel() * t.element_size()))
+            sources.append(Source(i, order, reader(t, order), t.numel() * t.element_size(), gpu_of(t)))
     return sources, {s.argument: s for s in sources}
 
 

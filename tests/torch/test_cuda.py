@@ -34,7 +34,7 @@ class OnGpu:
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
 
-    def __dlpack__(self, *, stream: Any = None) -> Any:
+    def __dlpack__(self, *, stream: Any) -> Any:
         t, dtype = self.t, memory.svod_dtype(self.t.dtype)
         return dlpack.capsule_over(dlpack.Shared(t.data_ptr(), dtype, tuple(t.shape), tuple(t.stride()), t), (2, 0))
 
@@ -51,11 +51,11 @@ def over_device_memory(t: Tensor) -> Any:
 
 class Gpu:
     """A GPU. `where`: what PyTorch calls it, "cpu" with the stand-in; `svod`: what svod calls it; `calls`: copies between the host and the
-    device, and runs, since the last look."""
+    device, runs, and waits of the host, since the last look."""
 
     def __init__(self, where: str, svod: str, patch: pytest.MonkeyPatch) -> None:
         self.where, self.svod, self.calls = where, svod, list[str]()
-        for owner, name in ((GpuDevice, "copy_in"), (GpuDevice, "copy_out"), (CudaQueue, "run")):
+        for owner, name in ((GpuDevice, "copy_in"), (GpuDevice, "copy_out"), (GpuDevice, "wait"), (CudaQueue, "run")):
             patch.setattr(owner, name, self._noted(name, getattr(owner, name)))
 
     def _noted(self, name: str, own: Any) -> Any:
@@ -91,9 +91,14 @@ def real(number: int, patch: pytest.MonkeyPatch) -> Gpu:
 
 
 def stand_in(patch: pytest.MonkeyPatch) -> Gpu:
-    """The stand-in."""
-    module = types.ModuleType("svod_fake_cuda")
-    module.BACKEND = fake_backend(FakeDriver())       # type: ignore[attr-defined]
+    """The stand-in. PyTorch's work is done when it is begun, so its stream goes on at once to where svod lets it."""
+    module, driver, lead = types.ModuleType("svod_fake_cuda"), FakeDriver(), GpuDevice.lead
+    module.BACKEND = fake_backend(driver)       # type: ignore[attr-defined]
+
+    def led(device: GpuDevice, stream: int) -> None:
+        lead(device, stream)
+        driver.wait(stream)
+    patch.setattr(GpuDevice, "lead", led)
     patch.setitem(sys.modules, module.__name__, module)
     patch.setitem(BACKENDS, "CUDA", module.__name__)
     patch.setattr("svod.compile.plan.compiler._compilers", {})
@@ -101,7 +106,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> Gpu:
     on_gpu: Callable[[Any], str] = lambda t: "CUDA:0" if t.ndim else ""        # noqa: E731
     for place in (memory, watch):
         patch.setattr(place, "gpu_of", on_gpu)
-    patch.setattr(Tensor, "from_dlpack", lambda t: from_dlpack(OnGpu(t) if isinstance(t, torch.Tensor) else t))
+    patch.setattr(Tensor, "from_dlpack", lambda t, **options: from_dlpack(OnGpu(t) if isinstance(t, torch.Tensor) else t, **options))
     patch.setattr(torch, "from_dlpack", over_device_memory)
     return Gpu("cpu", "CUDA", patch)
 
@@ -184,8 +189,28 @@ def test_half_precision(gpu: Gpu) -> None:
 
 # -- DLPack ----------------------------------------------------------------------------------------------------
 @ON_TWO
+@pytest.mark.parametrize("own", [False, True], ids=["default stream", "stream of its own"])
+def test_pytorch_and_svod_work_in_turns(gpu: Gpu, own: bool) -> None:
+    """Each works on what the other has just begun to write, and lets go of it at once: who does not wait reads other numbers."""
+    model = Net().eval().to(gpu.where)
+    compiled = torch.compile(model, backend="svod", options={"strict": True})
+    x, padding = torch.randn(300, 18).to(gpu.where), torch.zeros(300, 11).to(gpu.where)
+    first = x
+    with gpu.stream() if own else nullcontext():
+        for turn in range(30):
+            if turn == 2:
+                gpu.calls.clear()
+            x = torch.cat([compiled(x * 2), padding], 1).roll(1, 1)
+    assert set(gpu.calls) == {"run"} or own, gpu.calls
+    for _ in range(30):
+        first = torch.cat([model(first * 2), padding], 1).roll(1, 1)
+    gpu.wait()
+    torch.testing.assert_close(x, first, rtol=1e-4, atol=1e-5)
+
+
+@ON_TWO
 def test_svod_reads_and_writes_memory_of_pytorch(gpu: Gpu) -> None:
-    """Nothing is copied; what PyTorch's stream does before is waited for."""
+    """Nothing is copied; what PyTorch's stream does before is waited for. svod is not told of the stream, so the host waits for the run."""
     first = np.arange(30, dtype=np.float32).reshape(2, 5, 3)
     with gpu.stream():
         theirs = torch.from_numpy(first.copy()).to(gpu.where)
@@ -194,7 +219,7 @@ def test_svod_reads_and_writes_memory_of_pytorch(gpu: Gpu) -> None:
         ours = Tensor.from_dlpack(theirs)
         gpu.calls.clear()
         doubled = (ours * 2).realize()
-    assert (ours.device, doubled.device, set(gpu.calls)) == (gpu.svod, gpu.svod, {"run"})
+    assert (ours.device, doubled.device, set(gpu.calls)) == (gpu.svod, gpu.svod, {"run", "wait"})
     np.testing.assert_array_equal(doubled.numpy(), (first + 50) * 2)
     theirs += 1
     gpu.wait()

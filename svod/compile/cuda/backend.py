@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from svod.compile.backend import Backend
 from svod.compile.cuda.code import Nvptx
-from svod.compile.cuda.device import DeviceMemory, GpuDevice
+from svod.compile.cuda.device import DEFAULT_STREAM, DeviceMemory, GpuDevice
 from svod.compile.cuda.driver import Driver, open_driver
 from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, DEVICE, Architecture, target_of
@@ -124,6 +124,23 @@ class Cuda(_Nvidia):
 
     def wait(self) -> None:
         self.gpu.wait()
+
+    def follow(self, stream: int | None) -> None:
+        if stream is not None:
+            self.gpu.follow(stream)
+
+    def lead(self, stream: int | None) -> None:
+        if stream is not None:
+            self.gpu.lead(stream)
+        else:
+            self.gpu.wait()
+
+    def lend(self, memory: Memory, stream: int | None) -> int | None:
+        self.lead(stream)
+        lasting = stream if stream in (DEFAULT_STREAM, self.gpu.stream) else None
+        if isinstance(memory, DeviceMemory) and stream != self.gpu.stream:
+            memory.lent.add(lasting)
+        return lasting
 
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
         self.gpu.copy_in(device, host, nbytes)

@@ -2,9 +2,10 @@
 
     copy_in a, launch k0, launch k1, copy_out b      in this order on the device; the host waits in copy_out only
 
-What runs on the stream comes after everything that was put there before, so memory is given to its next user while kernels that read it may
-still run. A copy to the device passes through pinned memory, and the host's array is read when the call returns. An error of a kernel is
-raised by a later call, by the one that waits at the latest: `working` adds the names of the kernels that were running.
+What runs on the stream comes after everything that was put there before, so memory is given to its next user while kernels that read it
+may still run. Where other libraries share memory, their streams and this one follow each other (`follow`, `lead`), and the host does not
+wait. A copy to the device passes through pinned memory, and the host's array is read when the call returns. An error of a kernel is raised
+by a later call, by the one that waits at the latest: `working` adds the names of the kernels that were running.
 """
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ CHUNK = 4 << 20             # bytes of such a copy, and of one to the device, at
 RING = 3 * CHUNK            # bytes of pinned memory: two chunks side by side, wherever the first one begins
 MOST_COPIES = 256           # whose bytes are in the ring
 NAMED = 8                   # kernels that an error names
+DEFAULT_STREAM = 1          # CUDA's legacy one, as the driver and DLPack call it: it is there as long as the device
 
 
 def rounded(nbytes: int) -> int:
@@ -36,12 +38,13 @@ def rounded(nbytes: int) -> int:
 
 
 class DeviceMemory:
-    """Memory of a device. It goes back to the pool with the object."""
+    """Memory of a device. It goes back to the pool with the object. `lent`: the streams on which other libraries have used it; None: one
+    that may be gone by then."""
 
     def __init__(self, pool: Pool, nbytes: int) -> None:
         self.pool, self.nbytes = pool, nbytes
-        self.address = pool.take(rounded(nbytes))
-        self._free = weakref.finalize(self, pool.give, rounded(nbytes), self.address)
+        self.address, self.lent = pool.take(rounded(nbytes)), set[int | None]()
+        self._free = weakref.finalize(self, pool.give, rounded(nbytes), self.address, self.lent)
         self._free.atexit = False       # the driver frees what a process leaves
 
 
@@ -54,9 +57,12 @@ class Pool:
         self.lock = threading.Lock()
         self.held = 0                   # bytes of the driver's
         self._given: deque[tuple[int, int]] = deque()       # (size, address) of pieces that are not in `free` yet
+        self._lent: deque[tuple[int, int, set[int | None]]] = deque()       # of those, the ones with streams of other libraries
 
     def take(self, size: int) -> int:
         """The address of `size` bytes. Raises DeviceError where the device has too little memory."""
+        if self._lent:
+            self._take_back()
         with self.lock:
             self._sort()
             waiting = self.free.get(size)
@@ -79,11 +85,25 @@ class Pool:
         with self.device.naming():
             return driver.allocate(size)
 
-    def give(self, size: int, address: int) -> None:
+    def give(self, size: int, address: int, lent: set[int | None]) -> None:
         """Keep memory for the next who needs as much. Without waiting: the thread that holds the lock may be this one, inside a
         collection."""
         if os.getpid() == self.device.process:
-            self._given.append((size, address))
+            if lent:
+                self._lent.append((size, address, lent))
+            else:
+                self._given.append((size, address))
+
+    def _take_back(self) -> None:
+        """Let what others have used be used again after what they have begun to do with it."""
+        with self.device.working() as driver:
+            back = [self._lent.popleft() for _ in range(len(self._lent))]
+            for stream in {stream for _, _, lent in back for stream in lent}:
+                if stream is None:
+                    driver.wait_for_all()
+                else:
+                    self.device.follow(stream)
+            self._given += [(size, address) for size, address, _ in back]
 
     def _sort(self) -> None:
         while self._given:
@@ -163,6 +183,7 @@ class GpuDevice:
         self._pending: dict[str, None] = {}     # names of kernels that were launched and not waited for
         self.retired: deque[int] = deque()      # modules that nobody needs any more, to be unloaded when nothing runs
         self._reached: dict[int, bool] = {}     # by the number of another device: whether its memory is
+        self._point: int | None = None          # the event by which a stream follows another
         self._clocks: list[tuple[int, int]] = []
         self._filling: DeviceMemory | None = None       # what the second cache is filled with between runs
 
@@ -197,6 +218,22 @@ class GpuDevice:
             ran = f"; it happened in a run of {', '.join(names[:NAMED])}{', …' if len(names) > NAMED else ''}" if names else ""
             after = ". After such an error this process cannot use the GPU any more" if isinstance(e, DeviceLost) else ""
             raise type(e)(f"{e}{ran} on {self.name}{after}") from e
+
+    def follow(self, stream: int) -> None:
+        """Let what is put on the stream from now on come after what is on another one."""
+        self._order(stream, self.stream)
+
+    def lead(self, stream: int) -> None:
+        """Let what is put on another stream from now on come after what is on this one."""
+        self._order(self.stream, stream)
+
+    def _order(self, first: int, second: int) -> None:
+        if first != second:
+            with self.working() as driver:
+                if self._point is None:
+                    self._point = driver.create_event()
+                driver.record(self._point, first)
+                driver.follow_event(second, self._point)
 
     def wait(self) -> None:
         """Wait for everything on the stream. Raises what went wrong there."""

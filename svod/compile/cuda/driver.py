@@ -172,6 +172,14 @@ class Driver:
         """Let an event be now."""
         self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
 
+    def follow_event(self, stream: int, event: int) -> None:
+        """Let what is put on a stream from now on come after an event as it is now, without waiting."""
+        self._call("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
+
+    def wait_for_all(self) -> None:
+        """Wait until everything on all streams of the context has been done, those of other libraries too."""
+        self._call("cuCtxSynchronize")
+
     def wait_event(self, event: int) -> None:
         """Wait until an event has come."""
         self._call("cuEventSynchronize", c_void_p(event))

@@ -253,8 +253,8 @@ class ExecutionPlan:
             note_writes(self.writes)
             if not self.is_local:
                 self._note_written(copy=True)
-                if any(part.is_shared for part in self.parts.values()):
-                    self.wait()
+                for part in self.parts.values():
+                    part.lead()
             self.runs += 1
 
     def wait(self) -> None:

@@ -86,7 +86,9 @@ class Part:
 
     def load(self, numbers: Iterable[int] | None, bind: Callable[[int, int], None]) -> None:
         """Have the content of Buffers here; None: of those that were not loaded yet. Calls `bind` with a number and an address where there
-        was other memory before."""
+        was other memory before. What is begun then comes after what other libraries do with memory of this part."""
+        for stream in self.streams:
+            self.backend.follow(stream)
         for number in list(self._new) if numbers is None else self.held.keys() & numbers:
             memory = self.held[number].memory_on(self.backend)
             if memory is not self._memories[number]:
@@ -100,9 +102,14 @@ class Part:
             self.held[number].written_on(self.backend, copy=copy)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether another library uses memory of this part: it does not wait for what svod does there."""
-        return any(buffer.is_foreign for buffer in self.held.values())
+    def streams(self) -> set[int | None]:
+        """The streams on which other libraries use memory of this part; None: one that is not known."""
+        return {stream for buffer in self.held.values() for stream in buffer.streams}
+
+    def lead(self) -> None:
+        """Let what other libraries do from now on with memory of this part come after what was begun here."""
+        for stream in self.streams:
+            self.backend.lead(stream)
 
     def release(self, numbers: Iterable[int]) -> None:
         """Let go of Buffers."""

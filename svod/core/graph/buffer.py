@@ -61,18 +61,23 @@ class Space(Protocol):
     def allocate(self, nbytes: int, touch: bool = True) -> Memory: ...
     def has_lost(self, memory: Memory) -> bool: ...
     def wait(self) -> None: ...
+    def follow(self, stream: int | None) -> None: ...
+    def lend(self, memory: Memory, stream: int | None) -> int | None: ...
     def copy_in(self, device: int, host: int, nbytes: int) -> None: ...
     def copy_out(self, host: int, device: int, nbytes: int) -> None: ...
 
 
+Streams = frozenset[int | None]
+
+
 class _Place:
     """The memory of a Buffer on a device. `version`: of the content that was copied there. `ahead`: the host's array is older, or there is
-    none. `foreign`: the memory is another library's, which writes to it."""
+    none. `streams`: those on which another library reads and writes the memory, None: one that is not known."""
 
-    __slots__ = ("ahead", "foreign", "memory", "space", "version")
+    __slots__ = ("ahead", "memory", "space", "streams", "version")
 
-    def __init__(self, space: Space, memory: Memory, foreign: bool = False) -> None:
-        self.space, self.memory, self.foreign, self.ahead, self.version = space, memory, foreign, foreign, -1
+    def __init__(self, space: Space, memory: Memory, streams: Streams = frozenset()) -> None:
+        self.space, self.memory, self.streams, self.ahead, self.version = space, memory, streams, bool(streams), -1
 
 
 _placing = threading.RLock()        # who holds it moves contents between the host and devices
@@ -119,9 +124,9 @@ class Buffer:
         return self._place is not None and self._place.ahead
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether another library uses the memory on a device."""
-        return self._place is not None and self._place.foreign
+    def streams(self) -> Streams:
+        """The streams on which another library uses the memory on a device; None: one that is not known."""
+        return self._place.streams if self._place is not None else frozenset()
 
     @property
     def host(self) -> Array | None:
@@ -181,16 +186,18 @@ class Buffer:
             self.closed = ""
 
     # -- on a device ------------------------------------------------------------------------------
-    def place(self, space: Space, memory: Memory) -> None:
-        """Be memory of another library on a device. Others write to it, so what was read of it before counts for nothing."""
-        self._place, self.shared = _Place(space, memory, foreign=True), True
+    def place(self, space: Space, memory: Memory, stream: int | None) -> None:
+        """Be memory of another library on a device, which uses it on a stream, None: one that is not known. It writes there, so what was
+        read of the memory before counts for nothing."""
+        self._place, self.shared = _Place(space, memory, frozenset((stream,))), True
 
-    def share_on(self, space: Space) -> Memory:
-        """The memory on a device, which others can use from now on: what svod has begun there is done."""
+    def share_on(self, space: Space, stream: int | None) -> Memory:
+        """The memory on a device, which another library can use from now on, on a stream that comes after what svod has begun there; None:
+        on one that is not known."""
         memory = self.memory_on(space)
-        space.wait()
         assert self._place is not None
-        self._place.foreign = self._place.ahead = True
+        self._place.streams |= {space.lend(memory, stream)}
+        self._place.ahead = True
         return memory
 
     def memory_on(self, space: Space, *, content: bool = True) -> Memory:
@@ -251,14 +258,17 @@ class Buffer:
             array = aligned_empty(self.size, self.dtype) if self._array is None else self._array
             self._copy_to(array)
             self._array = array
-            place.ahead, place.version = place.foreign, self.version
+            place.ahead, place.version = bool(place.streams), self.version
 
     def _copy_to(self, array: Array) -> None:
         if self.closed:
             raise DeviceError(self.closed)
         assert self._place is not None
-        with noted(self._place.space.label, HOST, self.nbytes, self._place.space):
-            self._place.space.copy_out(int(array.ctypes.data), self._place.memory.address, self.nbytes)
+        space = self._place.space
+        for stream in self._place.streams:
+            space.follow(stream)
+        with noted(space.label, HOST, self.nbytes, space):
+            space.copy_out(int(array.ctypes.data), self._place.memory.address, self.nbytes)
 
     def __repr__(self) -> str:
         state = "read-only" if self.read_only else "allocated" if self.is_allocated else "not allocated"

@@ -20,6 +20,14 @@ def gpu() -> Device:
     return device
 
 
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """CUDA with the stand-in for the driver: a small GPU."""
+    driver = FakeDriver()
+    stand_in(driver, monkeypatch)
+    return driver
+
+
 @pytest.fixture(params=["stand-in", pytest.param("GPU", marks=pytest.mark.gpu)])
 def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeDriver | None:
     """CUDA, once with the stand-in for the driver and once on a GPU."""

@@ -2,6 +2,7 @@
 
     copy_in, launch, record, copy_out       nothing is done: they are put on the stream
     wait, wait_event                        what is on the stream is done, in order, up to there
+    follow_event                            first, what is on the other stream
 
 As late as the real driver may do it: who reads too early, or gives memory away too early, gets wrong numbers. `stand_in` makes CUDA a
 device of this machine."""
@@ -20,6 +21,7 @@ import pytest
 from svod.compile.backend import BACKENDS
 from svod.compile.cuda.backend import Cuda
 from svod.compile.cuda.code import Nvptx
+from svod.compile.cuda.device import DEFAULT_STREAM
 from svod.compile.cuda.driver import Driver, OutOfMemory
 from svod.compile.cuda.ptxas import KernelReport
 from svod.errors import DeviceLost
@@ -45,9 +47,10 @@ class FakeDriver(Driver):
         self.functions: list[tuple[Emulated, str]] = []
         self.capturing: list[tuple[Any, ...]] | None = None
         self.graphs: dict[int, list[tuple[Any, ...]]] = {}
-        self.streams: dict[int, deque[Callable[[], None]]] = {}     # what is to be done
-        self.come: set[int] = set()             # events
-        self.recorded: dict[int, int] = {}      # event → the stream that it is on
+        self.streams: dict[int, deque[Callable[[], None]]] = {DEFAULT_STREAM: deque()}      # what is to be done
+        self.gone: set[int] = set()             # streams that their owner has destroyed; what is on them is done all the same
+        self.come: set[object] = set()          # points in time: where events were recorded
+        self.recorded: dict[int, tuple[int, object]] = {}       # event → the stream that it is on, and where
         self.lost: DeviceLost | None = None     # after it every call fails
 
     def begin(self, stream: int, work: Callable[[], None]) -> None:
@@ -149,7 +152,7 @@ class FakeDriver(Driver):
         self.begin(stream, lambda: self._move(host, device, nbytes))
 
     def create_stream(self) -> int:
-        stream = 7 + len(self.streams)
+        stream = 6 + len(self.streams)
         self.streams[stream] = deque()
         return stream
 
@@ -169,15 +172,30 @@ class FakeDriver(Driver):
 
     def record(self, event: int, stream: int) -> None:
         self.calls.append(("record", event))
-        self.come.discard(event)
-        self.recorded[event] = stream
-        self.begin(stream, lambda: self.come.add(event))
+        assert stream not in self.gone
+        point = object()
+        self.recorded[event] = stream, point
+        self.begin(stream, lambda: self.come.add(point))
 
     def wait_event(self, event: int) -> None:
         self.calls.append(("wait_event",))
+        self._come_to(*self.recorded[event])
+
+    def _come_to(self, stream: int, point: object) -> None:
         self._check()
-        while event not in self.come:
-            self._next(self.recorded[event])
+        while point not in self.come:
+            self._next(stream)
+
+    def follow_event(self, stream: int, event: int) -> None:
+        self.calls.append(("follow_event", stream, event))
+        recorded = self.recorded[event]
+        self.begin(stream, lambda: self._come_to(*recorded))
+
+    def wait_for_all(self) -> None:
+        self.calls.append(("wait_for_all",))
+        for stream in self.streams:
+            while self.streams[stream]:
+                self._next(stream)
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
         self.calls.append(("fill", nbytes))

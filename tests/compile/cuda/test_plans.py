@@ -6,7 +6,6 @@ import gc
 import io
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,10 @@ from svod.compile.plan.run_log import RunLog
 from svod.compile.resources import PhaseResources, resources_of
 from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array
-from svod.core.ir.dtype import STORABLE
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import CompileError, DeviceError, DeviceLost, LaunchError, UnsupportedError
-from svod.tensor import dlpack
 from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.work import compile_candidate
 from tests.bench.example_run import CEILINGS
@@ -47,13 +44,6 @@ RNG = np.random.default_rng(0)
 X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (18, 13), (13, 7)))
 CONFIG = PrepareConfig(device="CUDA", object_cache=":none:", db=":none:")
 ONLY = replace(CONFIG, device="CUDA:sm_90")
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    driver = FakeDriver()
-    stand_in(driver, monkeypatch)
-    yield driver
 
 
 def softmax(x: Array) -> Array:
@@ -616,91 +606,6 @@ def test_compiled_code_is_found_again(fake: FakeDriver, tmp_path: Path, monkeypa
     plan: ExecutionPlan = (Tensor(X) * 2).prepare(config)
     plan.execute()
     np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), X * 2)
-
-
-# -- memory shared with other libraries ------------------------------------------------------------------------
-class Theirs:
-    """An array of another library on the GPU `number`: what PyTorch's tensors on CUDA say of themselves."""
-
-    def __init__(self, array: Array, number: int = 0) -> None:
-        self.array, self.number, self.streams = array, number, list[Any]()
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.number
-
-    def __dlpack__(self, *, stream: Any = None) -> Any:
-        self.streams.append(stream)
-        a = self.array
-        dtype = Tensor(a).dtype
-        strides = tuple(s // a.itemsize for s in a.strides)
-        return dlpack.capsule_over(dlpack.Shared(a.ctypes.data, dtype, a.shape, strides, a), (2, self.number))
-
-
-def test_memory_of_another_library_is_used_where_it_is(fake: FakeDriver) -> None:
-    theirs = Theirs(X.copy(), 1)
-    t = Tensor.from_dlpack(theirs)
-    assert (t.device, t.shape, theirs.streams) == ("CUDA:1", X.shape, [7]), "their work waits for nothing of ours"
-    doubled = t * 2
-    theirs.array += 1
-    before = len(fake.calls)
-    doubled.realize()
-    assert "copy_in" not in fake.names()[before:] and doubled.device == "CUDA:1"
-    np.testing.assert_array_equal(doubled.numpy(), (X + 1) * 2)
-    t[0] = 3.0
-    t.realize()
-    assert fake.is_idle, "another library does not wait for svod"
-    assert (theirs.array[0] == 3).all(), "svod writes their memory"
-
-
-@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 0, 1), (1, 0, 2)])
-def test_axes_of_another_library_in_any_order(fake: FakeDriver, axes: tuple[int, ...]) -> None:
-    array = np.arange(30, dtype=np.int32).reshape(2, 5, 3).transpose(axes)
-    np.testing.assert_array_equal((Tensor.from_dlpack(Theirs(array)) + 1).numpy(), array + 1)
-    with pytest.raises(DeviceError, match="make it contiguous first"):
-        Tensor.from_dlpack(Theirs(array[::2, :, ::2]))
-    assert Tensor.from_dlpack(Theirs(array[:0])).shape == array[:0].shape
-
-
-def test_a_tensor_on_a_gpu_is_shared(fake: FakeDriver) -> None:
-    t = Tensor(X).to("CUDA:1").realize()
-    assert t.__dlpack_device__() == (2, 1) and not fake.is_idle
-    view = Tensor.from_dlpack(t)        # there and back
-    assert view.device == "CUDA:1"
-    assert fake.is_idle
-    capsule = t.__dlpack__(stream=-1)
-    managed = ctypes.cast(dlpack._pointer_of(capsule, b"dltensor"), ctypes.POINTER(dlpack._DLManagedTensor)).contents.tensor
-    assert (managed.device_type, managed.device_id, managed.ndim, managed.code, managed.bits) == (2, 1, 2, 2, 32)
-    assert [managed.shape[i] for i in range(2)] == list(X.shape) and [managed.strides[i] for i in range(2)] == [X.shape[1], 1]
-    theirs = np.ctypeslib.as_array((ctypes.c_float * X.size).from_address(managed.data)).reshape(X.shape)
-    np.testing.assert_array_equal(theirs, X)
-    theirs[:] = 5       # another library writes; svod reads
-    np.testing.assert_array_equal(t.numpy(), np.full_like(X, 5))
-    np.testing.assert_array_equal((t.T.contiguous() * 2).numpy(), np.full_like(X.T, 10))
-    host = np.from_dlpack(_OnHost(t))
-    np.testing.assert_array_equal(host, theirs)
-    with pytest.raises(DeviceError, match=r"DLPack device \(2, 0\): the tensor is on CUDA:1"):
-        t.__dlpack__(dl_device=(2, 0))
-
-
-class _OnHost:
-    """A tensor as NumPy asks for it when it is told to copy."""
-
-    def __init__(self, t: Tensor) -> None:
-        self.t = t
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return dlpack.CPU
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.t.__dlpack__(dl_device=dlpack.CPU)
-
-
-def test_all_types_are_shared(fake: FakeDriver) -> None:
-    for dtype in STORABLE:
-        t = Tensor([0, 1, 1, 0]).cast(dtype).to("CUDA").realize()
-        back = Tensor.from_dlpack(t)
-        assert back.dtype == t.dtype and back.device == "CUDA"
-        np.testing.assert_array_equal(back.numpy(), t.numpy())
 
 
 # -- one kernel -------------------------------------------------------------------------------------------
