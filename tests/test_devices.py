@@ -489,7 +489,7 @@ def test_memory_of_another_library_is_read_anew(toys: tuple[Counting, Counting])
     toy = toys[0]
     memory = toy.allocate(X.nbytes)
     node = graph.buffer(Tensor(X).dtype, X.size, "TOY")
-    buffer_of(node).place(toy, memory)
+    buffer_of(node).place(toy, memory, None)
     t: Any = Tensor.from_uop(graph.reshape(node, X.shape))
     for scale in (1, 2):
         theirs = X * scale

@@ -199,7 +199,7 @@ class FakeDriver(Driver):
 
     def fill(self, address: int, value: int, nbytes: int, stream: int) -> None:
         self.calls.append(("fill", nbytes))
-        self.begin(stream, lambda: None)
+        self.begin(stream, lambda: ctypes.memset(address, value, nbytes))
 
     def seconds_between(self, first: int, second: int) -> float:
         return 0.25

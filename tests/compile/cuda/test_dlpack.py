@@ -13,9 +13,10 @@ import pytest
 import svod
 from svod import Tensor
 from svod.compile.backend import backend_named
-from svod.compile.cuda.device import DEFAULT_STREAM
+from svod.compile.cuda.backend import Cuda
+from svod.compile.cuda.device import DEFAULT_STREAM, DeviceMemory
 from svod.core.graph.buffer import Array
-from svod.core.ir.dtype import STORABLE
+from svod.core.ir.dtype import STORABLE, dtypes
 from svod.errors import DeviceError
 from svod.tensor import dlpack
 from tests.compile.cuda.fake_driver import FakeDriver
@@ -206,3 +207,46 @@ def test_memory_that_was_lent_is_used_again_after_what_its_borrower_did(fake: Fa
         np.testing.assert_allclose(got, (X + n) @ W, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(last, (X - 1) @ W, rtol=1e-4, atol=1e-5)
     assert len(set(places)) < 4 and len(seen) >= 3, "memory is used again"
+
+
+class OnDevice:
+    """Memory of the first GPU that another library has, int32."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self.memory = memory
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, *, stream: Any) -> Any:
+        assert stream == -1
+        return dlpack.capsule_over(dlpack.Shared(self.memory.address, dtypes.int32, (self.memory.nbytes // 4,), (1,), self.memory), (2, 0))
+
+
+def test_the_default_stream_and_svods_work_in_turns(cuda: Any) -> None:
+    """Long fills on the default stream between svod's runs, on a GPU too: each reads what the one before has written."""
+    device = backend_named("CUDA")
+    assert isinstance(device, Cuda)
+    size = 1 << (12 if cuda is not None else 28)
+    memory = DeviceMemory(device.gpu.pool, size)
+    t = Tensor.from_dlpack(OnDevice(memory), stream=0)
+    add = svod.jit(lambda a: a + 1)
+    made = []
+    for n in range(12):
+        driver = device.gpu.use()
+        for value in (0, n):
+            driver.fill(memory.address, value, size, DEFAULT_STREAM)
+        made.append(add(t))
+        driver.fill(memory.address, 0xEE, size, DEFAULT_STREAM)
+        if n == 7:
+            t.assign(t * 0 - 5).realize()
+            copied = DeviceMemory(device.gpu.pool, size)
+            with device.gpu.working():
+                driver.copy(copied.address, memory.address, size, DEFAULT_STREAM)
+            device.follow(DEFAULT_STREAM)
+            back = np.empty(size // 4, np.int32)
+            device.copy_out(back.ctypes.data, copied.address, size)
+            assert (back == -5).all()
+    for n, y in enumerate(made):
+        found = y.numpy()
+        assert found.min() == found.max() == n * 0x01010101 + 1, n
