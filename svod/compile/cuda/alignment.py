@@ -11,6 +11,7 @@ from math import gcd
 from svod.compile.lower.program import Instruction
 
 WIDEST = 16         # bytes of the widest access, and of what pointers begin at a multiple of
+WRAPS = 32          # bits below which integers wrap around where nobody cares: 240 + 32 of uint8 is 16
 _GCD = frozenset({"ADD", "SUB", "MIN", "MAX"})
 _SAME = frozenset({"CAST", "SPLAT", "NEG"})
 
@@ -24,8 +25,8 @@ class Multiples:
 
     def _of(self, v: int) -> int:
         """A number that divides a value whenever it is computed; 0 for the constant 0."""
-        op, _, lanes, src, arg = self.code[v]
-        if lanes > 1:
+        op, dtype, lanes, src, arg = self.code[v]
+        if lanes > 1 or not dtype.is_int or dtype.bits < WRAPS:     # a float is rounded when it becomes an integer
             return 1
         if op == "CONST":
             return abs(int(arg))

@@ -1,0 +1,58 @@
+"""Of what addresses are known to be multiples: an access that is wider than its address allows ends the device."""
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from svod.compile.cuda.alignment import Multiples
+from svod.compile.lower.program import Instruction
+from svod.core.ir.dtype import DType, dtypes
+
+INDEX, INT, FLOAT = dtypes.index, dtypes.int32, dtypes.float32
+UNKNOWN = Instruction("VAR", INDEX, 1, (), "n")
+
+
+def const(value: float, dtype: DType = INDEX) -> Instruction:
+    return Instruction("CONST", dtype, 1, (), value)
+
+
+def alu(op: str, *src: int, dtype: DType = INDEX, arg: Any = None) -> Instruction:
+    return Instruction(op, dtype, 1, src, arg)
+
+
+@pytest.mark.parametrize(("code", "nbytes"), [
+    ((const(0),), 16), ((const(6),), 8), ((UNKNOWN,), 4),
+    ((UNKNOWN, const(4), alu("MUL", 0, 1)), 16),
+    ((UNKNOWN, const(6), alu("MUL", 0, 1)), 8),
+    ((UNKNOWN, const(4), const(2), alu("MULACC", 0, 1, 2)), 8),
+    ((UNKNOWN, const(4), alu("MUL", 0, 1), const(2), alu("ADD", 2, 3)), 8),
+    ((UNKNOWN, const(4), alu("MUL", 0, 1), const(8), alu("MIN", 2, 3)), 16),
+    ((UNKNOWN, const(12), alu("MUL", 0, 1), const(4), alu("XOR", 2, 3)), 16),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(2), alu("IDIV", 2, 3)), 16),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(16), alu("IDIV", 2, 3)), 4),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(20), alu("MOD", 2, 3)), 16),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(6), alu("MOD", 2, 3)), 8),
+    ((const(4), UNKNOWN, alu("LOOP", 0, 1, arg=8)), 16), ((const(2), UNKNOWN, alu("LOOP", 0, 1, arg=8)), 8),
+])
+def test_what_divides_an_index(code: tuple[Instruction, ...], nbytes: int) -> None:
+    assert Multiples(code).bytes_of(len(code) - 1, 0, 4) == nbytes
+
+
+def test_an_offset_counts() -> None:
+    code = (UNKNOWN, const(4), alu("MUL", 0, 1))
+    assert [Multiples(code).bytes_of(2, offset, 4) for offset in (0, 1, 2, 3, 4)] == [16, 4, 8, 4, 16]
+
+
+def test_a_float_is_rounded_when_it_becomes_an_index() -> None:
+    """Four times 0.3 is 1."""
+    number = alu("VAR", dtype=FLOAT, arg="x")
+    code = (number, const(4.0, FLOAT), alu("MUL", 0, 1, dtype=FLOAT), alu("CAST", 2, dtype=INT), alu("CAST", 3))
+    assert Multiples(code).bytes_of(4, 0, 4) == 4
+
+
+def test_small_integers_wrap_around() -> None:
+    """48 times 6, divided by 3, is 96; of eight bits it is 10."""
+    code = (alu("VAR", dtype=dtypes.uint8, arg="x"), const(48, dtypes.uint8), alu("MUL", 0, 1, dtype=dtypes.uint8),
+            const(3, dtypes.uint8), alu("IDIV", 2, 3, dtype=dtypes.uint8), alu("CAST", 4))
+    assert Multiples(code).bytes_of(5, 0, 4) == 4
