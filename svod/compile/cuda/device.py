@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from svod.compile.cuda.driver import Driver, OutOfMemory
 from svod.compile.cuda.targets import DEVICE, Architecture, Card, architecture_of, runs, target_of
@@ -61,29 +61,29 @@ class Pool:
 
     def take(self, size: int) -> int:
         """The address of `size` bytes. Raises DeviceError where the device has too little memory."""
+        self.device.check_process()     # a lock may be held there by a thread that is gone
         if self._lent:
             self._take_back()
+        try:
+            return self._take(size)
+        except OutOfMemory:
+            self._return()
+        try:
+            return self._take(size)
+        except OutOfMemory as e:
+            raise DeviceError(f"{self.device.name} has no {size:,} bytes of memory left; this process holds {self.held:,}: compute "
+                              "smaller batches, or end what else uses the GPU") from e
+
+    def _take(self, size: int) -> int:
         with self.lock:
             self._sort()
             waiting = self.free.get(size)
             if waiting:
                 return waiting.pop()
-            driver = self.device.use()
-            try:
-                address = self._allocate(driver, size)
-            except OutOfMemory:
-                self._return(driver)
-                try:
-                    address = self._allocate(driver, size)
-                except OutOfMemory as e:
-                    raise DeviceError(f"{self.device.name} has no {size:,} bytes of memory left; this process holds {self.held:,}: compute "
-                                      "smaller batches, or end what else uses the GPU") from e
+            with self.device.naming():
+                address = self.device.use().allocate(size)
             self.held += size
             return address
-
-    def _allocate(self, driver: Driver, size: int) -> int:
-        with self.device.naming():
-            return driver.allocate(size)
 
     def give(self, size: int, address: int, lent: set[int | None]) -> None:
         """Keep memory for the next who needs as much. Without waiting: the thread that holds the lock may be this one, inside a
@@ -110,16 +110,17 @@ class Pool:
             size, address = self._given.popleft()
             self.free.setdefault(size, []).append(address)
 
-    def _return(self, driver: Driver) -> None:
-        """Give everything back to the driver that nobody holds, when nothing uses it any more."""
-        with self.device.naming():
-            driver.wait(self.device.stream)
-        self._sort()
-        for size, waiting in self.free.items():
-            for address in waiting:
-                driver.free(address)
-                self.held -= size
-        self.free.clear()
+    def _return(self) -> None:
+        """Give everything back to the driver that nobody holds, when nothing uses it any more. Whoever has the stream, and may be recording
+        a graph there, is waited for first: a wait would end the recording."""
+        with self.device.working() as driver:
+            self.device.wait()
+            with self.lock:
+                self._sort()
+                for size, waiting in self.free.items():
+                    while waiting:
+                        driver.free(waiting.pop())
+                        self.held -= size
 
 
 class Staging:
@@ -181,7 +182,7 @@ class GpuDevice:
         self.stream = driver.create_stream()
         self._staging: Staging | None = None
         self._pending: dict[str, None] = {}     # names of kernels that were launched and not waited for
-        self.retired: deque[int] = deque()      # modules that nobody needs any more, to be unloaded when nothing runs
+        self.retired: deque[tuple[Callable[[int], None], int]] = deque()    # what frees a module or graph that nobody needs, and which
         self._reached: dict[int, bool] = {}     # by the number of another device: whether its memory is
         self._point: int | None = None          # the event by which a stream follows another
         self._clocks: list[tuple[int, int]] = []
@@ -189,15 +190,26 @@ class GpuDevice:
 
     def use(self) -> Driver:
         """The driver, with this device's context in the calling thread. Raises DeviceError in a fork of the process that opened it."""
+        self.check_process()
+        self.driver.use_context(self.context)
+        return self.driver
+
+    def check_process(self) -> None:
+        """Raise DeviceError in a fork of the process that opened the device."""
         if os.getpid() != self.process:
             raise DeviceError(f"{self.name} was opened before this process was forked, and CUDA does not survive that: start processes "
                               "with the method 'spawn' or 'forkserver'")
-        self.driver.use_context(self.context)
-        return self.driver
+
+    def retire(self, free: Callable[[int], None], handle: int) -> None:
+        """Have a module or a graph freed later, when nothing runs. Without a call of the driver: the collector may run in a thread that
+        uses another device, or records launches."""
+        if os.getpid() == self.process:
+            self.retired.append((free, handle))
 
     @contextlib.contextmanager
     def working(self, kernels: Sequence[str] = ()) -> Iterator[Driver]:
         """The driver, to put work on the stream; `kernels`: the names of those that are launched inside."""
+        self.check_process()        # the lock may be held there by a thread that is gone
         with self.lock, self.naming():
             driver = self.use()
             if kernels:
@@ -247,7 +259,8 @@ class GpuDevice:
         if self._staging is not None:
             self._staging.settle()
         while self.retired:
-            driver.unload_module(self.retired.popleft())
+            free, handle = self.retired.popleft()
+            free(handle)
 
     def architecture(self) -> Architecture:
         """The architecture whose code the device runs."""
@@ -357,7 +370,7 @@ class Module:
         self.device = device
         self.handle = device.use().load_module(image)
         self.functions: dict[str, int] = {}
-        self._free = weakref.finalize(self, _unload, device, self.handle)
+        self._free = weakref.finalize(self, device.retire, device.driver.unload_module, self.handle)
         self._free.atexit = False
 
     def function(self, symbol: str, shared: int) -> int:
@@ -369,9 +382,3 @@ class Module:
             if shared:
                 driver.allow_shared(found, shared)
         return found
-
-
-def _unload(device: GpuDevice, module: int) -> None:
-    """Have a module unloaded later: its kernels may run, and the collector may have been called while launches are recorded."""
-    if os.getpid() == device.process:
-        device.retired.append(module)

@@ -7,7 +7,6 @@
 Nobody waits but who times or reads (`GpuDevice`). A graph holds addresses and values: what is bound or set anew makes it void."""
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -139,13 +138,13 @@ class CudaQueue(LaunchRecords):
 
     def _as_graph(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> _Graph:
         """Launches as a graph."""
-        driver.begin_capture(self.device.stream)
         try:
+            driver.begin_capture(self.device.stream)
             self._begin(driver, recorded)
+            return _Graph(self._state, driver.end_capture(self.device.stream))
         except BaseException:       # Ctrl-C, too: nothing else could be done on the stream
             driver.abandon_capture(self.device.stream)
             raise
-        return _Graph(self._state, driver.end_capture(self.device.stream))
 
     def _begin(self, driver: Driver, recorded: Sequence[tuple[int, int]]) -> None:
         for key in recorded:
@@ -185,10 +184,9 @@ class CudaQueue(LaunchRecords):
 
 
 def _free_graphs(device: GpuDevice, graphs: dict[int, _Graph]) -> None:
-    if os.getpid() == device.process:
-        for graph in graphs.values():
-            if graph.handle:
-                device.use().free_graph(graph.handle)
+    for graph in graphs.values():
+        if graph.handle:
+            device.retire(device.driver.free_graph, graph.handle)
 
 
 class NoDeviceQueue(LaunchRecords):

@@ -157,11 +157,13 @@ class FakeDriver(Driver):
         return stream
 
     def is_done(self, stream: int) -> bool:
+        assert self.capturing is None, "a stream that records is asked: the recording is void"
         self._check()
         return not self.streams[stream]
 
     def wait(self, stream: int) -> None:
         self.calls.append(("wait",))
+        assert self.capturing is None, "a stream that records is waited for: the recording is void"
         self._check()
         while self.streams[stream]:
             self._next(stream)

@@ -250,6 +250,23 @@ def test_a_recording_that_is_interrupted(fake: FakeDriver, monkeypatch: pytest.M
     np.testing.assert_allclose(plan.outputs[0].reshape(EXPECTED.shape), EXPECTED, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["begin_capture", "launch", "end_capture"])
+def test_a_recording_ends_wherever_it_is_interrupted(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    plan, call = network().prepare(CONFIG), getattr(fake, name)
+    plan.execute()
+
+    def interrupted(*args: Any) -> None:
+        if name == "begin_capture":
+            call(*args)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(fake, name, interrupted)
+        plan.execute()
+    assert fake.capturing is None
+    plan.execute()
+    np.testing.assert_allclose(plan.outputs[0].reshape(EXPECTED.shape), EXPECTED, rtol=1e-4, atol=1e-5)
+
+
 def test_a_graph_goes_with_its_plan(fake: FakeDriver) -> None:
     plan = network().prepare(CONFIG)
     for _ in range(2):
@@ -257,7 +274,63 @@ def test_a_graph_goes_with_its_plan(fake: FakeDriver) -> None:
     assert "launch_graph" in fake.names() and "free_graph" not in fake.names()
     del plan
     gc.collect()
+    assert "free_graph" not in fake.names()     # it may still run
+    backend_named("CUDA").wait()
     assert fake.names().count("free_graph") == 1
+
+
+def test_a_plan_that_is_collected_leaves_the_thread_on_its_device(fake: FakeDriver) -> None:
+    """The collector runs wherever objects are made: also where another device is about to be asked for memory."""
+    plan = network().prepare(CONFIG)
+    for _ in range(2):
+        plan.execute()
+    other = backend_named("CUDA:1").gpu     # type: ignore[attr-defined]
+    with other.working():
+        assert fake.context == other.context
+        del plan
+        gc.collect()
+        assert fake.context == other.context
+
+
+def test_memory_that_runs_out_waits_for_who_records_a_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that records is not waited for, by no thread: its recording would be void."""
+    plan, device, launch = network().prepare(CONFIG), backend_named("CUDA"), fake.launch
+    plan.execute()
+    first = device.allocate(1 << 16)
+    del first
+    fake.room = sum(m.nbytes for m in fake.memory.values()) + (1 << 17)
+    threads, got = list[threading.Thread](), list[Any]()
+
+    def beside(*args: Any) -> None:
+        if fake.capturing is not None and not threads:
+            threads.append(threading.Thread(target=lambda: got.append(device.allocate(3 << 16)), daemon=True))
+            threads[0].start()
+            threads[0].join(0.2)
+        launch(*args)
+    with monkeypatch.context() as patched:
+        patched.setattr(fake, "launch", beside)
+        plan.execute()
+    threads[0].join(10)
+    assert not threads[0].is_alive() and got
+    np.testing.assert_allclose(plan.outputs[0].reshape(EXPECTED.shape), EXPECTED, rtol=1e-4, atol=1e-5)
+
+
+def test_a_fork_of_a_process_that_was_busy_is_told_so(fake: FakeDriver) -> None:
+    """A thread had the locks when the process was forked, and is gone in the fork."""
+    device = backend_named("CUDA").gpu      # type: ignore[attr-defined]
+    said: list[str] = []
+
+    def asked() -> None:
+        for call in (device.wait, lambda: device.pool.take(512)):
+            with pytest.raises(DeviceError, match="before this process was forked") as error:
+                call()
+            said.append(str(error.value))
+    with device.lock, device.pool.lock:
+        device.process = -1
+        thread = threading.Thread(target=asked, daemon=True)
+        thread.start()
+        thread.join(10)
+    assert len(said) == 2
 
 
 def test_each_run_of_a_sample_begins_with_a_cache_that_was_filled(fake: FakeDriver) -> None:
