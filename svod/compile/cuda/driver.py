@@ -15,7 +15,6 @@ from svod.errors import DeviceError, DeviceLost
 
 LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 OUT_OF_MEMORY = 2
-NAMES = {"cuDevicePrimaryCtxRetain", "cuDeviceGet", "cuInit"}
 ATTRIBUTES = {
     "group_threads": 1, "clock": 13, "units": 16, "memory_clock": 36, "memory_bus": 37, "l2": 38, "unit_threads": 39, "major": 75,
     "minor": 76, "unit_shared": 81, "unit_registers": 82, "group_shared": 97, "unit_groups": 106,
@@ -54,12 +53,6 @@ class Driver:
         return (DeviceLost if code in LOST else DeviceError)(f"CUDA: {why}")
 
     # -- devices ------------------------------------------------------------------------------------
-    def version(self) -> int:
-        """Of CUDA, 1000·major + 10·minor, that the driver knows."""
-        out = c_int()
-        self._call("cuDriverGetVersion", byref(out))
-        return out.value
-
     def count(self) -> int:
         """The number of devices."""
         out = c_int()
@@ -231,12 +224,14 @@ class Driver:
         """What was recorded, ready to be launched as a whole."""
         graph, ready = c_void_p(), c_void_p()
         self._call("cuStreamEndCapture", c_void_p(stream), byref(graph))
-        self._call("cuGraphInstantiateWithFlags", byref(ready), graph, ctypes.c_ulonglong(0))
-        self._call("cuGraphDestroy", graph)
+        try:
+            self._call("cuGraphInstantiateWithFlags", byref(ready), graph, ctypes.c_ulonglong(0))
+        finally:
+            self._call("cuGraphDestroy", graph)
         return ready.value or 0
 
     def abandon_capture(self, stream: int) -> None:
-        """Forget what was recorded, which may be no graph."""
+        """Forget what was recorded, which may be no graph; nothing where nothing is recorded."""
         graph = c_void_p()
         self.library.cuStreamEndCapture(c_void_p(stream), byref(graph))
         if graph.value:
