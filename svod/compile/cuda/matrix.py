@@ -65,14 +65,15 @@ def lane_of(w: Writer) -> str:
     return w.temp(f"and i32 {w.temp('call i32 @llvm.nvvm.read.ptx.sreg.tid.x()')}, 31")
 
 
-def _moved(w: Writer, number: str, steps: list[tuple[int, int]]) -> str:
-    """How far a number moves an address, as i32: its digits, each (count, elements), the first one outermost."""
+def _moved(w: Writer, number: str, steps: list[tuple[int, int]], kind: str = "i32") -> str:
+    """How far a number of 32 bits moves an address, as `kind`: its digits, each (count, elements), the first one outermost."""
     total, inner = "0", 1
     for count, elements in reversed(steps):
         if count > 1 and elements:
             digit = w.temp(f"udiv i32 {number}, {inner}") if inner > 1 else number
             digit = w.temp(f"urem i32 {digit}, {count}")
-            total = w.temp(f"add i32 {total}, {w.temp(f'mul i32 {digit}, {elements}')}")
+            digit = digit if kind == "i32" else w.temp(f"zext i32 {digit} to {kind}")
+            total = w.temp(f"add {kind} {total}, {w.temp(f'mul {kind} {digit}, {elements}')}")
         inner *= count
     return total
 
@@ -96,14 +97,15 @@ class Tile:
             index = w.value[src[2]]
             self.inner = index if w.code[src[2]].dtype.bits == 32 else w.temp(f"trunc i64 {index} to i32")
 
-    def pointer(self, moved: str) -> str:
-        """The address of an element so much further, an i32."""
+    def pointer(self, moved: str, kind: str = "i32") -> str:
+        """The address of an element so much further; an i32 in lines that change places."""
         w = self.w
         if self.lines > 1:
             at = w.temp(f"add i32 {w.temp(f'add i32 {moved}, {self.inner}')}, {self.rest}")
             row = w.temp(f"and i32 {w.temp(f'udiv i32 {at}, {LINES_TOGETHER * self.line}')}, {self.lines - 1}")
             moved = w.temp(f"xor i32 {at}, {w.temp(f'mul i32 {row}, {self.line}')}")
-        return w.temp(f"getelementptr {self.elem}, ptr {self.base}, i64 {w.temp(f'sext i32 {moved} to i64')}")
+        moved = moved if kind == "i64" else w.temp(f"sext {kind} {moved} to i64")
+        return w.temp(f"getelementptr {self.elem}, ptr {self.base}, i64 {moved}")
 
 
 def _starts_lines(w: Writer, i: int) -> bool:
@@ -128,17 +130,19 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
             all(_starts_lines(w, m) for m in members):
         _load_lines(w, members, fragment, tile, lane, line, kind)
         return
-    own = _moved(w, lane, _steps(fragment.threads, rows, columns))
+    steps = [*_steps(fragment.threads, rows, columns), *_steps(fragment.elements, rows, columns)]
+    kind = "i64" if sum([(n - 1) * abs(apart) for n, apart in steps]) >> 31 else "i32"      # rows of gigabytes
+    own = _moved(w, lane, steps[:len(fragment.threads)], kind)
     step, run = _steps((fragment.run,), rows, columns)[0][1], fragment.run.extent
     together = run if step == 1 and lines == 1 else 1
-    moves = [n for _, n in (*_steps(fragment.threads, rows, columns), *_steps(fragment.elements[:-1], rows, columns))]
+    moves = [n for _, n in steps[:-1]]
     align = gcd(w.family.alignment(w, src[0], src[1], offset, WIDEST // size), WORD, *[n * size for n in moves]) if together > 1 else size
     if align < together * size:
         together, align = 1, size
     vec, part, whole = memory_type(dtype.name, lanes), memory_type(dtype.name, together), "poison"
     for k in range(0, lanes, together):
         row, column = fragment.places[k]
-        at = tile.pointer(w.temp(f"add i32 {own}, {row * rows + column * columns}"))
+        at = tile.pointer(w.temp(f"add {kind} {own}, {row * rows + column * columns}"), kind)
         loaded = w.temp(f"load {part}, ptr {at}, align {align}")
         if lanes == 1:
             whole = loaded

@@ -240,6 +240,18 @@ def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.Mon
         check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80"))
 
 
+@pytest.mark.parametrize(("length", "bits"), [(1 << 20, 32), (1 << 28, 64), (1 << 33, 64)])
+def test_rows_that_lie_gigabytes_apart(length: int, bits: int) -> None:
+    """Fifteen rows of 2^28 numbers are more than 32 bits count, with a sign."""
+    state = tensorized(gemm(16, 8, length, BF16, BF16, transposed=True), "mma_bf16", "sm_80")
+    product = lower(state).code[-1]
+    rows = {x.arg[3] for x in product if x.op == "LOADMATRIX" and x.arg[2] == 0}
+    text = render(lower(state), state.target).rsplit("define", 1)[1]
+    assert rows and all(row >= length for row in rows)
+    assert all(re.search(rf" = mul i{bits} %\w+, {row}\n", text) for row in rows)
+    assert all(abs(int(n)) < 1 << 31 for n in re.findall(r" (?:add|mul) i32 %\w+, (-?\d+)", text))
+
+
 @pytest.mark.parametrize(("name", "arch", "dtype"), [("mma_f16k8", "sm_75", F16), ("mma_s8k16", "sm_75", I8), ("mma_s8", "sm_80", I8), *[
     (name, arch, dtype) for name, dtype in (("mma_bf16", BF16), ("mma_f16", F16)) for arch in ("sm_80", "sm_90")]])
 def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:
