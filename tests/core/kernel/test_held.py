@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 
+from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.intrinsics import shuffles_of
@@ -14,8 +15,9 @@ from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 from tests.compile.cuda.target import card_target
 from tests.core.corpus import data, kernel_of
-from tests.hand_kernels import gemm
+from tests.hand_kernels import Ast, gemm
 
+F16, F32 = dtypes.float16, dtypes.float32
 HELD, SHARED = MemorySpace.HELD, MemorySpace.SHARED
 TARGET = card_target("sm_80")
 ATTENTION = Kernel(kernel_of(data(3, 96, 32, dtype="bfloat16").scaled_dot_product_attention(
@@ -62,6 +64,55 @@ def test_a_whole_pass_stays_in_registers() -> None:
 def test_what_others_read_lies_in_shared_memory(changes: dict[str, str], shared: set[str]) -> None:
     found = spaces(laid(**changes))
     assert {name for name, space in found.items() if space is SHARED} == {"s0", "s1", "s7"} | shared
+
+
+def product_and(form: str, m: int, n: int, k: int) -> Kernel:
+    """s2[i, j], a product of two matrices of 16 bits, of which the output reads: the element at its own position (`itself`), also for
+    several positions of another axis (`twice`), the one below (`below`), those of a diagonal (`diagonal`); or sums of products with half of
+    it (`product`), or with it times an argument (`loaded`)."""
+    a, more = Ast(), {"below": 1, "diagonal": n}.get(form, 0)
+    out, x, w, v = a.param(0, 2 * m * n), a.param(1, (m + more) * k, F16), a.param(2, k * n, F16), a.param(3, n * n, F16)
+    p, q, r, s, i, j, t = a.axes(m + more, k, k, n, m + more, n, k)
+    first, second = a.stage(a.load(x, p * k + q).cast(F32), p, q), a.stage(a.load(w, r * n + s).cast(F32), r, s)
+    c = a.stage(a.reduce("ADD", a.read(first, i, t) * a.read(second, t, j), t), i, j)
+    if form in ("product", "loaded"):
+        e, f, g, h, y, z, u = a.axes(m, n, n, n, m, n, n)
+        value = a.read(c, e, f) * (a.load(v, f).cast(F32) if form == "loaded" else 0.5)
+        factor, other = a.stage(value.cast(F16).cast(F32), e, f), a.stage(a.load(v, g * n + h).cast(F32), g, h)
+        return Kernel(a.sink(a.store(out, y * n + z, a.reduce("ADD", a.read(factor, y, u) * a.read(other, u, z), u), y, z)))
+    b, y, z = a.axes(2, m, n)
+    if form == "twice":
+        return Kernel(a.sink(a.store(out, (b * m + y) * n + z, a.read(c, y, z) + 1.5, b, y, z)))
+    row = {"itself": y, "below": y + 1, "diagonal": y + z}[form]
+    return Kernel(a.sink(a.store(out, y * n + z, a.read(c, row, z) + 1.5, y, z)))
+
+
+@pytest.mark.parametrize(("form", "shape", "chain", "space"), [
+    ("itself", (32, 16, 7), "UPCAST(s2.o1, 2) STAGE(s2, o0) HOLD(out, mma_f16,o0,o1) UPCAST(o1, 2)", HELD),
+    ("below", (32, 16, 7), "UPCAST(s2.o1, 2) STAGE(s2, o0) HOLD(out, mma_f16,o0,o1) UPCAST(o1, 2)", SHARED),
+    ("diagonal", (32, 8, 7), "UPCAST(s2.o0, 0) STAGE(s2, o0) HOLD(out, mma_f16,o0,o1)", SHARED),
+    ("itself", (64, 24, 7), "LOCAL(s2.o0, 2) UPCAST(s2.o1, 3) STAGE(s2, o0) HOLD(out, mma_f16,o0,o1) LOCAL(o0, 2) UPCAST(o1, 3)", HELD),
+    ("itself", (64, 24, 7), "LOCAL(s2.o0, 2) STAGE(s2, o0) HOLD(out, mma_f16,o0,o1) LOCAL(o0, 2) UPCAST(o1, 3)", SHARED),
+    ("itself", (48, 24, 7), "UPCAST(s2.o0, 2) LOCAL(s2.o1, 2) STAGE(s2, o1) HOLD(out, mma_f16,o0,o1) LOCAL(o0, 2)", SHARED),
+    ("twice", (14, 24, 7), "STAGE(s2, o2) HOLD(out, mma_f16,o1,o2)", HELD),
+    ("twice", (14, 24, 7), "STAGE(s2, o2) HOLD(out, mma_f16,o1,o2) LOCAL(o0, 2)", SHARED),
+])
+def test_who_holds_a_product(form: str, shape: tuple[int, int, int], chain: str, space: MemorySpace) -> None:
+    """The threads that compute it, where each reads its own elements: of the same rows, of the same axes, bound alike, all of them."""
+    state = state_of(product_and(form, *shape), f"TC(s2.r0, mma_f16,s2.o0,s2.o1) {chain}")
+    assert loop_nest(state).stages[state.stage_id("s2")].space is space
+
+
+@pytest.mark.parametrize(("form", "shape", "chain", "space"), [
+    ("product", (32, 32, 16), "UPCAST(s2.o1, 4) TC(r0, mma_f16,o0,o1) STAGE(s3, o0) STAGE(s2, o0)", HELD),
+    ("loaded", (32, 32, 16), "UPCAST(s2.o1, 4) TC(r0, mma_f16,o0,o1) STAGE(s3, o0) STAGE(s2, o0)", SHARED),
+    ("product", (32, 40, 16), "UPCAST(s2.o1, 5) TC(r0, mma_f16,o0,o1) STAGE(s3, o0) STAGE(s2, o0)", SHARED),  # half a tile
+    ("product", (32, 32, 7), "LOCAL(s2.o1, 2) TC(r0, mma_f16,o0,o1) LOCAL(o0, 2) STAGE(s3, o1)", SHARED),      # s2 is a phase of its own
+])
+def test_which_operands_are_computed_where_they_are_multiplied(form: str, shape: tuple[int, int, int], chain: str,
+                                                               space: MemorySpace) -> None:
+    state = state_of(product_and(form, *shape), f"TC(s2.r0, mma_f16,s2.o0,s2.o1) {chain}")
+    assert loop_nest(state).stages[state.stage_id("s3")].space is space
 
 
 def test_tiles_are_cut_from_the_innermost_loops() -> None:
