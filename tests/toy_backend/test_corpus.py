@@ -27,7 +27,7 @@ from svod.core.spec.values import to_float
 from svod.errors import KernelOptError
 from tests.agreement import Case, draw, steps
 from tests.chains import MAX_EXPANDED, expanded, random_opt
-from tests.core.corpus import CORPUS, data
+from tests.core.corpus import CORPUS, data, kernel_of
 from tests.draws import count
 from tests.hand_kernels import HAND
 from tests.toy_backend.interpreter import run_program
@@ -154,6 +154,22 @@ def test_threads_that_compute_more_than_is_read(name: str, chain: list[Any]) -> 
     args = case.fresh()
     run_program(program, args, seed=1)
     case.check(args, name)
+
+
+@pytest.mark.parametrize(("axis", "threads"), [(0, (4, 8)), (0, (8, 4)), (1, (4, 8)), (1, (8, 4)), (1, (4, 1)), (0, (1, 8))])
+def test_threads_of_a_column_are_no_neighbours(axis: int, threads: tuple[int, int]) -> None:
+    """As many threads as there are for the positions of a row or column, for which its maximum and its sum are the same, share them: of a
+    row they are neighbours, of a column each has threads of others beside it."""
+    kernel = Kernel(kernel_of(data(8, 16).softmax(axis)))
+    chain = [Opt("LOCAL", "o0", threads[0]), Opt("LOCAL", "o1", threads[1]),
+             *[Opt("GROUP", f"{s.name}.r0", threads[axis]) for s in kernel.stages if s.has_reduce]]
+    state = apply_opts(Scheduler(kernel, replace(TOY, group_threads=1024)), [o for o in chain if o.arg > 1])
+    case, program = Case(kernel, 0), lower(state)
+    args = case.fresh()
+    run_program(program, args)
+    case.check(args, str(chain))
+    neighbours = axis == 1 or threads[1] == 1
+    assert program.spec.phases[-1].block == threads[0] * threads[1] * (1 if neighbours else threads[axis])
 
 
 @pytest.mark.parametrize("seed", range(4))

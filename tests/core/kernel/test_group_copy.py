@@ -1,18 +1,24 @@
 """How groups copy into shared memory: the order of the threads, vectors, and rows apart so that banks do not conflict."""
 from __future__ import annotations
 
+import operator
+import random
 from dataclasses import replace
 
 import pytest
 
+from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opts
-from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.kernel import Kernel, ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import StageNest, loop_nest
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.shared.banks import Access, conflicts, with_row_pad
+from svod.core.kernel.shared.copy import along_vector, group_copy
 from svod.core.machine.levels import MemorySpace
-from tests.hand_kernels import gemm
+from tests.draws import count
+from tests.hand_kernels import Ast, gemm, number
 from tests.toy_backend.target import TOY
 
 GPU = replace(TOY, group_threads=1024, shared_bytes=48 << 10, subgroup=32)
@@ -55,3 +61,81 @@ def test_conflicts(elements: range | list[int], width: int, times: int) -> None:
 def test_padded_rows_keep_their_order() -> None:
     padded = with_row_pad(Layout((3, 8, 16), (128, 16, 1), (0, 1, 2), -1, 1, 0, 384), 4)
     assert padded.strides == (160, 20, 1) and padded.size == 480 and padded.row_pad == 4
+
+
+def random_index(rng: random.Random, axes: list[UOp], depth: int) -> UOp:
+    """An index of axes, with divisions and remainders by constants."""
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice([*axes, axes[-1], number(rng.choice((2, 3, 8, 32)))])
+    first = random_index(rng, axes, depth - 1)
+    op = rng.choice((Ops.ADD, Ops.SUB, Ops.MUL, Ops.IDIV, Ops.MOD, Ops.MOD, Ops.IDIV))
+    other = random_index(rng, axes, depth - 1) if op in (Ops.ADD, Ops.SUB) else number(rng.choice((2, 3, 4, 6, 8, 16, 64)))
+    return first.alu(op, other)
+
+
+OPERATIONS = {"ADD": operator.add, "SUB": operator.sub, "MUL": operator.mul, "IDIV": operator.floordiv, "MOD": operator.mod,
+              "CMPLT": operator.lt, "CMPLE": operator.le, "AND": operator.and_}
+
+
+def values_at(r: ResolvedStage, at: tuple[int, ...]) -> dict[int, int]:
+    """The integers and conditions of a stage at a position, by node."""
+    found: dict[int, int] = {}
+    for i, n in enumerate(r.nodes):
+        if n.kind == "axis":
+            found[i] = at[n.arg]
+        elif n.kind == "const" and not n.dtype.is_float:
+            found[i] = int(n.arg)
+        elif n.kind == "alu" and all(s in found for s in n.src):
+            found[i] = OPERATIONS[n.op](*[found[s] for s in n.src])
+    return found
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_what_moves_evenly_in_vectors(width: int) -> None:
+    """Each claim holds at every position where a vector begins, and many of what is divided move evenly."""
+    rng, divided = random.Random(width), 0
+    for _ in range(count(100)):
+        a = Ast()
+        out, x = a.param(0, 24 * 64), a.param(1, 1 << 20)
+        i, j = a.axes(24, 64)
+        index = random_index(rng, [i, j], 3)
+        state = Scheduler(Kernel(a.sink(a.store(out, i * 64 + j, a.load(x, index + j), i, j))), GPU)
+        r = place_stages(state).stage(0)
+        for n, along in along_vector(r, 1, width).items():
+            divided += along.step == 0 and 1 in r.nodes[n].deps
+            for row in (0, 5, 23):
+                for start in range(0, 64, width):
+                    first = values_at(r, (row, start)).get(n)
+                    if first is None:
+                        continue
+                    assert first % along.multiple == 0 if along.multiple else first == 0
+                    assert all(values_at(r, (row, start + k))[n] == first + k * along.step for k in range(width))
+    assert divided > 10
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_vectors_of_copies_lie_beside_each_other_under_one_condition(width: int) -> None:
+    """Whatever is divided, and under whatever condition it is read: each vector begins where one does in memory."""
+    rng, seen = random.Random(width), [0, 0]
+    for _ in range(count(300)):
+        a = Ast()
+        out, x = a.param(0, 24 * 64), a.param(1, 1 << 20)
+        i, j = a.axes(24, 64)
+        base = rng.choice((j, j % rng.choice((8, 12, 16)), j // 8 * 16 + j % 8, j + rng.choice((4, 8, 3))))
+        index = base + random_index(rng, [i, j], 2) * rng.choice((1, 4, 8, 64))
+        gate = None if rng.random() < 0.4 else random_index(rng, [i, j], 2) < rng.choice((3, 8, 12, 16))
+        state = Scheduler(Kernel(a.sink(a.store(out, i * 64 + j, a.load(x, index, gate), i, j))), GPU)
+        r = place_stages(state).stage(0)
+        copy = group_copy(r, (24, 64), (({}, 0), ({}, 0)), (24, 64), (0, 1), width)
+        if copy.vector != 1:
+            continue
+        for load in (n for n in r.nodes if n.kind == "load" and n.linear is not None):
+            seen[load.gate >= 0] += bool(load.linear.atoms)
+            for row in (0, 5, 23):
+                for start in range(0, 64, copy.width):
+                    at = [values_at(r, (row, start + k)) for k in range(copy.width)]
+                    flat = [load.linear.const + sum(c * (row, start + k)[d] for d, c in load.linear.coefs)
+                            + sum(c * values[n] for n, c in load.linear.atoms) for k, values in enumerate(at)]
+                    assert flat == list(range(flat[0], flat[0] + copy.width)) and flat[0] % copy.width == 0
+                    assert load.gate < 0 or len({values[load.gate] for values in at}) == 1
+    assert min(seen) > 5, seen

@@ -83,7 +83,7 @@ def _takes_vectors(r: ResolvedStage, d: int, extents: tuple[int, ...], starts: t
             return False
         step = n.linear.coef(d) + sum([c * along[a].step for a, c in n.linear.atoms])
         apart = [n.linear.const, *[c for a, c in n.linear.coefs if a != d], *[c * along[a].multiple for a, c in n.linear.atoms]]
-        if step != 1 or any(c % width for c in apart) or (n.gate >= 0 and along[n.gate].step):
+        if step != 1 or any(c % width for c in apart):
             return False
     return True
 
