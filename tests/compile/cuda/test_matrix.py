@@ -16,7 +16,7 @@ from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.threads.lines import Lines
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
-from svod.compile.lower.program import Instruction, Program
+from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.graph import graph
 from svod.core.ir.dtype import DType, dtypes
@@ -238,6 +238,19 @@ def test_another_layout_gives_wrong_numbers(number: int, monkeypatch: pytest.Mon
     monkeypatch.setitem(DOTS, "mma_bf16", replace(right, fragments=(*right.fragments[:number], turned, *right.fragments[number + 1:])))
     with pytest.raises(AssertionError):
         check(Case(kernel, 1), tensorized(kernel, "mma_bf16", "sm_80"))
+
+
+@pytest.mark.parametrize(("further", "loaded"), [(16, 1), (512, 1), (4, 0)])
+def test_two_tiles_are_one_ldmatrix_where_both_begin_lines(further: int, loaded: int) -> None:
+    """Four numbers of two bytes are no line: a GPU refuses the address."""
+    tiles = [("LOADMATRIX", BF16, 4, (1, 4), (offset, "mma_bf16", 1, 1, 64, 1)) for offset in (0, further)]
+    code = [("ARG", BF16, 1, (), 0), ("SHARED", BF16, 1, (), 0), ("BEGIN", dtypes.index, 1, (), None), ("END_", dtypes.index, 1, (), None),
+            ("CONST", dtypes.index, 1, (), 0), ("LOOP", dtypes.index, 1, (2, 3), 1), *tiles,
+            ("STORE", BF16, 4, (0, 4, 6), (0, False)), ("STORE", BF16, 4, (0, 4, 7), (4, False)), ("ENDLOOP", dtypes.void, 1, (5,), None)]
+    phase = PhaseSpec("svod_p0", 1, 1, 0, block=32, shared_bytes=1 << 14, subgroup=32)
+    program = Program(ProgramSpec("tiles", ((BF16, 64),), (0,), (), (phase,)), (tuple(Instruction(*c) for c in code),))
+    validate(program)
+    assert len(re.findall(r"call .*ldmatrix\S*x4", render(program, card_target("sm_80")))) == loaded
 
 
 @pytest.mark.parametrize(("length", "bits"), [(1 << 20, 32), (1 << 28, 64), (1 << 33, 64)])

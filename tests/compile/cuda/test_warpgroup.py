@@ -16,7 +16,7 @@ from svod.compile.cuda import render as cuda_render
 from svod.compile.cuda.intrinsics import check_intrinsics
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render
-from svod.compile.cuda.warpgroup import products_together
+from svod.compile.cuda.warpgroup import left_under_way, products_together
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
@@ -191,6 +191,13 @@ def test_what_is_under_way_together(middle: tuple[tuple[str, tuple[int, ...]], .
 def test_a_result_that_others_use_too_ends_what_is_under_way() -> None:
     code = instructions(("CONST", ()), ("MMASHARED", (0, 0, 0, 0, 0)), ("MMASHARED", (1, 0, 0, 0, 0)), ("ADD", (1, 2)))
     assert products_together(code) == {1: (1,), 2: (2,)}
+
+
+@pytest.mark.parametrize(("user", "left"), [([], {1}), ([("ADD", (1, 2))], set())])
+def test_a_result_that_is_used_at_once_is_waited_for(user: list[tuple[str, tuple[int, ...]]], left: set[int]) -> None:
+    """Also where somebody else waits for it later."""
+    code = instructions(("CONST", ()), ("MMASHARED", (0, 0, 0, 0, 0)), ("MMAWAIT", (1,)), *user)
+    assert left_under_way(code, products_together(code)) == left
 
 
 @pytest.mark.parametrize("chain", [[], [Opt("UPCAST", "o0", 2)], [Opt("UNROLL", "r0.in2", 0)], [Opt("SPLITK", "r0", 2)]],

@@ -129,3 +129,11 @@ def test_loads_do_not_move_above_stores_to_the_same_memory() -> None:
         code.append(("STORE", dtype, lanes, (0, 1, len(code) - 1), (40 + j * lanes, False)))
     code = [Instruction(*i) for i in code]
     assert transpose_squares(code) is code
+
+
+def test_stores_to_one_place_keep_their_order() -> None:
+    """Of two the later one counts."""
+    code = list(strided(dtypes.float32, 4, 8, 4, store=True).code[0])
+    assert transpose_squares(code) is not code
+    twice = [*code[:-1], Instruction("STORES", dtypes.float32, 4, (0, 2, len(code) - 3), (1, 8)), code[-1]]
+    assert transpose_squares(twice) is twice

@@ -15,7 +15,7 @@ from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 from tests.compile.cuda.target import card_target
 from tests.core.corpus import data, kernel_of
-from tests.hand_kernels import Ast, gemm
+from tests.hand_kernels import Ast, gemm, in_place_accumulate
 
 F16, F32 = dtypes.float16, dtypes.float32
 HELD, SHARED = MemorySpace.HELD, MemorySpace.SHARED
@@ -145,6 +145,7 @@ def test_threads_that_share_a_row_differ_in_two_bits(name: str, masks: list[int]
     (ROWS, "NOLOCALS(out) HOLD(out, mma_f16,o0,r0)", "NOLOCALS keeps the groups"),
     (ROWS, "HOLD(out, mma_f16,o0,r0) GROUP(r0, 2)", "cannot share their sums"),
     (Kernel(kernel_of(data(37, 29).sum())), "HOLD(out, mma_f16,r0,r1)", "no output axis"),
+    (Kernel(in_place_accumulate(32, 16, 8)), "HOLD(out, mma_f16,o0,o1)", "reads what it writes"),
     (NORM, "HOLD(out, mma_f16,o0,o1) GROUP(s1.r0, 4)", "each at other positions, and cannot share its sums"),
     (NORM, "GROUPTOP(s1.r0, 4) HOLD(out, mma_f16,o1,o0)", "each at other positions, and cannot share its sums"),
 ])

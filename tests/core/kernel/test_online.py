@@ -16,7 +16,7 @@ from svod.core.graph import graph
 from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.intrinsics import operands_of, source_of
+from svod.core.kernel.intrinsics import normal_power, operands_of, source_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.online import Limit, kept_blocks, masked_limits
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -232,6 +232,15 @@ def test_a_positive_factor_of_scores_of_16_bits_is_taken_once_for_a_row(scale: f
     exact = np.where(np.tri(19, 23, dtype=np.bool_), exact, -np.inf) if causal else exact
     weights = np.exp(exact - exact.max(-1, keepdims=True))
     np.testing.assert_allclose(y.numpy(), weights / weights.sum(-1, keepdims=True) @ v, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("dtype", "powers"), [(np.float16, 1), (np.float32, 0)])
+def test_weights_of_16_bits_are_powers_of_two(dtype: type[np.floating[Any]], powers: int) -> None:
+    """Which some GPUs have an instruction for; and which of them is no normal number is 0."""
+    q, k, v = (Tensor(np.ones(s, dtype)) for s in ((19, 5), (23, 5), (23, 11)))
+    kernel = Kernel(create_schedule(graph.sink(q.scaled_dot_product_attention(k, v).uop)).calls[-1].ast)
+    stages = [r for r in online(kernel, 8).kernel.resolve(frozenset()) if r is not None]
+    assert sum(normal_power(r, n) >= 0 for r in stages for n in r.nodes) == powers
 
 
 def test_components_that_positions_share_are_carried_once() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 import svod
 from svod.core.ir import symbolic as sy
-from svod.core.ir.uop import Ops
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.kernel import Kernel
 from svod.core.schedule.flatten import flatten
 from svod.core.spec.evaluate import evaluate
@@ -16,6 +17,7 @@ from svod.tensor import Tensor
 from tests.agreement import Case
 from tests.core.corpus import CORPUS, data, kernel_of
 from tests.draws import count
+from tests.hand_kernels import Ast
 
 
 def random_convolution(rng: random.Random) -> Tensor:
@@ -65,6 +67,21 @@ def test_what_is_refused(name: str, why: str) -> None:
     ast = CORPUS[name]()
     with pytest.raises(KernelOptError, match=why):
         flatten(ast, ast.src[0])
+
+
+def test_a_factor_that_another_output_reads_too() -> None:
+    """It is stored as it is by one, and multiplied by the other, whose axes would be others."""
+    a = Ast()
+    y, z, x, w = a.param(0, 60), a.param(1, 72), a.param(2, 72), a.param(3, 30)
+    p, q, r, o, s, t = a.axes(12, 2, 3, 5, 2, 3)
+    first, second = a.stage(a.load(x, p * 6 + q * 3 + r), p, q, r), a.stage(a.load(w, o * 6 + s * 3 + t), o, s, t)
+    i, j, k, m = a.axes(12, 5, 2, 3)
+    summed = UOp(Ops.REDUCE, dtypes.float32, (a.read(first, i, k, m) * a.read(second, j, k, m), k, m), ("ADD", 1))
+    u, v, n = a.axes(12, 2, 3)
+    product, copy = a.store(y, i * 5 + j, summed, i, j), a.store(z, u * 6 + v * 3 + n, a.read(first, u, v, n), u, v, n)
+    assert flatten(a.sink(product), product).op is Ops.SINK
+    with pytest.raises(KernelOptError, match="read by other stages too"):
+        flatten(a.sink(product, copy), product)
 
 
 def test_an_image_that_is_padding_alone() -> None:
