@@ -24,12 +24,14 @@ from svod.compile.cuda.device import DeviceMemory
 from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, architecture_of
 from svod.compile.lower.lower import lower
-from svod.compile.lower.program import PhaseSpec
+from svod.compile.lower.program import PhaseSpec, ProgramSpec
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.plan_parts import PreparedKernel
 from svod.compile.plan.run_log import RunLog
 from svod.compile.resources import PhaseResources, resources_of
 from svod.config import PrepareConfig
 from svod.core.graph.buffer import Array
+from svod.core.ir.dtype import dtypes
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -452,6 +454,17 @@ def test_arguments_that_are_not_aligned_get_code_without_assumptions(fake: FakeD
     plan.repeat(1)
     assert fake.names().count("load_module") == loads + 1
     np.testing.assert_array_equal(plan.outputs[0][:60], 2 * np.arange(1, 61))
+
+
+@pytest.mark.parametrize(("addresses", "plain"), [
+    ((0, 256, 512), False), ((0, 128, 512), True), ((128, 0, 512), True), ((0, 512, 640), False), ((0, 512, 512), False),
+    ((0, 0, 512), True), ((0, 264, 512), True), ((4, 264, 520), True)])
+def test_code_that_assumes_nothing_runs_where_memory_is_shared(addresses: tuple[int, int, int], plain: bool) -> None:
+    """What is written lies under another argument, in part or whole, or an argument begins where wide accesses may not. Arguments that are
+    read may share memory."""
+    spec = ProgramSpec("k", ((dtypes.float32, 64),) * 3, (0,), (), ())
+    kernel = PreparedKernel(spec, CudaCode("sm_90", "ir", b"", (), ""), (0, 1, 2))
+    assert CudaQueue._is_plain(kernel, addresses) == plain
 
 
 def test_a_function_of_python_has_copies_of_what_lies_on_the_device(fake: FakeDriver) -> None:

@@ -193,6 +193,13 @@ def test_a_result_that_others_use_too_ends_what_is_under_way() -> None:
     assert products_together(code) == {1: (1,), 2: (2,)}
 
 
+def test_tiles_that_a_threads_registers_do_not_hold_are_refused() -> None:
+    """Of a tile of 64 rows and 256 columns a thread has 128 numbers."""
+    state = apply_opts(Scheduler(gemm(512, 512, 64, BF16, BF16), TARGET), [Opt("TC", "r0", ("wgmma_bf16n256", "o0", "o1"))])
+    with pytest.raises(KernelOptError, match="a thread has 256 numbers of tiles, and 255 registers"):
+        apply_opts(state, [Opt("UPCAST", "o0", 2)])
+
+
 @pytest.mark.parametrize(("user", "left"), [([], {1}), ([("ADD", (1, 2))], set())])
 def test_a_result_that_is_used_at_once_is_waited_for(user: list[tuple[str, tuple[int, ...]]], left: set[int]) -> None:
     """Also where somebody else waits for it later."""
