@@ -93,7 +93,7 @@ def to_dtype(value: object) -> DType:
     if isinstance(value, str) and value in BY_NAME:
         return BY_NAME[value]
     try:
-        name = np.dtype(value).name  # type: ignore[call-overload]
+        name = "" if value is None else np.dtype(value).name  # type: ignore[call-overload]     # None is float64 to NumPy
     except TypeError:
         name = ""
     if not name and type(value).__module__ == "torch":

@@ -160,3 +160,5 @@ def test_errors_of_movement() -> None:
         Tensor({})
     with pytest.raises(DTypeError, match="not a dtype"):
         Tensor.zeros(2, dtype="float8")
+    with pytest.raises(DTypeError, match="None is not a dtype"):
+        t.to(None)  # type: ignore[arg-type]
