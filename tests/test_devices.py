@@ -457,6 +457,9 @@ def test_what_files_refuse(toys: tuple[Counting, Counting], file: tuple[Path, Ar
     for computed in (t + 1, t.transpose(0, 1).to("CPU"), t[:, 1:3].to("TOY")):
         with pytest.raises(DeviceError, match=r"a file holds values and computes none; .*\.to\('CPU'\)"):
             computed.realize()
+    for other, advice in ((Tensor(values).to("TOY"), r"\.to\('TOY'\)"), (Tensor(values), r"\.to\('CPU'\)")):
+        with pytest.raises(DeviceError, match=f"copy what lies in a file, {advice}$"):
+            t + other
     with pytest.raises(DeviceError, match="files are read only"):
         Tensor(X).to(f"DISK:{path}")
     with pytest.raises(ShapeError, match="no whole number of float32"):

@@ -29,6 +29,7 @@ from svod.cli.bench.tables import describe_case, print_comparison, print_run, ti
 from svod.errors import SvodError
 from svod.system.quantities import bytes_rate, flops_rate, seconds, spread
 from tests.bench.example_run import CEILINGS, DATA, example_model_run, example_run
+from tests.toy_backend.target import TOY
 
 Call = Callable[..., Result]
 
@@ -123,6 +124,13 @@ def test_one_core_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SVOD_THREADS", "1")
     result = call("ceilings")
     assert result.exit_code == 0 and "one core only" in result.stderr
+
+
+def test_a_device_has_no_cores(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_commands, "_target", lambda prepare: TOY)
+    result = call("ceilings")
+    assert result.exit_code == 0 and "core" not in result.stderr
+    assert result.stdout.startswith("\tdevice\nmultiply-add float32\t258 GFLOP/s\n")
 
 
 # -- what comes out -----------------------------------------------------------------------------------

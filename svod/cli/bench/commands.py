@@ -58,12 +58,12 @@ def ceilings(json_path: Path | None, refresh: bool, device: str | None) -> None:
 
     check_output("--json", json_path)
     target = _target(config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device))
-    _warn_if_busy(target.threads)
+    _warn_if_busy(target)
     path = _ceilings_path()
     start = time.monotonic()
     ceilings = cached_ceilings(path, target, refresh=refresh)
     known = time.monotonic() - start < 0.1
-    print_ceilings(ceilings)
+    print_ceilings(ceilings, target.has_groups)
     _say(f"{target.key}; " + (f"measured before, kept in {path}; --refresh measures again" if known else "measured now"))
     if json_path is not None:
         write_text(json_path, json.dumps(asdict(ceilings), indent=1) + "\n")
@@ -130,9 +130,10 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     if seed is None:
         seed = secrets.randbelow(NEW_SEEDS) if with_random else 0
     prepare = config.PrepareConfig.from_env() if device is None else config.PrepareConfig.from_env(device=device)
-    small = GPU in parse_suites(suite) and not is_gpu(_target(prepare))
+    small = GPU in parse_suites(suite) and not is_gpu(target := _target(prepare))
     if small:
-        _say(f"the suite gpu is of small kernels, as {prepare.device or HOST} is no GPU")
+        what = "a driver in software" if target.software_lanes else "no GPU"
+        _say(f"the suite gpu is of small kernels, as {prepare.device or HOST} is {what}")
     cases = select_cases(suite, kernels, seed=seed, count=count, small=small)
     if with_random:
         _say(f"the suite random is {count} kernels of seed {seed}; --seed {seed} gives the same ones again")
@@ -214,7 +215,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
     from svod.cli.bench.tables import describe_case
 
     target = _target(prepare)
-    _warn_if_busy(target.threads)
+    _warn_if_busy(target)
     libraries, infos = load_peers(names, target.threads, {c.op if c.alone else "kernels" for c in cases})
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
@@ -357,7 +358,7 @@ def _ceilings_path() -> Path:
     return config.data_dir() / "ceilings.json"
 
 
-def _warn_if_busy(threads: int) -> None:
+def _warn_if_busy(target: Target) -> None:
     from svod.bench.load import watch_machine
 
     seen = watch_machine()
@@ -365,7 +366,7 @@ def _warn_if_busy(threads: int) -> None:
     load = seen()
     if load.busy is not None:
         _say(f"warning: the machine is busy ({load.busy}; load average {load.load_average:.1f}); times will be noisy")
-    if threads == 1:
+    if target.threads == 1 and not target.has_groups:
         _say("there is one core only, so nothing is measured with several threads")
 
 

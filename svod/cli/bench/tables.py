@@ -191,8 +191,8 @@ def print_suites(suites: Sequence[SuiteResult], tuned: bool, *, names: bool) -> 
     print_table(columns, rows, right=frozenset(columns[1:]), fold=frozenset(columns[1:]))
 
 
-def print_ceilings(c: Ceilings) -> None:
-    """Print a line for each rate: of one core, and of all threads."""
+def print_ceilings(c: Ceilings, is_device: bool) -> None:
+    """Print a line for each rate: of one core and of all threads, or of a device."""
     many = f"{c.threads} threads" if c.threads > 1 else "1 thread"
     rows = [(f"multiply-add {dtype}", flops_rate(one), flops_rate(all_)) for dtype, (one, all_) in c.flops.items()]
     for level, kinds in c.bandwidth.items():
@@ -200,7 +200,8 @@ def print_ceilings(c: Ceilings) -> None:
             rows.append((f"{level} {kind.replace('_stream', ', streaming stores')}", bytes_rate(one), bytes_rate(all_)))
     one, all_ = c.dispatch
     rows.append(("launch inside a plan", seconds(one), seconds(all_)))
-    print_table(("", "one core", many), rows, right=frozenset({"one core", many}))
+    columns = ("", "device") if is_device else ("", "one core", many)
+    print_table(columns, [row[:len(columns)] for row in rows], right=frozenset(columns[1:]))
 
 
 def print_comparison(comparison: Comparison) -> None:

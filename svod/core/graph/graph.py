@@ -24,7 +24,7 @@ from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import ALU, COMPARISONS, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import Dim, is_symbolic, layout_shape, lower, number_of, upper, upper_shape
-from svod.core.machine.target import HOST
+from svod.core.machine.target import DISK, HOST
 from svod.errors import DeviceError, DTypeError, ScheduleError, ShapeError
 
 Shape = tuple[int, ...]
@@ -372,8 +372,10 @@ def _infer_device(u: UOp) -> str | None:
         if other is not None and other != found:
             if found is not None:
                 name = u.arg[0].lower() if u.op is Ops.CUSTOM_FUNCTION else u.op.value
-                raise DeviceError(f"{name} of values on {found} and on {other}: an operation computes on one device; copy one of them, "
-                                  f".to({found!r}) or .to({other!r})")
+                computing = [device for device in (found, other) if not device.startswith(DISK)]
+                which = "one of them" if len(computing) == 2 else "what lies in a file"
+                where = " or ".join(f".to({device!r})" for device in computing or [HOST])
+                raise DeviceError(f"{name} of values on {found} and on {other}: an operation computes on one device; copy {which}, {where}")
             found = other
     return found
 
