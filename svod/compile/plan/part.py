@@ -18,7 +18,7 @@ from svod.compile.backend import LaunchQueue, backend_named
 from svod.compile.plan.host_item import Elsewhere, HostProgram
 from svod.compile.plan.memory_planner import BufferPlacement, plan_memory
 from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, Variant, address_of
-from svod.core.graph.buffer import PIECE, Array, Buffer, Memory, aligned_empty, give_back
+from svod.core.graph.buffer import PIECE, Array, Buffer, Memory, aligned_empty, give_back, streams_of
 from svod.core.graph.copies import noted
 from svod.core.ir.dtype import dtypes
 from svod.core.machine.target import HOST
@@ -104,7 +104,7 @@ class Part:
     @property
     def streams(self) -> set[int | None]:
         """The streams on which other libraries use memory of this part; None: one that is not known."""
-        return {stream for buffer in self.held.values() for stream in buffer.streams}
+        return streams_of(self.held.values())
 
     def lead(self) -> None:
         """Let what other libraries do from now on with memory of this part come after what was begun here."""

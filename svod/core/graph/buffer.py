@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,11 +123,6 @@ class Buffer:
     def is_away(self) -> bool:
         """Whether the content on a device is newer than on the host."""
         return self._place is not None and self._place.ahead
-
-    @property
-    def streams(self) -> Streams:
-        """The streams on which another library uses the memory on a device; None: one that is not known."""
-        return self._place.streams if self._place is not None else frozenset()
 
     @property
     def host(self) -> Array | None:
@@ -273,6 +269,11 @@ class Buffer:
     def __repr__(self) -> str:
         state = "read-only" if self.read_only else "allocated" if self.is_allocated else "not allocated"
         return f"<Buffer {self.device} {self.dtype.name}[{self.size}] {state}>"
+
+
+def streams_of(buffers: Iterable[Buffer]) -> set[int | None]:
+    """The streams on which other libraries use memory of buffers on a device; None: one that is not known. Asked in each run of a plan."""
+    return {stream for b in buffers if (place := b._place) is not None and place.streams for stream in place.streams}
 
 
 def buffer_of(node: UOp) -> Buffer:
