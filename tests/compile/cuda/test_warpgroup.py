@@ -35,6 +35,7 @@ from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, star
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
+from tests.hand_kernels import Ast
 from tests.toy_backend.test_corpus import group_state
 
 BF16, F16, I8 = dtypes.bfloat16, dtypes.float16, dtypes.int8
@@ -221,6 +222,23 @@ def test_products_are_under_way_while_the_next_block_begins(buffers: int, chain:
     count = 1 + len(tiles)
     assert waits == [1] * count + [0] * count
     assert not any(i.op == "MMAWAIT" for i in code(3).code[0])
+
+
+def test_products_of_what_has_one_buffer_are_waited_for() -> None:
+    """A factor that is computed of another copy, in the loop, is written for the next block when nobody reads this one's any more."""
+    a = Ast()
+    out, x, w = a.param(0, 64 * 64), a.param(1, 64 * 200, BF16), a.param(2, 200 * 64, BF16)
+    p, q, e, f, r, s, i, j, t = a.axes(64, 200, 64, 200, 200, 64, 64, 64, 200)
+    first = a.stage(a.load(x, p * 200 + q).cast(dtypes.float32), p, q)
+    second = a.stage(a.load(w, r * 64 + s).cast(dtypes.float32), r, s)
+    doubled = a.stage((a.read(first, e, f) * 2.0).cast(BF16).cast(dtypes.float32), e, f)
+    summed = a.reduce("ADD", a.read(doubled, i, t) * a.read(second, t, j), t)
+    kernel = Kernel(a.sink(a.store(out, i * 64 + j, summed, i, j)))
+    copies = [Opt("STAGE", "s1", "r0"), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s2", "r0"), Opt("PIPELINE", "r0", 4)]
+    made = [check(Case(kernel, 1), tensorized(kernel, "wgmma_bf16n64", Opt("TILE", "r0", 2), *chain))
+            for chain in (copies, [copies[0], *copies[2:]])]
+    waits = [sum(x.op == "MMAWAIT" for x in program.code[0]) for program in made]
+    assert waits == [0, 2], "without the copy between, both factors have four buffers"
 
 
 @pytest.mark.parametrize(("planted", "said"), [
