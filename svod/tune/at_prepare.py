@@ -102,8 +102,9 @@ def check_at_prepare(unbound: UnboundPlan, proposed: Mapping[str, Proposed], com
         log.warning("the chains could not be checked (%s); %s without them", result, f"{what} {'go' if len(proposed) > 1 else 'goes'}")
         return
     used = sum(f.winner is not None and f.confirmed and f.source != "heuristic" for f in result.findings.values())
+    unchecked = len(proposed) - len(result.findings)
     log.warning("checked in %.1f s: %s %s faster chain%s", result.seconds, count(used, "kernel"), "have a" if used != 1 else "has a",
-                "" if len(result.findings) == len(proposed) else f"; {len(proposed) - len(result.findings)} are left for a later process")
+                "" if not unchecked else f"; {unchecked} {'is' if unchecked == 1 else 'are'} left for a later process")
 
 
 # -- searching ---------------------------------------------------------------------------------------------------------------

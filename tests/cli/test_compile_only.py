@@ -19,6 +19,7 @@ from svod.tune import capture
 from svod.tune.db import layers
 from tests.compile.lower.test_intrinsics import gemm
 from tests.plans import canonical
+from tests.toy_backend.target import TOY
 
 BF16 = dtypes.bfloat16
 
@@ -93,8 +94,15 @@ def test_the_table_counts_what_spills() -> None:
                   PhaseResources("svod_p1", 128, 128, 10, 0, 0, 0, 16, 1.0))
         return CompiledState("sketch", "UPCAST(o0, 4)", cycles, () if error else phases, error)
     states = state(1.0, 255, 8), state(2.0, 90, 4), state(3.0, 32, 0), state(4.0, 0, 0, "no")
-    header, _, row, *_, error = compiled_table([CompiledKernel("0123456789", "gemm", (), 2, states)], 200)
+    header, _, row, *_, error = compiled_table([CompiledKernel("0123456789", "gemm", (), 2, states)], TOY, 200)
     assert header.split() == ["kernel", "calls", "states", "registers", "shared", "spilled", "occupancy", "states", "that", "spill",
                               "refused"]
     assert row.split() == ["gemm", "01234567", "2", "4", "255", "128", "8", "12", "%", "2", "1"]
     assert error == "gemm 01234567, UPCAST(o0, 4): no"
+
+
+def test_the_table_says_where_nothing_makes_machine_code() -> None:
+    state = CompiledState("heuristic", "", 1.0, (PhaseResources("svod_p0", 128, 64),))
+    *_, last = compiled_table([CompiledKernel("0123456789", "gemm", (), 2, (state,))], TOY, 200)
+    assert last == ("compiled 1 state of 1 kernel; nothing here makes machine code for this device (for CUDA ptxas does), so registers and "
+                    "spills are not known")

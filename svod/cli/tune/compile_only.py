@@ -97,7 +97,7 @@ def _compiled(source: str, chain: str, cycles: float | None, program: Program, d
     return CompiledState(source, chain, cycles, device.pair.resources(binary, program.spec, target))
 
 
-def compiled_table(kernels: Sequence[CompiledKernel], width: int) -> list[str]:
+def compiled_table(kernels: Sequence[CompiledKernel], target: Target, width: int) -> list[str]:
     """A line per kernel: its states, what the first one and the heuristic's need, and how many spill registers or were refused."""
     rows = []
     for k in kernels:
@@ -110,9 +110,11 @@ def compiled_table(kernels: Sequence[CompiledKernel], width: int) -> list[str]:
     states = sum(len(k.states) for k in kernels)
     errors = [f"{k.name} {k.key[:SHOWN]}, {s.chain or 'no opts'}: {s.error}" for k in kernels for s in k.states if s.error is not None]
     header = ("kernel", "calls", "states", "registers", "shared", "spilled", "occupancy", "states that spill", "refused")
+    said = "registers, bytes of shared memory and of spills, and occupancy are those of the state predicted fastest"
+    if target.has_groups and all(r.registers is None for k in kernels for s in k.states for r in s.resources):
+        said = "nothing here makes machine code for this device (for CUDA ptxas does), so registers and spills are not known"
     return [*text_table(header, rows, right=header[1:], shrink=("kernel",), width=width), "",
-            f"compiled {count(states, 'state')} of {count(len(kernels), 'kernel')}; registers, bytes of shared memory and of spills, and "
-            "occupancy are those of the state predicted fastest", *errors]
+            f"compiled {count(states, 'state')} of {count(len(kernels), 'kernel')}; {said}", *errors]
 
 
 def _word(figure: int | None) -> str:

@@ -666,7 +666,7 @@ class _TuneRun:
         target = device.backend.target(self.config.threads).allowing(*config.OptimizerConfig.from_env().allowed)
         with waiting(f"compiling for {target.key}"):
             compiled = compile_kernels(captured, device, target, self.options.only)
-        self._print(["", f"target {target.key}", *compiled_table(compiled, self._width())])
+        self._print(["", f"target {target.key}", *compiled_table(compiled, target, self._width())])
         failed = sum(state.error is not None for kernel in compiled for state in kernel.states)
         return self._dump(EXIT_FAILED if failed else self._status(),
                           {"target": target.key, "compiler": device.pair.key, "kernels": [kernel.to_data() for kernel in compiled]})
