@@ -21,14 +21,12 @@ from svod.core.schedule.axes import range_lists
 class Work:
     """Work of one kernel. `arithmetic`: operations by the type of their operands, floating point and integer; a transcendental function
     is one. A sum of products of widened numbers counts as multiplying the narrow ones, as dot instructions do. `transcendental`: the
-    number of such functions. `bytes_read`, `bytes_written`: unique bytes of arguments, each PARAM at most once. `stage_elements`:
-    elements of all STAGEs, the traffic that a direct nest can avoid."""
+    number of such functions. `bytes_read`, `bytes_written`: unique bytes of arguments, each PARAM at most once."""
 
     arithmetic: tuple[tuple[DType, int], ...]
     transcendental: int
     bytes_read: int
     bytes_written: int
-    stage_elements: int
 
     @property
     def flops(self) -> int:
@@ -55,8 +53,8 @@ def _estimate(ast: UOp) -> Work:
         params = {p: p.arg.size * p.dtype.itemsize for p in node.src}
         out = ast.src[0].src[0].src[0]
         flops, transcendental = operations(node)
-        return Work(((out.dtype, flops),), transcendental, sum(params.values()), out.arg.size * out.dtype.itemsize, 0)
-    transcendental = elements = 0
+        return Work(((out.dtype, flops),), transcendental, sum(params.values()), out.arg.size * out.dtype.itemsize)
+    transcendental = 0
     done: Counter[DType] = Counter()
     touched: dict[UOp, int] = {}
     written: dict[UOp, int] = {}
@@ -66,9 +64,7 @@ def _estimate(ast: UOp) -> Work:
         ranges = range_lists(stage)
         outer = _points(ranges)
         value = stage.src[0] if stage.op is Ops.STAGE else stage.src[1]
-        if stage.op is Ops.STAGE:
-            elements += outer
-        else:
+        if stage.op is Ops.STORE:
             param = stage.src[0].src[0]
             written[param] = min(param.arg.size, written.get(param, 0) + outer)
         inside, narrow = _below_reduce(value), _narrow_products(value)
@@ -87,7 +83,7 @@ def _estimate(ast: UOp) -> Work:
                 done[narrow.get(u, u.src[-1].dtype)] += times * (2 if u.op is Ops.MULACC else 1)
                 transcendental += times if u.op in TRANSCENDENTAL else 0
     return Work(tuple(done.items()), transcendental, sum(n * p.dtype.itemsize for p, n in touched.items()),
-                    sum(n * p.dtype.itemsize for p, n in written.items()), elements)
+                    sum(n * p.dtype.itemsize for p, n in written.items()))
 
 
 def _below_reduce(value: UOp) -> set[UOp]:
