@@ -276,16 +276,24 @@ def held_layout(state: Scheduler, stage: int) -> Fragment | None:
     return fragments[0]
 
 
-def shuffles_of(state: Scheduler, stage: int) -> list[int]:
-    """By which bits of their numbers the threads differ that share the reduction of a stage whose columns HOLD has laid out."""
+def sharing_digits(state: Scheduler, stage: int) -> list[tuple[int, int]]:
+    """(threads of one value, values) of each digit of the threads' numbers in which those differ that share the reduction of a stage whose
+    columns HOLD has laid out."""
     chosen, fragment = state.dots[stage], held_layout(state, stage)
     if chosen is None or fragment is None or chosen.columns not in state.kernel.stages[stage].reds:
         return []
-    masks, inner = [], 1
+    digits, inner = list[tuple[int, int]](), 1
     for d in reversed(fragment.threads):
-        masks += [1 << k for k in range(inner.bit_length() - 1, (inner * d.extent).bit_length() - 1) if d.columns]
+        if d.columns:
+            digits.append((inner, d.extent))
         inner *= d.extent
-    return masks
+    return digits
+
+
+def shuffles_of(state: Scheduler, stage: int) -> list[int]:
+    """By which bits of their numbers these threads differ."""
+    bits = [range(inner.bit_length() - 1, (inner * extent).bit_length() - 1) for inner, extent in sharing_digits(state, stage)]
+    return [1 << k for own in bits for k in own]
 
 
 QUAD, RUN = Digit(4, 0, 2), Digit(2, 0, 1)     # threads that share a row of eight results, and what each has of them

@@ -6,18 +6,19 @@
     over several subgroups              shuffles in each;  its first lane: p[t // 32] = acc;  BARRIER;  acc = Σ p
 
 All threads run the same loops: those that no opt has bound to threads. Threads for which there is no position or part do what others do.
-The first of the threads that share a reduction stores the phase's results; of those that hold a tile together each stores its own
-elements."""
+The first of the threads that share a reduction stores the phase's results, also where these are rows of a tile that they hold together. Of
+the threads that hold a tile of results each stores its own elements."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial, reduce
 
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.threads.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, exchanging_threads, thread_digits
-from svod.core.kernel.intrinsics import held_layout, held_threads, shuffles_of
+from svod.core.kernel.intrinsics import held_layout, held_threads, sharing_digits, shuffles_of
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.placement import EmittedLoop
@@ -74,13 +75,15 @@ class GroupThreads:
         """The condition that this thread stores what it computes of stage `s`, or -1 where all do."""
         if self.group.threads == 1:
             return -1
-        b, own, condition = self.b, self.threads_of(s), -1
-        if own.threads < self.group.threads:
-            condition = b.alu("CMPLT", BOOL, 1, self.thread, b.index(own.threads))
+        b, own = self.b, self.threads_of(s)
+        firsts = sharing_digits(self.state, s)
         if own.inner > 1 and held_threads(self.state, s) == 1:
-            first = b.alu("CMPEQ", BOOL, 1, self._part(self.thread, 1, own.inner, self.group.threads), b.index(0))
-            condition = first if condition < 0 else b.alu("AND", BOOL, 1, condition, first)
-        return condition
+            firsts = [(1, own.inner)]
+        digits = [self._part(self.thread, inner, extent, self.group.threads) for inner, extent in firsts]
+        conditions = [b.alu("CMPEQ", BOOL, 1, digit, b.index(0)) for digit in digits]
+        if own.threads < self.group.threads:
+            conditions.insert(0, b.alu("CMPLT", BOOL, 1, self.thread, b.index(own.threads)))
+        return reduce(partial(b.alu, "AND", BOOL, 1), conditions) if conditions else -1
 
     def origin(self, fragment: Fragment) -> tuple[Lin, Lin]:
         """(row, column) of the first element of a tile that this thread holds."""
