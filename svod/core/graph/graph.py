@@ -380,6 +380,17 @@ def _infer_device(u: UOp) -> str | None:
     return found
 
 
+def readers_devices(sink: UOp) -> dict[UOp, set[str]]:
+    """The devices of what is computed from each value that reads no memory; of what nobody computes with, the host."""
+    found: dict[UOp, set[str]] = {}
+    for u in reversed(list(sink.toposort())):
+        own = device_of(u) if u.op is not Ops.SINK else HOST
+        for s in u.src:
+            if s.op not in _NO_VALUE and device_of(s) is None:
+                found.setdefault(s, set()).update((own,) if own is not None else found.get(u, ()))
+    return found
+
+
 def stack_of(u: UOp) -> UOp | None:
     """An MSTACK that a value of several devices is computed from, part by part; None for a value of one device."""
     for node in u.toposort(gate=lambda n: n._cache is None or "stack" not in n._cache):
@@ -668,7 +679,9 @@ def library_kernel(name: str, options: tuple[bool | int | str, ...], dtype: DTyp
         if is_symbolic(shape_of(x)):
             raise ShapeError(f"{name.lower()} of shape {shape_of(x)}: a library kernel takes constant extents only; pad its operands to "
                              "the largest shape and take the part of the result, as the operations of Tensor do")
-    return _on_one_device(_made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple([contiguous(x) for x in operands]), (name, options))))
+    device = next((d for x in operands if (d := device_of(x)) is not None), HOST)
+    stored = [contiguous(x) if device == HOST or device_of(x) is not None else copy(x, device) for x in operands]
+    return _on_one_device(_made(UOp(Ops.CUSTOM_FUNCTION, dtype, tuple(stored), (name, options))))
 
 
 def callback(function: HostFunction, results: Sequence[tuple[DType, Shape]], several: bool, *operands: UOp) -> tuple[UOp, ...]:

@@ -21,7 +21,17 @@ from threading import Lock
 from typing import NamedTuple
 
 from svod.core.graph.callback import call_of, callback_ast, is_callback
-from svod.core.graph.graph import base_of, device_of, is_transfer, part_of_memory, shape_of, storage_of, storage_size, storage_view
+from svod.core.graph.graph import (
+    base_of,
+    device_of,
+    is_transfer,
+    part_of_memory,
+    readers_devices,
+    shape_of,
+    storage_of,
+    storage_size,
+    storage_view,
+)
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.origin import origin_of
 from svod.core.ir.param import Param
@@ -37,7 +47,7 @@ from svod.core.schedule.levels import levels_of, order_of
 from svod.core.schedule.normalize import Normalized, normalize
 from svod.core.schedule.rangeify import Output, rangeify, reads_memory
 from svod.core.schedule.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
-from svod.errors import ScheduleError
+from svod.errors import DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
 
 
@@ -205,6 +215,7 @@ class _Builder:
         self.host = UOp(Ops.DEVICE, dtypes.void, (), HOST)
         self.device = next(iter(devices), self.host)        # of all values, unless there are several
         self.has_several_devices = len(devices) > 1
+        self.readers = readers_devices(graph.sink) if self.has_several_devices else {}
         self.lunique = 0
         self.buffer_of: dict[UOp, UOp] = {}        # realised node → its new buffer
         # constants that a library kernel or a call reads from memory
@@ -220,11 +231,20 @@ class _Builder:
         self.pending: list[_Pending] = []
 
     def new_buffer(self, dtype: DType, size: int, like: UOp) -> UOp:
-        """A BUFFER on the device of the value `like`."""
+        """A BUFFER on the device of the value `like`. Raises DeviceError for one that reads no memory and is read on several."""
         unique = UOp(Ops.LUNIQUE, dtypes.void, (), self.lunique)
         self.lunique += 1
-        device = UOp(Ops.DEVICE, dtypes.void, (), device_of(like) or HOST) if self.has_several_devices else self.device
-        return UOp(Ops.BUFFER, dtype, (unique, device), size)
+        return UOp(Ops.BUFFER, dtype, (unique, self.device_for(like)), size)
+
+    def device_for(self, like: UOp) -> UOp:
+        if not self.has_several_devices:
+            return self.device
+        own = device_of(like)
+        read_on = sorted(self.readers.get(like, ()) if own is None else (own,)) or [HOST]
+        if len(read_on) > 1:
+            raise DeviceError(f"a value of shape {shape_of(like)} made of constants alone is read on {' and on '.join(read_on)}: realize() "
+                              "it, and copy it with `to`")
+        return UOp(Ops.DEVICE, dtypes.void, (), read_on[0])
 
     def run(self) -> Schedule:
         cut = Cut(self.graph.sink, self.graph.roots)

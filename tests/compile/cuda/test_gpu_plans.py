@@ -69,6 +69,27 @@ def test_a_plan_is_a_graph_from_its_second_run_on(cuda: Any) -> None:
         np.testing.assert_allclose(plan.outputs[0].reshape(64, 10), want, rtol=1e-4, atol=1e-6, err_msg=f"run {run}")
 
 
+def test_scans_sorts_and_scatter(cuda: Any) -> None:
+    rng = np.random.default_rng(0)
+    n = 300 if cuda is not None else 1_000_003          # an emulator takes its time
+    x, y = rng.standard_normal((2, n)).astype(np.float32), rng.integers(-9, 9, (n // 10, 3)).astype(np.int32)
+    index = rng.permutation(n)[:n // 2]
+    a, b = Tensor(x).to("CUDA"), Tensor(y).to("CUDA")
+    sums, columns = a.cumsum(1).numpy(), b.cumsum(0).numpy()
+    want = x.astype(np.float64).cumsum(1)
+    np.testing.assert_allclose(sums, want, atol=2e-6 * np.abs(want).max())
+    np.testing.assert_array_equal(columns, y.cumsum(0))
+    highest, where = a.cummax(1)
+    np.testing.assert_array_equal(highest.numpy(), np.maximum.accumulate(x, 1))
+    np.testing.assert_array_equal(np.take_along_axis(x, where.numpy(), 1), np.maximum.accumulate(x, 1))
+    np.testing.assert_array_equal(a.argsort(1).numpy(), np.argsort(x, 1, kind="stable"))
+    np.testing.assert_array_equal(a.topk(7, 1)[0].numpy(), -np.sort(-x, 1)[:, :7])
+    put = Tensor.zeros(n).to("CUDA").scatter_add(0, Tensor(index).to("CUDA"), a[0, :len(index)])
+    expected = np.zeros(n, np.float32)
+    expected[index] = x[0, :len(index)]
+    np.testing.assert_array_equal(put.numpy(), expected)
+
+
 def test_variables(cuda: Any) -> None:
     n = Variable("n", 1, 40)
     x = np.arange(40 * 8, dtype=np.float32).reshape(40, 8)

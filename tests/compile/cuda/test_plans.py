@@ -694,6 +694,26 @@ def test_compiled_code_is_found_again(fake: FakeDriver, tmp_path: Path, monkeypa
     np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), X * 2)
 
 
+# -- constants ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("made", [
+    lambda x: Tensor.zeros(11).scatter_add(0, Tensor(np.arange(11)).to(x.device), x),       # the base reads no memory
+    lambda x: Tensor.ones(11).cumsum(0) + x, lambda x: Tensor.arange(11).flip(0).sort()[0] + x,
+], ids=["scatter", "scan", "sort"])
+def test_what_reads_no_memory_is_computed_where_it_is_read(made: Any, fake: FakeDriver) -> None:
+    """Also in a plan of several devices, as that is which copies x from the host."""
+    x = Tensor(X[:, 0].copy())
+    np.testing.assert_allclose(made(x.to("CUDA")).numpy(), made(x).numpy(), rtol=1e-6)
+
+
+def test_what_reads_no_memory_and_is_read_on_two_devices_is_refused(fake: FakeDriver) -> None:
+    x, rows = Tensor(X[:, :11].copy()), (Tensor.arange(121).reshape(11, 11) / 10).softmax(-1)
+    with pytest.raises(DeviceError, match=r"shape \(11, 11\) made of constants alone is read on CPU and on CUDA: realize\(\) it, and copy"):
+        ((x.to("CUDA") @ rows).to("CPU") + x @ rows).realize()
+    rows = rows.realize()
+    got = ((x.to("CUDA") @ rows.to("CUDA")).to("CPU") + x @ rows).numpy()
+    np.testing.assert_allclose(got, 2 * (x @ rows).numpy(), rtol=1e-5)
+
+
 # -- one kernel -------------------------------------------------------------------------------------------
 def test_a_plan_of_one_kernel_is_told_what_is_constant(fake: FakeDriver) -> None:
     """Phases that run once read constants when the plan is made. What is no constant is not on the device by then."""

@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from svod.compile.lower.intervals import least_iterations
-from svod.compile.lower.library import lower_library_kernel, scan
+from svod.compile.lower.library import chunks, lower_library_kernel, scan
+from svod.compile.lower.library.chunks import lengths_of
 from svod.compile.lower.linear import validate
 from svod.core.graph import graph
 from svod.core.ir.dtype import to_dtype
@@ -81,10 +83,24 @@ def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.Monkey
         compare(kernel_of("SCAN", (combiner,), dtype, [shape], [source]), [x], native)
 
 
-def test_columns_of_a_device_are_many_threads_without_memory_of_their_own() -> None:
-    program = lower_library_kernel(kernel_of("SCAN", ("ADD",), "float32", [(2, 64, 5000)], ["float32"]), TOY)
-    phase, = program.spec.phases
-    assert (phase.extent, phase.scratch_bytes) == (2 * 1250, 0)
+@pytest.mark.parametrize("shape", [(2, 7, 19), (3, 37, 1), (1, 71, 1), (2, 9, 3), (1, 211, 2), (1, 1, 1), (5, 2, 1), (2, 125, 1)], ids=str)
+@pytest.mark.parametrize("combiner", ["ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN"])
+def test_scans_in_chunks(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "ALONE", 4)
+    monkeypatch.setattr(chunks, "LEVELS", (8, 70))      # one, two and three levels of totals
+    position = combiner.startswith("ARG")
+    for source in ("float32", "int32")[:1 + (combiner == "ADD")]:
+        x = make(shape, source, 7, special=combiner not in ("ADD", "MUL"))
+        compare_on_groups(kernel_of("SCAN", (combiner,), "int64" if position or source == "int32" else source, [shape], [source]), [x])
+
+
+def test_no_thread_of_a_device_takes_a_long_row_alone() -> None:
+    for n, columns in ((256, 1), (257, 1), (4096, 1), (4097, 3), (1 << 21, 1), (10 ** 8 + 7, 1), (1000, 70000), (300, 4)):
+        lengths, chunk = lengths_of(n, columns)
+        assert lengths[0] == n and all(-(-a // chunk) == b for a, b in pairwise(lengths)) and lengths[-1] <= chunk
+        assert (chunk <= 256 or columns >= 1 << 16) and len(lengths) <= 4, (n, chunk)
+    program = lower_library_kernel(kernel_of("SCAN", ("ADD",), "float32", [(2, 5000, 5)], ["float32"]), TOY)
+    assert [p.scratch_bytes for p in program.spec.phases] == [0] * 5 and program.spec.phases[0].extent == -(-2 * 278 * 5 // 64)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

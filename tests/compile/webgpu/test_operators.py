@@ -58,6 +58,8 @@ CASES: dict[str, tuple[Callable[[], Tensor], Callable[[], Any]]] = {
     "product": (lambda: Tensor(X) @ Tensor(W), lambda: X @ W),
     "convolution": (lambda: Tensor(IMAGE).conv2d(Tensor(FILTER), stride=2, padding=1), lambda: convolution(IMAGE, FILTER)),
     "running sums": (lambda: Tensor(X).cumsum(1), lambda: X.cumsum(1)),
+    "running sums of long rows": (lambda: Tensor(LONG).cumsum(1), lambda: LONG.astype(np.float64).cumsum(1).astype(np.float32)),
+    "running maxima of long columns": (lambda: Tensor(LONG.T).cummax(0)[0], lambda: np.maximum.accumulate(LONG.T, 0)),
     "order": (lambda: Tensor(X).sort(1)[0], lambda: np.sort(X, 1)),
     "order of long rows": (lambda: Tensor(LONG).sort(1)[0], lambda: np.sort(LONG, 1)),
     "largest of long rows": (lambda: Tensor(LONG).topk(50)[0], lambda: np.sort(LONG, 1)[:, :-51:-1]),

@@ -1,6 +1,7 @@
 """LibraryKernels (`svod.core.graph.library_kernel`) as programs: loops written down in LINEAR, one file per kind."""
 from __future__ import annotations
 
+from svod.compile.lower.library.chunks import lower_by_chunks
 from svod.compile.lower.library.ranks import lower_by_ranks
 from svod.compile.lower.library.scan import lower_scan
 from svod.compile.lower.library.scatter import lower_scatter
@@ -10,7 +11,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
 _LOWER = {"SCAN": lower_scan, "SCATTER": lower_scatter, "ARGSORT": lower_argsort, "TOPK": lower_topk}
-_ON_GROUPS = {**_LOWER, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks}
+_ON_GROUPS = {**_LOWER, "SCAN": lower_by_chunks, "ARGSORT": lower_by_ranks, "TOPK": lower_by_ranks}
 
 
 def lower_library_kernel(kernel: Kernel, target: Target) -> Program:

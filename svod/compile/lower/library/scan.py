@@ -117,10 +117,10 @@ def _columns(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, 
     outer, n, inner = shape
     while lanes > inner:
         lanes //= 2
-    vectors = 1 if target.has_groups else min(MOST_BLOCK, inner // lanes)
+    vectors = min(MOST_BLOCK, inner // lanes)
     width = lanes * vectors
     share = min(STRIP_ELEMENTS, inner // -(-target.threads // outer)) // width * width
-    strip = share if share >= LEAST_STRIP * width and not target.has_groups else width
+    strip = share if share >= LEAST_STRIP * width else width
     blocks = -(-inner // strip)
     b = Loops()
     y, x = b.args(node)

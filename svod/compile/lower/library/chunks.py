@@ -1,0 +1,123 @@
+"""SCAN on a device with groups: a row is cut into chunks, level by level, and each chunk is a thread's (Blelloch, "Prefix sums and their
+applications", CMU-CS-90-190, 1990).
+
+One thread would take the positions of a row one after the other. With chunks of k:
+
+    totals 1[j] = x[j·k] ∘ … ∘ x[j·k + k - 1]                                  n/k threads
+    totals 2[j] = the same of totals 1                                         n/k² threads, one chunk is left
+    acc = identity;       for i:             acc = acc ∘ totals 2[i];  sums 2[i] = acc
+    acc = sums 2[j - 1];  for i in chunk j:  acc = acc ∘ totals 1[i];  sums 1[i] = acc
+    acc = sums 1[j - 1];  for i in chunk j:  acc = acc ∘ x[i];         y[i] = acc
+
+Each line is a phase, and x is read twice. Threads beside each other have columns beside each other, where there are columns. Rows that are
+short, and columns that are so many that they fill a device, are one chunk.
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from svod.compile.lower.library.loops import INDEX, Loops, aligned, program
+from svod.compile.lower.library.scan import Operator, State
+from svod.compile.lower.program import Program
+from svod.core.ir.uop import UOp
+from svod.core.machine.target import Target
+
+GROUP = 256                     # threads of a group, where the target has as many
+ALONE = 256                     # positions that a thread takes one after the other without being cut
+LEVELS = (1 << 12, 1 << 21)     # positions up to which one level of totals is enough, and two
+MANY = 1 << 16                  # columns that fill a device
+
+
+def lower_by_chunks(node: UOp, target: Target) -> Program:
+    """The Program of a SCAN for a target with groups."""
+    options, (shape,) = node.arg[1:]
+    chunks = _Chunks(node, Operator(options[0], node.src[0].dtype, node.dtype, target.float_rules), shape, min(GROUP, target.group_threads))
+    top = len(chunks.lengths) - 1
+    phases = [*[chunks.totals(level) for level in range(top)], *[chunks.sums(level) for level in range(top, -1, -1)]]
+    return program(node, chunks.temps, *phases, block=chunks.block)
+
+
+def lengths_of(n: int, columns: int) -> tuple[list[int], int]:
+    """Positions on each level, x's first, and those of a chunk. `columns`: beside each other."""
+    if n <= ALONE or columns >= MANY:
+        return [n], n
+    levels = 1 + sum(n > most for most in LEVELS)
+    chunk = next(k for k in range(int(n ** (1 / (levels + 1))), n + 1) if k ** (levels + 1) >= n)
+    lengths = [n]
+    while lengths[-1] > chunk:
+        lengths.append(-(-lengths[-1] // chunk))
+    return lengths, chunk
+
+
+class _Temps(NamedTuple):
+    """Pointers to the components of a level's totals and sums."""
+
+    totals: State
+    sums: State
+
+
+class _Chunks:
+    """The phases of one scan, and its temporaries: of each level but the first totals and sums, each of the components of a state."""
+
+    def __init__(self, node: UOp, operator: Operator, shape: tuple[int, ...], block: int) -> None:
+        self.node, self.operator, self.block = node, operator, block
+        self.outer, n, self.inner = shape
+        self.lengths, self.chunk = lengths_of(n, self.outer * self.inner if self.inner > 1 else 1)
+        self.temps = tuple([aligned(self.outer * length * self.inner * t.itemsize)
+                            for length in self.lengths[1:] for _ in range(2) for t in operator.types])
+
+    def totals(self, level: int) -> tuple[Loops, int, int, int]:
+        """What each chunk of a level combines to."""
+        return self._phase(level, scans=False)
+
+    def sums(self, level: int) -> tuple[Loops, int, int, int]:
+        """What the positions of a level up to each one combine to."""
+        return self._phase(level, scans=True)
+
+    def _phase(self, level: int, scans: bool) -> tuple[Loops, int, int, int]:
+        b, length, inner = Loops(), self.lengths[level], self.inner
+        y, x = b.args(self.node)
+        chunks = -(-length // self.chunk)
+        threads = self.outer * chunks * inner
+        above, own = self._temps(b, level + 1), self._temps(b, level)
+
+        def position(i: int, base: int, exists: int, carried: State) -> State:
+            at = b.calc("ADD", base, b.mul(i, inner))
+            element = tuple([b.get(t, at) for t in own.totals]) if level else self.operator.start(b, b.get(x, at), i)
+            state = self.operator.combine(b, carried, element)
+            if scans and level:
+                _keep(b, own.sums, at, state, exists)
+            elif scans:
+                b.put(y, at, self.operator.result(b, state), exists)
+            return state
+
+        def thread(it: int) -> None:
+            number = b.calc("ADD", b.mul(it, self.block), b.pure("LOCAL_ID", INDEX, 1, ()))
+            exists, at = b.below(number, b.index(threads)), b.least(number, b.index(threads - 1))
+            column, chunk = b.mod(at, inner), b.over(at, inner)
+            base = b.calc("ADD", b.mul(b.over(chunk, chunks), length * inner), column)
+            begin = b.mul(b.mod(chunk, chunks), self.chunk)
+            carry = self.operator.identity(b, 1)
+            if scans and chunks > 1:
+                is_first, before = b.below(begin, b.index(1)), b.calc("MAX", b.plus(at, -inner), b.index(0))
+                carry = tuple([b.choose(is_first, none, b.get(t, before)) for none, t in zip(carry, above.sums, strict=True)])
+            end = b.least(b.plus(begin, self.chunk), b.index(length))
+            state = tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, carried), *carry))
+            if not scans:
+                _keep(b, above.totals, at, state, exists)
+        b.loop(*b.bounds(), thread)
+        return b, -(-threads // self.block), 1, 0
+
+    def _temps(self, b: Loops, level: int) -> _Temps:
+        """Pointers to what is kept of a level; there is nothing of x, nor above the last one."""
+        kinds = self.operator.types
+        if not 0 < level < len(self.lengths):
+            return _Temps((), ())
+        first = (level - 1) * 2 * len(kinds)
+        pointers = [b.pure("TEMP", t, 1, (), first + k) for k, t in enumerate((*kinds, *kinds))]
+        return _Temps(tuple(pointers[:len(kinds)]), tuple(pointers[len(kinds):]))
+
+
+def _keep(b: Loops, temps: State, at: int, state: State, exists: int) -> None:
+    for pointer, value in zip(temps, state, strict=True):
+        b.put(pointer, at, value, exists)
