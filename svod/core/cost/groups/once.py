@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from svod.core.cost.groups.stage_shape import Run, StageShape, steps_of
-from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
+from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.machine.levels import MemorySpace
 
 
@@ -17,42 +17,44 @@ class OnceInPhase:
     """The values that the stages of a phase have computed so far, for stages without loops of their own in a thread."""
 
     def __init__(self) -> None:
-        self._known: set[Hashable] = set()
+        self._numbers: dict[Hashable, int] = {}         # of values, by their identities
+        self._known: set[int] = set()
 
     def known(self, shape: StageShape) -> set[int]:
         """The nodes of a stage whose values are there already. Those of its others are from now on."""
         if any(run.times > 1 for run in shape.serial) or shape.is_shared_copy or shape.stage.space is MemorySpace.HELD:
             return set()
-        keys = _Keys(shape).of_nodes()
-        found = {i for i, key in keys.items() if key in self._known}
-        self._known.update(keys.values())
+        values = _Values(shape, self._numbers).of_nodes()
+        found = {i for i, value in values.items() if value in self._known}
+        self._known.update(values.values())
         return found
 
 
-class _Keys:
-    """Identities of values: operations, and which elements each thread of each group loads."""
+class _Values:
+    """The numbers of a stage's values. The identity of one is its operation with the numbers of its operands, or which elements each thread
+    of each group loads."""
 
-    def __init__(self, shape: StageShape) -> None:
-        self.shape, self.r = shape, shape.stage.r
-        self.keys: dict[int, Hashable] = {}
+    def __init__(self, shape: StageShape, numbers: dict[Hashable, int]) -> None:
+        self.shape, self.r, self.numbers = shape, shape.stage.r, numbers
+        self.of_node: dict[int, int] = {}
 
-    def of_nodes(self) -> dict[int, Hashable]:
+    def of_nodes(self) -> dict[int, int]:
         """Of loads and of what is computed from them alone and from what other stages are."""
         for i, n in enumerate(self.r.nodes):
-            key = self._key(self.r, n)
-            if key is not None:
-                self.keys[i] = key
-        return {i: key for i, key in self.keys.items() if self.r.nodes[i].kind in ("load", "alu", "cast")}
+            identity = self._identity(n)
+            if identity is not None:
+                self.of_node[i] = self.numbers.setdefault(identity, len(self.numbers))
+        return {i: value for i, value in self.of_node.items() if self.r.nodes[i].kind in ("load", "alu", "cast")}
 
-    def _key(self, r: ResolvedStage, n: Node) -> Hashable | None:
+    def _identity(self, n: Node) -> Hashable | None:
         if n.kind in ("const", "variable"):
             return n.kind, n.dtype, str(n.arg)
         if n.kind == "load" and n.linear is not None and not n.linear.atoms:
             return "load", n.dtype, n.arg, self._places(n.linear)
         if n.kind == "read" and not any(lin.atoms for lin in n.dims):
             return "read", n.dtype, n.arg, tuple([self._places(lin) for lin in n.dims])
-        if n.kind in ("alu", "cast", "bitcast") and all(s in self.keys for s in n.src):
-            return n.op, n.dtype, str(n.arg), tuple([self.keys[s] for s in n.src])
+        if n.kind in ("alu", "cast", "bitcast") and all(s in self.of_node for s in n.src):
+            return n.op, n.dtype, str(n.arg), tuple([self.of_node[s] for s in n.src])
         return None
 
     def _places(self, linear: LinearIndex) -> Hashable:

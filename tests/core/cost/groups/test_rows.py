@@ -50,6 +50,14 @@ def test_what_is_computed_alike_costs_once() -> None:
     assert alike < 0.95 * other, "threads that store four neighbours have reduced others"
 
 
+def test_values_that_are_read_twice_are_looked_at_once() -> None:
+    """64 squares, each of the one before: as a tree they would be 2⁶⁴ loads."""
+    x = data(8)
+    for _ in range(64):
+        x = x * x
+    group_heuristic(Scheduler(Kernel(kernel_of(x)), GPU))
+
+
 def test_what_the_second_cache_keeps_is_loaded_once() -> None:
     """Rows that are read by three stages: once from memory where the rows of all groups at a time fit the cache, else by each stage."""
     few, many = "UPCAST(s1.r0, 4) GROUP(s1.r0, 1024) GROUP(s3.r0, 1024) UPCAST(o1, 4) LOCAL(o1, 1024)", \
