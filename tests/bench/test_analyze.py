@@ -29,7 +29,7 @@ LIMITS = Ceilings("t", 2, False, {"float32": (2e9, 4e9), "float64": (1e9, 2e9)},
 
 def kernel(name: str, buffers: tuple[int, ...], flops: int, moved: tuple[int, int], threads: int = 1, **more: object) -> PreparedKernel:
     spec = loop_kernels.spec(name, N, slots=len(buffers), threads=threads, scratch=more.pop("scratch", 0))
-    return PreparedKernel(spec, loop_kernels.loaded(name), buffers, name, estimate=Work(((dtypes.int64, flops),), 0, *moved, 0), **more)  # type: ignore[arg-type]
+    return PreparedKernel(spec, loop_kernels.loaded(name), buffers, name, estimate=Work(((dtypes.int64, flops),), 0, *moved), **more)  # type: ignore[arg-type]
 
 
 def branches() -> ExecutionPlan:
