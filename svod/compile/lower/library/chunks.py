@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from svod.compile.lower.library.loops import INDEX, Loops, aligned, program
+from svod.compile.lower.library.loops import GROUP, Loops, aligned, program
 from svod.compile.lower.library.scan import Operator, State
 from svod.compile.lower.program import Program
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
-GROUP = 256                     # threads of a group, where the target has as many
 ALONE = 256                     # positions that a thread takes one after the other without being cut
 LEVELS = (1 << 12, 1 << 21)     # positions up to which one level of totals is enough, and two
 MANY = 1 << 16                  # columns that fill a device
@@ -33,7 +32,8 @@ def lower_by_chunks(node: UOp, target: Target) -> Program:
     options, (shape,) = node.arg[1:]
     chunks = _Chunks(node, Operator(options[0], node.src[0].dtype, node.dtype, target.float_rules), shape, min(GROUP, target.group_threads))
     top = len(chunks.lengths) - 1
-    phases = [*[chunks.totals(level) for level in range(top)], *[chunks.sums(level) for level in range(top, -1, -1)]]
+    up, down = range(top), range(top, -1, -1)
+    phases = [*[chunks.phase(level, scans=False) for level in up], *[chunks.phase(level, scans=True) for level in down]]
     return program(node, chunks.temps, *phases, block=chunks.block)
 
 
@@ -66,15 +66,8 @@ class _Chunks:
         self.temps = tuple([aligned(self.outer * length * self.inner * t.itemsize)
                             for length in self.lengths[1:] for _ in range(2) for t in operator.types])
 
-    def totals(self, level: int) -> tuple[Loops, int, int, int]:
-        """What each chunk of a level combines to."""
-        return self._phase(level, scans=False)
-
-    def sums(self, level: int) -> tuple[Loops, int, int, int]:
-        """What the positions of a level up to each one combine to."""
-        return self._phase(level, scans=True)
-
-    def _phase(self, level: int, scans: bool) -> tuple[Loops, int, int, int]:
+    def phase(self, level: int, scans: bool) -> tuple[Loops, int, int, int]:
+        """What the positions of a level up to each one combine to; `scans` False: what each of its chunks does."""
         b, length, inner = Loops(), self.lengths[level], self.inner
         y, x = b.args(self.node)
         chunks = -(-length // self.chunk)
@@ -92,8 +85,7 @@ class _Chunks:
             return state
 
         def thread(it: int) -> None:
-            number = b.calc("ADD", b.mul(it, self.block), b.pure("LOCAL_ID", INDEX, 1, ()))
-            exists, at = b.below(number, b.index(threads)), b.least(number, b.index(threads - 1))
+            at, exists = b.thread(it, self.block, threads)
             column, chunk = b.mod(at, inner), b.over(at, inner)
             base = b.calc("ADD", b.mul(b.over(chunk, chunks), length * inner), column)
             begin = b.mul(b.mod(chunk, chunks), self.chunk)

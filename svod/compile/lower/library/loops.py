@@ -12,6 +12,7 @@ from svod.core.ir.uop import COMPARISONS, Ops, UOp
 from svod.core.machine.target import Target
 
 INDEX, BOOL = dtypes.index, dtypes.bool
+GROUP = 256                     # threads of a group, where the target has as many
 PARALLEL_ELEMENTS = 1 << 14     # below, one core is done before another one starts
 
 
@@ -29,6 +30,13 @@ class Loops(Builder):
     def bounds(self) -> tuple[int, int]:
         """The iterations of the phase that this call is to do."""
         return self.pure("BEGIN", INDEX, 1, ()), self.pure("END_", INDEX, 1, ())
+
+    def thread(self, it: int, block: int, count: int) -> tuple[int, int]:
+        """Which of `count` threads this one is, in groups of `block` of which `it` is one, and whether there are so many; those beyond take
+        the last one's number."""
+        number = self.calc("ADD", self.mul(it, block), self.pure("LOCAL_ID", INDEX, 1, ()))
+        exists = self.below(number, self.index(count))
+        return self.least(number, self.index(count - 1)), exists
 
     # -- indices ----------------------------------------------------------------------------------
     def calc(self, name: str, a: int, b: int) -> int:

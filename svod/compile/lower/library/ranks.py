@@ -14,14 +14,12 @@ Keys and positions go back and forth between two pairs of temporaries.
 """
 from __future__ import annotations
 
-from svod.compile.lower.library.loops import BOOL, INDEX, Loops, aligned, program
+from svod.compile.lower.library.loops import BOOL, GROUP, Loops, aligned, program
 from svod.compile.lower.library.sort import POSITION, key_type, sort_key
 from svod.compile.lower.program import Program
 from svod.core.graph.library_kernel import merge_passes
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
-
-GROUP = 256     # threads of a group, where the target has as many
 
 
 def lower_by_ranks(node: UOp, target: Target) -> Program:
@@ -46,9 +44,7 @@ def _phase(node: UOp, number: int, is_last: bool, block: int) -> Loops:
         return b.pure("TEMP", kind, 1, (), half * 2), b.pure("TEMP", POSITION, 1, (), half * 2 + 1)
 
     def element(it: int) -> None:
-        own = b.calc("ADD", b.mul(it, block), b.pure("LOCAL_ID", INDEX, 1, ()))
-        exists = b.below(own, b.index(rows * n))
-        at = b.least(own, b.index(rows * n - 1))
+        at, exists = b.thread(it, block, rows * n)
         row = b.over(at, n)
         begin = b.mul(row, n)
         place = b.minus(at, begin)
