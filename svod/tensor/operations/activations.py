@@ -1,6 +1,6 @@
 """Activation functions and gates of neural networks.
 
-Names and signatures are those of torch.nn.functional. Composite functions are computed in float32 at least and rounded once.
+Names and signatures are those of torch.nn.functional.
 """
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Self
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.products import Products
+from svod.tensor.precision import rounds_once
 
 
 class Activations(Products):
@@ -25,74 +26,86 @@ class Activations(Products):
         """min(max(x, 0), 6)."""
         return self.clamp(0, 6)
 
+    @rounds_once
     def leaky_relu(self, negative_slope: float = 0.01) -> Self:
         """x where positive, negative_slope · x elsewhere."""
         x = self._float()
         return x.where(x.gt(0), x.mul(negative_slope))
 
+    @rounds_once
     def elu(self, alpha: float = 1.0) -> Self:
         """x where positive, alpha · (exp(x) - 1) elsewhere."""
-        x = self._wide_float()
-        return x.where(x.gt(0), x.expm1().mul(alpha)).cast(self._float_dtype())
+        x = self._float()
+        return x.where(x.gt(0), x.expm1().mul(alpha))
 
+    @rounds_once
     def sigmoid(self) -> Self:
         """1 / (1 + exp(-x))."""
-        return self._wide_float().neg().exp().add(1).reciprocal().cast(self._float_dtype())
+        return self._float().neg().exp().add(1).reciprocal()
 
+    @rounds_once
     def logsigmoid(self) -> Self:
         """log(sigmoid(x))."""
-        return self._wide_float().neg().softplus().neg().cast(self._float_dtype())
+        return self._float().neg().softplus().neg()
 
+    @rounds_once
     def silu(self) -> Self:
         """x · sigmoid(x)."""
-        x = self._wide_float()
-        return x.mul(x.sigmoid()).cast(self._float_dtype())
+        x = self._float()
+        return x.mul(x.sigmoid())
 
+    @rounds_once
     def gelu(self, approximate: str = "none") -> Self:
         """x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016)."""
-        x = self._wide_float()
+        x = self._float()
         if approximate == "none":
             bell = x.mul(math.sqrt(0.5)).erf()
         elif approximate == "tanh":
             bell = x.add(x.mul(x).mul(x).mul(0.044715)).mul(math.sqrt(2 / math.pi)).tanh()
         else:
             raise UnsupportedError(f"gelu with approximate={approximate!r}: use 'none' or 'tanh'")
-        return x.mul(0.5).mul(bell.add(1)).cast(self._float_dtype())
+        return x.mul(0.5).mul(bell.add(1))
 
+    @rounds_once
     def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Self:
         """log(1 + exp(beta · x)) / beta; x where beta · x is above the threshold."""
-        x = self._wide_float()
+        x = self._float()
         scaled = x.mul(beta)
         # max(s, 0) + log1p(exp(-|s|)) does not overflow
         smooth = scaled.maximum(0).add(scaled.abs().neg().exp().log1p()).div(beta)
-        return x.where(scaled.gt(threshold), smooth).cast(self._float_dtype())
+        return x.where(scaled.gt(threshold), smooth)
 
+    @rounds_once
     def hardsigmoid(self) -> Self:
         """min(max(x + 3, 0), 6) / 6."""
-        return self._wide_float().add(3).clamp(0, 6).div(6).cast(self._float_dtype())
+        return self._float().add(3).clamp(0, 6).div(6)
 
+    @rounds_once
     def hardswish(self) -> Self:
         """x · hardsigmoid(x)."""
-        x = self._wide_float()
-        return x.mul(x.add(3).clamp(0, 6)).div(6).cast(self._float_dtype())
+        x = self._float()
+        return x.mul(x.add(3).clamp(0, 6)).div(6)
 
     def hardtanh(self, min_val: float = -1.0, max_val: float = 1.0) -> Self:
         """x clamped to min_val … max_val."""
         return self.clamp(min_val, max_val)
 
+    @rounds_once
     def mish(self) -> Self:
         """x · tanh(softplus(x))."""
-        x = self._wide_float()
-        return x.mul(x.softplus().tanh()).cast(self._float_dtype())
+        x = self._float()
+        return x.mul(x.softplus().tanh())
 
+    @rounds_once
     def selu(self) -> Self:
         """scale · elu(x, alpha) with the constants of Klambauer et al., 2017."""
-        return self._wide_float().elu(1.6732632423543772).mul(1.0507009873554805).cast(self._float_dtype())
+        return self._float().elu(1.6732632423543772).mul(1.0507009873554805)
 
+    @rounds_once
     def celu(self, alpha: float = 1.0) -> Self:
         """x where positive, alpha · (exp(x / alpha) - 1) elsewhere."""
-        x = self._wide_float()
-        return x.where(x.gt(0), x.div(alpha).expm1().mul(alpha)).cast(self._float_dtype())
+        x = self._float()
+        return x.where(x.gt(0), x.div(alpha).expm1().mul(alpha))
 
     def prelu(self, weight: Operand) -> Self:
         """x where positive, weight · x elsewhere. `weight` is one number, or one per channel (axis 1)."""
@@ -103,45 +116,51 @@ class Activations(Products):
             w = w.reshape(-1, *(1,) * (self.ndim - 2))
         return self.where(self.gt(0), self.mul(w.reshape(()) if w.numel() == 1 else w))
 
+    @rounds_once
     def threshold(self, threshold: float, value: float) -> Self:
         """x where above the threshold, `value` elsewhere."""
         return self.where(self.le(threshold).logical_not(), value)
 
+    @rounds_once
     def hardshrink(self, lambd: float = 0.5) -> Self:
         """x where |x| > lambd, 0 elsewhere."""
         return self.where(self.abs().le(lambd).logical_not(), 0)
 
+    @rounds_once
     def softshrink(self, lambd: float = 0.5) -> Self:
         """x moved toward 0 by lambd; 0 where |x| <= lambd."""
-        x = self._wide_float()
-        moved = x.sub(lambd).where(x.gt(lambd), x.add(lambd).where(x.lt(-lambd), x.mul(0)))
-        return moved.cast(self._float_dtype())
+        x = self._float()
+        return x.sub(lambd).where(x.gt(lambd), x.add(lambd).where(x.lt(-lambd), x.mul(0)))
 
+    @rounds_once
     def tanhshrink(self) -> Self:
         """x - tanh(x)."""
-        x = self._wide_float()
-        return x.sub(x.tanh()).cast(self._float_dtype())
+        x = self._float()
+        return x.sub(x.tanh())
 
+    @rounds_once
     def softsign(self) -> Self:
         """x / (1 + |x|)."""
-        x = self._wide_float()
-        return x.div(x.abs().add(1)).cast(self._float_dtype())
+        x = self._float()
+        return x.div(x.abs().add(1))
 
+    @rounds_once
     def glu(self, dim: int = -1) -> Self:
         """The first half of an axis · sigmoid of the second half."""
         a, b = self._halves("glu", dim)
-        return a.mul(b.sigmoid()).cast(self._float_dtype())
+        return a.mul(b.sigmoid())
 
+    @rounds_once
     def swiglu(self, dim: int = -1) -> Self:
         """silu of the first half of an axis · the second half (Shazeer, 2020)."""
         a, b = self._halves("swiglu", dim)
-        return a.silu().mul(b).cast(self._float_dtype())
+        return a.silu().mul(b)
 
     def _halves(self, name: str, dim: int) -> tuple[Self, Self]:
         at = self._axis(name, dim)
         if self.shape[at] % 2:
             raise ShapeError(f"{name} of {self.shape} along axis {dim}: its extent must be even")
-        x, half = self._wide_float(), self.shape[at] // 2
+        x, half = self._float(), self.shape[at] // 2
         return x.narrow(at, 0, half), x.narrow(at, half, half)
 
     def dropout(self, p: float = 0.5, training: bool = False) -> Self:

@@ -1,8 +1,8 @@
 """Elementwise arithmetic, comparisons and functions, with broadcasting and one promotion rule.
 
 `svod.core.ir.dtype.promote` gives the common dtype of tensors. A Python or NumPy scalar takes the tensor's dtype unless it is of a higher
-kind: a float with an integer tensor gives float32, an int with a bool tensor int32. Float functions of integers are computed in float32;
-functions of 16-bit floats are computed in float32 and rounded once.
+kind: a float with an integer tensor gives float32, an int with a bool tensor int32. Float functions of integers are computed in float32.
+16-bit floats are computed as `svod.tensor.precision` says: a number beside them takes their dtype in an operation of one step, as in NumPy.
 
 As in NumPy, and without a trap on any target: integer division by zero gives 0, the smallest integer divided by -1 gives itself, and a
 shift by the width or more gives 0, or -1 for a negative integer shifted right.
@@ -20,6 +20,7 @@ from svod.core.machine.target import HOST
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operand_uops, without_numpy
 from svod.tensor.operations.movement import Movement
+from svod.tensor.precision import rounds_once
 
 Operand = Any  # a tensor, a Python scalar, or what a tensor can be made of
 
@@ -61,18 +62,24 @@ class Elementwise(Movement):
     def _unary(self, op: Ops) -> Self:
         return self.from_uop(graph.alu(op, self.uop))
 
+    @rounds_once
     def _function(self, op: Ops) -> Self:
-        """A float function, computed in float32 at least and rounded once to the result's dtype."""
-        return self.from_uop(graph.alu(op, self._wide_float().uop)).cast(self._float_dtype())
+        """A float function of one instruction."""
+        return self.from_uop(graph.alu(op, self._float().uop))
 
     # -- arithmetic ------------------------------------------------------------------------------
     def add(self, other: Operand, *, alpha: Scalar = 1) -> Self:
         """self + alpha * other."""
-        return self._arithmetic(Ops.ADD, "add", self, self._times(other, alpha))
+        return self._arithmetic(Ops.ADD, "add", self, other) if alpha == 1 else self._scaled(Ops.ADD, "add", other, alpha)
 
     def sub(self, other: Operand, *, alpha: Scalar = 1) -> Self:
         """self - alpha * other."""
-        return self._arithmetic(Ops.SUB, "sub", self, self._times(other, alpha))
+        return self._arithmetic(Ops.SUB, "sub", self, other) if alpha == 1 else self._scaled(Ops.SUB, "sub", other, alpha)
+
+    @rounds_once
+    def _scaled(self, op: Ops, name: str, other: Operand, alpha: Scalar) -> Self:
+        """`op` of self and alpha * other. The product of two numbers stays a number, which takes the dtype of self."""
+        return self._arithmetic(op, name, self, other * alpha if is_scalar(other) else self._as_tensor(other).mul(alpha))
 
     def mul(self, other: Operand) -> Self:
         """self * other; for bools, logical and."""
@@ -107,7 +114,7 @@ class Elementwise(Movement):
         a, b = self, self._operand(other)
         dtype = common_dtype("div", a, b)
         if dtype.is_float:
-            return self._true_divide(self, other).trunc()
+            return self._truncated_quotient(other)
         floor = self._divide_floor("div", a, b)
         if not dtype.is_signed:
             return floor
@@ -115,6 +122,10 @@ class Elementwise(Movement):
         x, y = (self.from_uop(u) for u in operand_uops("div", dtype, a, b))
         inexact = floor.mul(y).ne(x).logical_and(x.lt(0).ne(y.lt(0))).logical_and(y.ne(0))
         return floor.add(inexact.cast(floor.dtype))
+
+    @rounds_once
+    def _truncated_quotient(self, other: Operand) -> Self:
+        return self._true_divide(self, other).trunc()
 
     def _divide_floor(self, name: str, x: Operand, y: Operand) -> Self:
         a, b = self._operand(x), self._operand(y)
@@ -165,7 +176,7 @@ class Elementwise(Movement):
         return self._unary(Ops.NEG)
 
     def pow(self, exponent: Operand) -> Self:
-        """self ** exponent. Whole exponents up to 32 are multiplied out; 0.5 is a square root.
+        """self ** exponent. Whole exponents up to 32 are multiplied out; 0.5 is a square root. 16-bit floats are computed in float32.
 
         Raises DTypeError for integers to a negative number. In a tensor of integer exponents, a negative one gives 0, except for a base
         of 1 or -1."""
@@ -181,15 +192,17 @@ class Elementwise(Movement):
                              "float")
         base, exponent = operand_uops("pow", dtype, a, b)
         if dtype.is_float:
-            if is_scalar(b) and abs(b) <= 32 and b == int(b):
-                return self.from_uop(base)._whole_power(int(b))
-            if is_scalar(b) and b == 0.5:
-                return self.from_uop(base).sqrt()
-            wide = dtypes.float32 if dtype.bits < 32 else dtype
-            return self.from_uop(graph.cast(graph.alu(Ops.POW, graph.cast(base, wide), graph.cast(exponent, wide)), dtype))
+            return self.from_uop(base)._float_power(self.from_uop(exponent), b if is_scalar(b) else None)
         if is_scalar(b):
             return self.from_uop(base)._whole_power(int(b))
         return self._integer_power(base, exponent)
+
+    @rounds_once
+    def _float_power(self, exponent: Operand, number: Scalar | None) -> Self:
+        """self ** exponent, of one shape and float dtype. `number`: the exponent where it is a number."""
+        if number is not None and abs(number) <= 32 and number == int(number):
+            return self._whole_power(int(number))
+        return self.sqrt() if number == 0.5 else self.from_uop(graph.alu(Ops.POW, self.uop, exponent.uop))
 
     def _whole_power(self, n: int) -> Self:
         """self ** n by repeated squaring."""
@@ -223,10 +236,6 @@ class Elementwise(Movement):
                                  graph.alu(Ops.WHERE, graph.alu(Ops.CMPEQ, base, minus_one), of_minus_one, zero))
             result = graph.alu(Ops.WHERE, graph.alu(Ops.CMPLT, exponent, zero), negative, result)
         return self.from_uop(result)
-
-    def _times(self, x: Operand, alpha: Scalar) -> Operand:
-        """alpha * x. The product of two numbers stays a number, which takes the dtype of self."""
-        return x if alpha == 1 else x * alpha if is_scalar(x) else self._as_tensor(x).mul(alpha)
 
     def _as_tensor(self, x: Operand) -> Self:
         return x if isinstance(x, type(self)) else self._beside(x)
@@ -455,10 +464,12 @@ class Elementwise(Movement):
         """The nearest multiple of 10**-decimals, halves to even. Integers stay if `decimals` is not negative."""
         if decimals == 0 or (decimals > 0 and not self.dtype.is_float):
             return self._rounded(Ops.ROUND)
-        wide = self._wide_float() if self.dtype.is_float else self.cast(dtypes.float64)
+        return self._rounded_to(decimals) if self.dtype.is_float else self.cast(dtypes.float64)._rounded_to(decimals).cast(self.dtype)
+
+    @rounds_once
+    def _rounded_to(self, decimals: int) -> Self:
         scale = 10.0 ** abs(decimals)
-        scaled = wide.mul(scale).round().div(scale) if decimals > 0 else wide.div(scale).round().mul(scale)
-        return scaled.cast(self.dtype)
+        return self.mul(scale).round().div(scale) if decimals > 0 else self.div(scale).round().mul(scale)
 
     # -- functions -------------------------------------------------------------------------------
     def exp(self) -> Self: return self._function(Ops.EXP)
@@ -472,39 +483,42 @@ class Elementwise(Movement):
     def tanh(self) -> Self: return self._function(Ops.TANH)
     def erf(self) -> Self: return self._function(Ops.ERF)
 
+    @rounds_once
     def log10(self) -> Self:
         """log2(x) · log10(2)."""
-        return self._wide_float().log2().mul(math.log10(2)).cast(self._float_dtype())
+        return self._float().log2().mul(math.log10(2))
 
+    @rounds_once
     def tan(self) -> Self:
         """sin / cos."""
-        x = self._wide_float()
-        return (x.sin() / x.cos()).cast(self._float_dtype())
+        x = self._float()
+        return (x.sin() / x.cos())
 
+    @rounds_once
     def rsqrt(self) -> Self:
         """1 / sqrt(x)."""
-        return self._wide_float().sqrt().reciprocal().cast(self._float_dtype())
+        return self._float().sqrt().reciprocal()
 
     def square(self) -> Self:
         """x · x."""
         return self.mul(self)
 
+    @rounds_once
     def log1p(self) -> Self:
         """log(1 + x), accurate for small x: log(u) · x / (u - 1) with u = 1 + x rounded (Kahan, HP-15C handbook, 1982)."""
-        x = self._wide_float()
+        x = self._float()
         u = x + 1
         # for an infinite u the quotient would be inf / inf
-        result = self._select(u.eq(1), x, self._select(u.eq(math.inf), u, u.log() * (x / (u - 1))))
-        return result.cast(self._float_dtype())
+        return self._select(u.eq(1), x, self._select(u.eq(math.inf), u, u.log() * (x / (u - 1))))
 
+    @rounds_once
     def expm1(self) -> Self:
         """exp(x) - 1, accurate for small x: (u - 1) · x / log(u) with u = exp(x) rounded (Kahan)."""
-        x = self._wide_float()
+        x = self._float()
         u = x.exp()
         plain = u - 1
         precise = plain * (x / u.log())
-        result = self._select(u.eq(1), x, self._select(plain.eq(-1).logical_or(u.eq(math.inf)), plain, precise))
-        return result.cast(self._float_dtype())
+        return self._select(u.eq(1), x, self._select(plain.eq(-1).logical_or(u.eq(math.inf)), plain, precise))
 
     def isnan(self) -> Self:
         """True where NaN."""

@@ -1,10 +1,9 @@
 """More elementwise functions, composed from `elementwise.py`: remainders, mixtures, comparisons within a tolerance, angles, hyperbolic
-functions. Names and signatures are PyTorch's. Composite functions are computed in float32 at least and rounded once.
+functions. Names and signatures are PyTorch's.
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Self
 
 from svod.core.ir.dtype import DType, dtypes
@@ -12,6 +11,7 @@ from svod.core.ir.variable import Dim
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, common_dtype, is_scalar, operand_uops, scalar_dtype, without_numpy
 from svod.tensor.operations.elementwise import Elementwise, Operand, truncated_remainder
+from svod.tensor.precision import rounds_once
 
 
 class Functions(Elementwise):
@@ -30,15 +30,6 @@ class Functions(Elementwise):
         """The common float dtype of this tensor and y: the default float if neither is a float."""
         dtype = common_dtype(name, self, y)
         return dtype if dtype.is_float else dtypes.default_float
-
-    def _composed(self, name: str, formula: Callable[..., Self], *operands: Operand) -> Self:
-        """`formula` of this tensor and the operands as tensors. If their common dtype is a 16-bit float, it is computed in float32 and
-        rounded once."""
-        tensors = [self, *(self._partner(o) for o in operands)]
-        dtype = common_dtype(name, *tensors)
-        if not dtype.is_float or dtype.bits >= 32:
-            return formula(*tensors)
-        return formula(*(t.cast(dtypes.float32) for t in tensors)).cast(dtype)
 
     # -- quotients -------------------------------------------------------------------------------
     def true_divide(self, other: Operand) -> Self: return self.div(other)
@@ -59,35 +50,40 @@ class Functions(Elementwise):
         return self.sub(self.trunc())
 
     # -- mixtures --------------------------------------------------------------------------------
+    @rounds_once
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """self + weight · (end - self); computed from the nearer end, as in PyTorch, so that weight 1 gives exactly `end`."""
-        def between(a: Self, b: Self, w: Self) -> Self:
-            distance = b.sub(a)
-            return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
-        return self._float()._composed("lerp", between, end, weight)
+        a = self._float()
+        b, w = a._partner(end), a._partner(weight)
+        distance = b.sub(a)
+        return a.add(w.mul(distance)).where(w.abs().lt(0.5), b.sub(distance.mul(w.neg().add(1))))
 
+    @rounds_once
     def addcmul(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
         """self + value · tensor1 · tensor2."""
-        return self._composed("addcmul", lambda x, a, b: x.add(a.mul(b), alpha=value), tensor1, tensor2)
+        return self.add(self._partner(tensor1).mul(tensor2), alpha=value)
 
+    @rounds_once
     def addcdiv(self, tensor1: Operand, tensor2: Operand, *, value: Scalar = 1) -> Self:
         """self + value · tensor1 / tensor2."""
-        return self._composed("addcdiv", lambda x, a, b: x.add(a.div(b), alpha=value), tensor1, tensor2)
+        return self.add(self._partner(tensor1).div(tensor2), alpha=value)
 
+    @rounds_once
     def logaddexp(self, other: Operand) -> Self:
         """log(exp(x) + exp(y)) without overflow."""
         y = self._partner(other)
         dtype = self._meeting("logaddexp", y)
-        a, b = self._wide_float(), y._wide_float()
+        a, b = self._float(), y._float()
         top, distance = a.maximum(b), a.sub(b).abs().neg()
         # equal infinities have no distance
         return top.where(a.eq(b).logical_and(top.isinf()), top.add(distance.exp().log1p())).cast(dtype)
 
+    @rounds_once
     def hypot(self, other: Operand) -> Self:
         """sqrt(x² + y²), scaled by the larger so that it does not overflow."""
         y = self._partner(other)
         dtype = self._meeting("hypot", y)
-        a, b = self._wide_float().abs(), y._wide_float().abs()
+        a, b = self._float().abs(), y._float().abs()
         top = a.maximum(b)
         ratio = a.minimum(b).div(top.where(top.ne(0), 1.0))
         result = top.mul(ratio.square().add(1).sqrt())
@@ -106,24 +102,28 @@ class Functions(Elementwise):
             return self.lt(0) if self.dtype.is_signed else self._full_like(False, dtypes.bool)
         return self.bitcast(f"int{self.dtype.bits}").lt(0)
 
+    @rounds_once
     def xlogy(self, other: Operand) -> Self:
         """x · log(y); 0 where x is 0, unless y is NaN."""
         y = self._partner(other)
         dtype = self._meeting("xlogy", y)
-        a, b = self._wide_float(), y._wide_float()
+        a, b = self._float(), y._float()
         return a.mul(b.log()).where(a.ne(0).logical_or(b.isnan()), 0.0).cast(dtype)
 
+    @rounds_once
     def logit(self, eps: float | None = None) -> Self:
         """log(x / (1 - x)), the inverse of `sigmoid`. With `eps`, x is clamped to eps … 1 - eps first."""
-        x = self._wide_float() if eps is None else self._wide_float().clamp(eps, 1 - eps)
-        return x.div(x.neg().add(1)).log().cast(self._float_dtype())
+        x = self._float() if eps is None else self._float().clamp(eps, 1 - eps)
+        return x.div(x.neg().add(1)).log()
 
+    @rounds_once
     def sinc(self) -> Self:
         """sin(πx) / πx; 1 at 0."""
-        turns = self._wide_float().mul(math.pi)
-        return turns.sin().div(turns).where(turns.ne(0), 1.0).cast(self._float_dtype())
+        turns = self._float().mul(math.pi)
+        return turns.sin().div(turns).where(turns.ne(0), 1.0)
 
     # -- comparisons -----------------------------------------------------------------------------
+    @rounds_once
     def isclose(self, other: Operand, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Self:
         """True where |x - y| <= atol + rtol · |y| or x equals y, and for two NaNs with `equal_nan`."""
         y = self._partner(other)
@@ -132,7 +132,7 @@ class Functions(Elementwise):
         same = a.eq(b)
         if equal_nan and dtype.is_float:
             same = same.logical_or(a.isnan().logical_and(b.isnan()))
-        a, b = a._wide_float(), b._wide_float()
+        a, b = a._float(), b._float()
         near = a.sub(b).abs().le(b.abs().mul(rtol).add(atol))
         return same.logical_or(near.logical_and(a.isfinite()).logical_and(b.isfinite()))
 
@@ -164,13 +164,14 @@ class Functions(Elementwise):
         return self.where(self.isnan(), step) if self.dtype.is_float else step
 
     # -- angles ----------------------------------------------------------------------------------
+    @rounds_once
     def atan(self) -> Self:
         """The angle of a tangent, in ±π/2."""
-        x = self._wide_float()
+        x = self._float()
         a = x.abs()
         above = a.gt(1)
         angle = a.where(above.logical_not(), a.reciprocal())._small_angle()
-        return angle.where(above.logical_not(), angle.neg().add(math.pi / 2)).copysign(x).cast(self._float_dtype())
+        return angle.where(above.logical_not(), angle.neg().add(math.pi / 2)).copysign(x)
 
     def _small_angle(self) -> Self:
         """atan of 0 … 1 by its series. The identity atan(t) = 2·atan(t / (1 + sqrt(1 + t²))), applied twice, first brings t below
@@ -185,6 +186,7 @@ class Functions(Elementwise):
             series = series.add((-1) ** k / (2 * k + 1)).mul(square)
         return t.add(t.mul(series)).mul(4)
 
+    @rounds_once
     def atan2(self, other: Operand) -> Self:
         """The angle of the point (other, self), in ±π. The signs of zeros count, as in C."""
         o = self._partner(other)
@@ -201,68 +203,78 @@ class Functions(Elementwise):
         angle = angle.where(y.isnan().logical_or(x.isnan()).logical_not(), math.nan)
         return angle.copysign(y).cast(dtype)
 
+    @rounds_once
     def asin(self) -> Self:
         """The angle of a sine, in ±π/2; NaN beyond ±1."""
-        x = self._wide_float()
-        return x.atan2(x.neg().add(1).mul(x.add(1)).sqrt()).cast(self._float_dtype())
+        x = self._float()
+        return x.atan2(x.neg().add(1).mul(x.add(1)).sqrt())
 
+    @rounds_once
     def acos(self) -> Self:
         """The angle of a cosine, in 0 … π; NaN beyond ±1."""
-        x = self._wide_float()
-        return x.neg().add(1).sqrt().atan2(x.add(1).sqrt()).mul(2).cast(self._float_dtype())
+        x = self._float()
+        return x.neg().add(1).sqrt().atan2(x.add(1).sqrt()).mul(2)
 
     # -- hyperbolic functions ----------------------------------------------------------------------
+    @rounds_once
     def sinh(self) -> Self:
         """(exp(x) - exp(-x)) / 2, without cancellation near zero."""
-        x = self._wide_float()
+        x = self._float()
         half = x.abs().expm1()
         # e/2 + e/(2(e + 1)) with e = exp|x| - 1; (exp(|x|/2) / 2) · exp(|x|/2) where exp|x| overflows
         small = half.add(half.div(half.add(1))).mul(0.5)
         large = x.abs().mul(0.5).exp()
         size = small.where(half.lt(math.inf), large.mul(0.5).mul(large))
-        return x.where(x.eq(0), size.copysign(x)).cast(self._float_dtype())
+        return x.where(x.eq(0), size.copysign(x))
 
+    @rounds_once
     def cosh(self) -> Self:
         """(exp(x) + exp(-x)) / 2."""
-        half = self._wide_float().abs().mul(0.5).exp()
-        return half.mul(0.5).mul(half).add(half.reciprocal().mul(0.5).mul(half.reciprocal())).cast(self._float_dtype())
+        half = self._float().abs().mul(0.5).exp()
+        return half.mul(0.5).mul(half).add(half.reciprocal().mul(0.5).mul(half.reciprocal()))
 
+    @rounds_once
     def asinh(self) -> Self:
         """log(x + sqrt(x² + 1)), through log1p."""
-        x = self._wide_float()
+        x = self._float()
         a = x.abs()
         square = a.square()
         small = a.add(square.div(square.add(1).sqrt().add(1))).log1p()
         large = a.log().add(math.log(2))
         size = small.where(a.lt(1e18 if x.dtype == dtypes.float32 else 1e150), large)
-        return x.where(x.eq(0), size.copysign(x)).cast(self._float_dtype())
+        return x.where(x.eq(0), size.copysign(x))
 
+    @rounds_once
     def acosh(self) -> Self:
         """log(x + sqrt(x² - 1)), through log1p; NaN below 1."""
-        x = self._wide_float()
+        x = self._float()
         t = x.sub(1)
         small = t.add(t.mul(t.add(2)).sqrt()).log1p()
         result = small.where(x.lt(1e18 if x.dtype == dtypes.float32 else 1e150), x.log().add(math.log(2)))
-        return result.where(x.ge(1), math.nan).cast(self._float_dtype())
+        return result.where(x.ge(1), math.nan)
 
+    @rounds_once
     def atanh(self) -> Self:
         """log((1 + x) / (1 - x)) / 2, through log1p; NaN beyond ±1."""
-        x = self._wide_float()
+        x = self._float()
         a = x.abs()
         result = a.mul(2).div(a.neg().add(1)).log1p().mul(0.5)
-        return x.where(x.eq(0), result.where(a.lt(1), result.where(a.le(1), math.nan)).copysign(x)).cast(self._float_dtype())
+        return x.where(x.eq(0), result.where(a.lt(1), result.where(a.le(1), math.nan)).copysign(x))
 
+    @rounds_once
     def erfc(self) -> Self:
         """1 - erf(x). Small values lose relative precision, because they are differences of numbers near 1."""
-        return self._wide_float().erf().neg().add(1).cast(self._float_dtype())
+        return self._float().erf().neg().add(1)
 
+    @rounds_once
     def deg2rad(self) -> Self:
         """x · π / 180."""
-        return self._wide_float().mul(math.pi / 180).cast(self._float_dtype())
+        return self._float().mul(math.pi / 180)
 
+    @rounds_once
     def rad2deg(self) -> Self:
         """x · 180 / π."""
-        return self._wide_float().mul(180 / math.pi).cast(self._float_dtype())
+        return self._float().mul(180 / math.pi)
 
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}

@@ -9,6 +9,7 @@ from svod.core.ir.uop import Ops
 from svod.errors import ShapeError
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.scatter import Scatter
+from svod.tensor.precision import rounds_once
 
 
 class Linalg(Scatter):
@@ -42,6 +43,7 @@ class Linalg(Scatter):
     def __matmul__(self, other: Operand) -> Self: return self.matmul(other)
     def __rmatmul__(self, other: Operand) -> Self: return self._as_tensor(other).matmul(self)
 
+    @rounds_once
     def linear(self, weight: Operand, bias: Operand | None = None) -> Self:
         """x @ weightᵀ + bias: (…, in) with weight (out, in), or (in,), and bias (out,)."""
         w = self._as_tensor(weight)

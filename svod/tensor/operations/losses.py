@@ -1,6 +1,6 @@
 """Losses, forward only, and rotary embedding. Names and signatures are those of torch.nn.functional, with the input as self.
 
-Losses are computed in float32 at least. `reduction` is 'mean', 'sum' or 'none'.
+`reduction` is 'mean', 'sum' or 'none'.
 """
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from svod.core.ir.dtype import dtypes
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.resample import Resample
+from svod.tensor.precision import rounds_to_self
 
 
 class Losses(Resample):
@@ -18,68 +19,75 @@ class Losses(Resample):
 
     __slots__ = ()
 
-    def _reduced(self, name: str, reduction: str, dtype_of: Self) -> Self:
-        """The losses reduced as `reduction` says, in the float dtype of `dtype_of`."""
+    def _reduced(self, name: str, reduction: str) -> Self:
+        """The losses reduced as `reduction` says."""
         if reduction not in ("mean", "sum", "none"):
             raise UnsupportedError(f"{name} with reduction={reduction!r}: use 'mean', 'sum' or 'none'")
-        result = self if reduction == "none" else self.mean() if reduction == "mean" else self.sum()
-        return result.cast(dtype_of._float_dtype())
+        return self if reduction == "none" else self.mean() if reduction == "mean" else self.sum()
 
     def _with_target(self, name: str, target: Operand) -> tuple[Self, Self]:
         y = self._as_tensor(target)
         if y.shape != self.shape:
             raise ShapeError(f"{name} of {self.shape} with a target of {y.shape}: the shapes must agree")
-        return self._wide_float(), y._wide_float()
+        return self._float(), y._float()
 
+    @rounds_to_self
     def mse_loss(self, target: Operand, reduction: str = "mean") -> Self:
         """(x - y)²."""
         x, y = self._with_target("mse_loss", target)
-        return x.sub(y).square()._reduced("mse_loss", reduction, self)
+        return x.sub(y).square()._reduced("mse_loss", reduction)
 
+    @rounds_to_self
     def l1_loss(self, target: Operand, reduction: str = "mean") -> Self:
         """|x - y|."""
         x, y = self._with_target("l1_loss", target)
-        return x.sub(y).abs()._reduced("l1_loss", reduction, self)
+        return x.sub(y).abs()._reduced("l1_loss", reduction)
 
+    @rounds_to_self
     def huber_loss(self, target: Operand, reduction: str = "mean", delta: float = 1.0) -> Self:
         """d²/2 for d = |x - y| up to delta, delta · (d - delta/2) beyond."""
         x, y = self._with_target("huber_loss", target)
         d = x.sub(y).abs()
-        return d.square().mul(0.5).where(d.le(delta), d.sub(delta / 2).mul(delta))._reduced("huber_loss", reduction, self)
+        return d.square().mul(0.5).where(d.le(delta), d.sub(delta / 2).mul(delta))._reduced("huber_loss", reduction)
 
+    @rounds_to_self
     def smooth_l1_loss(self, target: Operand, reduction: str = "mean", beta: float = 1.0) -> Self:
         """d²/(2·beta) for d = |x - y| below beta, d - beta/2 beyond."""
         if beta == 0:
             return self.l1_loss(target, reduction)
         x, y = self._with_target("smooth_l1_loss", target)
         d = x.sub(y).abs()
-        return d.square().mul(0.5 / beta).where(d.lt(beta), d.sub(beta / 2))._reduced("smooth_l1_loss", reduction, self)
+        return d.square().mul(0.5 / beta).where(d.lt(beta), d.sub(beta / 2))._reduced("smooth_l1_loss", reduction)
 
+    @rounds_to_self
     def binary_cross_entropy(self, target: Operand, weight: Operand | None = None, reduction: str = "mean") -> Self:
         """-(y·log(x) + (1-y)·log(1-x)) for probabilities x. Logarithms are clamped to at least -100, as in PyTorch."""
         x, y = self._with_target("binary_cross_entropy", target)
         loss = y.mul(x.log().maximum(-100.0)).add(y.neg().add(1).mul(x.neg().log1p().maximum(-100.0))).neg()
-        return (loss if weight is None else loss.mul(weight))._reduced("binary_cross_entropy", reduction, self)
+        return (loss if weight is None else loss.mul(weight))._reduced("binary_cross_entropy", reduction)
 
+    @rounds_to_self
     def binary_cross_entropy_with_logits(self, target: Operand, weight: Operand | None = None, reduction: str = "mean",
                                          pos_weight: Operand | None = None) -> Self:
         """`binary_cross_entropy` of sigmoid(x), without overflow: (1-y)·x + (1 + (p-1)·y) · softplus(-x) with p = `pos_weight`."""
         x, y = self._with_target("binary_cross_entropy_with_logits", target)
         soft = x.neg().maximum(0).add(x.abs().neg().exp().log1p())
         if pos_weight is not None:
-            soft = soft.mul(self._as_tensor(pos_weight)._wide_float().sub(1).mul(y).add(1))
+            soft = soft.mul(self._as_tensor(pos_weight)._float().sub(1).mul(y).add(1))
         loss = y.neg().add(1).mul(x).add(soft)
-        return (loss if weight is None else loss.mul(weight))._reduced("binary_cross_entropy_with_logits", reduction, self)
+        return (loss if weight is None else loss.mul(weight))._reduced("binary_cross_entropy_with_logits", reduction)
 
+    @rounds_to_self
     def kl_div(self, target: Operand, reduction: str = "mean", log_target: bool = False) -> Self:
         """y · (log y - x) for logarithms x; with `log_target`, y is a logarithm too. reduction='batchmean' divides the sum by the first
         extent."""
         x, y = self._with_target("kl_div", target)
         loss = y.exp().mul(y.sub(x)) if log_target else y.xlogy(y).sub(y.mul(x))
         if reduction == "batchmean":
-            return loss.sum().div(float(self.shape[0] if self.shape else 1)).cast(self._float_dtype())
-        return loss._reduced("kl_div", reduction, self)
+            return loss.sum().div(float(self.shape[0] if self.shape else 1))
+        return loss._reduced("kl_div", reduction)
 
+    @rounds_to_self
     def nll_loss(self, target: Operand, weight: Operand | None = None, ignore_index: int = -100, reduction: str = "mean") -> Self:
         """-x[n, target[n], …] times the weight of the class, for log-probabilities x (N, C, …) or (C,) and class numbers (N, …). The mean
         divides by the sum of the weights. One gather."""
@@ -94,40 +102,41 @@ class Losses(Resample):
         scale = counts.cast(dtypes.float32)
         if weight is not None:
             scale = scale.mul(self._class_weights("nll_loss", weight, at).take(chosen, 0))
-        picked = self._wide_float().gather(at, chosen.unsqueeze(at)).squeeze(at).neg()
+        picked = self._float().gather(at, chosen.unsqueeze(at)).squeeze(at).neg()
         loss = picked.where(counts, 0.0).mul(scale)     # an ignored infinity would make NaN
         if reduction == "mean":
-            return loss.sum().div(scale.sum()).cast(self._float_dtype())
-        return loss._reduced("nll_loss", reduction, self)
+            return loss.sum().div(scale.sum())
+        return loss._reduced("nll_loss", reduction)
 
+    @rounds_to_self
     def cross_entropy(self, target: Operand, weight: Operand | None = None, ignore_index: int = -100, reduction: str = "mean",
                       label_smoothing: float = 0.0) -> Self:
         """`nll_loss` of log_softmax over axis 1 if the target is class numbers; -Σ p · log_softmax if it is probabilities p of the input's
         shape."""
         at = 1 if self.ndim > 1 else 0
-        y, logs = self._as_tensor(target), self._wide_float().log_softmax(at)
+        y, logs = self._as_tensor(target), self._float().log_softmax(at)
         classes = self.shape[at]
         if y.dtype.is_float:
             if y.shape != self.shape:
                 raise ShapeError(f"cross_entropy of {self.shape} with probabilities of {y.shape}: the shapes must agree")
-            p = y._wide_float().mul(1 - label_smoothing).add(label_smoothing / classes) if label_smoothing else y._wide_float()
+            p = y._float().mul(1 - label_smoothing).add(label_smoothing / classes) if label_smoothing else y._float()
             loss = p.mul(self._per_class(logs, weight, at)).sum(at).neg()
             if reduction == "mean":
-                return loss.sum().div(float(max(1, loss.numel()))).cast(self._float_dtype())
-            return loss._reduced("cross_entropy", reduction, self)
+                return loss.sum().div(float(max(1, loss.numel())))
+            return loss._reduced("cross_entropy", reduction)
         plain = logs.nll_loss(y, weight, ignore_index, reduction)
         if not label_smoothing:
-            return plain.cast(self._float_dtype())
+            return plain
         counts = y.ne(ignore_index)
         smooth = self._per_class(logs, weight, at).sum(at).neg().where(counts, 0.0)
         if reduction == "mean":
             scale = counts.cast(dtypes.float32)
             if weight is not None:
-                scale = scale.mul(self._as_tensor(weight)._wide_float().take(y.where(counts, 0), 0))
+                scale = scale.mul(self._as_tensor(weight)._float().take(y.where(counts, 0), 0))
             smooth = smooth.sum().div(scale.sum())
         elif reduction == "sum":
             smooth = smooth.sum()
-        return plain.mul(1 - label_smoothing).add(smooth.mul(label_smoothing / classes)).cast(self._float_dtype())
+        return plain.mul(1 - label_smoothing).add(smooth.mul(label_smoothing / classes))
 
     def _per_class(self, logs: Self, weight: Operand | None, at: int) -> Self:
         """`logs` times the weights of the classes along axis `at`."""
@@ -136,21 +145,22 @@ class Losses(Resample):
         return logs.mul(self._class_weights("cross_entropy", weight, at).reshape(-1, *(1,) * (self.ndim - at - 1)))
 
     def _class_weights(self, name: str, weight: Operand, at: int) -> Self:
-        w = self._as_tensor(weight)._wide_float()
+        w = self._as_tensor(weight)._float()
         if w.shape != (self.shape[at],):
             raise ShapeError(f"{name} of {self.shape} with weights of {w.shape}: give one for each of {self.shape[at]} classes")
         return w
 
     # -- positions -------------------------------------------------------------------------------
+    @rounds_to_self
     def rotary_embedding(self, cos: Operand, sin: Operand, interleaved: bool = False) -> Self:
         """Pairs of features (…, L, E) rotated by angles with cosines and sines (L, E/2) or (…, L, E/2), which `rotary_angles` gives. A
         pair is one feature of each half of E, or two neighbours with `interleaved` (Su et al., RoFormer, 2021)."""
         half = self.shape[-1] // 2 if self.ndim else 0
-        c, s = self._as_tensor(cos)._wide_float(), self._as_tensor(sin)._wide_float()
+        c, s = self._as_tensor(cos)._float(), self._as_tensor(sin)._float()
         if self.ndim < 2 or self.shape[-1] % 2 or c.shape != s.shape or c.ndim < 1 or c.shape[-1] != half:
             raise ShapeError(f"rotary_embedding of {self.shape} with {c.shape} and {s.shape}: the features are (…, L, E) with an even E, "
                              "cosines and sines (…, L, E/2)")
-        x = self._wide_float()
+        x = self._float()
         if interleaved:
             pairs = x.unflatten(-1, (half, 2))
             a, b = pairs.narrow(-1, 0, 1).squeeze(-1), pairs.narrow(-1, 1, 1).squeeze(-1)
@@ -158,7 +168,7 @@ class Losses(Resample):
             a, b = x.narrow(-1, 0, half), x.narrow(-1, half, half)
         turned = (a.mul(c).sub(b.mul(s)), b.mul(c).add(a.mul(s)))
         joined = self.stack(turned, -1).flatten(-2) if interleaved else self.cat(turned, -1)
-        return joined.cast(self._float_dtype())
+        return joined
 
     @classmethod
     def rotary_angles(cls, length: int, features: int, base: float = 10000.0, start: int = 0) -> tuple[Self, Self]:

@@ -1,7 +1,7 @@
 """Operations of neural networks: convolution, pooling, normalisation, softmax, embedding, attention.
 
-Names and signatures are those of torch.nn.functional, with the first operand as self. Composite functions are computed in float32 at least
-and rounded once to the operand's dtype. Convolution and pooling read WINDOW views inside one REDUCE, so no tensor of windows is stored.
+Names and signatures are those of torch.nn.functional, with the first operand as self. Convolution and pooling read WINDOW views inside one
+REDUCE, so no tensor of windows is stored.
 """
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.creation import coordinates
 from svod.tensor.operations.activations import Activations
 from svod.tensor.operations.elementwise import Operand
+from svod.tensor.precision import rounds_once, rounds_to_self, widened
 
 IntOrInts = int | Sequence[int]
 OutputSize = int | None | Sequence[int | None]
@@ -30,38 +31,42 @@ class NeuralNetwork(Activations):
     __slots__ = ()
 
     # -- rows ------------------------------------------------------------------------------------
+    @rounds_once
     def softmax(self, dim: int = -1, *, axis: int | None = None) -> Self:
         """exp(x - max) / sum along one axis."""
         at, shifted = self._shifted("softmax", dim if axis is None else axis)
         exps = shifted.exp()
-        return exps.mul(exps.sum(at, keepdim=True).reciprocal()).cast(self._float_dtype())
+        return exps.mul(exps.sum(at, keepdim=True).reciprocal())
 
+    @rounds_once
     def log_softmax(self, dim: int = -1, *, axis: int | None = None) -> Self:
         """log(softmax(x)), computed as x - max - log(sum)."""
         at, shifted = self._shifted("log_softmax", dim if axis is None else axis)
-        return shifted.sub(shifted.exp().sum(at, keepdim=True).log()).cast(self._float_dtype())
+        return shifted.sub(shifted.exp().sum(at, keepdim=True).log())
 
     def _shifted(self, name: str, dim: int) -> tuple[int, Self]:
         """The axis, and x - max along it."""
-        at, x = self._axis(name, dim), self._wide_float()
+        at, x = self._axis(name, dim), self._float()
         return at, x if 0 in x.shape else x.sub(x.max(at, keepdim=True))
 
+    @rounds_to_self
     def layer_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, bias: Operand | None = None,
                    eps: float = 1e-5) -> Self:
         """(x - mean) / sqrt(var + eps) · weight + bias, with mean and var over the last axes, whose extents are `normalized_shape`."""
         axes = self._last_axes("layer_norm", normalized_shape)
         weight, bias = self._affine_operand("layer_norm", "weight", weight, axes), self._affine_operand("layer_norm", "bias", bias, axes)
-        x = self._wide_float()
+        x = self._float()
         centred = x.sub(x.mean(axes, keepdim=True))
         scale = centred.square().mean(axes, keepdim=True).add(eps).rsqrt()
         return self._affine(centred.mul(scale), weight, bias)
 
+    @rounds_to_self
     def rms_norm(self, normalized_shape: IntOrInts, weight: Operand | None = None, eps: float | None = None) -> Self:
         """x / sqrt(mean(x²) + eps) · weight, with the mean over the last axes. `eps` defaults to the machine epsilon of float32, or of
         float64 for float64."""
         axes = self._last_axes("rms_norm", normalized_shape)
         weight = self._affine_operand("rms_norm", "weight", weight, axes)
-        x = self._wide_float()
+        x = self._float()
         scale = x.square().mean(axes, keepdim=True).add(float(np.finfo(to_numpy(x.dtype)).eps) if eps is None else eps).rsqrt()
         return self._affine(x.mul(scale), weight, None)
 
@@ -73,8 +78,8 @@ class NeuralNetwork(Activations):
         return t
 
     def _affine(self, normalised: Self, weight: Self | None, bias: Self | None) -> Self:
-        scaled = normalised if weight is None else normalised.mul(weight._wide_float())
-        return (scaled if bias is None else scaled.add(bias._wide_float())).cast(self._float_dtype())
+        scaled = normalised if weight is None else normalised.mul(weight)
+        return scaled if bias is None else scaled.add(bias)
 
     def _last_axes(self, name: str, normalized_shape: IntOrInts) -> tuple[int, ...]:
         wanted = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -82,6 +87,7 @@ class NeuralNetwork(Activations):
             raise ShapeError(f"{name} of {self.shape} over {wanted}: these must be its last extents")
         return tuple(range(self.ndim - len(wanted), self.ndim))
 
+    @rounds_to_self
     def batch_norm(self, running_mean: Operand, running_var: Operand, weight: Operand | None = None, bias: Operand | None = None,
                    training: bool = False, momentum: float = 0.1, eps: float = 1e-5) -> Self:
         """(x - mean) / sqrt(var + eps) · weight + bias per channel (axis 1) with the given statistics, computed as x · scale + shift.
@@ -92,7 +98,7 @@ class NeuralNetwork(Activations):
         if self.ndim < 2:
             raise ShapeError(f"batch_norm of {self.shape}: it needs a channel axis 1")
         channels = self.shape[1]
-        given = [None if v is None else self._as_tensor(v)._wide_float() for v in (running_mean, running_var, weight, bias)]
+        given = [None if v is None else self._as_tensor(v)._float() for v in (running_mean, running_var, weight, bias)]
         for v in given:
             if v is not None and v.shape != (channels,):
                 raise ShapeError(f"batch_norm of {self.shape} with a vector of {v.shape}: it must be ({channels},)")
@@ -102,18 +108,20 @@ class NeuralNetwork(Activations):
         scale = scale if gain is None else scale.mul(gain)
         shift = mean.mul(scale).neg() if offset is None else offset.sub(mean.mul(scale))
         per_channel = (channels,) + (1,) * (self.ndim - 2)
-        return self._wide_float().mul(scale.reshape(per_channel)).add(shift.reshape(per_channel)).cast(self._float_dtype())
+        return self._float().mul(scale.reshape(per_channel)).add(shift.reshape(per_channel))
 
+    @rounds_to_self
     def group_norm(self, num_groups: int, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-5) -> Self:
         """Layer norm over each of `num_groups` groups of channels (axis 1) and all later axes, · weight + bias per channel."""
         if self.ndim < 2 or num_groups < 1 or self.shape[1] % num_groups:
             raise ShapeError(f"group_norm of {self.shape} in {num_groups} groups: the channels (axis 1) must divide evenly")
-        grouped = self._wide_float().reshape(self.shape[0], num_groups, -1)
+        grouped = self._float().reshape(self.shape[0], num_groups, -1)
         normalised = grouped.layer_norm(grouped.shape[-1], eps=eps).reshape(self.shape)
         per_channel = (self.shape[1],) + (1,) * (self.ndim - 2)
         given = [None if v is None else self._as_tensor(v).reshape(per_channel) for v in (weight, bias)]
         return self._affine(normalised, *given)
 
+    @rounds_to_self
     def instance_norm(self, running_mean: Operand | None = None, running_var: Operand | None = None, weight: Operand | None = None,
                       bias: Operand | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5) -> Self:
         """Layer norm of each channel (axis 1) over the axes after it, · weight + bias per channel. Without `use_input_stats` it is
@@ -143,6 +151,7 @@ class NeuralNetwork(Activations):
         """`conv2d` over three axes: (N, C, D, H, W) with a weight (O, C/groups, KD, KH, KW)."""
         return self._convolve("conv3d", 3, weight, bias, stride, padding, dilation, groups)
 
+    @rounds_once
     def _convolve(self, name: str, spatial: int, weight: Operand, bias: Operand | None, stride: IntOrInts,
                   padding: IntOrInts | str, dilation: IntOrInts, groups: int) -> Self:
         w = self._as_tensor(weight)
@@ -247,20 +256,21 @@ class NeuralNetwork(Activations):
         """`avg_pool2d` over the last three axes."""
         return self._avg_pool("avg_pool3d", 3, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
+    @rounds_once
     def _avg_pool(self, name: str, spatial: int, kernel_size: IntOrInts, stride: IntOrInts | None, padding: IntOrInts, ceil_mode: bool,
                   count_include_pad: bool) -> Self:
         kernel, strides, pads, extra = self._pool_geometry(name, spatial, kernel_size, stride, padding, 1, ceil_mode)
         sides = [(p, p + e) for p, e in zip(pads, extra, strict=True)]
-        windows = self._wide_float()._windows(name, sides, 0, kernel, strides, (1,) * spatial)
+        windows = self._float()._windows(name, sides, 0, kernel, strides, (1,) * spatial)
         total = windows.sum(tuple(range(-spatial, 0)))
         if not any(extra) and (count_include_pad or not any(pads)):
-            return total.div(float(math.prod(kernel))).cast(self._float_dtype())
+            return total.div(float(math.prod(kernel)))
         extents = zip(self.shape[-spatial:], total.shape[-spatial:], kernel, strides, pads, strict=True)
         counts = [self._window_counts(*numbers, count_include_pad) for numbers in extents]
         count = counts[0]
         for along in counts[1:]:
             count = count.unsqueeze(-1).mul(along)
-        return total.div(count).cast(self._float_dtype())
+        return total.div(count)
 
     def _window_counts(self, n: int, out: int, size: int, step: int, pad: int, include_pad: bool) -> Self:
         """Number of elements that count in each window along one axis, as float32."""
@@ -299,6 +309,7 @@ class NeuralNetwork(Activations):
         positions ⌊i·n/o⌋ … ⌈(i+1)·n/o⌉ - 1 of n."""
         return self._adaptive_average("adaptive_avg_pool2d", 2, output_size)
 
+    @rounds_once
     def _adaptive_average(self, name: str, spatial: int, output_size: OutputSize) -> Self:
         given = (output_size,) * spatial if output_size is None or isinstance(output_size, int) else tuple(output_size)
         old = self.shape[-spatial:]
@@ -309,10 +320,10 @@ class NeuralNetwork(Activations):
         if not any(n % o for n, o in zip(old, wanted, strict=True)):
             parts = [x for n, o in zip(old, wanted, strict=True) for x in (o, n // o)]
             return self.reshape(*self.shape[:-spatial], *parts).mean(tuple(range(-2 * spatial + 1, 0, 2)))
-        result = self._wide_float()
+        result = self._float()
         for axis, o in enumerate(wanted, self.ndim - spatial):
             result = result._averaged(axis, o)
-        return result.cast(self._float_dtype())
+        return result
 
     def _averaged(self, axis: int, parts: int) -> Self:
         """Means of `parts` ranges of an axis. The ranges overlap if their number does not divide the extent."""
@@ -337,7 +348,8 @@ class NeuralNetwork(Activations):
         """softmax(query @ keyᵀ · scale + mask) @ value with self as the query: (…, L, E), key (…, S, E), value (…, S, V) → (…, L, V).
 
         A bool mask keeps a score where it is True; a mask of numbers is added to the scores. A row without any kept score gives zeros.
-        `scale` defaults to 1/sqrt(E). Raises UnsupportedError for dropout."""
+        `scale` defaults to 1/sqrt(E). Of 16-bit floats the probabilities are rounded too, before their product with the values, which
+        matrix instructions then compute. Raises UnsupportedError for dropout."""
         k, v = self._as_tensor(key), self._as_tensor(value)
         if dropout_p:
             raise UnsupportedError(f"scaled_dot_product_attention with dropout_p={dropout_p}: svod runs models and does not train them")
@@ -348,7 +360,7 @@ class NeuralNetwork(Activations):
                              "(…, S, E) and (…, S, V)")
         graph.broadcast_shapes("scaled_dot_product_attention", self.shape[:-2], k.shape[:-2], v.shape[:-2],
                                given=(self.shape, k.shape, v.shape))
-        scores = self.matmul(k.transpose(-2, -1))._wide_float().mul(1 / math.sqrt(self.shape[-1]) if scale is None else scale)
+        scores = widened(self).matmul(widened(k).transpose(-2, -1))._float().mul(1 / math.sqrt(self.shape[-1]) if scale is None else scale)
         if is_causal:
             row, column = coordinates(*scores.shape[-2:])
             scores = scores.where(self.from_uop(graph.alu(Ops.CMPLE, column, row)), -math.inf)

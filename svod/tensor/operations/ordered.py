@@ -17,6 +17,7 @@ from svod.core.ir.variable import Dim, is_symbolic, lower, number_of, upper
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, Scalar, TensorBase, as_dtype
 from svod.tensor.operations.reduction import Reduction, sum_dtype
+from svod.tensor.precision import rounds_once
 
 SORT_SHARE = 8      # topk sorts a row of n elements if k > n / SORT_SHARE
 TensorT = TypeVar("TensorT", bound=TensorBase)
@@ -102,6 +103,7 @@ class Ordered(Reduction):
         box = (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1:]))
         return self.from_uop(graph.reshape(graph.library_kernel("SCAN", (combiner,), dtype, graph.reshape(self.uop, box)), shape))
 
+    @rounds_once
     def diff(self, n: int = 1, dim: int = -1, *, axis: int | None = None) -> Self:
         """Differences of neighbours along an axis, taken n times."""
         at = self._axis("diff", dim if axis is None else axis)

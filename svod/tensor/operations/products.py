@@ -11,6 +11,7 @@ from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.base import Scalar
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.linalg import Linalg
+from svod.tensor.precision import rounds_once
 
 ProductsT = TypeVar("ProductsT", bound="Products")
 
@@ -30,11 +31,16 @@ class Products(Linalg):
         tensors = [cls(o) if not isinstance(o, cls) else o for o in
                    (operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands)]
         terms, result = _parse(equation, [t.shape for t in tensors])
+        return tensors[0]._summed_products(terms, result, *tensors[1:])
+
+    @rounds_once
+    def _summed_products(self, terms: Sequence[str], result: str, *others: Operand) -> Self:
+        """einsum of self and other tensors by the letters of their axes."""
         product: Self | None = None
         letters = ""
-        for i, (tensor, term) in enumerate(zip(tensors, terms, strict=True)):
+        for i, (tensor, term) in enumerate(zip((self, *others), terms, strict=True)):
             later = set(result).union(*terms[i + 1:])
-            single = tensor._diagonals(term)
+            single: tuple[Self, str] = tensor._diagonals(term)
             if product is None:
                 product, letters = _summed(*single, later)
             else:
@@ -83,6 +89,7 @@ class Products(Linalg):
             return self.mul(b)
         return self.tensordot(b, ((-1,), (-1,)))
 
+    @rounds_once
     def addmm(self, mat1: Operand, mat2: Operand, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
         """beta · self + alpha · (mat1 @ mat2). With beta 0 the values of self are not read."""
         product = self._as_tensor(mat1).matmul(mat2)
@@ -133,41 +140,42 @@ class Products(Linalg):
         return self.diagonal().sum()
 
     # -- distances -------------------------------------------------------------------------------
+    @rounds_once
     def norm(self, p: float | str = 2.0, dim: int | Sequence[int] | None = None, keepdim: bool = False, *,
              axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Self:
         """(Σ |x|^p)^(1/p) over axes. p='fro' is 2; inf and -inf give the largest and smallest |x|; 0 counts nonzero elements."""
         axes, keep = dim if axis is None else axis, keepdim or keepdims
-        x = self._wide_float()
+        x = self._float()
         size = x.abs()
         if p in ("fro", 2):
-            result = x.square().sum(axes, keep).sqrt()
-        elif p == math.inf or p == -math.inf:
-            result = size.max(axes, keep) if p == math.inf else size.min(axes, keep)
-        elif p == 0:
-            result = x.ne(0).cast(x.dtype).sum(axes, keep)
-        elif p == 1:
-            result = size.sum(axes, keep)
-        elif isinstance(p, (int, float)):
-            result = size.pow(float(p)).sum(axes, keep).pow(1.0 / p)
-        else:
-            raise UnsupportedError(f"norm with p={p!r}: use a number, 'fro', or an infinity")
-        return result.cast(self._float_dtype())
+            return x.square().sum(axes, keep).sqrt()
+        if p == math.inf or p == -math.inf:
+            return size.max(axes, keep) if p == math.inf else size.min(axes, keep)
+        if p == 0:
+            return x.ne(0).cast(x.dtype).sum(axes, keep)
+        if p == 1:
+            return size.sum(axes, keep)
+        if isinstance(p, (int, float)):
+            return size.pow(float(p)).sum(axes, keep).pow(1.0 / p)
+        raise UnsupportedError(f"norm with p={p!r}: use a number, 'fro', or an infinity")
 
+    @rounds_once
     def normalize(self, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Self:
         """x / max(norm, eps) along an axis."""
-        x = self._wide_float()
-        return x.div(x.norm(p, dim, True).maximum(eps)).cast(self._float_dtype())
+        x = self._float()
+        return x.div(x.norm(p, dim, True).maximum(eps))
 
+    @rounds_once
     def cosine_similarity(self, other: Operand, dim: int = 1, eps: float = 1e-8) -> Self:
         """Σ x·y / (max(|x|, eps) · max(|y|, eps)) along an axis, broadcast."""
-        y = self._as_tensor(other)
-        a, b = self._wide_float(), y._wide_float()
+        a, b = self._float(), self._as_tensor(other)._float()
         shape = graph.broadcast_shapes("cosine_similarity", a.shape, b.shape)
         at = graph.normalize_axes("cosine_similarity", dim, len(shape))[0]
         a, b = a.broadcast_to(shape), b.broadcast_to(shape)
         lengths = a.norm(2, at).maximum(eps).mul(b.norm(2, at).maximum(eps))
-        return a.mul(b).sum(at).div(lengths).cast(promote(self._float_dtype(), y._float_dtype()))
+        return a.mul(b).sum(at).div(lengths)
 
+    @rounds_once
     def cdist(self, other: Operand, p: float = 2.0) -> Self:
         """Distances of all pairs of rows: (…, n, d) and (…, m, d) give (…, n, m). They are norms of differences, so distances of close rows
         are accurate."""
@@ -176,6 +184,7 @@ class Products(Linalg):
             raise ShapeError(f"cdist of {self.shape} and {y.shape}: they are (…, n, d) and (…, m, d)")
         return self.unsqueeze(-2).sub(y.unsqueeze(-3)).norm(p, -1)
 
+    @rounds_once
     def pairwise_distance(self, other: Operand, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Self:
         """|x - y + eps| along the last axis."""
         return self.sub(other).add(eps).norm(p, -1, keepdim)

@@ -18,6 +18,7 @@ from svod.errors import DTypeError
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import DTypeLike, Shape, as_dtype, extents_argument
 from svod.tensor.operations.losses import Losses
+from svod.tensor.precision import is_half, rounded, widened
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
@@ -154,7 +155,8 @@ class Random(Losses):
     @classmethod
     def uniform(cls, *size: int | tuple[int, ...], low: float = 0.0, high: float = 1.0, dtype: DTypeLike = dtypes.default_float) -> Self:
         """Uniform in [low, high)."""
-        return cls.rand(*size, dtype=dtype).mul(float(high - low)).add(float(low))
+        kind = as_dtype(dtype)
+        return rounded(widened(cls.rand(*size, dtype=kind)).mul(float(high - low)).add(float(low)), kind)
 
     @classmethod
     def randn(cls, *size: int | tuple[int, ...], dtype: DTypeLike = dtypes.default_float) -> Self:
@@ -175,7 +177,8 @@ class Random(Losses):
     @classmethod
     def normal(cls, *size: int | tuple[int, ...], mean: float = 0.0, std: float = 1.0, dtype: DTypeLike = dtypes.default_float) -> Self:
         """Normal with the given mean and standard deviation."""
-        return cls.randn(*size, dtype=dtype).mul(float(std)).add(float(mean))
+        kind = as_dtype(dtype)
+        return rounded(cls.randn(*size, dtype=dtypes.float32 if is_half(kind) else kind).mul(float(std)).add(float(mean)), kind)
 
     @classmethod
     def randint(cls, low: int, high: int | None = None, size: int | tuple[int, ...] = (), *, dtype: DTypeLike = dtypes.default_int) -> Self:

@@ -14,6 +14,7 @@ from svod.core.ir.dtype import DType, accumulator, dtypes
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, as_dtype
 from svod.tensor.operations.indexing import Indexing
+from svod.tensor.precision import rounds_once
 
 Axes = int | Sequence[int] | None
 
@@ -51,11 +52,12 @@ class Reduction(Indexing):
         """`sum` of the elements that are not NaN."""
         return self._numbers().sum(dim, keepdim, axis=axis, keepdims=keepdims)
 
+    @rounds_once
     def nanmean(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
         """`mean` of the elements that are not NaN; NaN where all are NaN."""
         given = self._float()
-        total = given._numbers()._wide_float().sum(dim, keepdim, axis=axis, keepdims=keepdims)
-        return total.div(given.isnan().logical_not().sum(dim, keepdim, axis=axis, keepdims=keepdims)).cast(given.dtype)
+        total = given._numbers().sum(dim, keepdim, axis=axis, keepdims=keepdims)
+        return total.div(given.isnan().logical_not().sum(dim, keepdim, axis=axis, keepdims=keepdims))
 
     def _numbers(self) -> Self:
         """This tensor with 0 in place of NaN."""
@@ -80,31 +82,34 @@ class Reduction(Indexing):
         wide = self.cast(accumulator(result))
         return wide._reduce("ADD", axes, keepdim or keepdims).div(wide._number(self._count(axes))).cast(result)
 
+    @rounds_once
     def var(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
             axis: Axes = None, keepdims: bool = False) -> Self:
         """Variance: the sum of squared distances from the mean, divided by `count - correction`. NumPy's default correction is 0."""
         axes = self._axes("var", dim, axis)
         if unbiased is not None:
             correction = 1 if unbiased else 0
-        x = self._wide_float()
+        x = self._float()
         squares = x.sub(x.mean(axes, keepdim=True)).square()
         total = squares._reduce("ADD", axes, keepdim or keepdims)
         count = x._number(self._count(axes))
         rest = max(0.0, count - correction) if isinstance(count, float) else count.sub(correction).maximum(0)
-        return total.div(rest).cast(self._float_dtype())
+        return total.div(rest)
 
+    @rounds_once
     def std(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
             axis: Axes = None, keepdims: bool = False) -> Self:
         """Square root of `var`."""
-        variance = self._wide_float().var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
-        return variance.sqrt().cast(self._float_dtype())
+        return self.var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims).sqrt()
 
+    @rounds_once
     def var_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
                  axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
         """(`var`, `mean`)."""
         variance = self.var(dim, correction, keepdim, unbiased=unbiased, axis=axis, keepdims=keepdims)
         return variance, self.mean(dim, keepdim, axis=axis, keepdims=keepdims)
 
+    @rounds_once
     def std_mean(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
                  axis: Axes = None, keepdims: bool = False) -> tuple[Self, Self]:
         """(`std`, `mean`)."""
@@ -171,16 +176,17 @@ class Reduction(Indexing):
         return self.cast(dtypes.bool).sum(dim)
 
     # -- exponentials ----------------------------------------------------------------------------
+    @rounds_once
     def logsumexp(self, dim: Axes = None, keepdim: bool = False, *, axis: Axes = None, keepdims: bool = False) -> Self:
         """log(sum(exp(x))), shifted by the maximum so that it does not overflow."""
         axes = self._axes("logsumexp", dim, axis)
-        x = self._wide_float()
+        x = self._float()
         if self._count(axes) == 0:
-            return x._reduce("ADD", axes, keepdim or keepdims).full_like(-math.inf, self._float_dtype())
+            return x._reduce("ADD", axes, keepdim or keepdims).full_like(-math.inf)
         peak = x.max(axes, keepdim=True)
         # an infinite maximum would make inf - inf
         peak = peak.where(peak.isfinite(), 0.0)
-        result = x.sub(peak).exp()._reduce("ADD", axes, True).log().add(peak).cast(self._float_dtype())
+        result = x.sub(peak).exp()._reduce("ADD", axes, True).log().add(peak)
         return result if keepdim or keepdims else result._without(axes)
 
 

@@ -11,6 +11,7 @@ from svod.core.ir.dtype import promote, to_numpy
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.nn import IntOrInts, NeuralNetwork, per_axis
+from svod.tensor.precision import rounds_once
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,6 +41,7 @@ class Resample(NeuralNetwork):
         """`conv_transpose2d` over three axes: (N, C, D, H, W) with a weight (C, O/groups, KD, KH, KW)."""
         return self._transposed("conv_transpose3d", 3, weight, bias, stride, padding, output_padding, groups, dilation)
 
+    @rounds_once
     def _transposed(self, name: str, spatial: int, weight: Operand, bias: Operand | None, stride: IntOrInts, padding: IntOrInts,
                     output_padding: IntOrInts, groups: int, dilation: IntOrInts) -> Self:
         given = w = self._as_tensor(weight)
@@ -124,16 +126,21 @@ class Resample(NeuralNetwork):
         if mode not in ("linear", "bilinear", "trilinear", "bicubic"):
             raise UnsupportedError(f"interpolate with mode {mode!r}: use 'nearest', 'nearest-exact', 'linear', 'bilinear', 'trilinear', "
                                    "'bicubic' or 'area'")
-        result = self._wide_float()
+        return self._interpolated(sizes, factors, mode, bool(align_corners))
+
+    @rounds_once
+    def _interpolated(self, sizes: Sequence[int], factors: Sequence[float | None], mode: str, align_corners: bool) -> Self:
+        """`interpolate` by the linear modes and bicubic."""
+        result = self._float()
         for axis, n, f in reversed(list(zip(range(2, self.ndim), sizes, factors, strict=True))):
             if n == self.shape[axis] and mode != "bicubic":
                 continue        # PyTorch ignores the factor if the extent stays
             if self.shape[axis] == 1:       # all taps read the one element, and their weights add up to 1
                 result = result.expand(*result.shape[:axis], n, *result.shape[axis + 1:])
                 continue
-            positions = _source_positions(self.shape[axis], n, f, bool(align_corners), mode != "bicubic", to_numpy(result.dtype))
+            positions = _source_positions(self.shape[axis], n, f, align_corners, mode != "bicubic", to_numpy(result.dtype))
             result = result._weighted(axis, *(_cubic_taps if mode == "bicubic" else _linear_taps)(positions, self.shape[axis]))
-        return result.cast(self._float_dtype())
+        return result
 
     def _nearest(self, axis: int, n: int, factor: float | None, offset: float) -> Self:
         old = self.shape[axis]

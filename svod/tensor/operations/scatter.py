@@ -7,7 +7,7 @@ list or an array. In a tensor, whose values are not known when the graph is buil
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Any, Self
 
 from svod.core.graph import graph
 from svod.core.ir.dtype import accumulator, dtypes
@@ -16,6 +16,7 @@ from svod.errors import DTypeError, ShapeError, UnsupportedError
 from svod.tensor.base import Scalar, is_scalar
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.ordered import Ordered
+from svod.tensor.precision import rounds_once
 
 _REDUCTIONS = {"sum": "ADD", "add": "ADD", "prod": "MUL", "multiply": "MUL", "amax": "MAX", "amin": "MIN"}
 
@@ -41,23 +42,33 @@ class Scatter(Ordered):
         replaced, not combined. The mean of integers is rounded down."""
         if reduce not in ("sum", "prod", "mean", "amax", "amin"):
             raise UnsupportedError(f"scatter_reduce with reduce={reduce!r}: use 'sum', 'prod', 'mean', 'amax' or 'amin'")
-        combiner = "ADD" if reduce == "mean" else _REDUCTIONS[reduce]
+        if reduce == "mean":
+            return self._scatter_mean(dim, index, self._values_for("scatter_reduce", src), include_self)
+        combiner = _REDUCTIONS[reduce]
         base = self
         if not include_self:
             neutral = {"ADD": 0, "MUL": 1, "MAX": self.dtype.min, "MIN": self.dtype.max}[combiner]
             base = self._scatter("scatter_reduce", dim, index, neutral, "SET")
-        total = base._scatter("scatter_reduce", dim, index, src, combiner)
-        if reduce != "mean":
-            return total
+        return base._scatter("scatter_reduce", dim, index, src, combiner)
+
+    @rounds_once
+    def _scatter_mean(self, dim: int, index: Operand, src: Operand, include_self: bool) -> Self:
+        """`scatter_reduce` by 'mean'."""
+        total = self.scatter_reduce(dim, index, src, "sum", include_self=include_self)
         counts = self.full(self.shape, int(include_self), dtypes.int32)._scatter("scatter_reduce", dim, index, 1, "ADD")
         counts = counts.maximum(1).cast(self.dtype)
         return total.div(counts) if self.dtype.is_float else total.floor_divide(counts)
 
     def index_add(self, dim: int, index: Operand, source: Operand, *, alpha: Scalar = 1) -> Self:
         """A copy of self with `alpha · source[j]` added to slice `index[j]` along an axis, for each j."""
-        values = self._as_tensor(source)
-        at = self._spread("index_add", dim, index, values)
-        return self._scatter("index_add", dim, at, values if alpha == 1 else values.mul(alpha), "ADD")
+        values = self._values_for("index_add", self._as_tensor(source))
+        places = self._spread("index_add", dim, index, values)
+        return self._scatter("index_add", dim, places, values, "ADD") if alpha == 1 else self._add_scaled(dim, places, values, alpha)
+
+    @rounds_once
+    def _add_scaled(self, dim: int, places: Self, values: Operand, alpha: Scalar) -> Self:
+        """`index_add` of alpha · values at `places`, one for each of them."""
+        return self._scatter("index_add", dim, places, values.mul(alpha), "ADD")
 
     def index_copy(self, dim: int, index: Operand, source: Operand) -> Self:
         """A copy of self with slice `index[j]` along an axis replaced by `source[j]`, for each j; the last slice for a position wins."""
@@ -102,18 +113,26 @@ class Scatter(Ordered):
                              f"list, and the values {expected}")
         return chosen.reshape(tuple(chosen.numel() if i == at else 1 for i in range(self.ndim))).expand(expected)
 
+    def _values_for(self, name: str, src: Operand) -> Any:
+        """`src` as a number, or as a tensor of the dtype of self. Raises DTypeError for a tensor of another."""
+        if is_scalar(src):
+            return src
+        values = self._as_tensor(src)
+        if values.dtype != self.dtype:
+            raise DTypeError(f"{name} of {values.dtype.name} into {self.dtype.name}: cast the values first")
+        return values
+
     def _scatter(self, name: str, dim: int, index: Operand, src: Operand, reduction: str) -> Self:
         at = self._axis(name, dim)
         chosen = self._positions(name, index, self.shape[at])
         if not chosen.dtype.is_int:
             raise DTypeError(f"{name} with an index of {chosen.dtype.name}: give integers")
-        values = self.full(chosen.shape, src, self.dtype) if is_scalar(src) else self._as_tensor(src)
+        values = self._values_for(name, src)
+        values = self.full(chosen.shape, values, self.dtype) if is_scalar(values) else values
         sizes = list(zip(chosen.shape, values.shape, self.shape, strict=False))
         if not chosen.ndim == values.ndim == self.ndim or any(c > v or (i != at and c > n) for i, (c, v, n) in enumerate(sizes)):
             raise ShapeError(f"{name} into {self.shape} along {dim} at {chosen.shape} of {values.shape}: all need the same number of "
                              "axes, and the index no larger extents than the values and, along other axes, than the tensor")
-        if values.dtype != self.dtype:
-            raise DTypeError(f"{name} of {values.dtype.name} into {self.dtype.name}: cast the values first")
         if self.dtype.kind == "b" and reduction in ("ADD", "MUL"):
             raise DTypeError(f"{name} of bools: cast them to integers")
         if 0 in chosen.shape or 0 in self.shape:
@@ -178,9 +197,8 @@ class Scatter(Ordered):
 
     def masked_scatter(self, mask: Operand, source: Operand) -> Self:
         """self where `mask` is False; elsewhere the elements of `source` in row-major order, then zeros. A running count and a gather."""
-        values, chosen = self._as_tensor(source), self._as_tensor(mask).cast(dtypes.bool).broadcast_to(self.shape)
-        if values.dtype != self.dtype:
-            raise DTypeError(f"masked_scatter of {values.dtype.name} into {self.dtype.name}: cast the values first")
+        values: Self = self._values_for("masked_scatter", self._as_tensor(source))
+        chosen = self._as_tensor(mask).cast(dtypes.bool).broadcast_to(self.shape)
         if 0 in self.shape or not values.numel():
             return self
         place = chosen.ravel().cumsum(0, dtypes.int32 if self.numel() < 2 ** 31 else dtypes.int64).sub(1).reshape(self.shape)
