@@ -13,13 +13,13 @@ output.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from svod.errors import UnsupportedError
+from svod.errors import ShapeError, UnsupportedError
 
 Array = np.ndarray[Any, Any]
 
@@ -85,3 +85,18 @@ def find(domain: str, name: str, version: int) -> Operator | None:
     known = _operators.get((DOMAINS.get(domain, domain), name), [])
     fitting = [o for o in known if o.since <= version]
     return max(fitting, key=lambda o: o.since, default=None)
+
+
+def axis_in(axis: int, rank: int) -> int:
+    """An axis counted from the beginning. Raises ShapeError for one that there is not."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"there is no axis {axis}: the operand has {rank}")
+    return axis % rank
+
+
+def axes_in(axes: Iterable[Any], rank: int) -> list[int]:
+    """Axes counted from the beginning. Raises ShapeError for those that there are not, or that are named twice."""
+    found = [axis_in(int(a), rank) for a in axes]
+    if len(set(found)) < len(found):
+        raise ShapeError(f"the axes {[int(a) for a in axes]} name one of {rank} twice")
+    return found

@@ -9,8 +9,7 @@ from typing import Any
 import onnx
 from onnx import defs
 
-from svod.core.ir.dtype import BY_NAME
-from svod.onnx.values import Value, dtype_of, has_dims, is_known
+from svod.onnx.values import Value, dtype_of, has_dtype, is_known
 from svod.tensor import Tensor
 
 _WORDS = {"float32": "float", "float64": "double"}      # what ONNX calls types
@@ -61,7 +60,7 @@ def type_mistake(op: str, domain: str, version: int, operands: Sequence[Value]) 
     seen: dict[str, str] = {}
     last = len(schema.inputs) - 1
     for i, operand in enumerate(operands):
-        if not (isinstance(operand, Tensor) or (is_known(operand) and not has_dims(operand) and operand.dtype.name in BY_NAME)):
+        if not (isinstance(operand, Tensor) or (is_known(operand) and has_dtype(operand))):
             continue
         parameter, name = schema.inputs[min(i, last)], dtype_of(operand).name
         if f"tensor({_WORDS.get(name, name)})" not in parameter.types:

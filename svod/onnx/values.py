@@ -1,27 +1,27 @@
 """What flows along the edges of a graph while it is walked.
 
     Tensor      computed when the plan runs
-    Array       known now: weights, and small integers that decide about shapes, axes and branches; with `Dim` among them, as
-                objects, where they depend on a Variable
+    Array       known now: weights, and small integers that decide about shapes, axes and branches
     list        a sequence
     None        an optional that is absent
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
-from svod.core.ir.variable import Dim
+from svod.core.ir.variable import Dim, number_of
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Array
 from svod.tensor import Tensor
 
 Value = Any
 
-MOST_KNOWN = 4096       # elements of a result that is computed while the graph is walked
-
+_DTYPES = {to_numpy(t): t for t in BY_NAME.values()      # by what NumPy finds fast: its names are slow
+           if t not in (dtypes.bfloat16, dtypes.index, dtypes.void)}
 
 class Undecided(Exception):
     """A branch that has to be chosen before the graph can be walked on: the branch's number in the walk, and the condition, which is
@@ -43,20 +43,17 @@ def size(n: Any) -> Any:
     return n if isinstance(n, Dim) else int(n)
 
 
-def array_of_sizes(sizes: Any) -> Array:
-    """Extents as a known value: integers, or objects where one depends on a Variable."""
+def value_of_sizes(sizes: Sequence[Any] | int) -> Value:
+    """Extents, or their product, as int64: an array, or a tensor where one depends on a Variable."""
     items = np.array(sizes, object)
-    return items if has_dims(items) else items.astype(np.int64)
+    if not has_dims(items):
+        return items.astype(np.int64)
+    return Tensor.stack([Tensor.from_uop(number_of(n, dtypes.int64)) for n in items.reshape(-1)], 0).reshape(items.shape)
 
 
 def has_dims(value: Any) -> bool:
     """Whether a known value depends on a Variable."""
     return isinstance(value, np.ndarray) and value.dtype == object and any(isinstance(n, Dim) for n in value.reshape(-1))
-
-
-def differs(value: Value) -> bool:
-    """Whether the shape of a value, or a known value itself, depends on a Variable."""
-    return has_dims(value) or any(isinstance(n, Dim) for n in getattr(value, "shape", ()))
 
 
 def tensor_of(value: Value) -> Tensor:
@@ -66,18 +63,21 @@ def tensor_of(value: Value) -> Tensor:
     if isinstance(value, np.ndarray):
         if value.dtype.name == "bfloat16":
             return Tensor(value.astype(np.float32)).cast(dtypes.bfloat16)
-        if has_dims(value):
-            raise UnsupportedError(f"it computes with {next(n for n in value.reshape(-1) if isinstance(n, Dim))}, {DIFFERS}")
-        if value.dtype.name not in BY_NAME:
+        if value.dtype not in _DTYPES:
             raise UnsupportedError(f"values of the type {value.dtype.name}: svod computes with bool, integers of 8 to 64 bits, float16, "
                                    "bfloat16, float32 and float64")
         return Tensor(value)
     raise UnsupportedError(f"a {'sequence' if isinstance(value, list) else type(value).__name__} where a tensor is needed")
 
 
+def has_dtype(array: Array) -> bool:
+    """Whether svod computes with the elements of an array."""
+    return array.dtype in _DTYPES or array.dtype.name in BY_NAME
+
+
 def dtype_of(value: Value) -> DType:
     """The element type of a tensor or an array."""
-    return value.dtype if isinstance(value, Tensor) else BY_NAME[value.dtype.name]
+    return value.dtype if isinstance(value, Tensor) else _DTYPES.get(value.dtype) or BY_NAME[value.dtype.name]
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
@@ -88,8 +88,13 @@ def array_of(t: Tensor) -> Array:
     """The elements of a computed tensor as ONNX has them: bfloat16 as ml_dtypes has it."""
     if t.dtype is not dtypes.bfloat16:
         return t.numpy()
+    return ml_bfloat16(t.bitcast(dtypes.uint16).numpy())
+
+
+def ml_bfloat16(bits: Array) -> Array:
+    """The bits of bfloat16 numbers as ml_dtypes has them."""
     import ml_dtypes
-    return t.cast(dtypes.float32).numpy().astype(ml_dtypes.bfloat16)
+    return bits.view(ml_dtypes.bfloat16)
 
 
 def numpy_dtype(t: DType) -> np.dtype[Any]:

@@ -11,11 +11,12 @@ import onnx
 
 from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
-from svod.onnx import known, operators
+from svod.onnx import operators
+from svod.onnx.known import MOST_KNOWN, Known, differs
 from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, domain_of, subgraphs, type_name
 from svod.onnx.registry import Node, Operator, find
 from svod.onnx.schemas import type_mistake
-from svod.onnx.values import DIFFERS, MOST_KNOWN, Value, differs, is_known, tensor_of
+from svod.onnx.values import DIFFERS, Value, is_known, tensor_of
 from svod.tensor import Tensor
 
 log = logging.getLogger("svod.onnx")
@@ -32,6 +33,7 @@ class Walk:
         self._initial: dict[int, tuple[onnx.GraphProto, dict[str, Value]]] = {}
         self._attributes: dict[int, tuple[onnx.NodeProto, dict[str, Any]]] = {}
         self._chosen: dict[int, bool] = {}      # of the walk that is being made
+        self.known = Known()
         self._branches = 0
 
     # -- before anything is computed -----------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class Walk:
         """The values of the model's outputs, or of those named, for values of its inputs. `chosen`: which way branches go whose conditions
         are computed, by their numbers in the walk. Raises Undecided for another that has to be chosen."""
         graph = self.model.graph
-        self._chosen, self._branches = dict(chosen or {}), 0
+        self._chosen, self._branches, self.known = dict(chosen or {}), 0, Known()
         values: dict[str, Value] = {**self._initializers(graph), **inputs}
         wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
         self._compute(graph, values, set(wanted))
@@ -156,11 +158,6 @@ class Walk:
             operands.pop()
         if mistake := type_mistake(node.op, domain, node.version, operands):
             raise OnnxError(f"{node} of {_shapes(operands)}: {mistake}")
-        if self._is_known(node, operator, operands):
-            try:
-                return known.evaluate(node, proto, operands, self.opsets)
-            except UnsupportedError as e:       # the reference lacks types and forms that svod has
-                log.debug("%s", e)
         try:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
                 results = operator.function(node, *self._operands(node, operator, operands))
@@ -173,36 +170,34 @@ class Walk:
             if any(map(differs, operands)):
                 raise UnsupportedError(f"{node} of {_shapes(operands)} cannot be computed for {DIFFERS} ({e})") from e
             raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e
-        return list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
-
-    def _is_known(self, node: Node, operator: Operator, operands: Sequence[Value]) -> bool:
-        """Whether a node is computed now: its operands are known, and small."""
-        return (known.may_decide(operator) and bool(operands) and all(o is None or is_known(o) for o in operands)
-                and sum(o.size for o in operands if o is not None) <= MOST_KNOWN and _result_is_small(node, operands))
+        made = list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
+        return [self.known.settled(r) for r in made] if _are_known(proto, operands) else made
 
     def _operands(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
         """The operands as the operator's function takes them."""
-        if operator.raw:
-            return list(operands)
         taken: list[Value] = []
         for i, o in enumerate(operands):
-            if i in operator.known:
-                if o is not None and not is_known(o):
-                    raise UnsupportedError(f"{node}: operand {i} decides about shapes, and is computed from data that is not known while "
-                                           "the model is loaded; load(…, outputs=[…]) leaves the nodes behind it out")
-                taken.append(o)
-            else:
-                taken.append(None if o is None else self.tensor(o))
+            value: Value = self.known.value(o) if i in operator.known else None
+            if value is None and o is not None and not operator.raw:
+                if i in operator.known:
+                    raise UnsupportedError(f"{node}: operand {i} decides about shapes, and is computed from "
+                                           + (f"{DIFFERS}" if differs(o) else "data that is not known while the model is loaded; "
+                                              "load(…, outputs=[…]) leaves the nodes behind it out"))
+                value = self.tensor(o)
+            taken.append(o if value is None else value)
         return taken
 
     def tensor(self, value: Value) -> Tensor:
         """A value as a tensor; one of the model's own arrays as one tensor, however often it is read."""
-        if id(value) not in self._own:
+        if not is_known(value):
             return tensor_of(value)
         kept = self._weights.get(id(value))
-        if kept is None:
-            kept = self._weights[id(value)] = tensor_of(value)
-        return kept
+        made = tensor_of(value) if kept is None else kept
+        if kept is None and id(value) in self._own:
+            self._weights[id(value)] = made
+        if value.size <= MOST_KNOWN:
+            self.known.note(made)
+        return made
 
     def _owned(self, values: Mapping[str, Value]) -> None:
         """Note which arrays live as long as the model."""
@@ -221,6 +216,10 @@ class _Inside:
     def at_branch(self) -> tuple[int, bool | None]:
         return self.walk.at_branch()
 
+    def known(self, value: Value) -> np.ndarray[Any, Any] | None:
+        """The array that a value is known to be; None: it is computed when the plan runs."""
+        return self.walk.known.value(value)
+
 
 def _value(values: Mapping[str, Value], name: str) -> Value:
     """A value by its name. Raises UnsupportedError for an output of a node that svod does not compute."""
@@ -237,12 +236,10 @@ def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:
     return rank == 0 or (rank == 1 and (is_direct or not kind.startswith(("float", "bfloat"))))
 
 
-def _result_is_small(node: Node, operands: Sequence[Value]) -> bool:
-    """Whether operators that make more of little give a result that is small as well."""
-    if node.op in ("Expand", "Tile", "Resize", "Upsample", "Pad", "OneHot", "EyeLike", "Range"):
-        sizes = [float(np.prod(np.maximum(o, 1), dtype=np.float64)) for o in operands if o is not None and o.dtype.kind in "iu" and o.size]
-        return max(sizes, default=0) <= MOST_KNOWN
-    return True
+def _are_known(node: onnx.NodeProto, operands: Sequence[Value]) -> bool:
+    """Whether what a node makes is computed now: its operands are known, and small. In the graphs of a node each node is asked."""
+    return (all(o is None or is_known(o) for o in operands) and sum(o.size for o in operands if o is not None) <= MOST_KNOWN
+            and not any(True for _ in subgraphs(node)))
 
 
 def _shapes(operands: Sequence[Value]) -> str:

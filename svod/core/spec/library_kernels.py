@@ -22,16 +22,21 @@ def reference(u: UOp, operands: Sequence[Array], exact: bool) -> Array:
         raise UnsupportedError(f"{u.arg[1][1]}, a function of Python, is called by the plan that it is in; it has no value outside of one")
     name, options, shapes = u.arg
     arrays = [np.asarray(a)[:math.prod(s)].reshape(s) for a, s in zip(operands, shapes, strict=True)]
-    types = [p.dtype for p in u.src]
+    return apply_library_kernel(name, options, arrays, [p.dtype for p in u.src], u.dtype, exact)
+
+
+def apply_library_kernel(name: str, options: tuple[Any, ...], arrays: Sequence[Array], types: Sequence[DType], dtype: DType,
+                         exact: bool) -> Array:
+    """The flat result, of `dtype`, of a library kernel over operands in their shapes, of `types`; all in held form."""
     if name == "SCAN":
-        result = _scan(options[0], arrays[0], types[0], u.dtype, exact)
+        result = _scan(options[0], arrays[0], types[0], dtype, exact)
     elif name == "SCATTER":
-        result = _scatter(options[0], arrays[0], arrays[1], arrays[2], u.dtype, exact)
+        result = _scatter(options[0], arrays[0], arrays[1], arrays[2], dtype, exact)
     elif name == "ARGSORT":
         result = sorted_positions(arrays[0], options[0])
     else:
         result = sorted_positions(arrays[0], options[1])[:, :options[0]]
-    return np.asarray(result).astype(held_dtype(u.dtype), copy=False).reshape(-1)
+    return np.asarray(result).astype(held_dtype(dtype), copy=False).reshape(-1)
 
 
 def sorted_positions(rows: Array, descending: bool) -> Array:

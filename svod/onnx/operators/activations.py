@@ -7,7 +7,7 @@ import numpy as np
 
 from svod.errors import UnsupportedError
 from svod.onnx.operators.elementwise import unary
-from svod.onnx.registry import Array, Node, operator
+from svod.onnx.registry import Array, Node, axis_in, operator
 from svod.tensor import Tensor, where
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -87,7 +87,7 @@ def rows(name: str, function: Callable[[Tensor, int], Tensor]) -> None:
     @operator(name)
     def flattened(node: Node, x: Tensor) -> Tensor:
         """Before opset 13 everything from `axis` on was one row."""
-        axis = node.get("axis", 1) % max(1, x.ndim)
+        axis = axis_in(node.get("axis", 1), max(1, x.ndim))
         return function(x.reshape(int(np.prod(x.shape[:axis])), -1), -1).reshape(x.shape)
 
     @operator(name, 13)
@@ -96,7 +96,7 @@ def rows(name: str, function: Callable[[Tensor, int], Tensor]) -> None:
 
 
 def hardmax_of(x: Tensor, axis: int) -> Tensor:
-    at = axis % x.ndim
+    at = axis_in(axis, x.ndim)
     if 0 in x.shape:
         return x
     positions = Tensor.arange(x.shape[at]).reshape(*(-1 if i == at else 1 for i in range(x.ndim)))

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from svod.errors import UnsupportedError
+from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.operators.products import shifted
-from svod.onnx.reader import OnnxError
 from svod.onnx.registry import Array, Node, operator
 from svod.tensor import Tensor
 
@@ -38,8 +37,7 @@ def geometry(node: Node, rank: int) -> tuple[list[int], list[int]]:
 def convolve(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     rank = x.ndim - 2
     if rank < 1 or w.ndim != x.ndim:
-        raise OnnxError(f"{node} of {x.shape} with a weight of {w.shape}: both need a batch or an output, channels, and the same axes "
-                        "behind")
+        raise ShapeError("x and the weight both need a batch or an output, channels, and the same axes behind")
     strides, dilations = geometry(node, rank)
     pairs = pads_of(node, x.shape[2:], w.shape[2:], strides, dilations)
     if all(a == b for a, b in pairs):

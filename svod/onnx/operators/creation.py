@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from svod.core.ir.dtype import BY_NAME, dtypes
-from svod.errors import UnsupportedError
+from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Array, Node, operator
-from svod.onnx.values import MOST_KNOWN, Value, has_dims, size
+from svod.onnx.values import has_dims, size
 from svod.tensor import Tensor
 
 
@@ -25,17 +25,16 @@ def constant(node: Node) -> Array:
 
 
 @operator("ConstantOfShape", 9, known=("shape",))
-def constant_of_shape(node: Node, shape: Array) -> Value:
+def constant_of_shape(node: Node, shape: Array) -> Tensor:
     value: Any = node.get("value")
     fill = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
-    sizes = tuple(map(size, shape))
-    if not has_dims(shape) and int(np.prod(sizes, dtype=np.int64)) <= MOST_KNOWN:
-        return np.full(sizes, fill[0], fill.dtype)
-    return Tensor.full(sizes, fill[0].item(), BY_NAME[fill.dtype.name])
+    return Tensor.full(tuple(map(size, shape)), fill[0].item(), BY_NAME[fill.dtype.name])
 
 
 @operator("Range", 11, known=("start", "limit", "delta"))
 def arange(node: Node, start: Array, limit: Array, delta: Array) -> Tensor:
+    if delta.item() == 0:
+        raise ShapeError("a step of 0")
     if has_dims(limit) and start.item() == 0 and delta.item() == 1:
         return counted(size(limit.item()), BY_NAME[start.dtype.name])
     if start.dtype.name != "bfloat16":

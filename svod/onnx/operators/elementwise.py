@@ -11,7 +11,7 @@ import onnx
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.errors import UnsupportedError
 from svod.onnx.reader import NARROW, NUMPY_TYPES, type_name
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import Node, axis_in, operator
 from svod.tensor import Tensor, where
 
 
@@ -19,7 +19,7 @@ def old_broadcast(node: Node, a: Tensor, b: Tensor) -> Tensor:
     """Before opset 7 the second operand was broadcast only where `broadcast` said so, from `axis` on."""
     if not node.get("broadcast", 0) or "axis" not in node.attributes:
         return b
-    axis = node.get("axis") % a.ndim
+    axis = axis_in(node.get("axis"), a.ndim)
     return b.reshape(*b.shape, *(1,) * (a.ndim - axis - b.ndim))
 
 

@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.variable import Dim
-from svod.errors import UnsupportedError
-from svod.onnx.registry import Array, Node, operator
+from svod.errors import ShapeError, UnsupportedError
+from svod.onnx.registry import Array, Node, axis_in, operator
+from svod.onnx.values import Value
 from svod.tensor import Tensor, where
 
 
@@ -18,30 +20,40 @@ def wrapped(index: Tensor, n: int) -> Tensor:
     return where(index.lt(0), index.add(n), index) if index.dtype.is_signed else index
 
 
+def positions(node: Node, index: Tensor, n: Any) -> Tensor:
+    """Positions in an axis of extent n, counted from the beginning. Raises ShapeError for one outside of it, if the indices are known."""
+    known = node.walk.known(index)
+    if known is not None and not isinstance(n, Dim) and (outside := known[(known < -n) | (known >= n)]).size:
+        raise ShapeError(f"the index {outside[0]} is outside of an axis of {n}")
+    return wrapped(index, n)
+
+
 @operator("Gather")
 def gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
-    axis = node.get("axis", 0) % x.ndim
-    return x.take(wrapped(index, x.shape[axis]), axis)
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    return x.take(positions(node, index, x.shape[axis]), axis)
 
 
 @operator("GatherElements", 11)
 def gather_elements(node: Node, x: Tensor, index: Tensor) -> Tensor:
-    axis = node.get("axis", 0) % x.ndim
-    return x.gather(axis, wrapped(index, x.shape[axis]))
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    return x.gather(axis, positions(node, index, x.shape[axis]))
 
 
 @operator("GatherND", 11)
 def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
     batch = node.get("batch_dims", 0)
     chosen = batch + index.shape[-1]
+    if chosen > x.ndim:
+        raise ShapeError(f"tuples of {index.shape[-1]} positions in {x.ndim - batch} axes")
     # an axis whose extent depends on a variable is merged only as the outermost one
     order = sorted(range(chosen), key=lambda a: not isinstance(x.shape[a], Dim))
     sizes, rest = [x.shape[a] for a in order], x.shape[chosen:]
     rows = x.permute(*order, *range(chosen, x.ndim)).reshape(math.prod(sizes), *rest)
-    return rows.take(flat_positions(index, sizes, batch, order), 0)
+    return rows.take(flat_positions(node, index, sizes, batch, order), 0)
 
 
-def flat_positions(index: Tensor, sizes: Sequence[int], batch: int = 0, order: Sequence[int] | None = None) -> Tensor:
+def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int = 0, order: Sequence[int] | None = None) -> Tensor:
     """Tuples of positions along the last axis of `index` as positions in flattened axes of extents `sizes`: the axes `order`, else 0, 1, …
     The first `batch` axes are also those of `index`: a tuple names no position along them."""
     places = index.shape[:-1]
@@ -50,7 +62,7 @@ def flat_positions(index: Tensor, sizes: Sequence[int], batch: int = 0, order: S
         if a < batch:
             at = Tensor.arange(n).reshape(*(n if place == a else 1 for place in range(len(places))))
         else:
-            at = wrapped(index[..., a - batch].cast("int64"), n)
+            at = positions(node, index[..., a - batch].cast("int64"), n)
         flat = flat.mul(n).add(at)
     return flat
 
@@ -58,8 +70,8 @@ def flat_positions(index: Tensor, sizes: Sequence[int], batch: int = 0, order: S
 @operator("Scatter")
 @operator("ScatterElements", 11)
 def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
-    axis = node.get("axis", 0) % x.ndim
-    return put(node, x, axis, wrapped(index, x.shape[axis]).cast("int64"), updates)
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    return put(node, x, axis, positions(node, index, x.shape[axis]).cast("int64"), updates)
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -81,7 +93,7 @@ def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     depth = index.shape[-1]
     rest, inner = x.shape[depth:], int(np.prod(x.shape[:depth], dtype=np.int64))
     width = int(np.prod(rest, dtype=np.int64))
-    flat = flat_positions(index, x.shape[:depth]).reshape(-1, 1).broadcast_to((int(np.prod(index.shape[:-1], dtype=np.int64)), width))
+    flat = flat_positions(node, index, x.shape[:depth]).reshape(-1, 1).broadcast_to((int(np.prod(index.shape[:-1], dtype=np.int64)), width))
     rows, values = x.reshape(inner, width), updates.reshape(-1, width)
     return put(node, rows, 0, flat, values).reshape(x.shape)
 
@@ -89,7 +101,7 @@ def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
 @operator("TensorScatter", 24)
 def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None = None) -> Tensor:
     """Values written into a cache along an axis, from the position that each batch is at."""
-    axis, n = node.get("axis", -2) % past.ndim, update.shape[node.get("axis", -2)]
+    axis, n = axis_in(node.get("axis", -2), past.ndim), update.shape[node.get("axis", -2)]
     most = past.shape[axis]
     start = Tensor.zeros(past.shape[0], dtype="int64") if at is None else at.cast("int64")
     places = start.reshape(-1, 1).add(Tensor.arange(n, dtype="int64"))
@@ -102,7 +114,9 @@ def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None =
 @operator("OneHot", 9, known=("depth",))
 def one_hot(node: Node, index: Tensor, depth: Array, values: Tensor) -> Tensor:
     n, axis = int(depth.reshape(-1)[0]), node.get("axis", -1)
-    at = axis % (index.ndim + 1)
+    if n < 1:
+        raise ShapeError(f"a depth of {n}")
+    at = axis_in(axis, index.ndim + 1)
     whole = wrapped(index.cast("int64"), n).unsqueeze(at)
     places = Tensor.arange(n, dtype="int64").reshape(*(-1 if i == at else 1 for i in range(index.ndim + 1)))
     return where(whole.eq(places), values[1], values[0])
@@ -112,7 +126,7 @@ def one_hot(node: Node, index: Tensor, depth: Array, values: Tensor) -> Tensor:
 def arg_extreme(name: str) -> None:
     @operator(name)
     def compute(node: Node, x: Tensor) -> Tensor:
-        axis, keep = node.get("axis", 0) % x.ndim, bool(node.get("keepdims", 1))
+        axis, keep = axis_in(node.get("axis", 0), x.ndim), bool(node.get("keepdims", 1))
         find = Tensor.argmax if name == "ArgMax" else Tensor.argmin
         if not node.get("select_last_index", 0):
             return find(x, axis, keepdim=keep)
@@ -135,7 +149,11 @@ def top_k(node: Node, x: Tensor, k: Array) -> tuple[Tensor, Tensor]:
     return found.values, found.indices.cast("int64")
 
 
-@operator("NonZero", 9)
-def non_zero(node: Node, x: Tensor) -> Tensor:
-    raise UnsupportedError(f"{node}: the shape of its result depends on values that are not known while the "
-                           "model is loaded; fallback=\"onnxruntime\" runs it and what stands behind it on the host")
+@operator("NonZero", 9, raw=True)
+def non_zero(node: Node, x: Value) -> Array:
+    """The positions of the elements that are not 0, (axes, elements): (0, 1) and (0, 0) of a number."""
+    known = node.walk.known(x)
+    if known is None:
+        raise UnsupportedError(f"{node}: the shape of its result depends on values that are not known while the "
+                               "model is loaded; fallback=\"onnxruntime\" runs it and what stands behind it on the host")
+    return np.array(np.nonzero(np.atleast_1d(known)))[:known.ndim]

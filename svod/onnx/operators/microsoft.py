@@ -11,7 +11,7 @@ from svod.errors import UnsupportedError
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.products import shifted
 from svod.onnx.operators.quantised import to_integers
-from svod.onnx.registry import MICROSOFT, Node, operator
+from svod.onnx.registry import MICROSOFT, Node, axis_in, operator
 from svod.tensor import Tensor, where
 
 
@@ -75,7 +75,7 @@ def fused_gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Ten
 @operator("SimplifiedLayerNormalization")
 @operator("SimplifiedLayerNormalization", domain=MICROSOFT)
 def simplified_norm(node: Node, x: Tensor, scale: Tensor) -> Tensor:
-    axis = node.get("axis", -1) % x.ndim
+    axis = axis_in(node.get("axis", -1), x.ndim)
     return x.rms_norm(x.shape[axis:], scale, node.get("epsilon", 1e-5)).cast(x.dtype)
 
 
@@ -212,7 +212,7 @@ qlinear_binary("QLinearMul", Tensor.mul)
 
 def quantised_softmax(node: Node, x: Tensor) -> Tensor:
     """Softmax as an operator set has it: before the 13th a row begins at the axis and ends with the tensor."""
-    axis = node.get("axis", -1) % max(1, x.ndim)
+    axis = axis_in(node.get("axis", -1), max(1, x.ndim))
     if node.need("opset") >= 13:
         return x.softmax(axis)
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])).softmax(-1).reshape(x.shape)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from svod.core.ir.dtype import dtypes
-from svod.errors import UnsupportedError
-from svod.onnx.reader import OnnxError
-from svod.onnx.registry import Array, Node, operator
-from svod.onnx.values import Value, array_of_sizes, shape_of, size
+from svod.errors import ShapeError, UnsupportedError
+from svod.onnx.registry import Array, Node, axes_in, operator
+from svod.onnx.values import Value, shape_of, size, value_of_sizes
 from svod.tensor import Tensor, where
 
 
@@ -21,13 +20,13 @@ def identity(node: Node, x: Value) -> Value:
 
 
 @operator("Shape", raw=True)
-def shape(node: Node, x: Value) -> Array:
-    return array_of_sizes(shape_of(x)[slice(node.get("start", 0), node.get("end"))])
+def shape(node: Node, x: Value) -> Value:
+    return value_of_sizes(shape_of(x)[slice(node.get("start", 0), node.get("end"))])
 
 
 @operator("Size", raw=True)
-def count(node: Node, x: Value) -> Array:
-    return array_of_sizes(math.prod(shape_of(x)))
+def count(node: Node, x: Value) -> Value:
+    return value_of_sizes(math.prod(shape_of(x)))
 
 
 def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
@@ -40,7 +39,7 @@ def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
 def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
     wanted = ints(node, "shape", shape)
     if wanted is None:
-        raise OnnxError(f"{node} has no shape")
+        raise ShapeError("it has no shape")
     return x.reshape([x.shape[i] if n == 0 and not node.get("allowzero", 0) else n for i, n in enumerate(wanted)])
 
 
@@ -61,9 +60,9 @@ def squeeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
     wanted = ints(node, "axes", axes)
     if wanted is None:
         return x.squeeze()
-    places = {a % x.ndim for a in wanted}
+    places = axes_in(wanted, x.ndim)
     if any(x.shape[a] != 1 for a in places):
-        raise OnnxError(f"{node} of {x.shape} over the axes {wanted}: their extents must be 1")
+        raise ShapeError(f"squeeze of {x.shape} over the axes {wanted}: their extents must be 1")
     return x.reshape([n for i, n in enumerate(x.shape) if i not in places])
 
 
@@ -71,7 +70,7 @@ def squeeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
 def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
     wanted = ints(node, "axes", axes) or []
     rank = x.ndim + len(wanted)
-    places, sizes = {a % rank for a in wanted}, iter(x.shape)
+    places, sizes = axes_in(wanted, rank), iter(x.shape)
     return x.reshape([1 if i in places else next(sizes) for i in range(rank)])
 
 
@@ -119,12 +118,24 @@ def slice_new(node: Node, x: Tensor, starts: Array, ends: Array, axes: Array | N
 
 def sliced(x: Tensor, starts: Any, ends: Any, axes: Any, steps: Any) -> Tensor:
     index: list[slice] = [slice(None)] * x.ndim
-    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        axis, step = int(axes[i]) if axes is not None else i, int(steps[i]) if steps is not None else 1
-        first, last = size(start), size(end)
-        # an end below the first element, which a negative step may have, is no position from the end
-        index[axis] = slice(first, None if step < 0 and last < -x.shape[axis] else last, step)
+    places = axes_in(range(len(starts)) if axes is None else axes, x.ndim)
+    if not len(starts) == len(ends) == len(places) == len(places if steps is None else steps):
+        raise ShapeError(f"{len(starts)} starts, {len(ends)} ends, {len(places)} axes and {len(places if steps is None else steps)} steps")
+    for i, axis in enumerate(places):
+        index[axis] = part_of(x.shape[axis], size(starts[i]), size(ends[i]), 1 if steps is None else int(steps[i]))
     return x[tuple(index)]
+
+
+def part_of(n: Any, start: Any, end: Any, step: int) -> slice:
+    """The positions along an axis of extent n that Slice names. A negative step begins at an element, however far before the first or
+    behind the last one `start` is; Python's slices are empty there. Raises ShapeError for a step of 0."""
+    if step == 0:
+        raise ShapeError("a step of 0")
+    if step > 0:
+        return slice(start, end, step)
+    first = min(max(start + n if start < 0 else start, 0), n - 1)
+    last = min(max(end + n if end < 0 else end, -1), n - 1)
+    return slice(0, 0) if n == 0 else slice(first, last if last >= 0 else None, step)
 
 
 @operator("Pad", 1)
@@ -135,11 +146,13 @@ def pad_old(node: Node, x: Tensor) -> Tensor:
 
 @operator("Pad", 11, known=("pads", "value", "axes"))
 def pad_new(node: Node, x: Tensor, pads: Array, value: Array | None = None, axes: Array | None = None) -> Tensor:
-    places = list(range(x.ndim)) if axes is None else [int(a) % x.ndim for a in axes]
+    places = list(range(x.ndim)) if axes is None else axes_in(axes, x.ndim)
     return padded(node, x, pads, 0 if value is None or not value.size else value.item(), places)
 
 
 def padded(node: Node, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Tensor:
+    if len(pads) != 2 * len(axes):
+        raise ShapeError(f"{len(pads)} pads for {len(axes)} axes, each of which has 2")
     pairs = [(0, 0)] * x.ndim
     for i, axis in enumerate(axes):
         pairs[axis] = int(pads[i]), int(pads[i + len(axes)])

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from svod.errors import UnsupportedError
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import Node, axis_in, operator
 from svod.tensor import Tensor
 
 
@@ -20,7 +20,7 @@ def instance_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 @operator("LayerNormalization", 17)
 def layer_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
-    axis = node.get("axis", -1) % x.ndim
+    axis = axis_in(node.get("axis", -1), x.ndim)
     out = x.layer_norm(x.shape[axis:], scale, bias, node.get("epsilon", 1e-5)).cast(x.dtype)
     if not any(node.asked[1:]):
         return (out,)
@@ -44,7 +44,7 @@ def group_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 @operator("RMSNormalization", 23)
 def rms_norm(node: Node, x: Tensor, scale: Tensor) -> Tensor:
-    axis = node.get("axis", -1) % x.ndim
+    axis = axis_in(node.get("axis", -1), x.ndim)
     return x.rms_norm(x.shape[axis:], scale, node.get("epsilon", 1e-5)).cast(x.dtype)
 
 

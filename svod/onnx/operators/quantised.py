@@ -6,7 +6,7 @@ from svod.errors import UnsupportedError
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.operators.products import shifted
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import Node, axis_in, operator
 from svod.tensor import Tensor
 
 
@@ -14,7 +14,7 @@ def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
     """A scale or a zero point per tensor, per element of an axis, or per block of an axis, for each element of x."""
     if scale.ndim == 0 or (scale.ndim == 1 and scale.shape[0] == 1):
         return scale.reshape(())
-    axis, block = node.get("axis", 1) % x.ndim, node.get("block_size", 0)
+    axis, block = axis_in(node.get("axis", 1), x.ndim), node.get("block_size", 0)
     if block:
         return scale.repeat_interleave(block, axis).shrink([(0, n) for n in x.shape])
     if scale.ndim == 1:

@@ -8,7 +8,7 @@ import numpy as np
 
 from svod.core.ir.dtype import dtypes
 from svod.onnx.operators.movement import ints
-from svod.onnx.registry import Array, Node, operator
+from svod.onnx.registry import Array, Node, axes_in, axis_in, operator
 from svod.tensor import Tensor
 
 Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
@@ -23,7 +23,7 @@ def reduction(name: str, function: Reduce) -> None:
             if node.get("noop_with_empty_axes", 0):
                 return function(x, (), keep).cast(x.dtype)
             wanted = list(range(x.ndim))
-        places = tuple(sorted(a % x.ndim for a in wanted))
+        places = tuple(sorted(axes_in(wanted, x.ndim)))
         return function(x, places, keep).cast(x.dtype)
 
 
@@ -70,7 +70,7 @@ reduction("LogSumExp", lambda x, axes, keep: real(x).logsumexp(axes, keep) if ax
 def running(name: str, scan: Callable[[Tensor, int], Tensor], neutral: int) -> None:
     @operator(name, known=("axis",))
     def compute(node: Node, x: Tensor, axis: Array) -> Tensor:
-        at = int(np.asarray(axis).reshape(-1)[0]) % x.ndim
+        at = axis_in(int(np.asarray(axis).reshape(-1)[0]), x.ndim)
         t = x.flip(at) if node.get("reverse", 0) else x
         if node.get("exclusive", 0):
             n = t.shape[at]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from svod.errors import UnsupportedError
-from svod.onnx.registry import Array, Node, operator
+from svod.onnx.registry import Array, Node, axes_in, operator
 from svod.onnx.values import numpy_dtype
 from svod.tensor import Tensor
 
@@ -30,7 +30,7 @@ def resize_old(node: Node, x: Tensor, scales: Array) -> Tensor:
 
 @operator("Resize", 11, known=("roi", "scales", "sizes"))
 def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Tensor:
-    axes = [a % x.ndim for a in node.get("axes") or range(x.ndim)]
+    axes = axes_in(node.get("axes") or range(x.ndim), x.ndim)
     scale: list[float] | None = None
     size: list[int] | None = None
     if sizes is not None and sizes.size:
@@ -304,7 +304,7 @@ def _edge_taps(at: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
 
 @operator("CenterCropPad", 18, known=("shape",))
 def center_crop_pad(node: Node, x: Tensor, shape: Array) -> Tensor:
-    axes = [a % x.ndim for a in node.get("axes") or range(x.ndim)]
+    axes = axes_in(node.get("axes") or range(x.ndim), x.ndim)
     for axis, wanted in zip(axes, (int(n) for n in shape), strict=True):
         n = x.shape[axis]
         if n > wanted:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from svod.onnx.operators.elementwise import svod_type
-from svod.onnx.registry import Array, Node, operator
+from svod.onnx.registry import Array, Node, axis_in, operator
 from svod.onnx.values import numpy_dtype
 from svod.tensor import Tensor, fft
 
@@ -41,12 +41,12 @@ def transformed(x: Tensor, axis: int, n: int, inverse: bool, onesided: bool) -> 
 
 @operator("DFT", 17, known=("length",))
 def dft_old(node: Node, x: Tensor, length: Array | None = None) -> Tensor:
-    return transform(node, x, node.get("axis", 1) % x.ndim, length)
+    return transform(node, x, axis_in(node.get("axis", 1), x.ndim), length)
 
 
 @operator("DFT", 20, known=("length", "axis"))
 def dft(node: Node, x: Tensor, length: Array | None = None, axis: Array | None = None) -> Tensor:
-    return transform(node, x, (-2 if axis is None else int(np.asarray(axis).reshape(-1)[0])) % x.ndim, length)
+    return transform(node, x, axis_in(-2 if axis is None else int(np.asarray(axis).reshape(-1)[0]), x.ndim), length)
 
 
 def transform(node: Node, x: Tensor, axis: int, length: Array | None) -> Tensor:

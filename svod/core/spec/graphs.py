@@ -1,0 +1,230 @@
+"""What a graph means (docs/ir.md, section 1), computed with NumPy node by node: the values of small graphs, without a kernel.
+
+    evaluate_graph(node, content_of, most)      the array of a node, or None where its value is not known
+
+`content_of` gives the content of a BUFFER, flat and in memory form, or None where that is not known. Numbers that depend on Variables are
+known as well: a node of an integer type may hold Dims, in an array of objects, as a shape that is computed from the extents of an operand
+does.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from svod.core.graph.graph import shape_of
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import ALU, TRANSCENDENTAL, Ops, UOp
+from svod.core.ir.variable import Dim, dim_of, is_symbolic
+from svod.core.spec.library_kernels import apply_library_kernel
+from svod.core.spec.values import Array, apply_alu, bitcast, cast, constant, held_dtype, hold, round_to, unhold
+from svod.errors import ShapeError
+
+MOST_NODES = 4096       # of a graph whose value is asked for
+
+
+class _Open(Exception):
+    """A value that is not known before a plan runs."""
+
+
+Contents = Callable[[UOp], Array | None]
+
+
+def evaluate_graph(node: UOp, content_of: Contents, most: int, *, alike: bool = True) -> Array | None:
+    """The value of a node in memory form (`svod.core.spec.values`), in the node's shape. None: it depends on memory with an unknown
+    content, or a value on the way has more than `most` elements.
+
+    `alike`: None as well where a kernel may give other bits than NumPy: transcendental functions, sums and products of many floats, the
+    larger of 0 and -0, floats beyond the integers that they are cast to. Numbers that depend on Variables make an array of ints and Dims.
+    """
+    values: dict[UOp, Any] = {}
+    try:
+        order = node.toposort(gate=lambda u: u.op is not Ops.BUFFER and u.dtype != dtypes.index)
+        if len(order) > MOST_NODES:
+            return None
+        with np.errstate(all="ignore"):
+            for u in order:
+                if u.op is not Ops.UNIQUE and u.op is not Ops.DEVICE and u.dtype != dtypes.index:
+                    values[u] = _value(u, values, content_of, most, alike)
+    except _Open:
+        return None
+    found = values[node]
+    if found.dtype != object:
+        return np.ascontiguousarray(unhold(found, node.dtype)).reshape(found.shape)
+    return None if any(n is None for n in found.reshape(-1)) else found
+
+
+def _value(u: UOp, values: Mapping[UOp, Any], content_of: Contents, most: int, alike: bool) -> Any:
+    """The value of one node in held form; a tuple for a node of several components."""
+    shape = shape_of(u)
+    if is_symbolic(shape) or math.prod(shape) > most:
+        raise _Open
+    if u.op is Ops.BUFFER:
+        content = content_of(u)
+        if content is None:
+            raise _Open
+        return hold(content, u.dtype)
+    if u.op is Ops.CAST and u.src[0].dtype == dtypes.index:
+        return _simplest(np.array(dim_of(u.src[0]), object), u.dtype)
+    rule = _RULES.get(u.op) or (_elementwise if u.op in ALU else None)
+    if rule is None:
+        raise _Open
+    return rule(u, [values[s] for s in u.src if s in values], alike)
+
+
+def _simplest(x: Array, dtype: DType) -> Array:
+    """An array of objects as numbers, where none depends on a Variable."""
+    return x if any(isinstance(n, Dim) for n in x.reshape(-1)) else x.astype(held_dtype(dtype))
+
+
+def _reduced(u: UOp, src: list[Array], alike: bool) -> Any:
+    combiner, axes = u.arg
+    x = src[0]
+    if combiner in ("ADD", "MUL"):
+        if u.dtype.is_float and alike:
+            raise _Open
+        function = np.add if combiner == "ADD" else np.multiply
+        wide = np.dtype(np.float64) if u.dtype.is_float else x.dtype
+        total = np.asarray(function.reduce(x.astype(wide, copy=False), axis=axes, keepdims=True, dtype=wide))
+        return round_to(total, u.dtype) if u.dtype.is_float else total
+    if any(s.dtype == object for s in src):
+        raise _Open
+    if alike and u.dtype.is_float and _zeros_differ(x, x):
+        raise _Open
+    if len(src) == 1:
+        ufunc: Any = {"MAX": np.maximum, "MIN": np.minimum, "AND": np.bitwise_and, "OR": np.bitwise_or}[combiner]
+        return np.asarray(ufunc.reduce(x, axis=axes, keepdims=True))
+    extreme = (np.max if combiner == "ARGMAX" else np.min)(x, axis=axes, keepdims=True)
+    hit = (x == extreme) | ((x != x) & (extreme != extreme))
+    return extreme, np.where(hit, src[1], np.iinfo(src[1].dtype).max).min(axis=axes, keepdims=True)
+
+
+def _zeros_differ(x: Array, y: Array) -> bool:
+    """Whether a 0 of one sign may be compared with one of the other: which of them is the larger is open."""
+    signs = [np.signbit(v[v == 0]) for v in (x, y)]
+    return any(s.any() for s in signs) and not all(s.all() for s in signs)
+
+
+def _windows(u: UOp, src: list[Array], alike: bool) -> Array:
+    x = src[0]
+    for axis, size, stride, dilation in u.arg:
+        count = (x.shape[axis] - dilation * (size - 1) - 1) // stride + 1
+        x = np.stack([np.take(x, k * dilation + stride * np.arange(count), axis) for k in range(size)], -1)
+    return x
+
+
+def _taken(u: UOp, src: list[Array], alike: bool) -> Array:
+    x, index = src
+    if index.dtype == object:
+        raise _Open
+    n, axis = x.shape[u.arg], u.arg
+    inside = (index >= 0) & (index < n)
+    taken = np.take(x, np.where(inside, index, 0).astype(np.int64), axis)
+    return np.where(inside.reshape(inside.shape + (1,) * (x.ndim - axis - 1)), taken, np.zeros((), x.dtype))
+
+
+def _converted(u: UOp, src: list[Array], alike: bool) -> Array:
+    x, source = src[0], u.src[0].dtype
+    if x.dtype == object:
+        if u.dtype.bits < 32 or not u.dtype.is_int:
+            raise _Open
+        return np.array([int(n) if isinstance(n, bool) else n for n in x.reshape(-1)], object).reshape(x.shape)
+    if alike and source.is_float and u.dtype.is_int and x.size and not ((x > u.dtype.min - 1.0) & (x < u.dtype.max + 1.0)).all():
+        raise _Open
+    return cast(x, source, u.dtype)
+
+
+def _bits(u: UOp, src: list[Array], alike: bool) -> Array:
+    if src[0].dtype == object:
+        raise _Open
+    return bitcast(src[0], u.src[0].dtype, u.dtype)
+
+
+def _library_kernel(u: UOp, src: list[Array], alike: bool) -> Array:
+    name, options = u.arg
+    adds = name in ("SCAN", "SCATTER") and options[0] in ("ADD", "MUL", "LOGADDEXP")
+    if name == "CALLBACK" or any(s.dtype == object for s in src) or (alike and adds and u.dtype.is_float):
+        raise _Open
+    return apply_library_kernel(name, options, src, [s.dtype for s in u.src], u.dtype, True).reshape(shape_of(u))
+
+
+def _elementwise(u: UOp, src: list[Array], alike: bool) -> Array:
+    if any(s.dtype == object for s in src):
+        return _of_objects(u, src)
+    if alike and u.dtype.is_float and (u.op in TRANSCENDENTAL or (u.op in (Ops.MAX, Ops.MIN) and _zeros_differ(*src))):
+        raise _Open
+    return apply_alu(u.op, u.dtype, src)
+
+
+# -- numbers that depend on Variables --------------------------------------------------------------------------------------------
+def _of_objects(u: UOp, src: list[Array]) -> Array:
+    """An elementwise operation on ints and Dims. None stands for an element that is not the same number, or the same expression, for all
+    values of the Variables: it matters only where it is chosen."""
+    function = _ON_DIMS.get(u.op)
+    if function is None:
+        raise _Open
+    shape = np.broadcast_shapes(*(s.shape for s in src))
+    flat = [np.broadcast_to(s, shape).reshape(-1).tolist() for s in src]
+    out = np.empty(len(flat[0]), object)
+    out[:] = [_decided(function, operands) for operands in zip(*flat, strict=True)]
+    if any(n is None for n in out) or u.dtype.kind == "b":
+        return out.reshape(shape) if any(n is None for n in out) else out.reshape(shape).astype(np.bool_)
+    return _simplest(out.reshape(shape), u.dtype)
+
+
+def _decided(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    try:
+        return function(*operands)
+    except (ShapeError, TypeError):     # what a comparison that depends on the value raises, and what None and Dims cannot do
+        return None
+
+
+def _equal(a: Any, b: Any) -> bool | None:
+    difference = a - b
+    if not isinstance(difference, Dim):
+        return bool(difference == 0)
+    low, high = difference.bounds
+    return None if low <= 0 <= high else False
+
+
+def _unequal(a: Any, b: Any) -> bool | None:
+    same = _equal(a, b)
+    return None if same is None else not same
+
+
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    if condition is None:
+        return a if a is not None and b is not None and _equal(a, b) else None
+    return a if condition else b
+
+
+def _both(a: Any, b: Any) -> Any:
+    return False if a is False or b is False else a & b
+
+
+def _either(a: Any, b: Any) -> Any:
+    return True if a is True or b is True else a | b
+
+
+_ON_DIMS: dict[Ops, Callable[..., Any]] = {
+    Ops.ADD: lambda a, b: a + b, Ops.SUB: lambda a, b: a - b, Ops.MUL: lambda a, b: a * b, Ops.NEG: lambda a: -a,
+    Ops.IDIV: lambda a, b: a // b if b else 0, Ops.MOD: lambda a, b: a % b if b else 0, Ops.ABS: lambda a: a if a >= 0 else -a,
+    Ops.MAX: lambda a, b: a if a >= b else b, Ops.MIN: lambda a, b: a if a <= b else b,
+    Ops.CMPLT: lambda a, b: bool(a < b), Ops.CMPLE: lambda a, b: bool(a <= b), Ops.CMPEQ: _equal, Ops.CMPNE: _unequal,
+    Ops.AND: _both, Ops.OR: _either, Ops.NOT: lambda a: not a if isinstance(a, bool) else ~a, Ops.WHERE: _chosen}
+
+_RULES: dict[Ops, Callable[[UOp, list[Any], bool], Any]] = {
+    Ops.CONST: lambda u, src, alike: constant(u.dtype, u.arg),
+    Ops.IOTA: lambda u, src, alike: np.arange(u.arg, dtype=held_dtype(u.dtype)),
+    Ops.RESHAPE: lambda u, src, alike: src[0].reshape(u.arg),
+    Ops.PERMUTE: lambda u, src, alike: src[0].transpose(u.arg),
+    Ops.EXPAND: lambda u, src, alike: np.broadcast_to(src[0], u.arg),
+    Ops.PAD: lambda u, src, alike: np.pad(src[0], u.arg[0], constant_values=u.arg[1]) if u.arg[0] else src[0],
+    Ops.SHRINK: lambda u, src, alike: src[0][tuple(slice(b, e) for b, e in u.arg)],
+    Ops.FLIP: lambda u, src, alike: np.flip(src[0], u.arg),
+    Ops.WINDOW: _windows, Ops.GATHER: _taken, Ops.REDUCE_AXIS: _reduced, Ops.CUSTOM_FUNCTION: _library_kernel,
+    Ops.GEP: lambda u, src, alike: src[0][u.arg], Ops.CAT: lambda u, src, alike: np.concatenate(src, u.arg),
+    Ops.CAST: _converted, Ops.BITCAST: _bits,
+    Ops.CONTIGUOUS: lambda u, src, alike: src[0], Ops.DETACH: lambda u, src, alike: src[0]}
