@@ -32,6 +32,7 @@ from svod.bench.suites.suites import select_cases
 from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig
 from svod.core.kernel.kernel import Kernel
+from svod.system.process.cores import usable_cores
 from svod.tune.db import TuningDB
 from svod.tune.measure.candidate import Candidate
 from svod.tune.measure.measurer import Built, Failure
@@ -40,7 +41,6 @@ from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import RoundFinished
 from svod.tune.search.strategies.strategy import FIRST_WIDTH
 from svod.tune.session import KernelTask, TuneSession
-from svod.tune.workers.executor import usable_cores
 from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.start import make_executor
 

@@ -5,6 +5,9 @@ import importlib
 import sys
 from typing import NoReturn
 
+from svod.system.process import program
+from svod.system.process.streams import errors
+
 TOOLS = {"tune": "run a program, tune its kernels, remember the winners",
          "db": "look at the tuning database, move records between machines",
          "bench": "measure this machine, benchmark suites against other libraries, make reports"}
@@ -12,14 +15,15 @@ TOOLS = {"tune": "run a program, tune its kernels, remember the winners",
 
 def main() -> NoReturn:
     """Run the tool that the first argument names. Exit status 2 for one that does not exist."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    given = program.command()
+    name = given[1] if len(given) > 1 else "--help"
     if name in TOOLS:
-        del sys.argv[1]
+        program.become([given[0], *given[2:]])
         importlib.import_module(f"svod.cli.{name}").main()
     asked = name in ("-h", "--help")
     lines = [*([] if asked else [f"svod: there is no tool {name!r}"]), "usage: python -m svod TOOL …", "",
              *(f"  {tool:7}{f'svod-{tool}:':13}{what}" for tool, what in TOOLS.items()), "", "python -m svod TOOL --help says more"]
-    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
+    print("\n".join(lines), file=sys.stdout if asked else errors())
     sys.exit(0 if asked else 2)
 
 

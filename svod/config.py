@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from svod.errors import ConfigError
+from svod.system.process import directories
 
 if TYPE_CHECKING:
     from typing import Self
@@ -76,9 +77,10 @@ _SWITCH = Accept("0 or 1 (also true/false, yes/no, on/off)", _parse_switch, lamb
 _OPEN_SWITCH = _SWITCH._replace(check=lambda v: v is None or isinstance(v, bool))
 _PROFILE = Accept("0, 1 or 2", int, lambda v: v is None or (_is_int(v) and 0 <= v <= 2))
 _TEXT = Accept("text", str, lambda v: v is None or isinstance(v, str))
-_PATH = Accept("a path", str, lambda v: v is None or isinstance(v, (str, os.PathLike)))
-_PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t == "0" else t, _PATH.check)
-_DATABASES = Accept(f"paths joined as in PATH, or {NONE}", str, lambda v: v is None or isinstance(v, str))
+_PATH = Accept("a path", directories.from_start, lambda v: v is None or isinstance(v, (str, os.PathLike)))
+_PATH_OR_NONE = Accept(f"a directory, or {NONE}", lambda t: NONE if t in ("0", NONE) else directories.from_start(t), _PATH.check)
+_DATABASES = Accept(f"paths joined as in PATH, or {NONE}", lambda t: t if t == NONE else directories.paths_from_start(t),
+                    lambda v: v is None or isinstance(v, str))
 
 
 def _choice(*names: str) -> Accept:
@@ -460,42 +462,28 @@ def log_once(logger: logging.Logger, level: int, message: str) -> None:
         logger.log(level, "%s", message)
 
 
-def is_writable(path: Path) -> bool:
-    """Whether `path` can be written as a directory: it can, or it does not exist and its nearest existing parent can. Creates nothing."""
-    for p in (path, *path.parents):
-        if os.path.exists(p):       # not Path.exists, which raises where a directory on the way may not be searched
-            return os.path.isdir(p) and os.access(p, os.W_OK | os.X_OK)
-    return False
-
-
-def _resolve_dir(wanted: Path, what: str, below: str = "") -> Path:
-    if is_writable(wanted):
+def _resolve_dir(wanted: Path | None, what: str, below: str = "") -> Path:
+    """`wanted`, the user's own directory, else one below the current directory. That may not be writable either. Both are said once."""
+    if wanted is not None and directories.is_writable(wanted):
         return wanted
-    fallback = Path.cwd() / LOCAL_DIR / below
-    log_once(log, logging.WARNING, f"{wanted} cannot be written; {what} are kept in {fallback}" if is_writable(fallback) else
-             f"neither {wanted} nor {fallback} can be written; {what} are not kept")
+    fallback = (directories.working_directory() or Path(os.sep)) / LOCAL_DIR / below
+    kept, why = directories.is_writable(fallback), "this user has no home directory" if wanted is None else f"{wanted} cannot be written"
+    log_once(log, logging.WARNING, f"{why}; {what} are kept in {fallback}" if kept else
+             f"{why}, nor can {fallback} be written; {what} are not kept")
     return fallback
-
-
-def user_data_dir() -> Path:
-    """The platform's directory for the user's data of svod. It may be missing or read-only."""
-    import platformdirs  # 5 ms that a process with SVOD_TUNE_DB set does not need
-
-    return Path(platformdirs.user_data_dir("svod", appauthor=False))
 
 
 def data_dir() -> Path:
     """The directory of the tuning database: the user's data directory, or ./.svod where that cannot be written (said once)."""
-    return _resolve_dir(user_data_dir(), "svod's data (tuning database, figures of this machine)")
+    return _resolve_dir(directories.user_data(), "svod's data (tuning database, figures of this machine)")
 
 
 def object_cache_dir(object_cache: str | os.PathLike[str] | None) -> Path | None:
     """The directory of compiled objects for `PrepareConfig.object_cache`; None: no such cache."""
     if object_cache is not None:
         return None if os.fspath(object_cache) == NONE else Path(object_cache)
-    import platformdirs
-
-    return _resolve_dir(Path(platformdirs.user_cache_dir("svod", appauthor=False)) / "objects", "compiled objects", "objects")
+    cache = directories.user_cache()
+    return _resolve_dir(None if cache is None else cache / "objects", "compiled objects", "objects")
 
 
 # -- documentation ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 import svod.config as config
 from svod.config import BeamConfig, BenchConfig, OptimizerConfig, PrepareConfig
 from svod.errors import ConfigError
+from svod.system.process import directories
 
 ROOT = Path(__file__).parent.parent
 VARIABLES = sorted(o.variable for c in config.CONFIGS for f in fields(c)  # type: ignore[arg-type]
@@ -158,18 +159,18 @@ def test_data_dir_falls_back_and_says_so_once(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.chdir(tmp_path)
     blocked = tmp_path / "file"
     blocked.write_text("")  # a file where the directory should be: not writable even for root
-    monkeypatch.setattr(config, "user_data_dir", lambda: blocked / "svod")
+    monkeypatch.setattr(directories, "user_data", lambda: blocked / "svod")
     monkeypatch.setattr(config, "_said", set())
     with caplog.at_level(logging.WARNING, "svod"):
         assert config.data_dir() == tmp_path / ".svod" == config.data_dir()
     assert len([r for r in caplog.records if "cannot be written" in r.message]) == 1
     assert not (tmp_path / ".svod").exists(), "resolving creates nothing"
-    monkeypatch.setattr(config, "is_writable", lambda path: False)
+    monkeypatch.setattr(directories, "is_writable", lambda path: False)
     with caplog.at_level(logging.WARNING, "svod"):
         assert config.data_dir() == tmp_path / ".svod"
-    assert caplog.records[-1].message.startswith("neither ") and caplog.records[-1].message.endswith("are not kept")
+    assert "nor can" in caplog.records[-1].message and caplog.records[-1].message.endswith("are not kept")
     monkeypatch.undo()
-    monkeypatch.setattr(config, "user_data_dir", lambda: tmp_path / "a" / "b")
+    monkeypatch.setattr(directories, "user_data", lambda: tmp_path / "a" / "b")
     assert config.data_dir() == tmp_path / "a" / "b"
 
 

@@ -98,7 +98,7 @@ def test_imports_point_one_way(path: Path) -> None:
         elif own == "errors":
             pytest.fail(f"{path} imports {module}: it stands below everything")
         elif own == "config":
-            assert part == "errors", f"{path} imports {module}: it stands below everything but errors"
+            assert part in ("errors", "system"), f"{path} imports {module}: it stands below everything but errors and system"
         elif path.as_posix() != "svod/__main__.py":
             assert part != "cli", f"{path} imports {module}: the command lines stand above everything"
 
@@ -194,6 +194,48 @@ def test_only_config_reads_the_environment(path: Path) -> None:
             assert node.attr not in ("environ", "environb", "getenv", "putenv", "unsetenv"), f"{path}:{node.lineno} reads the environment"
         if isinstance(node, ast.ImportFrom) and node.module == "os":
             assert not {"environ", "getenv"} & {a.name for a in node.names}, f"{path}:{node.lineno} reads the environment"
+
+
+PROCESS = Path("svod/system/process")
+#: By module the names that tell what a process inherits or is given.
+INHERITED = {
+    "os": {"cpu_count", "process_cpu_count", "sched_getaffinity", "umask", "getcwd", "getcwdb", "sysconf", "getlogin"},
+    "sys": {"argv", "orig_argv", "executable", "frozen"},
+    "signal": {"signal", "getsignal", "pthread_sigmask"},
+    "path": {"expanduser"}, "Path": {"cwd", "home"},
+}
+INHERITED_MODULES = {"getpass", "tempfile", "platformdirs", "psutil", "pwd"}
+#: Files that read one of these, and why.
+READERS = {
+    ("svod/bench/load.py", "os.sysconf"): "the unit of the counters that it compares",
+    ("svod/bench/load.py", "/proc"): "counters of load are compared before and after; they say nothing about the process",
+    ("svod/bench/placing.py", "/proc"): "the times of threads, compared in the same way",
+    ("svod/compile/plan/object_cache.py", "tempfile"): "files beside those of the cache",
+    ("svod/compile/plan/observe.py", "/tmp"): "where perf looks",
+}
+
+
+def inherited_reads(path: Path) -> Iterator[str]:
+    """What a file reads of the process: `os.cpu_count`, `/proc`, `.isatty`."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Store):
+            owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr in INHERITED.get(owner, ()):
+                yield f"{owner}.{node.attr}"
+            elif node.attr in ("isatty", "expanduser"):
+                yield f".{node.attr}"
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.split(".")[0] in INHERITED_MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{a.name}" for a in node.names
+                        if node.module.split(".")[0] in INHERITED_MODULES or a.name in INHERITED.get(node.module, ()))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from re.findall(r"^/(?:proc|sys|tmp|dev/shm)\b", node.value)
+
+
+def test_only_system_reads_what_a_process_inherits() -> None:
+    found = {(p.as_posix(), read) for p in FILES if PROCESS not in p.parents for read in inherited_reads(p)}
+    assert found == set(READERS)
 
 
 def loaded_by(statement: str) -> set[str]:

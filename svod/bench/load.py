@@ -13,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from svod.system.process.cores import machine_cores
+
 STEAL_LIMIT = 0.02              # share of the machine's time taken by other virtual machines
 FOREIGN_LIMIT = 0.02            # share of the machine's time used by other processes
 SWITCHES_PER_SECOND = 50.0      # involuntary context switches of this process
@@ -81,7 +83,7 @@ def read_machine(stat: Path = Path("/proc/stat"), processes: Sequence[int] = ())
     except (OSError, ValueError, IndexError):
         used, steal = own, 0.0
     load, _, _ = os.getloadavg()
-    return MachineState(time.perf_counter(), steal, used, own, usage.ru_nivcsw, load, os.cpu_count() or 1, tick)
+    return MachineState(time.perf_counter(), steal, used, own, usage.ru_nivcsw, load, machine_cores(), tick)
 
 
 def _used_by(process: int, tick: float) -> float:

@@ -1,7 +1,6 @@
 """The machine that a benchmark run ran on, and the versions of everything but the peers."""
 from __future__ import annotations
 
-import os
 import platform
 
 import numpy as np
@@ -10,20 +9,18 @@ from svod import __version__
 from svod.bench.results import Machine
 from svod.bench.timer import BENCH_PROTOCOL
 from svod.compile.backend import device_named
-from svod.compile.cpu.host import host_facts
 from svod.core.machine.target import HOST, Target
+from svod.system.process.cores import machine_cores
+from svod.system.process.memory import machine_memory
+from svod.system.process.processor import host_facts
 
 
 def machine_of(target: Target) -> Machine:
     """This machine, which `target` describes."""
     facts = host_facts()
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):       # unknown to this system
-        memory = 0
     system = f"{platform.system()} {platform.release()}"
-    return Machine(platform.node(), facts.get("model", target.cpu), system, target.key, os.cpu_count() or 1, target.threads,
-                   target.l1, target.l2, target.l3, memory)
+    return Machine(platform.node(), facts.get("model", target.cpu), system, target.key, machine_cores(), target.threads,
+                   target.l1, target.l2, target.l3, machine_memory())
 
 
 def versions(device: str = HOST) -> dict[str, str]:

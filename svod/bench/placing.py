@@ -22,6 +22,7 @@ from threading import get_native_id
 
 from svod.bench.timer import Contestant, warm_up
 from svod.compile.cpu.pool import spread
+from svod.system.process.cores import affinity
 
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 20e-3        # a contestant runs this long, at least once, to see which threads work
@@ -36,7 +37,7 @@ def placed(contestants: Sequence[Contestant], pause: Callable[[], None]) -> Iter
     first, each on the core with the least work for that contestant. A thread that works for several contestants keeps its first core; a
     pinned thread stays where it is. On exit every thread gets its former cores back. `pause` lets the threads of one contestant come to
     rest before the next runs. Nothing happens on a single core, or where the system does not report the time of threads, as Linux does."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    allowed = set(affinity())
     if len(allowed) < 2 or not any(_processor_times().values()):
         yield
         return
@@ -98,7 +99,7 @@ def _processor_times() -> dict[int, int]:
 
 def _cores_of(thread: int) -> set[int]:
     with suppress(OSError):         # the thread has ended
-        return os.sched_getaffinity(thread)
+        return set(affinity(thread))
     return set()
 
 

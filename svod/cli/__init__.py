@@ -6,13 +6,16 @@ guard must stand before Ctrl-C can come, so this module imports little, and the 
 """
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
 from collections.abc import Mapping
 from types import FrameType
 from typing import NoReturn
+
+from svod.system.process.program import arguments
+from svod.system.process.signals import end_by, handle, learn_of_children
+from svod.system.process.streams import prepare_streams, tell
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
@@ -30,14 +33,14 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
     `program` is the name in messages. `defaults` are environment variables for libraries that read them when imported; values set by the
     user take precedence."""
     status = 1
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    handle(signal.SIGTERM, _terminate)
+    learn_of_children()
     try:
         prepare_streams()
         status = _run(program, module, defaults or {})
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+        tell(f"{program}: interrupted")
         status = EXIT_INTERRUPTED
     except SystemExit as e:     # a command that has a status of its own
         status = e.code if isinstance(e.code, int) else 1
@@ -47,9 +50,9 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
         status = 0
     except OSError as e:        # the disk is full; so it would be when Python flushes at exit
         _write_no_more()
-        print(f"{program}: {one_line(e)}", file=sys.stderr)
+        tell(f"{program}: {one_line(e)}")
         status = EXIT_USAGE
-    signal.signal(signal.SIGINT, signal.SIG_DFL)    # only the interpreter's exit is left: a Ctrl-C there ends it silently
+    end_by(signal.SIGINT)       # only the interpreter's exit is left: a Ctrl-C there ends it silently
     sys.exit(status)
 
 
@@ -69,20 +72,6 @@ def completion_variable(program: str) -> str:
     return f"_{program.replace('-', '_').upper()}_COMPLETE"
 
 
-def prepare_streams() -> None:
-    """Make the standard streams writable. Streams that the caller has closed (`svod-db list >&-`) lead nowhere, so that no file opened
-    later gets their numbers. In the others, characters that the encoding lacks become question marks."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
 def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
     """The exit status of the command; errors of the input are reported here."""
     import importlib
@@ -92,7 +81,7 @@ def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
 
     set_default_environment(**defaults)
     for message in unknown_variables_once():
-        print(f"{program}: warning: {message}", file=sys.stderr)
+        tell(f"{program}: warning: {message}")
     from click import ClickException
     from click.exceptions import Exit
     from click.shell_completion import shell_complete
@@ -102,7 +91,7 @@ def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
         if (instruction := child_environment().get(variable := completion_variable(program))) is not None:
             return shell_complete(command, {}, program, variable, instruction)
         # not command.main(), which handles Ctrl-C and closed pipes in its own way
-        with command.make_context(program, sys.argv[1:]) as context:
+        with command.make_context(program, arguments()) as context:
             command.invoke(context)
     except Exit as e:       # --help, --version
         return e.exit_code
@@ -112,6 +101,6 @@ def _run(program: str, module: str, defaults: Mapping[str, str]) -> int:
     except BrokenPipeError:
         raise
     except (SvodError, OSError) as e:
-        print(f"{program}: {one_line(e)}", file=sys.stderr)
+        tell(f"{program}: {one_line(e)}")
         return EXIT_USAGE
     return 0

@@ -25,6 +25,7 @@ from svod.onnx.fallback import RUNTIMES
 from svod.onnx.model import Input, Model, load
 from svod.onnx.reader import OnnxError, read_model
 from svod.onnx.registry import Array
+from svod.system.process.streams import tell
 
 BATCH_NAMES = ("batch", "batch_size", "n", "b")
 MANY_WEIGHTS = 1 << 20       # elements up to which the reference, which is slow, is compared with
@@ -58,7 +59,7 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
         if check:
             print(difference(feed, results if isinstance(results, tuple) else (results,), model), flush=True)
     except (SvodError, OSError, MemoryError) as e:
-        print(f"svod: {e}", file=sys.stderr)
+        tell(f"svod: {e}")
         sys.exit(2)
 
 

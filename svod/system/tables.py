@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from svod.system.process.streams import is_terminal
+
 #: Control characters, but for the end of a line: a terminal would obey those in text of a stranger's file.
 _CONTROL = {n: "\ufffd" for n in (*range(32), *range(127, 160)) if n != 10}
 LEAST_COLUMN = 10       # the least width in characters of a column that shrinks
@@ -46,7 +48,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: C
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = (), fold: Collection[str] = ()) -> None:
     """Print a table to the standard output. On a terminal, cells of columns in `fold` may wrap."""
-    if sys.stdout.isatty():
+    if is_terminal(sys.stdout):
         Console().print(_table(header, rows, right, (), fold))
         return
     for row in (header, *rows):

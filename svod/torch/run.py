@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from svod.system.process.program import arguments, become
+from svod.system.process.streams import tell
+
 USAGE = "usage: python -m svod.torch.run [--modules] SCRIPT [ARGS] | -m MODULE [ARGS]"
 BACKEND = "svod"
 MOST_MODULES = 256      # outermost modules, and sizes of their arguments that Dynamo traces anew
@@ -29,10 +32,10 @@ def main(words: Sequence[str]) -> int:
     is_module = rest[:1] == ["-m"]
     rest = rest[is_module:]
     if not rest or rest[0].startswith("-"):
-        print(USAGE, file=sys.stderr)
+        tell(USAGE)
         return 2
     if not is_module and not Path(rest[0]).exists():
-        print(f"{rest[0]} does not exist", file=sys.stderr)
+        tell(f"{rest[0]} does not exist")
         return 2
     try:
         import torch
@@ -40,7 +43,7 @@ def main(words: Sequence[str]) -> int:
         pass        # the script is not about PyTorch, or says itself that it needs it
     else:
         use_svod(torch, modules)
-    sys.argv = rest
+    become(rest)
     if is_module:
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
@@ -88,4 +91,4 @@ def function_of(module: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(arguments()))

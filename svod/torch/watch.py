@@ -14,7 +14,6 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from torch.nn.modules import module as hooks
 
 from svod.compile.cpu.runtime import native_object
 from svod.compile.llvm.codegen import LoadedProgram
+from svod.system.process.program import package_text
 from svod.torch.memory import gpu_of
 
 SAMPLED, MOST_SAMPLED = 16, 1024        # words of four bytes that are compared: of a tensor, of all together
@@ -55,7 +55,7 @@ def native() -> _Native | None:
     except AttributeError:
         return None
     offsets = {name: value for name, value in globals().items() if isinstance(value, int)}
-    ir = Template(Path(__file__).with_name("watch.ll").read_text(encoding="utf-8")).substitute(offsets)
+    ir = Template(package_text("svod.torch", "watch.ll")).substitute(offsets)
     code = LoadedProgram(native_object("watch", ir), ("svod_unchanged",))
     # the interpreter lock is held: nobody changes a tensor meanwhile
     return _Native(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), tuple(asked), version_of, code)

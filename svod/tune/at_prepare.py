@@ -26,6 +26,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
 from svod.errors import SvodError, TuneError
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.streams import is_terminal
 from svod.system.quantities import count
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose
@@ -238,7 +239,7 @@ class _Work:
         workers = "inline" if beam.executor == "inline" else f"{beam.executor}:{beam.workers}" if beam.workers else beam.executor
         with make_executor(workers, device=compiler.target.device, say=log.warning) as executor, Progress(
                 TextColumn(f"kernels {self.verb}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=Console(stderr=True),
-                transient=True, disable=not sys.stderr.isatty()) as progress:
+                transient=True, disable=not is_terminal(sys.stderr)) as progress:
             bar = progress.add_task("", total=len(tasks))
 
             def listen(event: SearchEvent) -> None:

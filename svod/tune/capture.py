@@ -56,6 +56,8 @@ from svod.errors import FormatError, SvodError, TuneError
 from svod.system.checked import checked
 from svod.system.files import write_text
 from svod.system.forksafe import remake_after_fork
+from svod.system.process import program
+from svod.system.process.streams import tell
 
 log = logging.getLogger("svod")
 
@@ -240,7 +242,7 @@ class _Recorder:
             try:
                 self._write(lines)
             except TuneError as e:
-                sys.stderr.write(f"svod: {e}\n")
+                tell(f"svod: {e}")
 
     def _flush_now_and_then(self) -> None:
         while True:
@@ -289,7 +291,7 @@ def header() -> dict[str, Any]:
         version = metadata.version("svod")
     except metadata.PackageNotFoundError:       # a checkout that is not installed
         version = ""
-    return {"format": FORMAT, "version": VERSION, "svod": version, "python": sys.version.split()[0], "command": sys.argv}
+    return {"format": FORMAT, "version": VERSION, "svod": version, "python": sys.version.split()[0], "command": program.command()}
 
 
 def to_text(lines: Iterable[dict[str, Any]]) -> str:

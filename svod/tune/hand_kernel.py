@@ -35,10 +35,10 @@ from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import TuneError
+from svod.system.process.program import user_at_host
 from svod.system.quantities import bytes_rate, flops_rate, percent
 from svod.system.quantities import seconds as duration
 from svod.tune.db import KernelRecord, Measurement, TuningDB, Verdict
-from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.measure.measurer import Confirmed, Failure, Screened
 from svod.tune.measure.slices import kernel_bytes
@@ -272,7 +272,7 @@ class HandKernel:
                 codegen=pair.revision, compiler=pair.key, protocol=protocol_of(target), step="confirm", time=t.seconds, samples=t.samples,
                 anchor=against.seconds, baseline=against.seconds, baseline_linear=timed[0][0].linear, ratio=t.ratio, ratio_low=t.low,
                 ratio_high=t.high, search=search, host=host, taken_at=time.time()))
-            records.append(Verdict(self.key, target.key, c.linear, "verified", pair.revision, compiler=pair.key, by=whoami(),
+            records.append(Verdict(self.key, target.key, c.linear, "verified", pair.revision, compiler=pair.key, by=user_at_host(),
                                    method=c.known["how"], search=search, taken_at=time.time()))
         db.record(records)
         db.end_search(search, "saved by hand", {"best": timed[1][1].seconds, "heuristic": against.seconds, "confirmed": True})

@@ -38,9 +38,9 @@ from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import KernelOptError, TuneError
+from svod.system.process.program import user_at_host
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT, FAILED, INTERRUPTED, RecordedStatus, Step
-from svod.tune.db.store import whoami
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import MachineChanged, Measurer
 from svod.tune.measure.sizes import Size, at_size, geometric_mean, merged_sizes
@@ -413,7 +413,7 @@ class TuneSession:
     def _verdict(self, search: KernelSearch, c: Candidate) -> Verdict:
         wrong = c.status is Status.WRONG
         return Verdict(search.key, self.target.key, c.linear, "wrong" if wrong else "verified", self.pair.revision, compiler=self.pair.key,
-                       by=whoami(), method=c.known.get("how", ""), reason=c.reason[:2000], search=self._searches[search.key],
+                       by=user_at_host(), method=c.known.get("how", ""), reason=c.reason[:2000], search=self._searches[search.key],
                        taken_at=time.time())
 
     def _store(self, search: KernelSearch, finding: Finding, outcome: str) -> None:

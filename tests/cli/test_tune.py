@@ -35,7 +35,7 @@ from svod.cli.tune.event_log import EventLog, event_data
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, Progress, make_progress, worker_rows, workers_in_words
 from svod.cli.tune.report import KernelReport, dry_table, kernel_table, size_lines, work_lines
-from svod.cli.tune.script import processes_with, run_script
+from svod.cli.tune.script import run_script
 from svod.cli.tune.survey import Foresight, SurveyRow, choose_targets, decide, pick_target, rate_of, survey, work_of
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
@@ -43,6 +43,7 @@ from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.compile.plan.plan_parts import VariableSpec
 from svod.core.cost.op_count import count_operations
 from svod.errors import ConfigError, FormatError, SvodError, TuneError
+from svod.system.process.system_files import processes_with
 from svod.tune import capture
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime

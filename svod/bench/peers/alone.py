@@ -12,7 +12,6 @@ A child that ends, hangs or answers nonsense costs its own contestant.
 """
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -31,6 +30,8 @@ from svod.bench.suites.reference import Result
 from svod.bench.timer import Clock, Contestant
 from svod.config import PrepareConfig
 from svod.errors import SvodError, UnsupportedError
+from svod.system.process.program import python
+from svod.system.process.streams import descriptor
 
 CHILD = "svod.cli.bench.alone"          # the module that a child runs; it stands above, where svod's own doors are
 PREPARE_SECONDS = 400.0         # and the budget of a search
@@ -74,8 +75,8 @@ class Process:
         self.name = name
         own, other = Pipe()
         try:
-            self._child = subprocess.Popen([sys.executable, "-m", CHILD, str(other.fileno())], pass_fds=(other.fileno(),),
-                                           stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None)
+            self._child = subprocess.Popen([python(), "-m", CHILD, str(other.fileno())], pass_fds=(other.fileno(),),
+                                           stdin=subprocess.DEVNULL, stdout=descriptor(sys.stderr))
         finally:
             other.close()
         self._pipe: Connection[Any, Any] = own
@@ -202,10 +203,3 @@ class AlonePeer:
             process.ask(("run", times), RUN_SECONDS)
         return PreparedPeer(run, lambda: done.outputs, False, done.remark, done.identity, done.kernels, done.prepare_seconds,
                             done.search_seconds, contestant=contestant)
-
-
-def _has_descriptor(stream: Any) -> bool:
-    with suppress(OSError, AttributeError, ValueError):
-        os.fstat(stream.fileno())
-        return True
-    return False

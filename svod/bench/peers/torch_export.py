@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from svod.bench.suites.torch_modules import REAL, Decoding, make
+from svod.system.process.program import arguments
 
 OPSET = 17
 
@@ -34,4 +35,4 @@ def main(name: str, seed: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*arguments())

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,8 @@ from svod.bench.peers.models import forward
 from svod.bench.suites.cases import Case, load_model
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 from svod.errors import UnsupportedError
+from svod.system.process.directories import temporary_folder
+from svod.system.process.program import python
 
 EXPORT_SECONDS = 180.0
 OPSET, IR_VERSION = 20, 9       # 20 is the first with Gelu
@@ -75,8 +75,8 @@ class OnnxRuntimePeer:
 
     def _prepare_module(self, case: Case) -> PreparedPeer:
         """A PyTorch module, exported by a process that has ended when the session runs. Raises UnsupportedError where it cannot be."""
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([sys.executable, "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]), folder],
+        with temporary_folder("svod-export-") as folder:
+            done = subprocess.run([python(), "-m", "svod.bench.peers.torch_export", case.name, str(case.options["seed"]), str(folder)],
                                   capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
             if done.returncode:
                 lines = done.stderr.strip().splitlines()

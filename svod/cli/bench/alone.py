@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from svod.bench.suites.onnx_files import file_named, fitted
 from svod.bench.suites.suites import select_cases
 from svod.bench.timer import Contestant
 from svod.errors import SvodError, UnsupportedError
+from svod.system.process.program import arguments
 
 
 def main(descriptor: str) -> None:
@@ -95,4 +95,4 @@ def _resolved(order: Order) -> Case:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(arguments()[0])

@@ -7,7 +7,6 @@ import logging
 import secrets
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -25,13 +24,15 @@ from svod.compile.backend import backend_named, device_named
 from svod.core.machine.target import HOST, Target
 from svod.errors import DatabaseError, UnsupportedError
 from svod.system.files import write_text
+from svod.system.process.directories import kept_folder
+from svod.system.process.program import arguments, python
 from svod.system.quantities import count as counted
 
 if TYPE_CHECKING:
     from svod.bench.results import CaseResult, Run, Settings
     from svod.bench.suites.cases import Case
 
-INSTALL_PEERS = f"{shlex.quote(sys.executable)} -m pip install 'svod[peers]'"
+INSTALL_PEERS = f"{shlex.quote(python())} -m pip install 'svod[peers]'"
 TORCH_NEEDS = ("torch", "torchvision", "transformers")
 NEW_SEEDS = 1_000_000   # drawn seeds are below this: short enough to type
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
@@ -148,7 +149,7 @@ def run(suite: str, kernels: str, beam: int | None, budget: float | None, heuris
     cases = _installed(cases)
     prepare = prepare if dump_after is None else replace(prepare, dump_after=dump_after)
     passes_of(prepare)
-    settings = Settings(shlex.join(["svod-bench", *sys.argv[1:]]), suite, kernels, mode, width, fresh, seed,
+    settings = Settings(shlex.join(["svod-bench", *arguments()]), suite, kernels, mode, width, fresh, seed,
                         datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"), 0.0, count if with_random else None)
     known = _known(json_path, settings, _target(prepare)) if resume else []
     result = _run_cases(cases, names, settings, prepare, db, json_path, budget, known)
@@ -335,7 +336,7 @@ def _write_at_last(path: Path, result: Run) -> None:
     try:
         write_run(path, result)
     except OSError:
-        saved = Path(tempfile.mkdtemp(prefix="svod-bench-")) / path.name
+        saved = kept_folder("svod-bench-") / path.name
         write_run(saved, result)
         _say(f"the results are in {saved}")
         raise

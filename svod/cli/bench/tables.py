@@ -1,7 +1,6 @@
 """The output of svod-bench: a block for each kernel while it runs, and tables at the end, as text for 80 to 140 columns."""
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from svod.bench.compare import Comparison
 from svod.bench.results import SVOD, CaseResult, ContestantResult, GroupResult, Run, Speedup, SuiteResult
 from svod.bench.roofline import Ceilings
 from svod.bench.summary import ALL, BEST_PEER, NOISY, half_width
+from svod.system.process.streams import columns
 from svod.system.quantities import bytes_rate, flops_rate, percent, seconds, spread
 from svod.system.tables import print_table
 
@@ -86,7 +86,7 @@ class _RunColumns:
     @staticmethod
     def of(run: Run, tuned: bool) -> _RunColumns:
         peers = tuple(p.name for p in run.peers if p.version is not None)
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST
+        width = columns(sys.stdout, WIDEST)
         medium = width >= MEDIUM
         return _RunColumns(("heuristic", "tuned") if tuned and medium else ("svod",) if tuned else ("heuristic",),
                            peers if width >= WIDE else (), bool(peers), width >= WIDE, medium,

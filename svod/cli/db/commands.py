@@ -9,7 +9,6 @@ import shlex
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +29,8 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
 from svod.errors import DatabaseError, SvodError
+from svod.system.process.directories import temporary_folder
+from svod.system.process.program import python
 from svod.system.quantities import count, seconds
 from svod.system.tables import printable
 from svod.tune.db import (
@@ -339,10 +340,10 @@ def _captured_kernels(options: TuneOptions) -> list[Captured]:
     if not Path(script).is_file():
         raise DatabaseError(f"{script} does not exist")
     asked = [f"--command={shlex.join([program('svod-db'), 'why', script])}"] if options.is_onnx else []
-    with tempfile.TemporaryDirectory(prefix="svod-why-") as directory:
-        env = config.child_environment(SVOD_CAPTURE=directory)
+    with temporary_folder("svod-why-") as directory:
+        env = config.child_environment(SVOD_CAPTURE=str(directory))
         try:
-            done = subprocess.run([sys.executable, *options.launched, *asked], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            done = subprocess.run([python(), *options.launched, *asked], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.PIPE, timeout=SCRIPT_SECONDS, check=False)
             last = (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
             failure = "" if done.returncode == 0 else f"it ended with status {done.returncode}: {last}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from svod.system.process.streams import is_terminal
 from svod.system.quantities import gain, seconds, times
 from svod.system.tables import print_table, printable, text_table
 from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TuningDB, Verdict
@@ -128,7 +129,7 @@ def chosen(rows: Iterable[WinnerRow], *, names: Sequence[str], origin: str | Non
 
 def print_rows(rows: Sequence[WinnerRow]) -> None:
     """Print what `list` shows. On a terminal each target is named once, above its kernels; in a pipe every line has all columns."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         print_table(("kernel", "name", "from", "target", "heuristic", "time", "speed-up", "layer", "records", "opts"),
                     [(r.kernel[:SHOWN_KEY], r.name, r.origin, r.target, seconds(r.heuristic), _time(r), _gain(r), r.layer,
                       str(r.measurements), _chain(r)) for r in rows])
@@ -145,7 +146,7 @@ def print_rows(rows: Sequence[WinnerRow]) -> None:
 def print_with_chains(header: Sequence[str], rows: Sequence[Sequence[str]], chains: Sequence[str], *, right: set[str],
                       shrink: Sequence[str] = ()) -> None:
     """Print a table with the chain of each row in a line of its own below it, cut to the terminal; in a pipe it is the last column."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         print_table((*header, "opts"), [(*r, c) for r, c in zip(rows, chains, strict=True)])
         return
     width = shutil.get_terminal_size().columns

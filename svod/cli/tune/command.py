@@ -15,6 +15,7 @@ from svod import config
 from svod.cli.outputs import Finite, check_database, check_output
 from svod.cli.tune.options import DEFAULT_BEAM, DEFAULT_BUDGET, LOCK_FORMAT, REPORT_FORMAT, TORCH, TuneOptions
 from svod.cli.tune.waiting import say
+from svod.system.process.directories import working_directory
 from svod.tune.db.transfer import CAPTURE_FORMAT
 
 SCRIPT_OPTIONS = "options of the script go after --, as in: svod-tune {script} -- {option}"
@@ -195,7 +196,7 @@ def _check_module(name: str) -> None:
     """Raise click.BadParameter for a module that `python -m` would not find in the current directory or on the path."""
     finder = importlib.machinery.PathFinder()
     top = name.partition(".")[0]
-    if finder.find_spec(top, [os.getcwd(), *sys.path]) is None:
+    if finder.find_spec(top, [str(working_directory() or os.sep), *sys.path]) is None:
         raise click.BadParameter(f"there is no module {top!r} here or on Python's path", param_hint="-m")
 
 

@@ -13,12 +13,12 @@ import dataclasses
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from svod.cli.tune.waiting import say
+from svod.system.process.streams import errors
 from svod.tune.search.events import SearchEvent
 
 
@@ -43,7 +43,7 @@ class EventLog:
     """A file of events; "-" is stderr. A file that cannot be written is reported once, and the search goes on without it."""
 
     def __init__(self, path: str) -> None:
-        self.path, self._file, self._broken = path, sys.stderr if path == "-" else None, False
+        self.path, self._file, self._broken = path, errors() if path == "-" else None, False
 
     def write(self, event: SearchEvent) -> None:
         if self._broken:
@@ -58,6 +58,6 @@ class EventLog:
             say(f"svod-tune: {self.path} cannot be written: {e.strerror or e}; the search goes on without it")
 
     def close(self) -> None:
-        if self._file is not None and self._file is not sys.stderr:
+        if self._file is not None and self.path != "-":
             with contextlib.suppress(OSError):      # reported by `write`
                 self._file.close()

@@ -10,6 +10,7 @@ from svod.cli.installation import program
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
+from svod.system.process.directories import working_directory
 from svod.system.quantities import count
 from svod.tune.db.records import BUDGET_SPENT
 
@@ -49,7 +50,7 @@ def next_steps(options: TuneOptions, outcomes: Sequence[KernelReport], ended: En
     if ended.interrupted:
         return _numbered([(options.command_line(), "goes on where this one was ended")])
     if ended.not_stored and ended.saved is not None:
-        beside = Path() if ended.saved.parent == Path.cwd() else ended.saved.parent
+        beside = Path() if ended.saved.parent == working_directory() else ended.saved.parent
         words = [program("svod-db"), "--db", str(beside / "tuning.db"), "import", str(beside / ended.saved.name)]
         return _numbered([(shlex.join(words), "into a database that can be written")])
     if ended.not_stored:

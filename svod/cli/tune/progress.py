@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from svod.cli.tune.event_log import EventLog
 from svod.cli.tune.survey import SurveyRow
 from svod.config import BeamConfig
+from svod.system.process.streams import is_terminal
 from svod.system.quantities import NOTHING, count, digits
 from svod.system.quantities import seconds as in_words
 from svod.tune.measure.candidate import Status
@@ -374,7 +375,7 @@ def make_progress(rows: Sequence[SurveyRow], stream: TextIO, told: BeamConfig, a
                   log: EventLog | None = None) -> Progress:
     """A live view where `stream` is a terminal, else lines. `told` gives lines in any case where it asks for rounds, candidates, or those
     that a limit drops (`debug`, `log_surpass_max`), and so does a log that goes to the terminal."""
-    if stream.isatty() and not told.debug and not told.log_surpass_max and (log is None or log.path != "-"):
+    if is_terminal(stream) and not told.debug and not told.log_surpass_max and (log is None or log.path != "-"):
         return LiveProgress(rows, stream, activity, log)
     return LineProgress(rows, stream, told, activity, log)
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -66,6 +64,10 @@ from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.core.machine.target import HOST, Target
 from svod.errors import SvodError, TuneError
 from svod.system.files import write_text
+from svod.system.process.directories import temporary, temporary_folder, working_directory
+from svod.system.process.program import python
+from svod.system.process.signals import handle, handled
+from svod.system.process.streams import columns
 from svod.system.quantities import count
 from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan
@@ -107,10 +109,12 @@ def tune(options: TuneOptions) -> int:
     run = _TuneRun(options)
     handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
         signal.SIGINT: _CtrlC(run), signal.SIGTERM: _terminate, signal.SIGHUP: _terminate}
-    before = {number: signal.getsignal(number) for number in handlers}
-    ends = [number for number, handler in before.items() if handler is not signal.SIG_IGN]      # nohup ignores SIGHUP
-    for number in ends:
-        signal.signal(number, handlers[number])
+    with handled(handlers):
+        return _run_to_its_end(run)
+
+
+def _run_to_its_end(run: _TuneRun) -> int:
+    """Run the command; what ends it is said. Returns the exit status."""
     try:
         return run.run()
     except TuneError as e:
@@ -127,8 +131,6 @@ def tune(options: TuneOptions) -> int:
         raise
     finally:
         run.close()
-        for number in ends:
-            signal.signal(number, before[number])
 
 
 class _CtrlC:
@@ -329,7 +331,7 @@ class _TuneRun:
         given = {variable: value for variable, value in (("SVOD_TUNE_DB", self.options.db), ("SVOD_DEVICE", self.options.device))
                  if value is not None}
         try:
-            subprocess.run([sys.executable, *self.options.program, "--check"], env=config.child_environment(BEAM=None, **given),
+            subprocess.run([python(), *self.options.program, "--check"], env=config.child_environment(BEAM=None, **given),
                            stdout=self._stream, check=False, timeout=max(0.0, self.left + GRACE_SECONDS - CLOSE_SECONDS))
         except subprocess.TimeoutExpired:
             say("svod-tune: the comparison with onnxruntime was left out, as the budget is over")
@@ -374,15 +376,15 @@ class _TuneRun:
         def meet(news: capture.News) -> None:
             if self.executor is None and not options.dry_run and not options.compile_only and foresight.needs_search(news):
                 self._start_executor()
-        with tempfile.TemporaryDirectory(prefix="svod-capture-", ignore_cleanup_errors=True) as directory:
-            self.script = run_script([*options.launched, *options.asked], Path(directory), capture_for=options.capture_for,
+        with temporary_folder("svod-capture-") as directory:
+            self.script = run_script([*options.launched, *options.asked], directory, capture_for=options.capture_for,
                                      first=options.budget / 2, share=options.budget / 2, on_news=meet,
                                      device=HOST if options.compile_only else options.device,
                                      kernels_of=(options.device or self.config.device) if options.compile_only else None,
                                      stdout=sys.stderr if options.json_path == "-" else None)
             for line in self.script.words(options.subject):
                 say(f"svod-tune: {line}")
-            return capture.read_capture(directory)
+            return capture.read_capture(str(directory))
 
     def _start_executor(self) -> ExecutorStart:
         if self.executor is None:
@@ -451,7 +453,7 @@ class _TuneRun:
     def _up_executor(self) -> Executor:
         """The workers, some of which may still be starting. Raises TuneError."""
         executor = self._start_executor().result(self._patience)
-        signal.signal(signal.SIGTERM, _terminate)       # replaces Ray's handler, which prints a stack
+        handle(signal.SIGTERM, _terminate)      # replaces Ray's handler, which prints a stack
         return executor
 
     def _search(self, part: _Part, shares: int) -> None:
@@ -594,11 +596,12 @@ class _TuneRun:
         if not has_results or self.db.path is not None or self.db.store_again():
             return
         name = time.strftime("svod-tuned-%Y%m%d-%H%M%S.jsonl")
-        for directory in (Path.cwd(), Path(tempfile.gettempdir())):
+        for folder in (working_directory, temporary):
             try:
+                directory = folder() or Path()
                 self.db.export_unstored(directory / name)
             except OSError as e:
-                say(f"svod-tune: {directory / name} cannot be written: {e.strerror or e}")
+                say(f"svod-tune: {name} cannot be written: {e.strerror or e}")
             else:
                 self.saved = directory / name
                 return
@@ -658,7 +661,7 @@ class _TuneRun:
         return sys.stderr if self.options.program or self.options.json_path == "-" else sys.stdout
 
     def _width(self) -> int:
-        return shutil.get_terminal_size().columns if self._stream.isatty() else PIPE_WIDTH
+        return columns(self._stream, PIPE_WIDTH)
 
     def _compile_only(self, captured: Capture) -> int:
         """Compile what a search of the chosen device would start from. Raises DeviceError for a device that is not there."""

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from svod import config
+from svod.system.process.program import python
+from svod.system.process.system_files import processes_with
 from svod.tune.capture import FLUSH_SECONDS, CaptureWatch, News, request_stop
 from svod.tune.workers.jobs import package_roots
 
@@ -78,7 +79,7 @@ def run_script(words: Sequence[str], directory: Path, *, capture_for: float | No
     raised. Raises OSError when the script cannot be started."""
     started = last_new = clock()
     watch = CaptureWatch(directory)
-    child = subprocess.Popen([sys.executable, *words], env=script_environment(directory, device, kernels_of), stdout=stdout)
+    child = subprocess.Popen([python(), *words], env=script_environment(directory, device, kernels_of), stdout=stdout)
     why: Why = "finished"
     patience, has_plan = max(first, idle), False
     try:
@@ -148,19 +149,6 @@ def _end_processes(directory: Path) -> int:
         time.sleep(0.02)
     _signal_all(left, signal.SIGKILL)
     return len(pids)
-
-
-def processes_with(setting: str) -> list[int]:
-    """Ids of this user's other processes that have `setting` (NAME=VALUE) in their environment."""
-    wanted = setting.encode()
-    pids = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                pids.append(int(entry.name))
-        except OSError:         # gone, or another user's
-            continue
-    return pids
 
 
 def _signal_all(pids: Sequence[int], what: signal.Signals) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from svod.system.process.streams import is_terminal, tell
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,14 +26,14 @@ def say(text: str) -> None:
     if _console is not None:
         _console.print(text, markup=False, highlight=False, soft_wrap=True)
     else:
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
 
 
 @contextmanager
 def waiting(what: str, program: str = "svod-tune") -> Iterator[None]:
     """Say `what` the program does while the body runs."""
     global _console
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         timer = threading.Timer(SILENCE, say, [f"{program}: {what} …"])
         timer.daemon = True
         timer.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import os
 import platform
 import struct
@@ -17,15 +18,18 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from svod.compile.cpu import runtime as rt
+from svod.config import log_once
 from svod.core.graph.allocator import LARGE, LARGE_ARRAYS, private_memory
 from svod.errors import LaunchError
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.cores import affinity, physical_core
+from svod.system.process.threads import Joinable, start_native
 
+log = logging.getLogger("svod")
 SPIN_SECONDS = 50e-6        # a worker gives up spinning after this long without work
 PATIENCE_SECONDS = 20e-6    # a caller waits this long before it yields its core
 NAP_MICROSECONDS = 100      # between two looks for work, where there is no futex
@@ -67,7 +71,7 @@ class Pool:
         self._map = private_memory(rt.WORKERS + rt.WORKER_STRIDE * (rt.MAX_THREADS + 1))
         self.address = int(np.frombuffer(self._map, np.uint8).__array_interface__["data"][0])
         self._guard = threading.Lock()          # growing and starting; never held while a plan runs
-        self._workers: list[threading.Thread] = []
+        self._workers: list[Joinable] = []
         self._arenas: list[Arena] = []          # superseded ones too: a running launch may still be using them
         self._scratch_bytes = 0
         self._scratch_workers = 0               # workers that have scratch of that size
@@ -154,11 +158,13 @@ class Pool:
         cores = worker_cores(self.threads - 1)
         for index in range(len(self._workers) + 1, self.threads):
             core = cores[index - 1] if index <= len(cores) else None
+            try:
+                self._workers.append(start_native(f"svod-{index}", _work, code, self.address, index, core))
+            except RuntimeError as e:           # the system allows no further thread: those that are there do the work of all
+                log_once(log, logging.WARNING, f"kernels run on {index} of {self.threads} threads: {e}")
+                return
             if core is not None and core < 8 * rt.CORES_BYTES:
                 self._map[rt.CORES + core // 8] |= 1 << core % 8
-            worker = threading.Thread(target=_work, args=(code, self.address, index, core), name=f"svod-{index}", daemon=True)
-            worker.start()
-            self._workers.append(worker)
 
     def _reset(self, code: rt.Runtime) -> None:
         """Fill in the configuration and forget everything that workers of the past left behind. Scratch stays."""
@@ -198,9 +204,9 @@ def fit_launch(extent: int, threads: int, chunks: int, limit: int) -> tuple[int,
 def worker_cores(count: int) -> list[int]:
     """Cores to pin `count` workers to: of the affinity mask, without the caller's, first one of each physical core. Empty when
     the mask has too few or the system cannot pin: then nobody is pinned."""
-    if count < 1 or not hasattr(os, "sched_getaffinity"):
+    if count < 1 or not hasattr(os, "sched_setaffinity"):
         return []
-    allowed = os.sched_getaffinity(0)
+    allowed = affinity()
     if len(allowed) <= count:
         return []
     current = _current_core()
@@ -209,16 +215,9 @@ def worker_cores(count: int) -> list[int]:
 
 def spread(cores: Collection[int], own: int) -> list[int]:
     """`own`, the first core of each other physical core, then the others."""
-    first = {_physical_core(core): core for core in (*sorted(cores, reverse=True), own)}
+    first = {physical_core(core): core for core in (*sorted(cores, reverse=True), own)}
     distinct = sorted(set(first.values()) - {own})
     return [own, *distinct, *sorted(set(cores) - {own, *distinct})]
-
-
-def _physical_core(core: int) -> str:
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(core)
 
 
 def _current_core() -> int:

@@ -9,7 +9,6 @@ Single-core kernels of one level run at the same time: they become one launch wh
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +29,7 @@ from svod.compile.plan.plan_parts import (
     temporary_numbers,
 )
 from svod.errors import LaunchError
+from svod.system.process.cores import usable_cores
 
 _GROUP_CHUNKS = 8       # pieces per thread that the kernels of a level are taken in: taking one costs more than a small kernel
 _HEADER, _LAUNCH = rt.PLAN_BYTES // 8, rt.LAUNCH_BYTES // 8     # in words
@@ -53,7 +53,7 @@ class CpuQueue:
         levels = {v: [[v.kernels[i] for i in group] for group in levels_of(v.chosen)] for v in variants}
         wanted = max((phase.threads for k in kernels for phase in k.spec.phases), default=1)
         if any(len(group) > 1 for own in levels.values() for group in own):
-            wanted = max(wanted, threads or os.cpu_count() or 1)
+            wanted = max(wanted, threads or usable_cores())
         self.threads = max(1, wanted if threads is None else min(wanted, threads))
         self._pool = Pool.get(self.threads)
         self._scratch_bytes = max((phase.scratch_bytes for k in kernels for phase in k.spec.phases), default=0)

@@ -38,7 +38,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from string import Template
 
 from svod.compile.cpu.host import host_target
@@ -46,6 +45,7 @@ from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram,
 from svod.compile.lower.program import ProgramSpec
 from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.program import package_text
 
 # Layout of the pool, in bytes. Words written by different sides have cache lines of their own.
 LATEST, PENDING, LOCK, SLEEPERS, JOB, CONFIG, CORES, WORKERS = 0, 64, 128, 192, 256, 320, 448, 640
@@ -79,8 +79,7 @@ def runtime_ir(arch: str) -> str:
     """LLVM IR of the runtime for an architecture: `runtime.ll` with the numbers of this module in place of its names."""
     declare, pause = _PAUSE.get(arch, ("", "fence seq_cst"))
     numbers = {name: value for name, value in globals().items() if isinstance(value, int)}
-    text = Path(__file__).with_name("runtime.ll").read_text(encoding="utf-8")
-    return Template(text).substitute(numbers, DECLARE=declare, PAUSE=pause)
+    return Template(package_text("svod.compile.cpu", "runtime.ll")).substitute(numbers, DECLARE=declare, PAUSE=pause)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import logging
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from svod.errors import CompileError, UnsupportedError
+from svod.system.process.directories import temporary_folder
 
 log = logging.getLogger("svod.cuda")
 
@@ -95,7 +95,7 @@ def assemble(ptx: str, arch: str) -> tuple[bytes, tuple[KernelReport, ...]]:
     path = tool("ptxas")
     if path is None:
         raise UnsupportedError("there is no ptxas: install NVIDIA's CUDA toolkit, or put its bin folder on PATH")
-    with tempfile.TemporaryDirectory(prefix="svod-ptxas-") as folder:
+    with temporary_folder("svod-ptxas-") as folder:
         source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
         try:
@@ -125,7 +125,7 @@ def disassemble(cubin: bytes) -> str:
     if path is None:
         raise UnsupportedError("there is no nvdisasm and no cuobjdump: install NVIDIA's CUDA toolkit, or the package "
                                "nvidia-cuda-nvdisasm; asm() shows the PTX")
-    with tempfile.TemporaryDirectory(prefix="svod-sass-") as folder:
+    with temporary_folder("svod-sass-") as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
         command = [path, str(file)] if path.endswith("nvdisasm") else [path, "-sass", str(file)]

@@ -11,7 +11,6 @@ from caches or not; kernels that occur several times are printed once. Graphs an
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TextIO
@@ -25,6 +24,7 @@ from svod.core.ir.text import format_ast
 from svod.core.ir.uop import UOp
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ConfigError
+from svod.system.process.streams import errors
 from svod.system.quantities import amount
 
 Section = tuple[str, str]       # title, text
@@ -64,7 +64,7 @@ def dump(sink: UOp, constants: frozenset[UOp], unbound: UnboundPlan, plan: Execu
     Raises ConfigError for a pass that does not exist."""
     chosen = passes_of(config)
     subject = Subject(explain_schedule(sink, constants), unbound, plan)
-    out = sys.stderr if file is None else file
+    out = errors() if file is None else file
     for p in chosen:
         for title, text in p.show(subject):
             print(f"-- {p.name}{': ' if title else ''}{title} --\n{text}\n", file=out)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from svod.core.cost.op_count import Work
 from svod.core.machine.target import HOST
 from svod.system.files import write_text
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.streams import errors
 from svod.system.quantities import bytes_rate, count, flops_rate, giga, percent
 from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
@@ -78,7 +78,7 @@ class RunLog:
                 self._add_event(kernel_name(kernel), "kernel", device, start, seconds, self._told(kernel, seconds, work, values))
         if self.level > 1:
             rates = "" if work is None else f"  {flops_rate(_rate(work.flops, seconds))}  {bytes_rate(_rate(work.bytes_moved, seconds))}"
-            print(f"{kernel_name(kernel)}  {duration(seconds)}{rates}  {kernel.origin}".rstrip(), file=self._file or sys.stderr)
+            print(f"{kernel_name(kernel)}  {duration(seconds)}{rates}  {kernel.origin}".rstrip(), file=self._file or errors())
 
     def add_copy(self, source: str, to: str, start: float, seconds: float, nbytes: int) -> None:
         """A copy from the memory of one device to that of another, by the host's clock."""
@@ -90,7 +90,7 @@ class RunLog:
                 told = {"bytes": nbytes, "from": source, "to": to} | ({"GB/s": nbytes / seconds / 1e9} if seconds else {})
                 self._add_event(name, "copy", source if to == HOST else to, start, seconds, told)
         if self.level > 1:
-            print(f"{name}  {duration(seconds)}  {bytes_rate(_rate(nbytes, seconds))}", file=self._file or sys.stderr)
+            print(f"{name}  {duration(seconds)}  {bytes_rate(_rate(nbytes, seconds))}", file=self._file or errors())
 
     def _work(self, kernel: PreparedKernel, values: Mapping[str, int]) -> Work | None:
         own = tuple(values[v.name] for v in kernel.variables)
@@ -142,7 +142,7 @@ class RunLog:
         if os.getpid() != self.pid:
             return
         if self.level and (self._totals or self._copies):
-            print(self.table(), file=self._file or sys.stderr)
+            print(self.table(), file=self._file or errors())
         self.write_trace(path)
 
     def write_trace(self, path: str | os.PathLike[str] | None) -> None:

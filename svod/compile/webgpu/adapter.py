@@ -17,6 +17,7 @@ from typing import Any
 
 from svod.core.machine.target import Target
 from svod.errors import DeviceError
+from svod.system.process.cores import machine_cores
 
 NAME = "WEBGPU"
 BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # of wgpu, the best first
@@ -137,7 +138,7 @@ def _target(process: int, number: int) -> Target:
     groups = int(limits["max-compute-workgroups-per-dimension"])
     features = tuple(sorted(svod for theirs, svod in NUMBERS.items() if theirs in found.features))
     software, subgroup = found.info["adapter_type"] == "CPU", subgroup_of(found)
-    units = os.cpu_count() or 1 if software else 0      # how many a graphics card has, WebGPU does not say
+    units = machine_cores() if software else 0      # how many a graphics card has, WebGPU does not say
     return Target(arch="wgsl", cpu=adapter_name(found.info), features=features, vector_bytes=16, vector_registers=64, l1=16 << 10,
                   l2=1 << 20, l3=0, threads=1, has_fma=False, has_strict_floats=False, has_float64="float64" in features,
                   has_masked_memory=False, has_non_temporal=False, group_threads=threads,

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import threading
 from typing import Any
 
 import numpy as np
 
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.memory import usable_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LARGE = 1 << 20             # bytes from which on an array is a block of its own
 SLACK = 1.25                # a block may be this much larger than the array it is given to
 KEEP_AT_MOST = 1 << 30
+UNKNOWN_MEMORY = 8 << 30     # bytes that are assumed where the system does not tell
 BLOCKS = 256                # kept at most, so that looking for one stays cheap
 HUGE_PAGE = 2 << 20
 
@@ -120,12 +121,5 @@ def _no_memory(length: int) -> MemoryError:
     return MemoryError(f"an array of {length / 2**30:.1f} GiB: the system has no memory for it")
 
 
-def _physical_memory() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 8 << 30
-
-
-LARGE_ARRAYS = Allocator(min(KEEP_AT_MOST, _physical_memory() // 16))
+LARGE_ARRAYS = Allocator(min(KEEP_AT_MOST, (usable_memory() or UNKNOWN_MEMORY) // 16))
 """Where `aligned_empty` gets large arrays from."""

@@ -11,7 +11,6 @@ import sqlite3
 import threading
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -19,6 +18,7 @@ from msgspec import Meta
 
 from svod.system.checked import checked
 from svod.system.forksafe import remake_after_fork
+from svod.system.process import system_files
 from svod.tune.db.records import RecordError
 
 if TYPE_CHECKING:
@@ -47,10 +47,8 @@ COLUMNS = ", ".join(Holder._fields)
 def boot_id() -> str:
     """What the ids of processes here are counted by: this machine's current boot and, as containers of one machine may have one host name,
     the namespace; "" where that is not known."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return ""
+    boot, namespace = system_files.boot_id(), system_files.process_namespace()
+    return f"{boot}/{namespace}" if boot and namespace else ""
 
 
 def is_void(holder: Holder, now: float) -> bool:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from svod.system.process.system_files import mounts
 from svod.tune.db import schema
 
 BUSY_SECONDS = 30.0
@@ -43,11 +44,7 @@ def file_system_type(path: Path, mounts: str) -> str:
 
 def on_network(path: Path) -> bool:
     """Whether `path` is on a network file system. Known on Linux only; elsewhere the answer is no."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return file_system_type(path, mounts) in NETWORK_FILE_SYSTEMS
+    return file_system_type(path, mounts()) in NETWORK_FILE_SYSTEMS
 
 
 def host_name() -> str:

@@ -1,6 +1,7 @@
 """Where records are read from: databases, JSON Lines files, and memory, in the order of SVOD_TUNE_DB.
 
-A spec is a list of paths joined by `os.pathsep`. An entry is a database file, a `.jsonl` file, here or on a server (`remote.py`), or a
+A spec is a list of paths joined by `os.pathsep`. A colon inside a path that is there, or in the name of a directory that is there, joins
+nothing. An entry is a database file, a `.jsonl` file, here or on a server (`remote.py`), or a
 directory with such files. The first
 entry is written, and all are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the records
 that ship with svod. `:none:` turns all of them off.
@@ -23,9 +24,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from svod import config
 from svod.errors import DatabaseError
+from svod.system.process import directories
 from svod.tune.db import files
 from svod.tune.db.records import KernelRecord, Measurement, Record, RecordError, Verdict
-from svod.tune.db.remote import Remote, is_remote
+from svod.tune.db.remote import Remote
 from svod.tune.db.schema import OWN, SHIPPED, ForeignDatabase, NewerSchema
 from svod.tune.db.transfer import Skipped, admit, open_lines, parse_line
 
@@ -73,10 +75,13 @@ def resolve(spec: str | None) -> DatabasePaths:
         return DatabasePaths(None, False, ())
     if spec is None or not spec.strip(os.pathsep + " "):
         directory = config.data_dir()
-        usual = config.user_data_dir() / FILE_NAME
+        usual = directories.user_data()
         # a usual file that cannot be written is still read
-        return _resolve_first(directory / FILE_NAME, (usual,) if usual.parent != directory and os.path.exists(usual) else ())
-    entries = [Remote(e) if is_remote(e) else Path(os.path.abspath(os.path.expanduser(e))) for e in split_spec(spec)]
+        others = () if usual is None or usual == directory or not os.path.exists(usual / FILE_NAME) else (usual / FILE_NAME,)
+        return _resolve_first(directory / FILE_NAME, others)
+    entries = [Remote(e) if directories.is_address(e) else Path(directories.absolute(e)) for e in directories.split_paths(spec)]
+    if homeless := [e for e in entries if str(e).startswith("~")]:
+        return DatabasePaths(None, False, (), shipped_files(), f"{homeless[0]}: there is no such home directory; name the whole path")
     first = entries[0]
     rest = tuple(f for e in entries[1:] for f in _files_of(e))
     if isinstance(first, Remote) or first.suffix == ".jsonl":
@@ -86,15 +91,6 @@ def resolve(spec: str | None) -> DatabasePaths:
     if os.path.isdir(first) or not (first.suffix or os.path.exists(first)):
         return _resolve_first(first / FILE_NAME, (*(f for f in _files_of(first) if f.name != FILE_NAME), *rest))
     return _resolve_first(first, rest)
-
-
-def split_spec(spec: str) -> list[str]:
-    """The entries of a spec. The colons of an address, before // and before a port, separate nothing."""
-    text = spec.replace(os.pathsep, "\0")
-    if os.pathsep == ":":
-        text = re.sub(r"(?i)(?:(?<=^)|(?<=\0))(https?)\0//([^/\0]*)(?:\0(\d+)(?=[/\0]|$))?",
-                      lambda m: f"{m[1]}://{m[2]}" + (f":{m[3]}" if m[3] else ""), text)
-    return [e.strip() for e in text.split("\0") if e.strip()]
 
 
 def name_problem(plan: DatabasePaths) -> str | None:

@@ -73,11 +73,6 @@ class Remote(NamedTuple):
         return self.copy, None
 
 
-def is_remote(entry: str) -> bool:
-    """Whether an entry of a spec is a file on a server."""
-    return entry.lower().startswith(("https://", "http://"))
-
-
 def _fetch(url: str, path: Path, etag: str) -> None:
     """Bring the copy up to date. Raises OSError, HTTPException, ValueError, and DatabaseError for what is no file of tuning records."""
     _check_scheme(url)

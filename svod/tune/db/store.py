@@ -19,11 +19,9 @@ Whose records a method reads is decided here, once:
 """
 from __future__ import annotations
 
-import getpass
 import itertools
 import logging
 import os
-import socket
 import sqlite3
 import threading
 import time
@@ -40,6 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from svod import config
 from svod.errors import DatabaseError
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.program import user_at_host
 from svod.tune.db import claims, files, layers, transfer
 from svod.tune.db.records import (
     RECORDS,
@@ -93,15 +92,6 @@ class Collected(NamedTuple):
 
     measurements: int
     claims: int
-
-
-def whoami() -> str:
-    """user@host, for the columns that name a person."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
-    return f"{user}@{socket.gethostname()}"
 
 
 class TuningDB:
@@ -414,7 +404,7 @@ class TuningDB:
                      config: Mapping[str, Any] | None = None, svod: str = "") -> str:
         """Record the start of a search. Returns its id, which its measurements and verdicts carry."""
         search = Search(uuid.uuid4().hex, kernel, target, strategy=strategy, executor=executor, config=config or {}, svod=svod,
-                        by=whoami(), started_at=time.time())
+                        by=user_at_host(), started_at=time.time())
         self._searches[search.search] = search
         self.record([search])
         return search.search
@@ -437,7 +427,7 @@ class TuningDB:
             if m.linear and linear in (None, m.linear) and (m.step == "confirm" or linear) \
                     and (at not in newest or m.codegen > newest[at].codegen):
                 newest[at] = m
-        verdicts = [Verdict(m.kernel, m.target, m.linear, "retracted", m.codegen, compiler=m.compiler, by=whoami(),
+        verdicts = [Verdict(m.kernel, m.target, m.linear, "retracted", m.codegen, compiler=m.compiler, by=user_at_host(),
                             method="svod-db retract", reason=reason, taken_at=time.time()) for m in newest.values()]
         if verdicts:
             self.record(verdicts, must=True)
@@ -451,7 +441,7 @@ class TuningDB:
         for v in standing_bars([], (v for v, _ in self.select(Verdict, kernel, target, shipped=True))):
             if isinstance(v, Verdict) and v.verdict == "retracted" and linear in (None, v.linear):
                 bars.setdefault((v.target, v.linear), []).append(v)
-        verdicts = [Verdict(kernel, at, of, "restored", max(v.codegen for v in lifted), by=whoami(), method="svod-db retract --undo",
+        verdicts = [Verdict(kernel, at, of, "restored", max(v.codegen for v in lifted), by=user_at_host(), method="svod-db retract --undo",
                             reason=reason, taken_at=time.time(), lifts=tuple(sorted(v.id for v in lifted)))
                     for (at, of), lifted in bars.items()]
         if verdicts:

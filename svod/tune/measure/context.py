@@ -20,6 +20,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import TF32
 from svod.core.machine.target import Target
+from svod.system.process.streams import tell
 from svod.tune.measure.measurer import Built
 from svod.tune.measure.sizes import MOST_VERIFIED, Size, at_size, values_of
 from svod.tune.measure.slices import full_run, part_of_run
@@ -97,7 +98,7 @@ class KernelContext:
         """End this process if a kernel wrote outside of its buffers: later results of this process could not be trusted."""
         damage = self.buffers.overrun()
         if damage:
-            print(damage, file=sys.stderr, flush=True)
+            tell(damage)
             os._exit(EXIT_OVERRUN)
 
     def inputs_change(self) -> None:

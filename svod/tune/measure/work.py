@@ -24,10 +24,11 @@ from svod.bench.load import MachineLoad, watch_machine
 from svod.bench.race import Ratio, confirm, paired_ratio, race
 from svod.bench.timer import COLD_SECONDS, SAMPLE_FACTOR, Contestant, Samples, Screening, deadline, sample_again, screen_one
 from svod.compile.backend import device_named
-from svod.compile.cpu.host import affinity, host_facts
 from svod.compile.lower.program import Program
 from svod.core.machine.target import HOST
 from svod.errors import ProgramTooLong
+from svod.system.process.cores import affinity
+from svod.system.process.processor import host_facts
 from svod.tune.measure.candidate import Status
 from svod.tune.measure.context import KernelContext, kernel_context
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification

@@ -25,11 +25,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from svod.errors import DeviceLost, FormatError
-from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, open_log, read_log
+from svod.system.process.memory import usable_memory
+from svod.system.process.signals import default
+from svod.system.process.system_files import offer_to_end
+from svod.tune.workers.forkserver import CLOSED, ForkServer, ServerLost, open_log, read_log, socket_pair
 from svod.tune.workers.jobs import MAX_MESSAGE, Outcome, decode, encode, resolve_job
 
 HEADER = struct.Struct("<Q")
@@ -178,24 +180,19 @@ def _limit_resources(config: dict[str, Any]) -> None:
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         with contextlib.suppress(OSError, ValueError):     # this system lacks that limit; the deadline still holds
             resource.setrlimit(what, (limit, hard))
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):                  # no /proc
-            Path("/proc/self/oom_score_adj").write_text("1000")     # out of memory, the system kills this process, not the user's
+    offer_to_end()      # out of memory, the system kills this process, not the user's
 
 
 def default_memory_limit() -> int:
     """Half of the memory of this machine or container, in bytes, at least 1 GiB."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):          # no cgroup, or "max"
-        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return max(1 << 30, total // 2)
+    return max(1 << 30, usable_memory() // 2)
 
 
 def _arm(seconds: float) -> None:
     """Have the operating system end this process after `seconds`, even in native code that holds the GIL."""
     global _child_deadline
     _child_deadline = time.monotonic() + seconds
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    default(signal.SIGALRM)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
 
 
@@ -275,7 +272,7 @@ class Child:
             self._log = CLOSED
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair()
         try:
             self._pid = self._server.start_child(theirs, self._log)
         except BaseException:

@@ -33,7 +33,6 @@ import atexit
 import dataclasses
 import logging
 import math
-import os
 import queue
 import sys
 import threading
@@ -47,6 +46,7 @@ from svod import config
 from svod.compile.backend import device_named
 from svod.core.machine.target import HOST, Target, unfit
 from svod.errors import ConfigError, TuneError
+from svod.system.process.cores import usable_cores
 from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, resolve_job
@@ -83,11 +83,6 @@ class Activity:
     seconds: float
     job: str = ""
     items: int = 0
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Batch(Iterator[tuple[int, Outcome]]):

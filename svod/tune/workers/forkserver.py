@@ -11,18 +11,20 @@ Ctrl-C: the searching process decides. The server never runs candidates, so it a
 """
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import threading
 from dataclasses import asdict
 from typing import Any
 
 from svod.errors import TuneError
+from svod.system.process.directories import anonymous_file
+from svod.system.process.program import python, why_no_python
+from svod.system.process.signals import interrupt_blocked
+from svod.system.process.streams import above_standard
 from svod.tune.workers.jobs import WorkerConfig, package_roots
 
 CLOSED = -1               # in place of a descriptor that was closed
@@ -42,34 +44,32 @@ class ServerLost(Exception):
 
 
 def _command(fd: int, config: WorkerConfig) -> list[str]:
-    if not sys.executable:
-        raise TuneError("cannot start workers: sys.executable is empty (an embedded Python?); use workers='inline'")
+    if why := why_no_python():
+        raise TuneError(f"cannot start workers: {why}; BEAM_EXECUTOR=inline searches without them, unprotected")
     roots = package_roots()
     paths = {"first": [*roots[:1], *config.paths], "last": roots[1:], "config": asdict(config)}
-    return [sys.executable, "-P", "-W", "ignore", "-c", _BOOT, str(fd), json.dumps(paths)]
+    return [python(), "-P", "-W", "ignore", "-c", _BOOT, str(fd), json.dumps(paths)]
 
 
 def _popen(command: list[str], fd: int, log: int) -> subprocess.Popen[bytes]:
     """Start a Python process that never sees a Ctrl-C: SIGINT is blocked until the process ignores it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(fd,))
+        with interrupt_blocked():
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(fd,))
     except OSError as e:
         raise TuneError(f"cannot start a worker process: {e}") from e
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def open_log() -> int:
     """A descriptor of an anonymous file for the output of a process, in memory where the system can, opened for appending."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("svod-worker")
-    else:
-        fd, path = tempfile.mkstemp(prefix="svod-worker-")
-        os.unlink(path)
-    import fcntl
+    fd = above_standard(anonymous_file("svod-worker"))
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return fd
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets, neither of which has the number of a standard stream."""
+    return tuple(socket.socket(fileno=above_standard(s.detach())) for s in socket.socketpair())  # type: ignore[return-value]
 
 
 def read_log(fd: int, limit: int = 2000) -> str:
@@ -88,7 +88,7 @@ class ForkServer:
         self.config = config
         self._lock = threading.Lock()
         self._log = open_log()
-        self._socket, theirs = socket.socketpair()
+        self._socket, theirs = socket_pair()
         self._socket.settimeout(START_DEADLINE)
         self._buffer = b""
         self._ready = False

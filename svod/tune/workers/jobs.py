@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from svod.core.ir.dtype import to_dtype  # restores a DType; the only function that a message may name
 from svod.errors import FormatError, TuneError
+from svod.system.process.system_files import boot_id
 from svod.system.source import source_digest
 
 MAX_MESSAGE = 256 << 20    # bytes of one encoded item or result
@@ -35,11 +36,7 @@ Status = Literal["ok", "error", "crash", "timeout", "lost"]
 
 def machine_name() -> str:
     """The host's name and the beginning of its boot's id: two machines of one name, or one before and after a reboot, differ."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
-    except OSError:
-        boot = ""
-    return f"{platform.node()}-{boot}"
+    return f"{platform.node()}-{boot_id()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)

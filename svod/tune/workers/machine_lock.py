@@ -16,14 +16,14 @@ import fcntl
 import logging
 import os
 import re
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from svod.core.machine.target import HOST
 from svod.errors import TuneError
+from svod.system.process import program
+from svod.system.process.directories import common_temporary
 
 log = logging.getLogger("svod.tune")
 POLL = 0.02             # seconds between attempts
@@ -32,9 +32,11 @@ ANNOUNCE_EVERY = 30.0   # seconds between messages
 
 
 def lock_directory() -> Path:
-    """The directory of lock files: /tmp where it exists and can be written, else this process's temporary directory."""
-    common = Path("/tmp")
-    return common if common.is_dir() and os.access(common, os.W_OK) else Path(tempfile.gettempdir())
+    """The directory of lock files. Raises TuneError where no directory for temporary files can be written."""
+    try:
+        return common_temporary()
+    except OSError as e:
+        raise TuneError(f"nothing can be timed: {e}") from None
 
 
 class MachineLock:
@@ -75,7 +77,7 @@ class MachineLock:
             log.info("timing on %s after a wait of %.1f s", self.device, waited)
         with contextlib.suppress(OSError):      # opened read-only, or the disk is full: the lock is held, only its label is missing
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"process {os.getpid()} ({Path(sys.argv[0]).name or 'python'})".encode(), 0)
+            os.pwrite(self._fd, f"process {os.getpid()} ({program.name()})".encode(), 0)
         return True
 
     def wait_for_others(self, seconds: float) -> None:

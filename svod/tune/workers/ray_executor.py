@@ -21,7 +21,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -32,8 +31,11 @@ from typing import Any, TextIO
 from svod import config
 from svod.core.machine.target import Target, unfit
 from svod.errors import TuneError
+from svod.system.process.cores import usable_cores
+from svod.system.process.directories import kept_folder, temporary_places
+from svod.system.process.system_files import processes_of
 from svod.tune.workers.child import Request
-from svod.tune.workers.executor import YIELD_SECONDS, DispatchingExecutor, Kind, WorkerLost, check_address, usable_cores
+from svod.tune.workers.executor import YIELD_SECONDS, DispatchingExecutor, Kind, WorkerLost, check_address
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name, mismatch, package_roots
 from svod.tune.workers.ray_worker import RayWorker
 
@@ -117,18 +119,18 @@ class _SessionDirectory:
 
     def __init__(self) -> None:
         self.path = ""
-        for base in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
-            if len(base) <= MAX_TEMP and os.path.isdir(base) and os.access(base, os.W_OK | os.X_OK):
+        for base in temporary_places():
+            if len(base) <= MAX_TEMP:
                 _remove_dead_sessions(Path(base))
-                self.path = tempfile.mkdtemp(prefix=SESSION_PREFIX, dir=base)
+                self.path = str(kept_folder(SESSION_PREFIX, Path(base)))
                 # it gets its name when it is locked: another process would take one that is not for a dead owner's
                 unnamed = os.path.join(self.path, OWNER + ".new")
                 self._owner = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.rename(unnamed, os.path.join(self.path, OWNER))
                 return
-        raise RayUnavailable(f"Ray needs a writable temporary directory with a path of at most {MAX_TEMP} characters, "
-                             f"and {tempfile.gettempdir()} is longer; set TMPDIR")
+        raise RayUnavailable(f"Ray needs a writable temporary directory with a path of at most {MAX_TEMP} characters, and there is "
+                             f"{', '.join(temporary_places()) or 'none'}; set TMPDIR")
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):              # the next process removes what is left, and may be doing so already
@@ -547,22 +549,6 @@ class RayExecutor(DispatchingExecutor):
             leaving.start()
             leaving.join(PROBE_SECONDS if self.abandoned else LEAVE_SECONDS)
         self._quiet.restore()
-
-
-def processes_of(directory: str) -> list[int]:
-    """Ids of the other processes that name a directory among their arguments, and of their descendants: Ray's workers and agents
-    overwrite their arguments. None without /proc."""
-    parents: dict[int, int] = {}
-    found: set[int] = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):      # gone meanwhile
-            pid = int(entry.name)
-            parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])
-            if pid != os.getpid() and directory.encode() in (entry / "cmdline").read_bytes():
-                found.add(pid)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found)
 
 
 def _listens(address: str) -> bool:

@@ -11,8 +11,9 @@ import time
 
 from svod.compile.backend import device_named
 from svod.core.machine.target import Target
+from svod.system.process.cores import usable_cores
 from svod.tune.workers.child import Child, Request
-from svod.tune.workers.executor import SHARED_BELOW, YIELD_SECONDS, usable_cores
+from svod.tune.workers.executor import SHARED_BELOW, YIELD_SECONDS
 from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig, identity, machine_name
 from svod.tune.workers.machine_lock import MachineLock

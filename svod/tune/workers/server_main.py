@@ -15,13 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from svod.system.process.signals import begin_as_worker
 from svod.tune.workers.child import run_child
 from svod.tune.workers.forkserver import REAP_DEADLINE
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _preload(config: dict[str, Any]) -> None:
@@ -34,7 +30,7 @@ def _preload(config: dict[str, Any]) -> None:
 
 def serve(fd: int, config: dict[str, Any]) -> None:
     """Main of the fork server: preload modules, say hello, then fork, kill and reap on request until the other side closes."""
-    _ignore_interrupts()
+    begin_as_worker()
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)
 

@@ -219,7 +219,7 @@ def test_affinity_of_the_caller_is_kept():
 
 
 def test_cores_are_spread_over_physical_ones(monkeypatch):
-    monkeypatch.setattr("svod.compile.cpu.pool._physical_core", lambda core: str(core // 2))
+    monkeypatch.setattr("svod.compile.cpu.pool.physical_core", lambda core: str(core // 2))
     assert spread({0, 1, 2, 3, 4, 5}, 3) == [3, 0, 4, 1, 2, 5]
     assert spread({1, 4}, 4) == [4, 1] and spread({2}, 2) == [2]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from svod import config
+from svod.system.process import directories
 from svod.tune.db import TEAM, TuningDB, files, layers
 from svod.tune.db.files import file_system_type, host_name
 from svod.tune.db.layers import open_layers, shipped_files
@@ -74,17 +74,17 @@ def test_resolving_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_default_is_the_users_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "shipped_files", lambda: ())
-    monkeypatch.setattr(config, "user_data_dir", lambda: tmp_path / "data")
+    monkeypatch.setattr(directories, "user_data", lambda: tmp_path / "data")
     for spec in (None, "", " "):
         assert layers.resolve(spec) == (tmp_path / "data" / "tuning.db", True, (), (), None)
 
 
 def test_a_home_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "shipped_files", lambda: ())
-    monkeypatch.setattr(config, "user_data_dir", lambda: tmp_path / "home")
+    monkeypatch.setattr(directories, "user_data", lambda: tmp_path / "home")
     with TuningDB.open(tmp_path / "home" / "tuning.db") as db:
         db.record(winning())
-    monkeypatch.setattr(config, "is_writable", lambda path: path != tmp_path / "home")
+    monkeypatch.setattr(directories, "is_writable", lambda path: path != tmp_path / "home")
     monkeypatch.chdir(tmp_path)
     with TuningDB.open(None) as db:
         assert (w := db.winner(K, TARGET)) is not None and w.layer == TEAM

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from svod.tune.db import TEAM, TuningDB, layers, remote
-from svod.tune.db.layers import split_spec
 from svod.tune.db.remote import Remote
 from svod.tune.db.transfer import write_records
 from tests.tune.db.samples import TARGET, winning
@@ -135,12 +134,3 @@ def test_what_is_no_database_is_said(tmp_path: Path, server: Server) -> None:
 def test_a_path_that_is_not_there_is_said(tmp_path: Path) -> None:
     found, skipped = winner(tmp_path, str(tmp_path / "nowhere.jsonl"))
     assert found is None and "there is no such file" in skipped[0].reason
-
-
-@pytest.mark.skipif(os.pathsep != ":", reason="on Windows entries are separated by semicolons")
-@pytest.mark.parametrize(("spec", "entries"), [
-    ("a.db:b.jsonl", ["a.db", "b.jsonl"]), ("a.db:https://h/x.jsonl:c.db", ["a.db", "https://h/x.jsonl", "c.db"]),
-    ("a.db:https://h:8443/x.jsonl", ["a.db", "https://h:8443/x.jsonl"]), ("https://h:1:2", ["https://h:1", "2"]),
-    ("a.db:https", ["a.db", "https"]), ("a.db:1/x.db", ["a.db", "1/x.db"]), ("HTTP://h/a:HTTPS://g/b", ["HTTP://h/a", "HTTPS://g/b"])])
-def test_entries_of_a_spec(spec: str, entries: list[str]) -> None:
-    assert split_spec(spec) == entries

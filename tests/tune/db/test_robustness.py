@@ -171,7 +171,7 @@ def test_a_read_only_file_and_directory(tmp_path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
-from svod.config import is_writable
+from svod.system.process.directories import is_writable
 from svod.tune.db import TuningDB, layers, Measurement
 from tests.tune.db.samples import TARGET, winning, screened
 layers.shipped_files = lambda: ()
