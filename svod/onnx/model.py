@@ -20,6 +20,7 @@ from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, read_mod
 from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
+from svod.tensor.dlpack import is_shareable
 from svod.tracing import jit
 
 log = logging.getLogger("svod.onnx")
@@ -348,7 +349,7 @@ def _taken(given: Any, wanted: str) -> Any:
 
 
 def _is_foreign(x: Any) -> bool:
-    return not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__")
+    return not isinstance(x, np.ndarray) and is_shareable(x)
 
 
 def _words(i: Input) -> str:

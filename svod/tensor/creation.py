@@ -26,8 +26,7 @@ class Creation(TensorBase):
     __slots__ = ()
 
     def __init__(self, data: Any, dtype: DTypeLike | None = None) -> None:
-        """A tensor of a scalar, a variable, nested lists, a NumPy array, an object with an array interface or another tensor. Its values
-        are converted to `dtype` if given. Raises DTypeError and ShapeError for data that no tensor can hold."""
+        """See `Tensor`."""
         wanted = None if dtype is None else as_dtype(dtype)
         if isinstance(data, TensorBase):
             self._hold(data.uop if wanted is None else data.cast(wanted).uop)

@@ -75,6 +75,11 @@ class Shared(NamedTuple):
         return axes
 
 
+def is_shareable(value: Any) -> bool:
+    """Whether an object offers memory that `Tensor.from_dlpack` takes."""
+    return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
 def device_of(source: Any) -> str:
     """The device of an object with `__dlpack__`, as people call it. Raises DTypeError for an object without it, and DeviceError for a
     device that svod has not."""
@@ -87,9 +92,20 @@ def device_of(source: Any) -> str:
     return "CPU" if kind == CPU_KIND else f"CUDA:{number}"
 
 
-def stream_of(asked: int | None) -> int | None:
-    """The stream that a consumer names in DLPack's words, or a user in CUDA's, where the default one is 0; None: it is not known."""
-    return None if asked == UNTOLD else asked or DEFAULT_STREAM
+def stream_of(asked: Any) -> int | None:
+    """The stream that a consumer names in DLPack's words, or a user in CUDA's, where the default one is 0: a number, or a stream of pycuda,
+    PyTorch, CuPy or cuda.core. None: it is not known. Raises DTypeError for an object that is no stream."""
+    number = asked if asked is None or isinstance(asked, int) else _handle_of(asked)
+    return None if number == UNTOLD else number or DEFAULT_STREAM
+
+
+def _handle_of(stream: Any) -> int:
+    if hasattr(stream, "__cuda_stream__"):      # a method that returns the protocol's version and the handle
+        return int(stream.__cuda_stream__()[1])
+    for attribute in ("handle", "cuda_stream", "ptr"):      # of pycuda, PyTorch, CuPy
+        if hasattr(stream, attribute):
+            return int(getattr(stream, attribute))
+    raise DTypeError(f"stream={stream!r}: give a stream's number, or a stream of pycuda, PyTorch or CuPy")
 
 
 def memory_of(source: Any, stream: int | None) -> Shared:

@@ -18,7 +18,7 @@ from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic, layout_shape, shape_at
 from svod.core.machine.target import DISK, HOST
 from svod.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
-from svod.tensor import dlpack
+from svod.tensor import cuda_arrays, dlpack
 from svod.tensor.base import Array, DTypeLike, Scalar, as_dtype, check_integers, extents_argument, live_tensors
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.random import Random
@@ -48,6 +48,13 @@ class Tensor(Random):
     A tensor is a value: only `assign` and `t[…] = x` change it. Its memory, once computed, lives as long as the tensor."""
 
     __slots__ = ()
+
+    def __init__(self, data: Any, dtype: DTypeLike | None = None) -> None:
+        """A tensor of a scalar, a variable, nested lists, a NumPy array, another tensor, or an array of another library, whose memory it
+        shares (`from_dlpack`). Its values are converted to `dtype` if given. Raises DTypeError and ShapeError for data that no tensor can
+        hold."""
+        is_foreign = not isinstance(data, (Tensor, np.ndarray, np.generic)) and dlpack.is_shareable(data)
+        super().__init__(self.from_dlpack(data) if is_foreign else data, dtype)
 
     # -- numbers ---------------------------------------------------------------------------------
     @property
@@ -156,20 +163,30 @@ class Tensor(Random):
                 raise DeviceError(f"__dlpack__ for DLPack device {wanted}: the tensor is on {self.device}, {own}")
             return self.cpu().__dlpack__(max_version=max_version)
         if own != dlpack.CPU:
-            return (self.clone() if copy else self)._device_capsule(own, dlpack.stream_of(stream))
+            return dlpack.capsule_over((self.clone() if copy else self)._lent(dlpack.stream_of(stream)), own)
         values = self._values().copy() if copy else self._shared_values()
         if self.dtype == dtypes.bfloat16:
             return dlpack.bfloat16_capsule(values)
         # NumPy 1 does not accept max_version: it raises TypeError, and the caller asks again without max_version
         return values.__dlpack__() if max_version is None else values.__dlpack__(max_version=max_version)
 
-    def _device_capsule(self, device: tuple[builtins.int, builtins.int], stream: builtins.int | None) -> Any:
-        """A capsule over the tensor's memory on a device. Others can write to it from now on, on a stream."""
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Compute the tensor now and describe its memory on CUDA for pycuda, Numba and CuPy, which may write there as long as the tensor
+        lives. What they put on the default stream from now on, or on one that waits for it, comes after svod's work, and svod's later runs
+        that use the tensor come after theirs. Raises AttributeError for a tensor that is not on CUDA."""
+        kind = None if self.device == HOST else space_of(self.device).dlpack_device
+        if kind is None or kind[0] != dlpack.CUDA_KIND:
+            raise AttributeError(f"__cuda_array_interface__ of a tensor on {self.device}: only memory on CUDA has it; use t.to('CUDA')")
+        return cuda_arrays.interface_of(self._lent(dlpack.DEFAULT_STREAM), dlpack.DEFAULT_STREAM)
+
+    def _lent(self, stream: builtins.int | None) -> dlpack.Shared:
+        """The tensor's memory on its device. Others can write to it from now on, on a stream."""
         buffer = buffer_of(graph.base_of(self.realize().contiguous().realize().uop))
         memory = buffer.share_on(space_of(self.device), stream)
         share(buffer)
         shape, strides = shape_at(self.shape), dlpack.row_major(layout_shape(self.shape))
-        return dlpack.capsule_over(dlpack.Shared(memory.address, self.dtype, shape, strides, (buffer, memory)), device)
+        return dlpack.Shared(memory.address, self.dtype, shape, strides, (buffer, memory))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], dtype: DTypeLike = dtypes.uint8, shape: tuple[builtins.int, ...] | None = None,
@@ -189,29 +206,46 @@ class Tensor(Random):
         return cls.from_uop(graph.reshape(buffer_from_bytes(mapped, offset, kind, math.prod(extents), f"{DISK}:{name}"), extents))
 
     @classmethod
-    def from_dlpack(cls, source: Any, *, stream: builtins.int | None = None) -> Tensor:
-        """Make a tensor of an object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array) on the CPU or on CUDA. The tensor shares
-        its memory; on the CPU it copies memory that is not C-contiguous. On CUDA the axes may lie in any order, without gaps.
+    def from_dlpack(cls, source: Any, *, stream: Any = None) -> Tensor:
+        """Make a tensor of an object with `__dlpack__` (a PyTorch tensor, a NumPy or JAX array) on the CPU or on CUDA, or with
+        `__cuda_array_interface__` (an array of pycuda or Numba). The tensor shares its memory; on the CPU it copies memory that is not
+        C-contiguous. On CUDA the axes may lie in any order, without gaps.
 
-        `stream`: the stream of CUDA on which the other library works with the memory as long as the tensor lives, 0 or 1: the default one.
+        `stream`: the stream of CUDA on which the other library works with the memory as long as the tensor lives, a number, 0 or 1 for the
+        default one, or a stream of pycuda, PyTorch or CuPy.
         Runs of svod that use the tensor come after what is on the stream, and what is put there later comes after them. Without it svod's
         work comes after what the library had begun by now, the library itself has to wait before svod reads what it writes later, and
         each run ends when the device is done. Raises DeviceError and DTypeError."""
+        known = None if stream is None else dlpack.stream_of(stream)
+        if cuda_arrays.is_cuda_array(source):
+            return cls._from_cuda_array(source, known)
         device = dlpack.device_of(source)
         if device != HOST:
-            return cls._from_device(source, device_called(device), dlpack.stream_of(stream) if stream is not None else None)
+            space = space_of(device_called(device))
+            return cls._over_shared(dlpack.memory_of(source, space.dlpack_stream if known is None else dlpack.UNTOLD), space, known)
         array, is_bfloat16 = dlpack.array_of(source)
         return _in_memory(array, dtypes.bfloat16) if is_bfloat16 else cls(array)
 
     @classmethod
-    def _from_device(cls, source: Any, device: str, stream: builtins.int | None) -> Tensor:
-        space = space_of(device)
-        shared = dlpack.memory_of(source, space.dlpack_stream if stream is None else dlpack.UNTOLD)
+    def _from_cuda_array(cls, source: Any, stream: builtins.int | None) -> Tensor:
+        shared, last, read_only = cuda_arrays.memory_of(source)
+        if 0 in shared.shape:
+            return cls.zeros(shared.shape, dtype=shared.dtype)
+        space = space_of(space_of("CUDA").device_at(shared.address))
+        if stream is None:
+            space.follow(last)
+        return cls._over_shared(shared, space, stream, read_only)
+
+    @classmethod
+    def _over_shared(cls, shared: dlpack.Shared, space: Any, stream: builtins.int | None, read_only: builtins.bool = False) -> Tensor:
+        """The tensor over memory of another library on a device, which works there on a stream; None: on one that is not known."""
         if 0 in shared.shape:
             return cls.zeros(shared.shape, dtype=shared.dtype)
         order = shared.order
-        node = graph.buffer(shared.dtype, math.prod(shared.shape), device)
+        space.check_memory(shared.address)
+        node = graph.buffer(shared.dtype, math.prod(shared.shape), space.label)
         buffer_of(node).place(space, shared, stream)
+        buffer_of(node).read_only = read_only
         view = graph.reshape(node, [shared.shape[a] for a in order])
         return cls.from_uop(graph.permute(view, sorted(range(len(order)), key=order.__getitem__)))
 

@@ -21,6 +21,7 @@ from svod.core.ir.variable import BoundVariable, Dim, bound_values, is_symbolic,
 from svod.core.machine.target import HOST
 from svod.errors import ScheduleError, SvodError
 from svod.tensor import Tensor
+from svod.tensor.dlpack import is_shareable
 
 Leaf = Any      # an array or a tensor among the arguments: np.ndarray, Tensor, or an object of another library
 
@@ -91,7 +92,7 @@ def is_leaf(value: Any) -> bool:
     """Whether an argument is an array or a tensor, of NumPy, svod or another library."""
     if isinstance(value, (Tensor, np.ndarray)):
         return True
-    return not isinstance(value, (np.generic, type)) and (hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
+    return not isinstance(value, (np.generic, type)) and (is_shareable(value) or hasattr(value, "__array_interface__")
                                                           or hasattr(value, "__array__"))
 
 
@@ -99,10 +100,8 @@ def as_tensor(value: Leaf) -> Tensor:
     """The tensor over the memory of an array or tensor. Raises SvodError for memory that cannot be shared."""
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.ndarray):
-        return Tensor(value)
     try:
-        return Tensor.from_dlpack(value) if hasattr(value, "__dlpack__") else Tensor(value)
+        return Tensor(value)
     except SvodError:
         raise
     except Exception as error:      # whatever the other library raises

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from svod.compile.backend import Backend
 from svod.compile.cuda.code import Nvptx
 from svod.compile.cuda.device import DEFAULT_STREAM, DeviceMemory, GpuDevice
-from svod.compile.cuda.driver import Driver, open_driver
+from svod.compile.cuda.driver import Driver
+from svod.compile.cuda.pycuda_driver import open_driver
 from svod.compile.cuda.queue import CudaQueue, NoDeviceQueue
 from svod.compile.cuda.targets import ARCHITECTURES, DEVICE, Architecture, target_of
 from svod.compile.group_backend import GroupBackend
@@ -134,6 +135,15 @@ class Cuda(_Nvidia):
             self.gpu.lead(stream)
         else:
             self.gpu.wait()
+
+    def device_at(self, address: int) -> str:
+        """The label of the device on which memory lies."""
+        with self.gpu.current() as driver:
+            ordinal, _ = driver.place_of(address)
+        return f"{DEVICE}:{ordinal}" if ordinal else DEVICE
+
+    def check_memory(self, address: int) -> None:
+        self.gpu.check_memory(address)
 
     def lend(self, memory: Memory, stream: int | None) -> int | None:
         self.lead(stream)

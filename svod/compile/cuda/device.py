@@ -1,5 +1,8 @@
 """A GPU that is there: its memory, its modules, and the stream on which everything of this process happens.
 
+A program that has made a context of this GPU current, as pycuda does, shares it with svod; otherwise svod works in the primary context, as
+PyTorch does. Around each use of the device the calling thread gets that context, and its own one back.
+
     copy_in a, launch k0, launch k1, copy_out b      in this order on the device; the host waits in copy_out only
 
 What runs on the stream comes after everything that was put there before, so memory is given to its next user while kernels that read it
@@ -80,8 +83,8 @@ class Pool:
             waiting = self.free.get(size)
             if waiting:
                 return waiting.pop()
-            with self.device.naming():
-                address = self.device.use().allocate(size)
+            with self.device.naming(), self.device.current() as driver:
+                address = driver.allocate(size)
             self.held += size
             return address
 
@@ -158,7 +161,7 @@ class Staging:
 
 
 class GpuDevice:
-    """A device that is there, its primary context and one stream. It belongs to the process that opened it.
+    """A device that is there, a context of it and one stream. It belongs to the process that opened it.
 
     `architecture`: whose code it runs, where that is not what it runs best. Raises DeviceError for one whose code it does not run."""
 
@@ -175,11 +178,11 @@ class GpuDevice:
         if architecture is not None and not runs(architecture, self.capability):
             raise DeviceError(f"the device {DEVICE}:{ordinal}:{architecture.name}: {self.name} has compute capability "
                               f"{'.'.join(map(str, self.capability))} and does not run code for {architecture.name}")
-        self.context = driver.retain_context(self.handle)
+        self.context = self._shared_context() or driver.retain_context(self.handle)
         self.pool = Pool(self)
         self.lock = threading.RLock()       # of the stream: who holds it puts work there
-        driver.use_context(self.context)
-        self.stream = driver.create_stream()
+        with self.current():
+            self.stream = driver.create_stream()
         self._staging: Staging | None = None
         self._pending: dict[str, None] = {}     # names of kernels that were launched and not waited for
         self.retired: deque[tuple[Callable[[int], None], int]] = deque()    # what frees a module or graph that nobody needs, and which
@@ -188,11 +191,33 @@ class GpuDevice:
         self._clocks: list[tuple[int, int]] = []
         self._filling: DeviceMemory | None = None       # what the second cache is filled with between runs
 
-    def use(self) -> Driver:
-        """The driver, with this device's context in the calling thread. Raises DeviceError in a fork of the process that opened it."""
+    def _shared_context(self) -> int:
+        """The calling thread's context if it is one of this device, so that the thread's memory and streams can be used; else 0."""
+        context = self.driver.current_context()
+        return context if context and self.driver.current_device() == self.handle else 0
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[Driver]:
+        """The driver, with this device's context in the calling thread, which has its own one again afterwards. Raises DeviceError in a
+        fork of the process that opened the device."""
         self.check_process()
-        self.driver.use_context(self.context)
-        return self.driver
+        if self.driver.current_context() == self.context:
+            yield self.driver
+            return
+        self.driver.enter_context(self.context)
+        try:
+            yield self.driver
+        finally:
+            self.driver.leave_context()
+
+    def check_memory(self, address: int) -> None:
+        """Raise DeviceError for memory of another context of this device, which kernels of svod's do not reach."""
+        with self.current() as driver:
+            context = driver.place_of(address)[1]
+        if context not in (0, self.context):
+            raise DeviceError(f"memory of another context of {self.name}: svod works in the context that was current when it first used "
+                              "the GPU, else in the primary one. Use svod there first, or let the other library use the primary context "
+                              "(import pycuda.autoprimaryctx instead of pycuda.autoinit)")
 
     def check_process(self) -> None:
         """Raise DeviceError in a fork of the process that opened the device."""
@@ -210,8 +235,7 @@ class GpuDevice:
     def working(self, kernels: Sequence[str] = ()) -> Iterator[Driver]:
         """The driver, to put work on the stream; `kernels`: the names of those that are launched inside."""
         self.check_process()        # the lock may be held there by a thread that is gone
-        with self.lock, self.naming():
-            driver = self.use()
+        with self.lock, self.naming(), self.current() as driver:
             if kernels:
                 if self._pending and driver.is_done(self.stream):
                     self._settle(driver)
@@ -286,16 +310,17 @@ class GpuDevice:
     # -- time ---------------------------------------------------------------------------------------
     def clock(self, number: int = 0) -> tuple[int, int]:
         """Two events between which time is counted: those of a number, of which several can be on the stream at a time."""
-        while len(self._clocks) <= number:
-            driver = self.use()
-            self._clocks.append((driver.create_event(), driver.create_event()))
+        with self.current() as driver:
+            while len(self._clocks) <= number:
+                self._clocks.append((driver.create_event(), driver.create_event()))
         return self._clocks[number]
 
     def fill_cache(self) -> None:
         """Have the second cache filled with something else: twice its size is written."""
         if self._filling is None:
             self._filling = DeviceMemory(self.pool, 2 * self.target().l2)
-        self.use().fill(self._filling.address, 0, self._filling.nbytes, self.stream)
+        with self.current() as driver:
+            driver.fill(self._filling.address, 0, self._filling.nbytes, self.stream)
 
     # -- copies -------------------------------------------------------------------------------------
     def copy_in(self, device: int, host: int, nbytes: int) -> None:
@@ -368,7 +393,8 @@ class Module:
 
     def __init__(self, device: GpuDevice, image: bytes) -> None:
         self.device = device
-        self.handle = device.use().load_module(image)
+        with device.current() as driver:
+            self.handle = driver.load_module(image)
         self.functions: dict[str, int] = {}
         self._free = weakref.finalize(self, device.retire, device.driver.unload_module, self.handle)
         self._free.atexit = False
@@ -377,8 +403,8 @@ class Module:
         """A kernel that launches may give `shared` bytes of memory that it does not declare."""
         found = self.functions.get(symbol)
         if found is None:
-            driver = self.device.use()
-            found = self.functions[symbol] = driver.function(self.handle, symbol)
-            if shared:
-                driver.allow_shared(found, shared)
+            with self.device.current() as driver:
+                found = self.functions[symbol] = driver.function(self.handle, symbol)
+                if shared:
+                    driver.allow_shared(found, shared)
         return found

@@ -1,14 +1,14 @@
-"""NVIDIA's driver, called through ctypes: devices, memory, streams, modules, launches, graphs.
+"""NVIDIA's driver, called through ctypes: devices, contexts, memory, streams, modules, launches, graphs.
 
-pycuda has neither graphs nor cluster launches nor tensor maps, and needs a compiler to be installed. The driver's library has all of them,
-and is there wherever a kernel can run. The rest of svod's CUDA backend calls an object with the methods of `Driver`; tests give it another.
+The driver's library is there wherever a kernel can run; pycuda needs a compiler to be installed. `PycudaDriver` makes the same calls
+through pycuda in a program that uses it. The rest of svod's CUDA backend calls an object with the methods of `Driver`; tests give it
+another.
 """
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from functools import lru_cache
 from typing import Any
 
 from svod.errors import DeviceError, DeviceLost
@@ -22,6 +22,7 @@ ATTRIBUTES = {
 """Numbers of CUdevice_attribute."""
 LOST = frozenset({214, 700, 702, 710, *range(714, 720)})
 """Numbers of CUresult after which a process cannot use the device any more: memory errors, time limits, traps, addresses that are none."""
+POINTER_CONTEXT, POINTER_DEVICE = 1, 9      # CUpointer_attribute
 DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may ask for
 PEER_IS_OPEN = 704      # CUresult
 NOT_READY = 600         # CUresult: of a stream that has something to do
@@ -83,9 +84,32 @@ class Driver:
         self._call("cuDevicePrimaryCtxRetain", byref(out), c_int(device))
         return out.value or 0
 
-    def use_context(self, context: int) -> None:
-        """Make a context the calling thread's."""
-        self._call("cuCtxSetCurrent", c_void_p(context))
+    def current_context(self) -> int:
+        """The calling thread's context; 0: it has none."""
+        out = c_void_p()
+        self._call("cuCtxGetCurrent", byref(out))
+        return out.value or 0
+
+    def current_device(self) -> int:
+        """The handle of the device of the calling thread's context, which is there."""
+        out = c_int()
+        self._call("cuCtxGetDevice", byref(out))
+        return out.value
+
+    def enter_context(self, context: int) -> None:
+        """Make a context the calling thread's until `leave_context`."""
+        self._call("cuCtxPushCurrent_v2", c_void_p(context))
+
+    def leave_context(self) -> None:
+        """Give the calling thread the context back that it had before `enter_context`."""
+        self._call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def place_of(self, address: int) -> tuple[int, int]:
+        """The ordinal of the device on which memory lies, and the context that it belongs to, 0 for memory of all contexts."""
+        ordinal, context = c_int(), c_void_p()
+        self._call("cuPointerGetAttribute", byref(ordinal), c_int(POINTER_DEVICE), c_uint64(address))
+        self._call("cuPointerGetAttribute", byref(context), c_int(POINTER_CONTEXT), c_uint64(address))
+        return ordinal.value, context.value or 0
 
     # -- memory -------------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
@@ -246,21 +270,14 @@ class Driver:
         self._call("cuGraphExecDestroy", c_void_p(graph))
 
 
-@lru_cache(maxsize=1)
-def open_driver() -> Driver:
-    """The driver of this machine. Raises DeviceError, which says what is missing and what to do."""
-    library = None
+def library_of_driver() -> Any:
+    """The driver's library. Raises DeviceError, which says what is missing and what to do."""
     for name in LIBRARIES:
         try:
             library = ctypes.CDLL(name)
-            break
         except OSError:
             continue
-    if library is None:
-        raise DeviceError(f"there is no NVIDIA driver on this machine ({LIBRARIES[0]}): install it, or only compile, as for an H100 with "
-                          "SVOD_DEVICE=CUDA:sm_90")
-    library.cuGetErrorString.argtypes = (c_int, POINTER(c_char_p))
-    driver = Driver(library)
-    if not driver.count():
-        raise DeviceError("the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES hides some): only compile, as with SVOD_DEVICE=CUDA:sm_90")
-    return driver
+        library.cuGetErrorString.argtypes = (c_int, POINTER(c_char_p))
+        return library
+    raise DeviceError(f"there is no NVIDIA driver on this machine ({LIBRARIES[0]}): install it, or only compile, as for an H100 with "
+                      "SVOD_DEVICE=CUDA:sm_90")

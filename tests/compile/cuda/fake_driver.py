@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +42,12 @@ class FakeDriver(Driver):
         self.room, self.failing = room, ""
         self.memory: dict[int, np.ndarray[Any, Any]] = {}
         self.owner: dict[int, int] = {}         # address → the context that it was allocated in
-        self.context, self.reached = 0, True    # the calling thread's; whether devices reach each other's memory
+        self.theirs: dict[int, int] = {}        # address → the context of another library's memory, or the device of memory of all
+        self._contexts: dict[int, list[int]] = {}       # thread → its stack
+        self.reached = True                     # whether devices reach each other's memory
         self.opened: set[tuple[int, int]] = set()       # (context, whose memory it reaches)
         self.modules: list[Emulated] = []
+        self.loaded: list[int] = []             # the context of each module
         self.functions: list[tuple[Emulated, str]] = []
         self.capturing: list[tuple[Any, ...]] | None = None
         self.graphs: dict[int, list[tuple[Any, ...]]] = {}
@@ -93,8 +97,33 @@ class FakeDriver(Driver):
     def retain_context(self, device: int) -> int:
         return 100 + device
 
-    def use_context(self, context: int) -> None:
-        self.context = context
+    @property
+    def context(self) -> int:
+        """The calling thread's context; 0: none. Threads have stacks of their own."""
+        return self.contexts[-1] if self.contexts else 0
+
+    @property
+    def contexts(self) -> list[int]:
+        return self._contexts.setdefault(threading.get_ident(), [])
+
+    def current_context(self) -> int:
+        return self.context
+
+    def current_device(self) -> int:
+        assert self.context, "no context is current"
+        return self.context % 100
+
+    def enter_context(self, context: int) -> None:
+        self.contexts.append(context)
+
+    def leave_context(self) -> None:
+        self.contexts.pop()
+
+    def place_of(self, address: int) -> tuple[int, int]:
+        """Memory that nobody allocated here is another library's, of the contexts in `theirs` or of all."""
+        own = next((self.owner[a] for a, raw in self.memory.items() if a <= address < a + raw.nbytes), None)
+        context = self.theirs.get(address, 0) if own is None else own
+        return context % 100, context if own is not None or context >= 100 else 0
 
     def allocate(self, nbytes: int) -> int:
         self._check()
@@ -209,6 +238,7 @@ class FakeDriver(Driver):
     def load_module(self, image: bytes) -> int:
         self.calls.append(("load_module", image))
         self.modules.append(Emulated(image.decode(), seed=len(self.modules)))
+        self.loaded.append(self.context)
         return len(self.modules) - 1
 
     def unload_module(self, module: int) -> None:
@@ -216,6 +246,7 @@ class FakeDriver(Driver):
         self.calls.append(("unload_module",))
 
     def function(self, module: int, symbol: str) -> int:
+        assert self.loaded[module] == self.context, "a function of another context"
         self.functions.append((self.modules[module], symbol))
         return len(self.functions) - 1
 
@@ -224,6 +255,7 @@ class FakeDriver(Driver):
 
     def launch(self, function: int, grid: Sequence[int], block: int, shared: int, stream: int, arguments: Sequence[int]) -> None:
         launch = ("launch", function, (grid[0], grid[1]), block, shared, tuple(arguments))
+        assert self.loaded[self.modules.index(self.functions[function][0])] == self.context, "an invalid handle: of another context"
         if self.capturing is not None:
             self.capturing.append(launch)
             return

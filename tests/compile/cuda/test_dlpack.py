@@ -233,15 +233,16 @@ def test_the_default_stream_and_svods_work_in_turns(cuda: Any) -> None:
     add = svod.jit(lambda a: a + 1)
     made = []
     for n in range(12):
-        driver = device.gpu.use()
-        for value in (0, n):
-            driver.fill(memory.address, value, size, DEFAULT_STREAM)
+        with device.gpu.current() as driver:
+            for value in (0, n):
+                driver.fill(memory.address, value, size, DEFAULT_STREAM)
         made.append(add(t))
-        driver.fill(memory.address, 0xEE, size, DEFAULT_STREAM)
+        with device.gpu.current() as driver:
+            driver.fill(memory.address, 0xEE, size, DEFAULT_STREAM)
         if n == 7:
             t.assign(t * 0 - 5).realize()
             copied = DeviceMemory(device.gpu.pool, size)
-            with device.gpu.working():
+            with device.gpu.working() as driver:
                 driver.copy(copied.address, memory.address, size, DEFAULT_STREAM)
             device.follow(DEFAULT_STREAM)
             back = np.empty(size // 4, np.int32)
