@@ -7,13 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from svod.core.ir.dtype import promote, to_numpy
+from svod.core.ir.dtype import dtypes, promote, to_numpy
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.operations.elementwise import Operand
 from svod.tensor.operations.nn import IntOrInts, NeuralNetwork, per_axis
 from svod.tensor.precision import rounds_once
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
+_SMALL_IMAGE = 128      # largest sum of height and width of a result for which PyTorch's 'nearest' has a kernel of its own
 
 
 class Resample(NeuralNetwork):
@@ -119,9 +120,10 @@ class Resample(NeuralNetwork):
         if mode == "area":
             return self._adaptive_average("interpolate with mode 'area'", spatial, sizes)
         if mode in ("nearest", "nearest-exact"):
-            result = self
+            result, exact = self, mode == "nearest-exact"
+            is_small = spatial == 2 and sum(sizes) <= _SMALL_IMAGE
             for axis, (n, f) in enumerate(zip(sizes, factors, strict=True), 2):
-                result = result._nearest(axis, n, f, 0.5 if mode == "nearest-exact" else 0.0)
+                result = result._nearest(axis, n, f, exact, is_small)
             return result
         if mode not in ("linear", "bilinear", "trilinear", "bicubic"):
             raise UnsupportedError(f"interpolate with mode {mode!r}: use 'nearest', 'nearest-exact', 'linear', 'bilinear', 'trilinear', "
@@ -142,12 +144,12 @@ class Resample(NeuralNetwork):
             result = result._weighted(axis, *(_cubic_taps if mode == "bicubic" else _linear_taps)(positions, self.shape[axis]))
         return result
 
-    def _nearest(self, axis: int, n: int, factor: float | None, offset: float) -> Self:
+    def _nearest(self, axis: int, n: int, factor: float | None, exact: bool, is_small: bool) -> Self:
+        """An axis resized by repeating and leaving out elements. A whole multiple is a view where each element is repeated as often."""
         old = self.shape[axis]
-        if n % old == 0 and factor in (None, n // old):
+        positions = _nearest_positions(old, n, factor, exact, is_small, self.dtype == dtypes.float64)
+        if n % old == 0 and np.array_equal(positions, np.arange(n) // (n // old)):
             return self.repeat_interleave(n // old, axis)
-        step = np.float32(1 / factor if factor is not None else old / n)
-        positions = np.minimum(np.floor((np.arange(n, dtype=np.float32) + np.float32(offset)) * step).astype(np.int32), old - 1)
         return self.take(positions, axis)
 
     def _weighted(self, axis: int, positions: Numbers, weights: Numbers) -> Self:
@@ -194,6 +196,18 @@ def _spread_out(w: Any, dilations: Sequence[int], steps: Sequence[int]) -> tuple
         w = apart.flatten(axis, axis + 1).narrow(axis, 0, d * (k - 1) + 1)
         left.append(1)
     return w, tuple(left)
+
+
+def _nearest_positions(old: int, new: int, factor: float | None, exact: bool, is_small: bool, is_double: bool) -> Numbers:
+    """The position that each element of a result by 'nearest' or 'nearest-exact' (`exact`) is read from, as PyTorch's kernels for CPUs
+    compute it: in float32, in the double precision of the values (`is_double`) with a last rounding to float32, or for small images
+    (`is_small`) in float32 always. For these 'nearest' ignores the factor of an axis that stays or doubles."""
+    if is_small and not exact and new in (old, 2 * old):
+        return np.arange(new, dtype=np.int32) // (new // old)
+    kind = np.float64 if is_double and not is_small else np.float32
+    step = kind(1 / factor) if factor is not None else kind(old) / kind(new)
+    positions = (np.arange(new, dtype=kind) + kind(0.5 if exact else 0)) * step
+    return np.minimum(np.floor(positions.astype(np.float32)).astype(np.int32), old - 1)
 
 
 def _source_positions(old: int, new: int, factor: float | None, align_corners: bool, clip: bool, kind: np.dtype[Any]) -> Numbers:

@@ -60,10 +60,13 @@ def test_conv_transpose(data: st.DataObject, spatial: int, groups: int, seed: in
 
 
 def resampled(x: Array, axis: int, new: int, factor: float | None, mode: str, corners: bool) -> Array:
-    """One axis, element by element; positions in float32 as PyTorch computes them, which copies what stays when it is linear."""
+    """One axis of an image of less than 64 pixels along its sides, element by element; positions in float32 as PyTorch computes them, which
+    copies what stays, but for cubic positions."""
     old = x.shape[axis]
-    if mode == "linear" and old == new:
+    if mode != "cubic" and old == new:
         return x
+    if mode == "nearest" and new == 2 * old:
+        return x.repeat(2, axis)
     step = np.float32((old - 1) / max(1, new - 1) if corners else 1 / factor if factor else old / new)
     rows = []
     for i in range(new):
@@ -106,6 +109,18 @@ def test_double_precision_stays() -> None:
     x = make((1, 2, 7), "float64", 3)
     at = np.clip((np.arange(11) + 0.5) * (7 / 11) - 0.5, 0, 6)
     check(Tensor(x).interpolate(size=11, mode="linear"), np.array([[np.interp(at, np.arange(7), row) for row in x[0]]]), 30)
+
+
+def test_nearest_of_images_where_an_axis_stays_or_doubles_ignores_its_factor() -> None:
+    """As PyTorch does where height and width of the result add up to 128 at most."""
+    x = make((1, 2, 7, 6), "float32", 0)
+    check(Tensor(x).interpolate(scale_factor=1.05), x)
+    check(Tensor(x).interpolate(scale_factor=(1.1, 2.1)), x.repeat(2, 3))
+    check(Tensor(x[..., :2]).interpolate(scale_factor=(1.05, 1.3)), x[..., :2])
+    wide = make((1, 1, 1, 120), "float32", 0)
+    at = [math.floor(np.float32(i) * np.float32(1 / 1.003)) for i in range(120)]
+    check(Tensor(wide).interpolate(scale_factor=(9.0, 1.003)), wide[..., at].repeat(9, 2))
+    check(Tensor(wide).interpolate(scale_factor=(8.0, 1.003)), wide.repeat(8, 2))
 
 
 @pytest.mark.parametrize("factor", [1.3, 2.4])
