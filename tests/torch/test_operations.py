@@ -17,6 +17,7 @@ HALVES = (torch.float16, torch.bfloat16)
 X = torch.linspace(-2.0, 2.0, 24).reshape(2, 3, 4)
 Y = torch.linspace(0.5, 3.0, 24).reshape(2, 3, 4).flip(0)
 N = torch.arange(24).reshape(2, 3, 4) - 7
+NEAREST = ("nearest", "nearest-exact")
 IMAGE = torch.sin(torch.arange(2 * 4 * 9 * 7.0)).reshape(2, 4, 9, 7)
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "zero-dimensional operands do not widen": (lambda x, s, i: (x * s, i * s, i + 1, i / 3, x > s),
@@ -61,8 +62,21 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
                      (IMAGE, torch.cos(torch.arange(6 * 4 * 9.0)).reshape(6, 4, 3, 3), torch.cos(torch.arange(36.0)).reshape(4, 1, 3, 3))),
     "pooling": (lambda x: (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, (3, 2), return_indices=True), F.avg_pool2d(x, 2, ceil_mode=True),
                            F.adaptive_avg_pool2d(x, (3, 2)), F.avg_pool1d(x[:, :, 0], 3)), (IMAGE,)),
+    "positions of the largest": (lambda *images: [
+        (F.max_pool1d(x[0], 3, 2, 1, return_indices=True), F.max_pool2d(x, 3, 2, 1, return_indices=True),
+         F.max_pool2d(x, (2, 3), (3, 2), (1, 0), (1, 2), ceil_mode=True, return_indices=True), F.max_pool2d(x, 2, return_indices=True),
+         F.max_pool3d(x[None], 3, 2, 1, return_indices=True)) for x in images],
+        (torch.zeros(1, 2, 5, 7, dtype=torch.uint8), torch.full((2, 3, 4, 5), -torch.inf), torch.full((1, 2, 4, 5), -2**31, dtype=torch.int32),
+         torch.where(IMAGE > 0.5, torch.nan, torch.where(IMAGE < 0, -torch.inf, IMAGE)).double(), IMAGE.round())),
     "resizing": (lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, (5, 11), mode="bilinear"),
                             F.interpolate(x, (12, 8), mode="bicubic", align_corners=True)), (IMAGE,)),
+    "resizing to the nearest": (
+        lambda x, y, z: ([F.interpolate(y, scale_factor=f, mode=mode) for mode in NEAREST for f in (1.3, 2.0, 2.4)],
+                         [F.interpolate(x, scale_factor=f, mode=mode, recompute_scale_factor=again) for mode in NEAREST
+                          for f in ((1.05, 1.3), (2.1, 0.7), (20.1, 1.05)) for again in (False, True)],
+                         [F.interpolate(z, scale_factor=f, mode=mode) for mode in NEAREST for f in ((1.3, 2.0, 1.05), (1.99, 1.3, 0.9))],
+                         [F.interpolate(y.double(), size, mode=mode) for mode in NEAREST for size in (3, 10, 77)]),
+        (IMAGE, IMAGE[0], IMAGE[None])),
     "norms": (lambda x, w: (F.layer_norm(x, (4,), w, w), F.group_norm(x.transpose(1, 2), 2, w, w), F.instance_norm(x),
                             F.rms_norm(x, (4,), w, 1e-5), F.batch_norm(x.transpose(1, 2), w, w.abs() + 1, w, w)),
               (X, torch.tensor([0.5, 1.0, 2.0, -1.0]))),
@@ -91,7 +105,7 @@ def agree(got: Any, expected: Any) -> None:
     assert len(leaves) == len(wanted)
     for a, b in zip(leaves, wanted, strict=True):
         narrow = b.dtype in HALVES
-        torch.testing.assert_close(a, b, rtol=2e-2 if narrow else 1e-5, atol=2e-2 if narrow else 2e-6)
+        torch.testing.assert_close(a, b, rtol=2e-2 if narrow else 1e-5, atol=2e-2 if narrow else 2e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", CASES)

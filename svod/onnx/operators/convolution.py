@@ -119,30 +119,16 @@ def windows(node: Node, x: Tensor, fill: float | int, pairs: Pairs, more: Pairs,
 def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     kernel, strides, dilations, pairs, more = pool_geometry(node, x)
     rank = len(kernel)
-    taken = windows(node, x, x.dtype.min, pairs, more, kernel, strides, dilations)
-    largest = taken.max(tuple(range(-rank, 0)))
+    largest = windows(node, x, x.dtype.min, pairs, more, kernel, strides, dilations).max(tuple(range(-rank, 0)))
     if len(node.asked) < 2 or not node.asked[1]:
         return largest
-    out = taken.shape[2:2 + rank]
-    flat = taken.reshape(*taken.shape[:2 + rank], math.prod(kernel))
-    best = flat.eq(largest.unsqueeze(-1))
-    if x.dtype.is_float:
-        best = best.logical_or(flat.isnan())
-    inside = windows(node, Tensor.ones(1, 1, *x.shape[2:], dtype="bool"), 0, pairs, more, kernel, strides, dilations)
-    best = best.logical_and(inside.reshape(1, 1, *out, math.prod(kernel)))      # padding may be as small as the largest element
-    which = best.cast("int32").argmax(-1)                                       # (N, C, out…): the first of equals
-    order = list(range(rank)) if node.get("storage_order", 0) == 0 else list(reversed(range(rank)))
-    taps = np.stack(np.unravel_index(np.arange(math.prod(kernel)), kernel))
-    places = []
-    for i in range(rank):
-        tap = Tensor(taps[i] * dilations[i]).take(which)
-        start = Tensor(np.arange(out[i]) * strides[i] - pairs[i][0]).reshape(*(-1 if j == i else 1 for j in range(rank)))
-        places.append(tap.add(start))
+    sides = [(a, b + e) for (a, b), (_, e) in zip(pairs, more, strict=True)]
+    places = x._places_of_largest(str(node), sides, kernel, strides, dilations)
     at = Tensor.zeros(1, dtype="int64")
-    for i in order:
+    for i in range(rank) if node.get("storage_order", 0) == 0 else reversed(range(rank)):
         at = at.mul(x.shape[2 + i]).add(places[i])
     lead = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *(1,) * rank) * math.prod(x.shape[2:])
-    return largest, at.add(Tensor(lead)).cast("int64")
+    return largest, at.add(Tensor(lead))
 
 
 @operator("AveragePool")

@@ -241,6 +241,28 @@ class NeuralNetwork(Activations):
         windows = self._windows(name, sides, self.dtype.min, kernel, strides, per_axis(name, "dilation", dilation, spatial))
         return windows.max(tuple(range(-spatial, 0)))
 
+    def _places_of_largest(self, name: str, sides: Sequence[tuple[int, int]], kernel: Sequence[int], strides: Sequence[int],
+                           dilations: Sequence[int]) -> list[Self]:
+        """Where the largest element of each window of the last axes is, padded by `sides`: int64 positions along each of these axes, (N, C,
+        out…). Of equal elements it is the first, of several NaN the last, as in PyTorch. None is in the padding, whose elements may be as
+        large as the largest."""
+        spatial = len(kernel)
+        windows = self._windows(name, sides, self.dtype.min, kernel, strides, dilations)
+        out, axes = windows.shape[-2 * spatial:-spatial], tuple(range(-spatial, 0))
+        taps = self.arange(math.prod(kernel)).reshape(kernel)
+        order = windows.eq(windows.max(axes, keepdim=True)).cast(dtypes.int32)
+        if self.dtype.is_float:
+            order = order.where(windows.isnan().logical_not(), taps.add(2))
+        if any(map(any, sides)):
+            inside = self.full(self.shape[-spatial:], True)._windows(name, sides, False, kernel, strides, dilations)
+            order = order.where(inside, -1)
+        left, places = order.reshape(*order.shape[:-spatial], -1).argmax(-1), []
+        for i in reversed(range(spatial)):
+            start = self.arange(out[i], dtype=dtypes.int64).mul(strides[i]).sub(sides[i][0]).reshape(-1, *(1,) * (spatial - 1 - i))
+            places.append(left.remainder(kernel[i]).mul(dilations[i]).add(start))
+            left = left.floor_divide(kernel[i])
+        return places[::-1]
+
     def avg_pool1d(self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0, ceil_mode: bool = False,
                    count_include_pad: bool = True) -> Self:
         """`avg_pool2d` over the last axis."""

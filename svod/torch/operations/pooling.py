@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from svod.core.ir.dtype import dtypes
 from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.operations.table import aten
@@ -31,23 +30,18 @@ def _max_pool(spatial: int, x: Tensor, kernel_size: Sequence[int], stride: Seque
     """The largest of each window, and where it is in its image, counted row by row."""
     kernel, pads, spread = _each(kernel_size, spatial), _each(padding, spatial), _each(dilation, spatial)
     steps = _each(stride, spatial) if stride else kernel
+    name = f"max_pool{spatial}d"
 
     def positions() -> Tensor:
-        if ceil_mode or 0 in x.shape:
-            raise UnsupportedError("positions of max_pool with ceil_mode")
-        windows = x._windows("max_pool", [(p, p) for p in pads], x.dtype.min, kernel, steps, spread)
-        out = windows.shape[-2 * spatial:-spatial]
-        best = windows.reshape(*windows.shape[:-spatial], -1).argmax(-1).cast(dtypes.int64)
-        flat, left = Tensor.zeros(1, dtype=dtypes.int64), best
-        scale = 1
-        for i in reversed(range(spatial)):
-            inside, left = left % kernel[i], left // kernel[i]
-            begin = (Tensor.arange(out[i], dtype=dtypes.int64) * steps[i] - pads[i]).reshape(-1, *(1,) * (spatial - 1 - i))
-            flat = flat + (begin + inside * spread[i]) * scale
-            scale *= x.shape[x.ndim - spatial + i]
-        return flat
-    values = getattr(x, f"max_pool{spatial}d")(kernel, steps, pads, spread, ceil_mode)
-    return values, positions
+        if 0 in x.shape:
+            raise UnsupportedError(f"positions of {name} without elements")
+        *_, extra = x._pool_geometry(name, spatial, kernel, steps, pads, spread, ceil_mode)
+        sides = [(p, p + e) for p, e in zip(pads, extra, strict=True)]
+        first, *others = x._places_of_largest(name, sides, kernel, steps, spread)
+        for place, size in zip(others, x.shape[x.ndim - spatial + 1:], strict=True):
+            first = first * size + place
+        return first
+    return getattr(x, name)(kernel, steps, pads, spread, ceil_mode), positions
 
 
 def _max_pool_alone(spatial: int, *args: Any, **kwargs: Any) -> Tensor:
