@@ -262,7 +262,8 @@ class Elementwise(Movement):
 
     # -- comparisons -----------------------------------------------------------------------------
     def _compare(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        """`op` on operands promoted and broadcast. A number out of the range of an integer dtype is above or below all its values."""
+        """`op` on operands promoted and broadcast. Integers compare exactly, and a number out of the range of an integer dtype is above or
+        below all its values."""
         a, b = self._operand(x), self._operand(y)
         for number, other in ((a, b), (b, a)):
             if isinstance(number, int) and isinstance(other, TensorBase) and other.dtype.is_int:
@@ -271,7 +272,19 @@ class Elementwise(Movement):
                     below = (beyond < 0) == (number is a)       # whether a < b
                     holds = {Ops.CMPEQ: False, Ops.CMPNE: True, Ops.CMPLT: below, Ops.CMPLE: below}[op]
                     return self.from_uop(graph.full(other.shape, holds, dtypes.bool))
+        if isinstance(a, TensorBase) and isinstance(b, TensorBase):
+            for signed, unsigned in ((a, b), (b, a)):
+                if signed.dtype.kind == "i" and unsigned.dtype == dtypes.uint64:
+                    return self._compare_with_unsigned(op, name, a, b, signed)
         return self._binary(op, name, a, b)
+
+    def _compare_with_unsigned(self, op: Ops, name: str, a: TensorBase, b: TensorBase, signed: TensorBase) -> Self:
+        """`op` on a signed tensor and one of uint64, which have no common integer type: exact, as in NumPy. A negative number is below all
+        others."""
+        result = self._binary(op, name, a.cast(dtypes.uint64), b.cast(dtypes.uint64))
+        negative = self.from_uop(signed.uop).lt(0)
+        holds = {Ops.CMPEQ: False, Ops.CMPNE: True}.get(op, signed is a)       # where the signed one is negative
+        return result.logical_or(negative) if holds else result.logical_and(negative.logical_not())
 
     def eq(self, other: Operand) -> Self:
         """self == other, a bool tensor."""

@@ -60,7 +60,22 @@ def test_arithmetic(op: Callable[[Any, Any], Any], pair: tuple[Array, Array]) ->
 def test_comparisons(op: Callable[[Any, Any], Any], pair: tuple[Array, Array]) -> None:
     a, b = pair
     kind = common(a.dtype.name, b.dtype.name)
-    check(op(Tensor(a), Tensor(b)), quiet(lambda: op(a.astype(kind), b.astype(kind))))
+    exact = "f" not in a.dtype.kind + b.dtype.kind       # NumPy's comparisons of integers are
+    check(op(Tensor(a), Tensor(b)), quiet(lambda: op(a, b) if exact else op(a.astype(kind), b.astype(kind))))
+
+
+@pytest.mark.parametrize("signed", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("op", COMPARE)
+def test_integers_without_a_common_type_compare_exactly(op: Callable[[Any, Any], Any], signed: str) -> None:
+    edges = [0, 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
+    info = np.iinfo(signed)
+    a = np.array(edges, np.uint64)[:, None]
+    b = np.array([v for v in (*edges, *(-v for v in edges), info.min, info.max) if info.min <= v <= info.max], signed)
+    check(op(Tensor(a), Tensor(b)), op(a, b))
+    check(op(Tensor(b), Tensor(a)), op(b, a))
+    for number in (-1, 2**53 + 1, 2**63, 2**64 - 1, 2**64, -2**80):
+        check(op(Tensor(a), number), op(a.astype(object), number).astype(bool))
+        check(op(Tensor(b), number), op(b.astype(object), number).astype(bool))
 
 
 @few
