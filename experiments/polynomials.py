@@ -1,4 +1,5 @@
-"""Fits the polynomials of svod/compile/lower/math.py: weighted minimax by the Remez exchange, in 60-digit decimal arithmetic.
+"""Fits the polynomials of svod/compile/lower/math.py, and ERFCX of svod/tensor/operations/functions.py: weighted minimax by the Remez
+exchange, in 60-digit decimal arithmetic.
 
     python experiments/polynomials.py            # every table, as Python source, with its error in bits
     python experiments/polynomials.py EXP        # those whose name contains EXP
@@ -60,6 +61,16 @@ LN2 = D(2).ln()
 def erf(x: D) -> D:
     """2/sqrt(pi) * exp(-x²) * sum of 2^n x^(2n+1) / (2n+1)!!: terms of one sign, so no digits are lost."""
     return 2 / PI.sqrt() * (-x * x).exp() * series(x, x, lambda k: 2 * x * x / (2 * k + 1))
+
+
+def erfcx(x: D) -> D:
+    """exp(x²) (1 - erf(x)) for x ≥ 0: from 3 on by its continued fraction, 1 / (sqrt(pi) (x + 1/2 / (x + 2/2 / (x + 3/2 / (x + …)))))."""
+    if x < 3:
+        return (x * x).exp() * (1 - erf(x))
+    tail = x
+    for k in range(700, 0, -1):
+        tail = x + D(k) / 2 / tail
+    return 1 / (PI.sqrt() * tail)
 
 
 def tanh(x: D) -> D:
@@ -150,6 +161,14 @@ def rounded(x: D, bits: int) -> float:
     return float(np.float32(str(x))) if bits == 24 else float(x)
 
 
+def erfcx_fit(bits: int, k: D, top: D, count: int) -> Fit:
+    """(1 + 2x) erfcx(x) as a polynomial of q = (x - k) / (x + k) for x up to `top`."""
+    def target(q: D) -> D:
+        x = k * (1 + q) / (1 - q)
+        return (1 + 2 * x) * erfcx(x)
+    return Fit(f"ERFCX_{32 if bits == 24 else 64}", D(-1), (top - k) / (top + k), target, lambda q: 1 / target(q), range(count), bits, 1)
+
+
 def polynomial_fits() -> list[Fit]:
     root = D(2).sqrt()
     inverse_ln2, two_over = 1 / LN2, 2 / PI.sqrt()
@@ -192,6 +211,7 @@ def polynomial_fits() -> list[Fit]:
             range(12), 53),
         # log(1 - erf(1 + u)) = q(u) up to 1 + u = 6; the error counts as it enters erf
         Fit("ERFC_64", D(0), D(5), lambda u: (1 - erf(1 + u)).ln(), lambda u: 1 - erf(1 + u), range(18), 53),
+        *[erfcx_fit(*numbers) for numbers in ((24, D(2), D("10.3"), 10), (53, D(4), D("27.5"), 22))],
         # for POW of float32 inside float64: log2(1 + f) = f q(f) and 2^r = 1 + r q(r) to about 36 and 31 bits
         Fit("POW_LOG2_32", 1 / root - 1, root - 1, lambda f: log1p(f) * inverse_ln2 / f, lambda f: f / (log1p(f) * inverse_ln2),
             range(14), 53),

@@ -45,8 +45,9 @@ class Activations(Products):
 
     @rounds_once
     def logsigmoid(self) -> Self:
-        """log(sigmoid(x))."""
-        return self._float().neg().softplus().neg()
+        """log(sigmoid(x)): min(x, 0) - log1p(exp(-|x|))."""
+        x = self._float()
+        return x.minimum(0).sub(x.abs().neg().exp().log1p())
 
     @rounds_once
     def silu(self) -> Self:

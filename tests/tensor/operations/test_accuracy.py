@@ -1,0 +1,79 @@
+"""Functions of floats keep their relative precision over all numbers: against the C library, and NumPy in long double."""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from svod.tensor import Tensor
+from tests.tensor.checking import evaluate
+from tests.tensor.strategies import Array
+
+BOUND = 6       # units in the last place
+
+
+def each(function: Callable[[float], float]) -> Callable[[Array], Array]:
+    return lambda x: np.array([function(float(v)) for v in x], np.longdouble)
+
+
+def softplus(x: Array) -> Array:
+    return np.maximum(x, 0) + np.log1p(np.exp(-abs(x)))
+
+
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "expm1": np.expm1, "sinh": np.sinh,
+    "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "erf": each(math.erf), "erfc": each(math.erfc), "rsqrt": lambda x: 1 / np.sqrt(x), "softsign": lambda x: x / (1 + abs(x)),
+    "logsigmoid": lambda x: -softplus(-x), "softplus": lambda x: np.where(x > 20, x, softplus(x)),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "selu": lambda x: np.longdouble(1.0507009873554805) * np.where(x > 0, x, np.longdouble(1.6732632423543772) * np.expm1(x))}
+
+
+def numbers(dtype: str) -> Array:
+    """Numbers of all sizes and signs, the ones around 0 and ±1, and what is not finite."""
+    draw = np.random.default_rng(3)
+    kind = np.dtype(dtype).type
+    word = np.uint32 if dtype == "float32" else np.uint64
+    whole = draw.integers(0, 1 << 8 * np.dtype(dtype).itemsize, 4000, dtype=word).view(dtype)
+    sizes = 2.0 ** draw.uniform(-30, 11, 4000) * draw.choice([-1, 1], 4000)
+    near = 2.0 ** -draw.integers(1, np.finfo(kind).nmant, 400) * draw.choice([-1, 1], 400)
+    info = np.finfo(kind)
+    edges = [0.0, -0.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny, info.smallest_subnormal, -info.smallest_subnormal]
+    return np.concatenate([whole, *(v.astype(dtype) for v in (sizes, 1 + near, -1 + near, np.array(edges)))])
+
+
+def errors(got: Array, want: Array) -> Array:
+    """Distances in units of the last place of the result; infinities, NaNs and signs of infinities have to be the same."""
+    info = np.finfo(got.dtype)
+    largest = np.longdouble(info.max)
+    over = abs(want) > largest * (1 + np.longdouble(2.0) ** -(info.nmant + 2))
+    exponent = np.clip(np.frexp(np.where(np.isfinite(want), want, 0))[1] - 1, info.minexp, info.maxexp)
+    with np.errstate(invalid="ignore"):
+        distance = abs(got.astype(np.longdouble) - want) / np.ldexp(np.longdouble(1), exponent - info.nmant)
+    same = np.where(over, np.isinf(got) & (np.sign(got) == np.sign(want)), np.isnan(got) & np.isnan(want))
+    return np.where(same, 0, np.where(np.isnan(distance), np.inf, distance))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_relative_errors(name: str, dtype: str, request: pytest.FixtureRequest) -> None:
+    x = numbers(dtype)
+    if request.config.getoption("--device"):        # devices may take denormal numbers for zeros
+        x = x[~(abs(x) < 2 * np.finfo(x.dtype).tiny) | (x == 0)]
+    with np.errstate(all="ignore"):
+        want = FUNCTIONS[name](x.astype(np.longdouble))
+    error = errors(evaluate(getattr(Tensor(x), name)()), want)
+    if request.config.getoption("--device"):
+        error = np.where(abs(want) < 2 * np.finfo(x.dtype).tiny, 0, error)
+    worst = int(np.argmax(error))
+    assert error[worst] <= BOUND, (x[worst], want[worst], error[worst])
+
+
+def test_the_tail_of_erfc() -> None:
+    x = np.array([2, 3, 4, 5, 9, 10, -1, -5, 0, math.inf, -math.inf])
+    for dtype, bound in (("float32", 1e-6), ("float64", 2e-15)):
+        got = evaluate(Tensor(x.astype(dtype)).erfc())
+        np.testing.assert_allclose(got, [math.erfc(v) for v in x], rtol=bound, atol=np.finfo(dtype).tiny)
+    assert np.isnan(evaluate(Tensor([math.nan]).erfc()))
