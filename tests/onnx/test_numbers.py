@@ -74,6 +74,12 @@ def test_a_dynamic_scale_is_never_zero(x: Any) -> None:
     np.testing.assert_allclose((y.astype(F) - zero) * scale, x, atol=0.51 * scale)
 
 
+def test_softplus_has_no_threshold() -> None:
+    x = np.array([-30.0, 0, 21, 25, 800])
+    [y] = results("Softplus", [x], {}, 1)
+    np.testing.assert_allclose(y, np.maximum(x, 0) + np.log1p(np.exp(-abs(x))), rtol=4e-16)
+
+
 def test_positions_of_maxima_are_never_in_the_padding() -> None:
     """Zeros are as small as the padding of unsigned integers."""
     x = np.zeros((1, 1, 2, 3), U)

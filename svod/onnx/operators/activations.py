@@ -1,6 +1,7 @@
 """Activations and rows: relu and its relatives, softmax."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ from svod.onnx.registry import Array, Node, axis_in, operator
 from svod.tensor import Tensor, where
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
-    "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Softplus": Tensor.softplus, "Softsign": Tensor.softsign, "Mish": Tensor.mish,
+    "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Softplus": lambda x: x.softplus(threshold=math.inf), "Softsign": Tensor.softsign, "Mish": Tensor.mish,
     "HardSwish": Tensor.hardswish}
 
 for _name, _function in _PLAIN.items():
