@@ -371,6 +371,35 @@ def test_pytorchs_own_encoder_layers(options: dict[str, Any], caplog: pytest.Log
     assert not warnings_of(caplog)
 
 
+@pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu"}], ids=str)
+def test_sequences_and_rows_that_are_masked_altogether_are_nan_in_encoder_layers(options: dict[str, Any]) -> None:
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options).eval()
+    run, x = torch.compile(model, backend="svod"), torch.randn(2, 5, 8)
+    rows = torch.zeros(5, 5, dtype=torch.bool)
+    rows[3] = True
+    for kwargs in ({"src_key_padding_mask": torch.tensor([[False] * 5, [True] * 5])}, {"src_mask": rows},
+                   {"src_mask": torch.zeros(5, 5).masked_fill(rows, -torch.inf)}):
+        wanted = model(x, **kwargs)
+        assert wanted.isnan().any() and wanted.isfinite().any()
+        torch.testing.assert_close(run(x, **kwargs), wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_of_attention_that_are_masked_altogether_are_zeros(dtype: Any) -> None:
+    """As in PyTorch, whose softmax alone gives NaN."""
+    q = torch.randn(1, 2, 3, 4, dtype=dtype)
+    keep = torch.tensor([[True, True, True], [False, True, True], [False, False, False]])
+    added = torch.zeros(3, 3, dtype=dtype).masked_fill(~keep, -torch.inf)
+    for mask in (keep, added, keep[None, None, :, :1]):
+        def attend(q: Any, mask: Any = mask) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+        wanted = attend(q)
+        assert wanted[..., 2, :].eq(0).all()
+        torch.testing.assert_close(svod.torch.compile(_Module(attend), q)(q), wanted)
+    got = svod.torch.compile(_Module(lambda q: (q @ q.mT + added).softmax(-1)), q)(q)
+    torch.testing.assert_close(got, (q @ q.mT + added).softmax(-1), equal_nan=True)
+
+
 def test_self_attention_in_evaluation_mode(caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x = torch.randn(2, 5, 8)

@@ -1,6 +1,7 @@
 """Attention."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from svod.errors import UnsupportedError
@@ -41,11 +42,15 @@ def _kept(mask: Tensor | None, mask_type: int | None) -> Tensor | None:
 
 def _self_attention(x: Tensor, heads: int, qkv: tuple[Tensor, Tensor | None], out: tuple[Tensor, Tensor | None],
                     kept: Tensor | None) -> Tensor:
-    """Attention of (N, L, E) to itself, with the three projections in one weight (3E, E)."""
+    """Attention of (N, L, E) to itself, with the three projections in one weight (3E, E). A row without any kept score is NaN in PyTorch's
+    operators that are whole layers, and zeros in its scaled_dot_product_attention."""
     n, length, width = x.shape
     parts = x.linear(*qkv).reshape(n, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
     q, k, v = parts.unbind(0)
-    return q.scaled_dot_product_attention(k, v, kept).permute(0, 2, 1, 3).reshape(n, length, width).linear(*out)
+    attended = q.scaled_dot_product_attention(k, v, kept)
+    if kept is not None:
+        attended = attended.where(kept.any(-1, keepdim=True), math.nan)
+    return attended.permute(0, 2, 1, 3).reshape(n, length, width).linear(*out)
 
 
 @aten("_native_multi_head_attention")
