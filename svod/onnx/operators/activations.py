@@ -12,8 +12,8 @@ from svod.onnx.registry import Array, Node, axis_in, operator
 from svod.tensor import Tensor, where
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
-    "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Softplus": lambda x: x.softplus(threshold=math.inf), "Softsign": Tensor.softsign, "Mish": Tensor.mish,
-    "HardSwish": Tensor.hardswish}
+    "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Softplus": lambda x: x.softplus(threshold=math.inf), "Softsign": Tensor.softsign,
+    "Mish": Tensor.mish, "HardSwish": Tensor.hardswish}
 
 for _name, _function in _PLAIN.items():
     unary(_name, _function)

@@ -204,10 +204,10 @@ def _nearest_positions(old: int, new: int, factor: float | None, exact: bool, is
     (`is_small`) in float32 always. For these 'nearest' ignores the factor of an axis that stays or doubles."""
     if is_small and not exact and new in (old, 2 * old):
         return np.arange(new, dtype=np.int32) // (new // old)
-    kind = np.float64 if is_double and not is_small else np.float32
-    step = kind(1 / factor) if factor is not None else kind(old) / kind(new)
-    positions = (np.arange(new, dtype=kind) + kind(0.5 if exact else 0)) * step
-    return np.minimum(np.floor(positions.astype(np.float32)).astype(np.int32), old - 1)
+    kind: np.dtype[Any] = np.dtype(np.float64 if is_double and not is_small else np.float32)
+    step = kind.type(1 / factor) if factor is not None else kind.type(old) / kind.type(new)
+    index: Numbers = np.arange(new, dtype=kind) + kind.type(0.5 if exact else 0)
+    return np.asarray(np.minimum(np.floor((index * step).astype(np.float32)).astype(np.int32), old - 1))
 
 
 def _source_positions(old: int, new: int, factor: float | None, align_corners: bool, clip: bool, kind: np.dtype[Any]) -> Numbers:

@@ -23,9 +23,10 @@ def softplus(x: Array) -> Array:
 
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "expm1": np.expm1, "sinh": np.sinh,
-    "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "asin": np.arcsin, "acos": np.arccos,
-    "atan": np.arctan, "erf": each(math.erf), "erfc": each(math.erfc), "rsqrt": lambda x: 1 / np.sqrt(x), "softsign": lambda x: x / (1 + abs(x)),
+    "exp": np.exp, "exp2": np.exp2, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "expm1": np.expm1,
+    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "asin": np.arcsin,
+    "acos": np.arccos, "atan": np.arctan, "erf": each(math.erf), "erfc": each(math.erfc), "rsqrt": lambda x: 1 / np.sqrt(x),
+    "softsign": lambda x: x / (1 + abs(x)),
     "logsigmoid": lambda x: -softplus(-x), "softplus": lambda x: np.where(x > 20, x, softplus(x)),
     "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
     "selu": lambda x: np.longdouble(1.0507009873554805) * np.where(x > 0, x, np.longdouble(1.6732632423543772) * np.expm1(x))}
