@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from svod.errors import ConfigError, UnsupportedError
-from svod.onnx.reader import Arrays, all_nodes, opsets, subgraphs
+from svod.onnx.reader import Arrays, in_order, opsets, overridable, reads
 from svod.onnx.registry import Array
 
 log = logging.getLogger("svod.onnx")
@@ -32,15 +32,16 @@ class Tail:
         graph = model.graph
         behind: set[str] = set()
         nodes = []
-        for node in graph.node:
-            if any(o in lacking for o in node.output) or behind.intersection(_read(node)):
+        for node in in_order(graph):
+            if any(o in lacking for o in node.output) or behind.intersection(reads(node)):
                 nodes.append(node)
                 behind.update(o for o in node.output if o)
         self.results = [o for o in outputs if o in behind]
         nodes = _needed(nodes, set(self.results))
         made = {o for n in nodes for o in n.output}
-        constants = {t.name: t for t in graph.initializer}
-        read = [name for n in nodes for name in _read(n) if name and name not in made]
+        changeable = set(overridable(model))
+        constants = {t.name: t for t in graph.initializer if t.name not in changeable}
+        read = [name for n in nodes for name in reads(n) if name and name not in made]
         self.cut = [name for name in dict.fromkeys(read) if name not in constants]
         self.share = len(nodes) / max(1, len(graph.node))
         self.operators = sorted({n.op_type for n in nodes if any(o in lacking for o in n.output)})
@@ -84,20 +85,11 @@ def check_runtime(name: str | None, argument: str = "fallback") -> None:
         raise ConfigError(f"{argument}={name!r}: use {' or '.join(map(repr, RUNTIMES))}, or None")
 
 
-def _read(node: onnx.NodeProto) -> list[str]:
-    """The values that a node reads, by itself and in the graphs inside it."""
-    names = [n for n in node.input if n]
-    for sub in subgraphs(node):
-        inside = {o for n in all_nodes(sub) for o in n.output} | {i.name for i in sub.input} | {i.name for i in sub.initializer}
-        names += [n for inner in all_nodes(sub) for n in inner.input if n and n not in inside]
-    return names
-
-
 def _needed(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
     """The nodes that the wanted values depend on."""
     chosen = []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
             chosen.append(node)
-            wanted.update(_read(node))
+            wanted.update(reads(node))
     return chosen[::-1]

@@ -16,7 +16,7 @@ from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.variable import Variable
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.fallback import Tail, check_runtime
-from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, read_model, type_name
+from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, overridable, read_model, type_name
 from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
@@ -63,7 +63,8 @@ def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, ou
     """The model in a file, as a function of arrays. `source`: a path, bytes, a file or a ModelProto.
 
     `dims` gives sizes to free dimensions: a number, or a Variable, for which one plan serves all its values. Without, each size that
-    occurs has a plan of its own. `outputs`: the values to compute, which may be any in the graph; by default the model's outputs.
+    occurs has a plan of its own. `outputs`: the values to compute, which may be any in the graph; by default the model's outputs. Nodes and
+    inputs that they do not depend on are left out.
     `fallback`: "onnxruntime" or "reference" runs what svod does not have, and what stands behind it, on the host (`svod.onnx.fallback`).
     `device`: what the kernels run on, such as "WEBGPU"; by default that of `config`, else SVOD_DEVICE.
 
@@ -83,11 +84,17 @@ class Model:
                  config: PrepareConfig | None, fallback: str | None = None, name: str = "the model") -> None:
         self.proto, self.dims, self.config = proto, dict(dims), config
         graph = proto.graph
-        given = {t.name for t in graph.initializer}
-        self.inputs = tuple(_described(i) for i in graph.input if i.name not in given)
+        given = {t.name for t in (*graph.initializer, *(s.values for s in graph.sparse_initializer))}
+        changeable = overridable(proto)
         self.outputs = _outputs(graph, outputs)
+        wanted = [o.name for o in self.outputs]
+        self.walk = Walk(proto, opsets(proto), arrays, None if outputs is None else wanted)
+        needed = {i.name for i in graph.input} if outputs is None else self.walk.needed_inputs(wanted)
+        self.inputs = tuple(_described(i) for i in graph.input if i.name not in given and i.name in needed)
+        #: Initializers that a call may give another value for, by name.
+        self.overridable = tuple(_described(i) for i in graph.input if i.name in changeable)
+        self._unread = {i.name for i in graph.input} - needed
         self._check_inputs()
-        self.walk = Walk(proto, opsets(proto), arrays)
         self.fallback, self._lacking = fallback, [] if fallback is None else self.walk.lacking()
         if fallback is None:
             self.walk.check(name)
@@ -213,7 +220,7 @@ class Model:
             return given
         if not all(isinstance(n, int) and n >= 0 for n in given):
             raise OnnxError(f"{name}={given}: give an array, or the extents of one, such as {name}=(1, 128)")
-        kind = next((i.dtype for i in self.inputs if i.name == name), "float32")
+        kind = next((i.dtype for i in (*self.inputs, *self.overridable) if i.name == name), "float32")
         return np.zeros(given, np.dtype(kind if kind != "bfloat16" else "float32"))
 
     def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...],
@@ -261,12 +268,12 @@ class Model:
     def checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as arrays and tensors. Raises OnnxError with everything that does not fit."""
         problems: list[str] = []
-        names = {i.name for i in self.inputs}
+        names = {i.name for i in (*self.inputs, *self.overridable)} | self._unread
         problems += [f"missing: {i.name}, {_words(i)}" for i in self.inputs if i.name not in feed]
         problems += [f"unknown: {name}; the inputs are {', '.join(i.name for i in self.inputs)}" for name in feed if name not in names]
         sizes: dict[str, int] = {}
         out: dict[str, Any] = {}
-        for i in self.inputs:
+        for i in (*self.inputs, *self.overridable):
             if i.name in feed:
                 out[i.name] = self._one(i, feed[i.name], sizes, problems)
         if problems:

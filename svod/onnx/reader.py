@@ -2,6 +2,7 @@
 can be, and not copied."""
 from __future__ import annotations
 
+import heapq
 import io
 import math
 import mmap
@@ -103,36 +104,75 @@ def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
 
 
 def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
-    """Every value is made once, before it is read, and is made at all."""
+    """Every value is made once, at all, and not of itself."""
     _check_names(graph, what)
     made = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
-    every = made | outer | {o for n in graph.node for o in n.output if o}
     for node in graph.node:
-        title = title_of(node)
-        for name in node.input:
-            if name and name not in every:
-                raise OnnxError(f"{what}: {title} reads {name!r}, which nothing makes")
-            if name and name not in made and name not in outer:
-                raise OnnxError(f"{what}: {title} reads {name!r} before it is made: the nodes have a cycle or are not in order")
-        for a in node.attribute:
-            for sub in [a.g] if a.type == onnx.AttributeProto.GRAPH else a.graphs:
-                _check_graph(sub, outer | made, what)
         for name in node.output:
             if name and name in made:
-                raise OnnxError(f"{what}: {name!r} is made twice, the second time by {title}")
+                raise OnnxError(f"{what}: {name!r} is made twice, the second time by {title_of(node)}")
             made.add(name)
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in made and name not in outer:
+                raise OnnxError(f"{what}: {title_of(node)} reads {name!r}, which nothing makes")
+        for sub in subgraphs(node):
+            _check_graph(sub, outer | made, what)
+    if len(order := in_order(graph)) < len(graph.node):
+        done = {name for node in order for name in node.output}
+        node = next(n for n in graph.node if not done.issuperset(n.output))
+        raise OnnxError(f"{what}: the nodes have a cycle: {title_of(node)} reads {', '.join(map(repr, reads(node)))}, of which one is made "
+                        "of what it makes, or stands behind a cycle")
     for o in graph.output:
         if o.name not in made | outer:
             raise OnnxError(f"{what}: nothing makes the output {o.name!r}")
 
 
+def in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph, each behind those that it reads, else in the file's order. Nodes in a cycle, and behind one, are missing."""
+    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    waiting: list[int] = []         # for each node how many nodes that it reads are to come
+    readers: dict[int, list[int]] = {}
+    for i, node in enumerate(graph.node):
+        before = {maker[name] for name in reads(node) if name in maker}
+        waiting.append(len(before))
+        for j in before:
+            readers.setdefault(j, []).append(i)
+    ready, order = [i for i, n in enumerate(waiting) if n == 0], []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(graph.node[i])
+        for j in readers.get(i, ()):
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                heapq.heappush(ready, j)
+    return order
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The values that a node reads, by itself and in the graphs inside it."""
+    names = [n for n in node.input if n]
+    for sub in subgraphs(node):
+        inner = list(all_nodes(sub))
+        inside = {o for n in inner for o in n.output} | {i.name for i in sub.input} | {i.name for i in sub.initializer}
+        read = [*(name for n in inner for name in n.input), *(o.name for o in sub.output)]
+        names += [name for name in read if name and name not in inside]
+    return names
+
+
 def _check_names(graph: onnx.GraphProto, what: str) -> None:
-    """No two inputs, outputs or initializers have one name."""
+    """No two inputs or initializers have one name."""
     weights = [*(i.name for i in graph.initializer), *(i.values.name for i in graph.sparse_initializer)]
-    for words, names in (("the inputs", [i.name for i in graph.input]), ("the outputs", [o.name for o in graph.output]),
-                         ("the initializers", weights)):
+    for words, names in (("the inputs", [i.name for i in graph.input]), ("the initializers", weights)):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise OnnxError(f"{what}: {words} have two of the name {twice[0]!r}")
+
+
+def overridable(model: onnx.ModelProto) -> list[str]:
+    """The initializers that a run may be given other values for: inputs with a value of their own. Before version 4 of the format every
+    initializer had to be an input, and its value was the only one."""
+    given = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
+    return [i.name for i in model.graph.input if i.name in given] if model.ir_version >= 4 else []
 
 
 def opsets(model: onnx.ModelProto) -> dict[str, int]:

@@ -114,7 +114,7 @@ class InferenceSession:
         return [_node_arg(o) for o in self._model.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        return []
+        return [_node_arg(i) for i in self._model.overridable]
 
     def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
         _note_providers(providers)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,18 @@ from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import operators
 from svod.onnx.known import MOST_KNOWN, Known, differs
-from svod.onnx.reader import Arrays, OnnxError, all_nodes, attributes_of, describe_missing, domain_of, subgraphs, type_name
+from svod.onnx.reader import (
+    Arrays,
+    OnnxError,
+    all_nodes,
+    attributes_of,
+    describe_missing,
+    domain_of,
+    in_order,
+    reads,
+    subgraphs,
+    type_name,
+)
 from svod.onnx.registry import Node, Operator, find
 from svod.onnx.schemas import type_mistake
 from svod.onnx.values import DIFFERS, Value, is_known, tensor_of
@@ -25,8 +36,11 @@ log = logging.getLogger("svod.onnx")
 class Walk:
     """The graphs of one model. Arrays of weights are kept, so that a weight is one tensor in every walk."""
 
-    def __init__(self, model: onnx.ModelProto, opsets: dict[str, int], arrays: Arrays) -> None:
+    def __init__(self, model: onnx.ModelProto, opsets: dict[str, int], arrays: Arrays, wanted: Sequence[str] | None = None) -> None:
+        """`wanted`: the values that will be asked for, or that those are computed from; by default any."""
         self.model, self.opsets, self.arrays = model, opsets, arrays
+        self._order: dict[int, tuple[onnx.GraphProto, list[onnx.NodeProto]]] = {}
+        self.nodes = self._in_order(model.graph) if wanted is None else self.needed(model.graph, set(wanted))
         self._weights: dict[int, Tensor] = {}       # by the id of an array of the model's own
         self._own: set[int] = set()
         # by the id of a message, which is kept: protobuf makes its objects anew when nobody holds them
@@ -41,7 +55,7 @@ class Walk:
         """Operators that svod does not have: name, opset, count, the first node, why."""
         count: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], str] = {}
-        for node in all_nodes(self.model.graph):
+        for node in (n for outer in self.nodes for n in (outer, *(i for sub in subgraphs(outer) for i in all_nodes(sub)))):
             domain = domain_of(node)
             if self._operator(node) is None:
                 count[domain, node.op_type] += 1
@@ -50,7 +64,7 @@ class Walk:
 
     def lacking(self) -> list[str]:
         """The first outputs of the nodes that svod does not have, or that hold such nodes."""
-        return [node.output[0] for node in self.model.graph.node
+        return [node.output[0] for node in self.nodes
                 if any(self._operator(n) is None for n in (node, *(inner for sub in subgraphs(node) for inner in all_nodes(sub))))]
 
     def check(self, what: str) -> None:
@@ -70,15 +84,14 @@ class Walk:
         short lists of integers are, and what such an operand is given as it is: a plan for each image is none."""
         deciding: set[str] = set()
         direct: set[str] = set()
-        self._collect_deciding(self.model.graph, deciding, direct)
+        self._collect_deciding(self.nodes, deciding, direct)
         return {i.name for i in self.model.graph.input if i.name in deciding and _may_decide(i, i.name in direct)}
 
-    def _collect_deciding(self, graph: onnx.GraphProto, deciding: set[str], direct: set[str]) -> None:
-        """Add the values that must be known in a graph, from its last node to its first. `direct`: those that are such operands
-        themselves."""
-        for node in reversed(graph.node):
+    def _collect_deciding(self, nodes: Sequence[onnx.NodeProto], deciding: set[str], direct: set[str]) -> None:
+        """Add the values that must be known, from the last node to the first. `direct`: those that are such operands themselves."""
+        for node in reversed(nodes):
             for sub in subgraphs(node):
-                self._collect_deciding(sub, deciding, direct)
+                self._collect_deciding(self._in_order(sub), deciding, direct)
             operator = self._operator(node)
             needed = operator.known if operator is not None else ()
             for i, name in enumerate(node.input):
@@ -119,17 +132,25 @@ class Walk:
             results = self._node(node, values)
             values.update((name, r) for name, r in zip(node.output, results, strict=False) if name)
 
-    def needed(self, graph: onnx.GraphProto, wanted: set[str]) -> Iterator[onnx.NodeProto]:
+    def needed(self, graph: onnx.GraphProto, wanted: set[str]) -> list[onnx.NodeProto]:
         """The nodes that the wanted values depend on, in order."""
         needed, chosen = set(wanted), []
-        for node in reversed(graph.node):
+        for node in reversed(self._in_order(graph)):
             if needed.intersection(node.output):
                 chosen.append(node)
-                needed.update(n for n in node.input if n)
-                for sub in subgraphs(node):
-                    needed.update(n for inner in all_nodes(sub) for n in inner.input if n)
-                    needed.update(o.name for o in sub.output)
-        return iter(chosen[::-1])
+                needed.update(reads(node))
+        return chosen[::-1]
+
+    def _in_order(self, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+        """The nodes of a graph in an order in which they can be computed."""
+        if id(graph) not in self._order:
+            self._order[id(graph)] = graph, in_order(graph)
+        return self._order[id(graph)][1]
+
+    def needed_inputs(self, wanted: Sequence[str]) -> set[str]:
+        """The names of the graph's inputs that the wanted values depend on."""
+        read = {name for node in self.needed(self.model.graph, set(wanted)) for name in reads(node)} | set(wanted)
+        return {i.name for i in self.model.graph.input if i.name in read}
 
     def _initializers(self, graph: onnx.GraphProto) -> dict[str, Value]:
         _, known_values = self._initial.get(id(graph), (graph, None))

@@ -41,7 +41,6 @@ def weight(values: Any, name: str = "w") -> Any:
 MISTAKES = {
     "two initializers": (model([N("Add", ["x", "w"], ["y"])], weights=[weight(ONES), weight(7 * ONES)]), "two of the name 'w'"),
     "two inputs": (model([N("Relu", ["x"], ["y"])], [info("x"), info("x")]), "two of the name 'x'"),
-    "two outputs": (model([N("Relu", ["x"], ["y"])], outputs=[info("y"), info("y")]), "two of the name 'y'"),
     "types": (model([N("Add", ["x", "w"], ["y"])], weights=[weight(np.arange(4))]), "float32 and int64, and must have one type"),
     "a type": (model([N("And", ["x", "x"], ["y"])]), "float32; version 7 of the operator takes bool|takes bool"),
     "declared": (model([N("Relu", ["x"], ["y"])], outputs=[info("y", TensorProto.INT64)]), "declared as int64, and its nodes make float32"),

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
 
 from svod.errors import UnsupportedError
-from svod.onnx.registry import Node, operator
+from svod.onnx.registry import Array, Node, operator
 from svod.onnx.values import Undecided, Value, dtype_of, is_known, shape_of, tensor_of
 from svod.tensor import Tensor, where
 
@@ -43,35 +44,62 @@ def _is_alike(a: Value, b: Value) -> bool:
 
 @operator("Loop", raw=True, known=("count", "condition"))
 def loop(node: Node, count: Value = None, condition: Value = None, *carried: Value) -> tuple[Value, ...]:
-    body = node.need("body")
+    """Each turn is a copy of the body. Where the condition is computed from data all turns up to the limit are, and the state of each is
+    kept as long as the condition holds."""
+    body, collected = node.need("body"), len(node.need("body").output) - 1 - len(carried)
     if count is not None and not is_known(count):
         raise UnsupportedError(f"{node}: the number of its turns is computed from data")
-    if condition is not None and not is_known(condition):
-        raise UnsupportedError(f"{node}: its condition is computed from data")
     most = MOST_TURNS + 1 if count is None else int(count.reshape(-1)[0])
     go: Value = np.array(True) if condition is None else condition
-    state, scanned, turn = list(carried), [list[Value]() for _ in range(len(body.output) - 1 - len(carried))], 0
-    while turn < most and bool(np.asarray(go).reshape(-1)[0]):
+    state, kept, turn = list(carried), [list[Value]() for _ in range(collected)], 0
+    while turn < most and _may_go_on(go):
+        if not is_known(go) and (count is None or collected):
+            raise UnsupportedError(f"{node}: whether it goes on is computed from data, and it "
+                                   + ("has no limit of turns" if count is None else "collects something in each turn"))
         if turn == MOST_TURNS:
             raise UnsupportedError(f"{node} takes more than {MOST_TURNS} turns, each of which is a copy of its graph")
-        go, *results = node.walk(body, np.array(turn, np.int64), go, *state)
-        if not is_known(go):
-            raise UnsupportedError(f"{node}: whether it goes on is computed from data")
-        state = results[:len(carried)]
-        for kept, value in zip(scanned, results[len(carried):], strict=True):
-            kept.append(value)
+        then, *results = node.walk(body, np.array(turn, np.int64), np.array(True), *state)
+        settled = node.walk.known(then)
+        then = then if settled is None else settled
+        if is_known(go):
+            state, go = results[:len(carried)], then
+        else:
+            state, go = _chosen(node, go, results, state), tensor_of(go).reshape(()).logical_and(tensor_of(then).reshape(()))
+        for values, value in zip(kept, results[len(carried):], strict=True):
+            values.append(value)
         turn += 1
     if turn > MANY_TURNS:
         log.warning("%s is unrolled: %d copies of its graph", node, turn)
-    return (*state, *(stacked(node, kept) for kept in scanned))
+    return (*state, *(stacked(node, values, i) for values, i in zip(kept, body.output[1 + len(carried):], strict=True)))
 
 
-def stacked(node: Node, values: Sequence[Value]) -> Value:
+def _may_go_on(condition: Value) -> bool:
+    return not is_known(condition) or bool(condition.reshape(-1)[0])
+
+
+def _chosen(node: Node, condition: Value, new: Sequence[Value], old: Sequence[Value]) -> list[Value]:
+    """The new state where the condition holds, else the old one."""
+    if not all(map(_is_alike, new, old)):
+        raise UnsupportedError(f"{node}: whether it goes on is computed from data, and its state changes its shape or type")
+    return [where(tensor_of(condition).reshape(()), tensor_of(a), tensor_of(b)) for a, b in zip(new, old, strict=True)]
+
+
+def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) -> Value:
+    """What turns have collected, one after the other. After no turn it has the declared shape and type."""
     if not values:
-        raise UnsupportedError(f"{node} takes no turn: the shape of what it collects is not known")
+        return nothing_of(node, declared)
     if all(is_known(v) for v in values):
         return np.stack(values)
     return Tensor.stack([tensor_of(v) for v in values], 0)
+
+
+def nothing_of(node: Node, declared: onnx.ValueInfoProto) -> Array:
+    """No value of a declared type and shape: an array whose first axis is empty. A size that is not declared is 0."""
+    tensor = declared.type.tensor_type
+    if declared.type.WhichOneof("value") != "tensor_type" or not tensor.HasField("shape"):
+        raise UnsupportedError(f"{node} takes no turn, and its body does not declare the shape of {declared.name!r}")
+    sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in tensor.shape.dim]
+    return np.zeros((0, *sizes), onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
 
 
 @operator("Scan", 9, raw=True)
@@ -93,7 +121,7 @@ def scan_old(node: Node, lengths: Value, *operands: Value) -> tuple[Value, ...]:
     return tuple(Tensor.stack([tensor_of(r[i]) for r in results], 0) for i in range(len(results[0])))
 
 
-def scanned(node: Node, body: object, state: list[Value], inputs: list[Value], first: int) -> tuple[Value, ...]:
+def scanned(node: Node, body: onnx.GraphProto, state: list[Value], inputs: list[Value], first: int) -> tuple[Value, ...]:
     axes, directions = node.get("scan_input_axes") or [0] * len(inputs), node.get("scan_input_directions") or [0] * len(inputs)
     sequences = [tensor_of(v).movedim(a, 0) for v, a in zip(inputs, axes, strict=True)]
     turns = sequences[0].shape[0]
@@ -106,11 +134,15 @@ def scanned(node: Node, body: object, state: list[Value], inputs: list[Value], f
         count = len(state)
         state = results[:count]
         collected.append(results[count:])
-    outputs = []
-    kinds = node.get("scan_output_directions") or [0] * (len(collected[0]) if collected else 0)
-    places = node.get("scan_output_axes") or [0] * len(kinds)
+    outputs: list[Value] = []
+    declared = body.output[len(state):]
+    kinds = node.get("scan_output_directions") or [0] * len(declared)
+    places = node.get("scan_output_axes") or [0] * len(declared)
     for i, (reverse, axis) in enumerate(zip(kinds, places, strict=True)):
         values = [tensor_of(c[i]) for c in collected]
+        if not values:
+            outputs.append(np.moveaxis(nothing_of(node, declared[i]), 0, axis))
+            continue
         outputs.append(Tensor.stack(list(reversed(values)) if reverse else values, 0).movedim(0, axis))
     return (*state, *outputs)
 
