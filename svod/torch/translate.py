@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx.node import map_arg
 
-from svod.core.ir.dtype import DType
+from svod.core.ir.dtype import DType, accumulator
 from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
 from svod.tensor import Tensor
+from svod.tensor.precision import is_half, widened
 from svod.torch.fallback import Clock, Foreign, run_in_torch
 from svod.torch.memory import DTYPES, TORCH_DTYPES, svod_dtype
 from svod.torch.operations import COMPLEX, TABLE, Operation
@@ -162,7 +163,7 @@ class _Walk:
         return run_in_torch(target, args, kwargs, self.clock)
 
     def _translated(self, operation: Operation, node: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """What svod's function returns, in the dtypes that PyTorch gives."""
+        """What svod's function returns, in the dtypes that PyTorch gives: of 16-bit floats it is rounded here."""
         if _has_foreign(args):
             raise UnsupportedError("it reads values that svod has no dtype for")
         wanted = node.meta.get("val")
@@ -172,7 +173,9 @@ class _Walk:
         given = [_known(a) for a in args]
         named = {k: _known(v) for k, v in kwargs.items() if k not in _PLACES and v is not None}
         if operation.promotes:
-            given = promoted(given, wanted)
+            given = promoted(given, wanted, operation.widens)
+        if operation.widens:
+            given, named = widened(given), widened(named)
         return _with_dtypes(operation.function(*given, **named), wanted)
 
     def _item(self, node: Any, values: Any, index: int) -> Any:
@@ -271,10 +274,10 @@ def _with_dtypes(made: Any, wanted: Any) -> Any:
     return made
 
 
-def promoted(args: Sequence[Any], wanted: Any = None) -> list[Any]:
+def promoted(args: Sequence[Any], wanted: Any = None, widens: bool = False) -> list[Any]:
     """Operands cast to the type in which PyTorch computes: tensors without axes, and numbers, do not widen those of the same kind.
     `wanted`: a fake tensor like the result: integers are computed in its type where that has fractions. Beside integers a number keeps
-    the bits that fit."""
+    the bits that fit. With `widens`, a tensor without axes keeps its value beside 16-bit floats, as a number does."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     types = {t.dtype for t in tensors}
     numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
@@ -286,7 +289,8 @@ def promoted(args: Sequence[Any], wanted: Any = None) -> list[Any]:
     dtype = svod_dtype(common.dtype if isinstance(common, torch.Tensor) else torch.result_type(common, common))
     if floats and not dtype.is_float:
         dtype = svod_dtype(wanted.dtype)
-    return [a.cast(dtype) if isinstance(a, Tensor) else _fitting(a, dtype) for a in args]
+    for_one = accumulator(dtype) if widens and is_half(dtype) else dtype
+    return [a.cast(dtype if a.ndim else for_one) if isinstance(a, Tensor) else _fitting(a, dtype) for a in args]
 
 
 def _fitting(number: Any, dtype: DType) -> Any:

@@ -122,7 +122,6 @@ class Activations(Products):
         """x where above the threshold, `value` elsewhere."""
         return self.where(self.le(threshold).logical_not(), value)
 
-    @rounds_once
     def hardshrink(self, lambd: float = 0.5) -> Self:
         """x where |x| > lambd, 0 elsewhere."""
         return self.where(self.abs().le(lambd).logical_not(), 0)

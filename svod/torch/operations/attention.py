@@ -14,7 +14,7 @@ def _grouped(query: Tensor, x: Tensor) -> Tensor:
     return x.repeat_interleave(query.shape[-3] // x.shape[-3], -3)
 
 
-@aten("scaled_dot_product_attention")
+@aten("scaled_dot_product_attention", widens=False)
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
               scale: float | None = None, enable_gqa: bool = False) -> Tensor:
     """softmax(query @ keyᵀ · scale + mask) @ value."""
@@ -23,7 +23,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     return query.scaled_dot_product_attention(key, value, attn_mask, dropout_p, is_causal, scale)
 
 
-@aten("_scaled_dot_product_flash_attention_for_cpu")
+@aten("_scaled_dot_product_flash_attention_for_cpu", widens=False)
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
                     attn_mask: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, Callable[[], Tensor]]:
     """What attention becomes on a CPU without gradients: the result, and logarithms that only training reads."""
@@ -53,7 +53,7 @@ def _self_attention(x: Tensor, heads: int, qkv: tuple[Tensor, Tensor | None], ou
     return attended.permute(0, 2, 1, 3).reshape(n, length, width).linear(*out)
 
 
-@aten("_native_multi_head_attention")
+@aten("_native_multi_head_attention", widens=False)
 def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
                          qkv_bias: Tensor | None, proj_weight: Tensor, proj_bias: Tensor | None, mask: Tensor | None = None,
                          need_weights: bool = True, average_attn_weights: bool = True,
@@ -67,7 +67,7 @@ def multi_head_attention(query: Tensor, key: Tensor, value: Tensor, embed_dim: i
     return _self_attention(query, num_head, (qkv_weight, qkv_bias), (proj_weight, proj_bias), _kept(mask, mask_type)), weights
 
 
-@aten("_transformer_encoder_layer_fwd")
+@aten("_transformer_encoder_layer_fwd", widens=False)
 def encoder_layer(x: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor,
                   use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor,
                   norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor, ffn_bias_2: Tensor,

@@ -53,8 +53,8 @@ def _sizes(x: Tensor, scales: Sequence[Scales]) -> tuple[int, ...]:
 
 for _spatial in (1, 2, 3):
     for _form in ("", ".vec"):
-        aten(f"upsample_nearest{_spatial}d{_form}")(_resize("nearest", _spatial, False))
-        aten(f"_upsample_nearest_exact{_spatial}d{_form}")(_resize("nearest-exact", _spatial, False))
+        aten(f"upsample_nearest{_spatial}d{_form}", widens=False)(_resize("nearest", _spatial, False))
+        aten(f"_upsample_nearest_exact{_spatial}d{_form}", widens=False)(_resize("nearest-exact", _spatial, False))
 for _form in ("", ".vec"):
     aten(f"upsample_linear1d{_form}")(_resize("linear", 1, True))
     aten(f"upsample_bilinear2d{_form}")(_resize("bilinear", 2, True))

@@ -16,7 +16,7 @@ def full(size: Sequence[int], value: Any, *, dtype: DType | None = None) -> Tens
     return Tensor.full(tuple(size), value, dtype)
 
 
-@aten("full_like", "new_full")
+@aten("full_like", "new_full", widens=False)
 def full_like(x: Tensor, *args: Any, dtype: DType | None = None) -> Tensor:
     """The same number everywhere, in the shape of x or in the shape given first."""
     shape = x.shape if len(args) == 1 else tuple(args[0])
@@ -35,13 +35,13 @@ def ones(size: Sequence[int], *, dtype: DType | None = None) -> Tensor:
     return Tensor.ones(tuple(size), dtype=dtype or dtypes.float32)
 
 
-@aten("zeros_like", "empty_like", "new_zeros", "new_empty")
+@aten("zeros_like", "empty_like", "new_zeros", "new_empty", widens=False)
 def zeros_like(x: Tensor, size: Sequence[int] | None = None, *, dtype: DType | None = None) -> Tensor:
     """Zeros in the shape of x, or in `size`."""
     return Tensor.zeros(x.shape if size is None else tuple(size), dtype=dtype or x.dtype)
 
 
-@aten("ones_like", "new_ones")
+@aten("ones_like", "new_ones", widens=False)
 def ones_like(x: Tensor, size: Sequence[int] | None = None, *, dtype: DType | None = None) -> Tensor:
     """Ones in the shape of x, or in `size`."""
     return Tensor.ones(x.shape if size is None else tuple(size), dtype=dtype or x.dtype)

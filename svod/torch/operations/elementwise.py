@@ -9,29 +9,32 @@ from svod.tensor import Tensor
 from svod.tensor import where as select
 from svod.torch.operations.table import aten, methods, of_integers
 
-methods("abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh ceil floor "
-        "trunc erf erfc reciprocal sigmoid relu isnan isinf isfinite isposinf isneginf logical_not square frac signbit "
-        "deg2rad rad2deg silu hardswish hardsigmoid mish selu celu hardshrink softshrink hardtanh leaky_relu softplus gelu "
-        "threshold glu logit nan_to_num sinc relu6")
-aten("_neg_view")(Tensor.neg)       # of the imaginary part of a conjugate
+methods("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc reciprocal "
+        "sigmoid square deg2rad rad2deg silu hardswish hardsigmoid mish selu celu softshrink leaky_relu softplus gelu threshold "
+        "glu logit sinc")
+methods("abs neg ceil floor trunc frac relu relu6 hardtanh hardshrink isnan isinf isfinite isposinf isneginf logical_not signbit "
+        "nan_to_num", widens=False)
+aten("_neg_view", widens=False)(Tensor.neg)       # of the imaginary part of a conjugate
+methods("add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode "
+        "floor_divide pow.Tensor_Tensor pow.Tensor_Scalar atan2 hypot logaddexp xlogy.Tensor lerp.Tensor lerp.Scalar "
+        "addcdiv", promotes=True)
 methods("maximum minimum logical_and logical_or logical_xor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar "
         "bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor bitwise_left_shift.Tensor_Scalar "
         "bitwise_right_shift.Tensor_Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar "
-        "le.Scalar gt.Scalar ge.Scalar add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar "
-        "div.Tensor_mode div.Scalar_mode floor_divide remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar pow.Tensor_Tensor "
-        "pow.Tensor_Scalar atan2 hypot copysign.Tensor copysign.Scalar logaddexp xlogy.Tensor lerp.Tensor lerp.Scalar addcdiv",
-        promotes=True)
+        "le.Scalar gt.Scalar ge.Scalar copysign.Tensor copysign.Scalar", promotes=True, widens=False)
+# exact, of a divisor of their own type: the remainder by a number is that by the nearest 16-bit float, as in PyTorch
+methods("remainder.Tensor remainder.Scalar fmod.Tensor fmod.Scalar", promotes=True, widens=False)
 aten("special_erfc")(Tensor.erfc)
 aten("__lshift__.Tensor", "__lshift__.Scalar", promotes=True)(Tensor.bitwise_left_shift)
 aten("__rshift__.Tensor", "__rshift__.Scalar", promotes=True)(Tensor.bitwise_right_shift)
 aten("floor_divide.Scalar", promotes=True)(Tensor.floor_divide)
 aten("xlogy.Scalar_Other", promotes=True)(Tensor.xlogy)
-aten("max.other", promotes=True)(Tensor.maximum)
-aten("min.other", promotes=True)(Tensor.minimum)
-aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True)(Tensor.clamp)
+aten("max.other", promotes=True, widens=False)(Tensor.maximum)
+aten("min.other", promotes=True, widens=False)(Tensor.minimum)
+aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True, widens=False)(Tensor.clamp)
 
 
-@aten("heaviside", promotes=True)
+@aten("heaviside", promotes=True, widens=False)
 def heaviside(x: Tensor, values: Any) -> Tensor:
     """As NumPy's, but 0 at NaN."""
     step = x.heaviside(values)
@@ -44,13 +47,13 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
     return x.addcmul(a, b, value=of_integers(value, x))
 
 
-@aten("sign", "sgn")
+@aten("sign", "sgn", widens=False)
 def sign(x: Tensor) -> Tensor:
     """-1, 0 or 1; 0 for a NaN, of which NumPy's sign is NaN."""
     return select(x.isnan(), 0, x.sign()).cast(x.dtype) if x.dtype.is_float else x.sign()
 
 
-@aten("clamp_max", "clamp_max.Tensor", promotes=True)
+@aten("clamp_max", "clamp_max.Tensor", promotes=True, widens=False)
 def clamp_max(x: Tensor, largest: Any) -> Tensor:
     """The smaller of the elements and `largest`."""
     return x.clamp(max=largest)
@@ -68,7 +71,7 @@ def power_of_number(base: float, exponent: Tensor) -> Tensor:
     return exponent.__rpow__(base)
 
 
-@aten("bitwise_not")
+@aten("bitwise_not", widens=False)
 def bitwise_not(x: Tensor) -> Tensor:
     """~x; of bools the logical not."""
     return x.logical_not() if x.dtype.kind == "b" else x.bitwise_not()
@@ -80,13 +83,13 @@ def rounded(x: Tensor, decimals: int = 0) -> Tensor:
     return x.round(decimals)
 
 
-@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", widens=False)
 def where(condition: Tensor, x: Any, y: Any) -> Tensor:
     """x where the condition holds, else y."""
     return select(condition, x, y)
 
 
-@aten("masked_fill.Scalar", "masked_fill.Tensor")
+@aten("masked_fill.Scalar", "masked_fill.Tensor", widens=False)
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     """x, and `value` where the mask holds."""
     return x.masked_fill(mask, value.cast(x.dtype) if isinstance(value, Tensor) else value)
@@ -97,8 +100,7 @@ def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 
     """scale · x for x > 0, else scale · alpha · (exp(input_scale · x) - 1)."""
     if scale == input_scale == 1.0:
         return x.elu(alpha)
-    wide = x._wide_float()
-    return select(wide > 0, wide, wide.mul(input_scale).expm1().mul(alpha)).mul(scale).cast(x.dtype)
+    return select(x > 0, x, x.mul(input_scale).expm1().mul(alpha)).mul(scale)
 
 
 @aten("log_sigmoid_forward")
@@ -113,14 +115,14 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
     return select(x > 0, x, x * weight)
 
 
-@aten("native_dropout")
+@aten("native_dropout", widens=False)
 def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Callable[[], Tensor]]:
     """x: nothing is dropped outside of training."""
     return x.dropout(p, bool(train)), lambda: Tensor.ones(x.shape, dtype=dtypes.bool)
 
 
 @aten("_to_copy", "to.dtype", "_conj", "resolve_conj", "resolve_neg", "clone", "contiguous", "alias", "detach", "lift_fresh_copy",
-      "lift_fresh", "positive", "copy")
+      "lift_fresh", "positive", "copy", widens=False)
 def cast(x: Tensor, source: Any = None, dtype: DType | None = None, **_: Any) -> Tensor:
     """The same values; of `copy` those of the second operand in the shape and dtype of the first."""
     if isinstance(source, Tensor):
@@ -129,7 +131,7 @@ def cast(x: Tensor, source: Any = None, dtype: DType | None = None, **_: Any) ->
     return x if wanted is None else x.cast(wanted)
 
 
-@aten("fill.Scalar", "fill.Tensor")
+@aten("fill.Scalar", "fill.Tensor", widens=False)
 def fill(x: Tensor, value: Any) -> Tensor:
     """A tensor like x that is `value` everywhere."""
     return value.cast(x.dtype).expand(x.shape) if isinstance(value, Tensor) else x.full_like(value)

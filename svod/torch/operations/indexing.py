@@ -8,13 +8,13 @@ from svod.tensor import Tensor
 from svod.torch.operations.table import aten
 
 
-@aten("embedding")
+@aten("embedding", widens=False)
 def embedding(weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Tensor:
     """Rows of a table."""
     return indices.embedding(weight)
 
 
-@aten("index.Tensor", "_unsafe_index.Tensor")
+@aten("index.Tensor", "_unsafe_index.Tensor", widens=False)
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """x at the positions that integer tensors hold along its first axes; None takes a whole axis."""
     if any(i is not None and i.dtype.kind == "b" for i in indices):
@@ -22,19 +22,19 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return x[tuple([slice(None) if i is None else i for i in indices])]
 
 
-@aten("index_select")
+@aten("index_select", widens=False)
 def index_select(x: Tensor, dim: int, positions: Tensor) -> Tensor:
     """x at a list of positions along an axis."""
     return x.index_select(dim, positions)
 
 
-@aten("gather")
+@aten("gather", widens=False)
 def gather(x: Tensor, dim: int, positions: Tensor, sparse_grad: bool = False) -> Tensor:
     """One element along an axis per position."""
     return x.gather(dim, positions)
 
 
-@aten("take")
+@aten("take", widens=False)
 def take(x: Tensor, positions: Tensor) -> Tensor:
     """Elements at positions in the flattened tensor."""
     return x.take(positions)

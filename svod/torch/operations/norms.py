@@ -14,8 +14,7 @@ Later = Callable[[], Tensor]
 
 def _moments(x: Tensor, axes: tuple[int, ...], eps: float) -> tuple[Later, Later]:
     """The mean, and 1 / sqrt(var + eps), along axes; only training and rare models read them."""
-    wide = x._wide_float()
-    return (lambda: wide.mean(axes, keepdim=True)), (lambda: wide.var(axes, 0, keepdim=True).add(eps).rsqrt())
+    return (lambda: x.mean(axes, keepdim=True)), (lambda: x.var(axes, 0, keepdim=True).add(eps).rsqrt())
 
 
 @aten("native_layer_norm")
@@ -47,14 +46,13 @@ def batch_norm_of_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, t
     if not training:
         raise UnsupportedError("batch norm without statistics outside of training")
     axes = (0, *range(2, x.ndim))
-    wide = x._wide_float()
-    centred = wide - wide.mean(axes, keepdim=True)
+    centred = x - x.mean(axes, keepdim=True)
     scaled = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()
     per_channel = (-1,) + (1,) * (x.ndim - 2)
     scaled = scaled if weight is None else scaled * weight.reshape(per_channel)
     scaled = scaled if bias is None else scaled + bias.reshape(per_channel)
     mean, deviation = _moments(x, axes, eps)
-    return scaled.cast(x.dtype), lambda: mean().reshape(-1), lambda: deviation().reshape(-1)
+    return scaled, lambda: mean().reshape(-1), lambda: deviation().reshape(-1)
 
 
 @aten("_fused_rms_norm")
@@ -63,7 +61,7 @@ def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float 
     def deviation() -> Tensor:
         if eps is None:
             raise UnsupportedError("the deviation of an RMS norm without eps")
-        return x._wide_float().square().mean(tuple(range(x.ndim - len(shape), x.ndim)), keepdim=True).add(eps).rsqrt()
+        return x.square().mean(tuple(range(x.ndim - len(shape), x.ndim)), keepdim=True).add(eps).rsqrt()
     return x.rms_norm(tuple(shape), weight, eps), deviation
 
 

@@ -50,8 +50,8 @@ def _max_pool_alone(spatial: int, *args: Any, **kwargs: Any) -> Tensor:
 
 for _spatial in (1, 2, 3):
     aten(f"avg_pool{_spatial}d")(partial(_avg_pool, _spatial))
-    aten(f"max_pool{_spatial}d_with_indices")(partial(_max_pool, _spatial))
-    aten(f"max_pool{_spatial}d")(partial(_max_pool_alone, _spatial))
+    aten(f"max_pool{_spatial}d_with_indices", widens=False)(partial(_max_pool, _spatial))
+    aten(f"max_pool{_spatial}d", widens=False)(partial(_max_pool_alone, _spatial))
 for _spatial in (2, 3):
     aten(f"_adaptive_avg_pool{_spatial}d")(lambda x, size, n=_spatial: x._adaptive_average("adaptive_avg_pool", n, tuple(size)))
 aten("adaptive_avg_pool1d")(lambda x, size: x.adaptive_avg_pool1d(tuple(size)))

@@ -10,7 +10,8 @@ from svod.torch.operations.table import aten, methods
 
 Axes = int | Sequence[int] | None
 
-methods("argmax argmin cumsum cumprod logcumsumexp aminmax logsumexp argsort argsort.stable topk kthvalue msort")
+methods("logsumexp")
+methods("argmax argmin cumsum cumprod logcumsumexp aminmax argsort argsort.stable topk kthvalue msort", widens=False)
 
 
 def axes(dim: Axes) -> int | tuple[int, ...] | None:
@@ -42,37 +43,37 @@ def prod(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: DType | None
     return x.prod(axes(dim), keepdim, dtype)
 
 
-@aten("amax", "max")
+@aten("amax", "max", widens=False)
 def amax(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """The largest element along axes."""
     return x.max(axes(dim), keepdim)
 
 
-@aten("amin", "min")
+@aten("amin", "min", widens=False)
 def amin(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """The smallest element along axes."""
     return x.min(axes(dim), keepdim)
 
 
-@aten("max.dim")
+@aten("max.dim", widens=False)
 def max_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Any]:
     """The largest element along an axis, and where it is."""
     return x.max(dim, keepdim), lambda: x.argmax(dim, keepdim)
 
 
-@aten("min.dim")
+@aten("min.dim", widens=False)
 def min_with_position(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Any]:
     """The smallest element along an axis, and where it is."""
     return x.min(dim, keepdim), lambda: x.argmin(dim, keepdim)
 
 
-@aten("any", "any.dim", "any.dims")
+@aten("any", "any.dim", "any.dims", widens=False)
 def any_(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """Whether an element is not zero."""
     return x.any(axes(dim), keepdim)
 
 
-@aten("all", "all.dim", "all.dims")
+@aten("all", "all.dim", "all.dims", widens=False)
 def all_(x: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
     """Whether no element is zero."""
     return x.all(axes(dim), keepdim)
@@ -114,28 +115,28 @@ def vector_norm(x: Tensor, p: float = 2, dim: Axes = None, keepdim: bool = False
     return (x if dtype is None else x.cast(dtype)).norm(p, (chosen,) if isinstance(chosen, int) else chosen, keepdim)
 
 
-@aten("sort", "sort.stable")
+@aten("sort", "sort.stable", widens=False)
 def sort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = True) -> tuple[Tensor, Tensor]:
     """The elements in order along an axis, and where they were."""
     found = x.sort(dim, descending)
     return found[0], found[1]
 
 
-@aten("cummax")
+@aten("cummax", widens=False)
 def cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The running maximum, and where it is."""
     found = x.cummax(dim)
     return found[0], found[1]
 
 
-@aten("cummin")
+@aten("cummin", widens=False)
 def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The running minimum, and where it is."""
     found = x.cummin(dim)
     return found[0], found[1]
 
 
-@aten("count_nonzero", "count_nonzero.dim_IntList")
+@aten("count_nonzero", "count_nonzero.dim_IntList", widens=False)
 def count_nonzero(x: Tensor, dim: Axes = None) -> Tensor:
     """The number of elements that are not zero."""
     return x.count_nonzero(axes(dim))

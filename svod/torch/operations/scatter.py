@@ -15,43 +15,43 @@ def _fitting(x: Tensor, value: Any) -> Any:
     return value.cast(x.dtype) if isinstance(value, Tensor) else value
 
 
-@aten("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+@aten("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce", widens=False)
 def scatter(x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str | None = None) -> Tensor:
     """x with values put to one position along an axis each."""
     return x.scatter(dim, index, _fitting(x, src), reduce=reduce)
 
 
-@aten("scatter_add")
+@aten("scatter_add", widens=False)
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """x with values added at one position along an axis each."""
     return x.scatter_add(dim, index, _fitting(x, src))
 
 
-@aten("scatter_reduce.two")
+@aten("scatter_reduce.two", widens=False)
 def scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
     """x with values combined at one position along an axis each."""
     return x.scatter_reduce(dim, index, _fitting(x, src), reduce, include_self=include_self)
 
 
-@aten("index_add")
+@aten("index_add", widens=False)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """x with slices added at positions along an axis."""
     return x.index_add(dim, index, _fitting(x, source), alpha=alpha)
 
 
-@aten("index_copy")
+@aten("index_copy", widens=False)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """x with slices replaced at positions along an axis."""
     return x.index_copy(dim, index.reshape(-1), _fitting(x, source))
 
 
-@aten("index_fill.int_Scalar")
+@aten("index_fill.int_Scalar", widens=False)
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with the slices at positions along an axis filled with a number."""
     return x.index_fill(dim, index, value)
 
 
-@aten("index_put", "_unsafe_index_put")
+@aten("index_put", "_unsafe_index_put", widens=False)
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     """x with values at the positions that tensors hold along its first axes."""
     given = [(i, t) for i, t in enumerate(indices) if t is not None]
@@ -76,7 +76,7 @@ def _put_by_mask(x: Tensor, given: Sequence[tuple[int, Tensor]], values: Tensor,
     return select(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), _fitting(x, values).reshape(), x)
 
 
-@aten("slice_scatter")
+@aten("slice_scatter", widens=False)
 def slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     """x with x[start:end:step] along an axis replaced."""
     at, n = dim % x.ndim, x.shape[dim]
@@ -91,14 +91,14 @@ def slice_scatter(x: Tensor, src: Tensor, dim: int = 0, start: int | None = None
     return x.index_copy(at, Tensor.arange(begin, stop, step, dtype=dtypes.int64), src)
 
 
-@aten("select_scatter")
+@aten("select_scatter", widens=False)
 def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """x with x[index] along an axis replaced."""
     at = index % x.shape[dim]
     return slice_scatter(x, src.unsqueeze(dim % x.ndim), dim, at, at + 1)
 
 
-@aten("masked_scatter")
+@aten("masked_scatter", widens=False)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """x with the elements of `source` in turn where the mask holds."""
     return x.masked_scatter(mask, _fitting(x, source))

@@ -5,7 +5,12 @@ as ints, dtypes as svod dtypes. Arguments that say where and how memory lies (de
 tensor, or a tuple for an operation with several results. An element of the tuple may be a function without arguments, which makes that
 result when it is used.
 
-The translator casts results to the dtypes that PyTorch gives them.
+PyTorch computes in float32 with 16-bit floats and rounds the result, and so does the translator: a function gets float32 in place of 16-bit
+floats, unless its entry says `widens=False`, and what it returns is cast to the dtypes that PyTorch gives. An entry says so for a function
+
+* that moves, chooses, compares or orders elements: widened copies would cost memory. A number that elements are compared with takes their
+  type, as in PyTorch;
+* that rounds once by itself, and whose products, sums in order or scattered sums read 16-bit memory.
 """
 from __future__ import annotations
 
@@ -18,22 +23,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Operation(NamedTuple):
-    """What svod does for an ATen operation. `promotes`: its operands are cast to their common type, by PyTorch's rule, before."""
+    """What svod does for an ATen operation. `promotes`: its operands are cast to their common type, by PyTorch's rule, before. `widens`: it
+    gets float32 in place of 16-bit floats."""
 
     function: Callable[..., Any]
     promotes: bool = False
+    widens: bool = True
 
 
 TABLE: dict[str, Operation] = {}        # by the name of the overload: "aten.add.Tensor"
 
 
-def aten(*overloads: str, promotes: bool = False) -> Callable[[F], F]:
+def aten(*overloads: str, promotes: bool = False, widens: bool = True) -> Callable[[F], F]:
     """Decorate the function of the overloads, named as in "add.Tensor"; "relu" is "relu.default"."""
     def put(function: F) -> F:
         for overload in overloads:
             name = f"aten.{overload if '.' in overload else overload + '.default'}"
             assert name not in TABLE, f"{name} is in the table twice"
-            TABLE[name] = Operation(function, promotes)
+            TABLE[name] = Operation(function, promotes, widens)
         return function
     return put
 
@@ -46,10 +53,10 @@ def own(name: str) -> Callable[[F], F]:
     return put
 
 
-def methods(names: str, promotes: bool = False) -> None:
+def methods(names: str, promotes: bool = False, widens: bool = True) -> None:
     """Operations that a method of Tensor of the same name does. `names` with spaces between: "abs", or "add.Tensor"."""
     for name in names.split():
-        aten(name, promotes=promotes)(getattr(Tensor, name.partition(".")[0]))
+        aten(name, promotes=promotes, widens=widens)(getattr(Tensor, name.partition(".")[0]))
 
 
 def of_integers(factor: float, x: Tensor) -> float:

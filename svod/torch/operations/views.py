@@ -12,23 +12,23 @@ from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.operations.table import aten, methods
 
-methods("permute unsqueeze flip diagonal narrow pixel_shuffle pixel_unshuffle tril triu roll repeat")
-aten("view", "reshape", "_unsafe_view", "view_copy", "_reshape_alias")(lambda x, size, *_: x.reshape(*size))
-aten("transpose.int")(Tensor.transpose)
-aten("unbind.int")(Tensor.unbind)
-aten("permute_copy")(Tensor.permute)
-aten("unsqueeze_copy")(Tensor.unsqueeze)
-aten("t")(lambda x: x if x.ndim < 2 else x.transpose(0, 1))
-aten("numpy_T")(lambda x: x.permute(*reversed(range(x.ndim))))
+methods("permute unsqueeze flip diagonal narrow pixel_shuffle pixel_unshuffle tril triu roll repeat", widens=False)
+aten("view", "reshape", "_unsafe_view", "view_copy", "_reshape_alias", widens=False)(lambda x, size, *_: x.reshape(*size))
+aten("transpose.int", widens=False)(Tensor.transpose)
+aten("unbind.int", widens=False)(Tensor.unbind)
+aten("permute_copy", widens=False)(Tensor.permute)
+aten("unsqueeze_copy", widens=False)(Tensor.unsqueeze)
+aten("t", widens=False)(lambda x: x if x.ndim < 2 else x.transpose(0, 1))
+aten("numpy_T", widens=False)(lambda x: x.permute(*reversed(range(x.ndim))))
 
 
-@aten("view.dtype")
+@aten("view.dtype", widens=False)
 def bitcast(x: Tensor, dtype: DType) -> Tensor:
     """The bits as another dtype of the same size."""
     return x.bitcast(dtype)
 
 
-@aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims")
+@aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims", widens=False)
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Without those of the axes whose extent is 1."""
     chosen = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
@@ -36,14 +36,14 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     return x.reshape(*(n for i, n in enumerate(x.shape) if n != 1 or i not in gone))
 
 
-@aten("expand", "expand_copy")
+@aten("expand", "expand_copy", widens=False)
 def expand(x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
     """Axes of extent 1 repeated; -1 keeps an extent, new axes stand in front."""
     new = len(size) - x.ndim
     return x.expand(*(x.shape[i - new] if n == -1 else n for i, n in enumerate(size)))
 
 
-@aten("slice.Tensor", "slice_copy.Tensor")
+@aten("slice.Tensor", "slice_copy.Tensor", widens=False)
 def slice_(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     """x[start:end:step] along an axis."""
     index: list[Any] = [slice(None)] * x.ndim
@@ -51,7 +51,7 @@ def slice_(x: Tensor, dim: int = 0, start: int | None = None, end: int | None = 
     return x[tuple(index)]
 
 
-@aten("select.int", "select_copy.int")
+@aten("select.int", "select_copy.int", widens=False)
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     """x[index] along an axis, which is dropped."""
     at: list[Any] = [slice(None)] * x.ndim
@@ -59,26 +59,26 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     return x[tuple(at)]
 
 
-@aten("split.Tensor", "split_with_sizes", "split_with_sizes_copy", "unsafe_split.Tensor", "unsafe_split_with_sizes")
+@aten("split.Tensor", "split_with_sizes", "split_with_sizes_copy", "unsafe_split.Tensor", "unsafe_split_with_sizes", widens=False)
 def split(x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Parts of an axis."""
     return x.split(sizes if isinstance(sizes, int) else list(sizes), dim)
 
 
-@aten("cat")
+@aten("cat", widens=False)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after the other. PyTorch passes over those of shape (0,)."""
     kept = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
     return Tensor.cat(kept, dim) if len(kept) > 1 else kept[0]
 
 
-@aten("stack")
+@aten("stack", widens=False)
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors along a new axis."""
     return Tensor.stack(list(tensors), dim)
 
 
-@aten("constant_pad_nd")
+@aten("constant_pad_nd", widens=False)
 def constant_pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     """Padded at the ends of the last axes, given from the last; a negative number cuts."""
     sides = [(0, 0)] * x.ndim
@@ -89,25 +89,25 @@ def constant_pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     return x.pad([(max(0, a), max(0, b)) for a, b in sides], value=value)
 
 
-@aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+@aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", widens=False)
 def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
     """Padded with what is mirrored at the ends."""
     return x.pad(tuple(padding), mode="reflect")
 
 
-@aten("replication_pad1d", "replication_pad2d", "replication_pad3d")
+@aten("replication_pad1d", "replication_pad2d", "replication_pad3d", widens=False)
 def replication_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
     """Padded with the outermost elements."""
     return x.pad(tuple(padding), mode="replicate")
 
 
-@aten("unfold")
+@aten("unfold", widens=False)
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Windows along an axis; their elements are a new last axis."""
     return x.unfold(dimension, size, step)
 
 
-@aten("as_strided", "as_strided_copy")
+@aten("as_strided", "as_strided_copy", widens=False)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Elements of x, which PyTorch holds contiguously, at offset + Σ index · stride."""
     begin, n = storage_offset or 0, math.prod(size)
@@ -119,13 +119,13 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
     return flat.take(np.broadcast_to(positions, size).astype(np.int64), 0)
 
 
-@aten("repeat_interleave.self_int")
+@aten("repeat_interleave.self_int", widens=False)
 def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None, output_size: int | None = None) -> Tensor:
     """Each element several times in a row."""
     return x.repeat_interleave(repeats, dim)
 
 
-@aten("im2col")
+@aten("im2col", widens=False)
 def im2col(x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> Tensor:
     """Windows of images as columns."""
     if x.ndim != 4:
