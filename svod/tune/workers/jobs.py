@@ -7,7 +7,8 @@ calls it once per distinct payload, and again in a new process. Without a setup 
 
 Items, payloads and results are *plain data*: None, bool, int, float, str, bytes, lists, tuples, dicts, sets, and dataclasses and enums of
 svod. UOps travel through `ast_to_data`. Nothing else is encoded or decoded: no code travels, the other side does not need the user's
-`__main__`, and the messages of a worker whose memory a wrong kernel has overwritten are refused.
+`__main__`, and the messages of a worker whose memory a wrong kernel has overwritten are refused. A member of an enum travels as its class
+and its name: releases of Python differ in how they reduce one.
 """
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from svod.core.ir.dtype import to_dtype  # restores a DType; the only function that a message may name
+from svod.core.ir.dtype import to_dtype
 from svod.errors import FormatError, TuneError
 from svod.system.process.system_files import boot_id
 from svod.system.source import source_digest
@@ -103,11 +104,23 @@ def _is_plain_class(cls: type) -> bool:
     return (cls.__module__ == "svod" or cls.__module__.startswith("svod.")) and (dataclasses.is_dataclass(cls) or issubclass(cls, Enum))
 
 
+def enum_member(cls: type[Enum], name: str) -> Enum:
+    """The member of an enum by its name."""
+    return cls[name]
+
+
+def _restores(value: Any) -> bool:
+    """Whether a message may name this function: it restores an element type or a member of an enum."""
+    return value is to_dtype or value is enum_member
+
+
 class _Encoder(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         # pickle calls this for everything but the exact built-in data types
-        if obj is to_dtype or _is_plain_class(obj if isinstance(obj, type) else type(obj)):
+        if _restores(obj) or (isinstance(obj, type) and _is_plain_class(obj)):
             return NotImplemented
+        if _is_plain_class(type(obj)):
+            return (enum_member, (type(obj), obj.name)) if isinstance(obj, Enum) else NotImplemented
         what = f"{type(obj).__module__}.{type(obj).__qualname__}"
         raise FormatError(f"{obj!r:.200} of type {what} is not plain data; use numbers, text, bytes, lists, dicts or dataclasses of svod "
                           "(a UOp travels as ast_to_data(uop))")
@@ -117,7 +130,7 @@ class _Decoder(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "svod" or module.startswith("svod."):
             value = super().find_class(module, name)
-            if value is to_dtype or (isinstance(value, type) and _is_plain_class(value)):
+            if _restores(value) or (isinstance(value, type) and _is_plain_class(value)):
                 return value
         raise FormatError(f"a message names {module}.{name}, which is not plain data")
 

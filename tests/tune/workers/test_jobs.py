@@ -1,8 +1,11 @@
 """Plain data in, plain data out, nothing else; jobs by name; who is who."""
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
+import sys
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ from svod.core.ir.param import Param
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
 from svod.errors import FormatError, TuneError
-from svod.tune.workers.jobs import Outcome, WorkerConfig, decode, encode, identity, mismatch, package_roots, resolve_job
+from svod.tune.measure.candidate import Status
+from svod.tune.workers.jobs import WORK_MODULE, Outcome, WorkerConfig, decode, encode, enum_member, identity, mismatch, package_roots, resolve_job
 
 plain = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()),
                      lambda s: st.one_of(st.lists(s), st.dictionaries(st.text(), s), s.map(lambda v: (v,))), max_leaves=20)
@@ -31,6 +35,41 @@ def test_dataclasses_and_enums_of_svod_come_back() -> None:
     target = Target("x86_64", "znver5", ("avx2",), 32, 16, 1 << 15, 1 << 20, 1 << 24, 2)
     value = [target, Param(0, 3), dtypes.float32, Ops.ADD, Outcome("ok", {"t": (1, 2)}), WorkerConfig()]
     assert decode(encode(value)) == value
+
+
+def _enums() -> list[type[Enum]]:
+    """Every enum of svod that a worker knows."""
+    importlib.import_module(WORK_MODULE)
+    return sorted((c for m, module in list(sys.modules.items()) if m.startswith("svod.") for c in vars(module).values()
+                   if isinstance(c, type) and issubclass(c, Enum) and c.__module__ == m), key=lambda c: c.__qualname__)
+
+
+@pytest.mark.parametrize("reduced", [lambda e, protocol: (type(e), (e.value,)), lambda e, protocol: (getattr, (type(e), e.name)),
+                                     lambda e, protocol: e.name], ids=["by value", "by attribute", "by global name"])
+def test_members_of_enums_come_back_however_this_python_reduces_them(monkeypatch: pytest.MonkeyPatch, reduced: Any) -> None:
+    classes = _enums()
+    assert {Ops, Status} <= set(classes)
+    for cls in classes:
+        for base in cls.__mro__:        # CPython 3.11.2 puts its own method into each class
+            if issubclass(base, Enum) and "__reduce_ex__" in vars(base):
+                monkeypatch.setattr(base, "__reduce_ex__", reduced)
+    members = [member for cls in classes for member in cls]
+    assert all(a is b for a, b in zip(decode(encode(members)), members, strict=True))
+    assert decode(encode({Status.SLOW: frozenset(members)})) == {Status.SLOW: frozenset(members)}
+
+
+def test_a_message_makes_members_of_enums_only() -> None:
+    for cls, name in ((Param, "slot"), (Status, "NOTHING")):
+        with pytest.raises(FormatError):
+            decode(pickle.dumps(_Reduced(enum_member, (cls, name))))
+
+
+class _Reduced:
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> Any:
+        return self.parts
 
 
 def test_launches_come_back() -> None:
