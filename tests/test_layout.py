@@ -210,7 +210,6 @@ READERS = {
     ("svod/bench/load.py", "os.sysconf"): "the unit of the counters that it compares",
     ("svod/bench/load.py", "/proc"): "counters of load are compared before and after; they say nothing about the process",
     ("svod/bench/placing.py", "/proc"): "the times of threads, compared in the same way",
-    ("svod/compile/plan/object_cache.py", "tempfile"): "files beside those of the cache",
     ("svod/compile/plan/observe.py", "/tmp"): "where perf looks",
 }
 

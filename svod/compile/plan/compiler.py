@@ -27,7 +27,6 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.errors import CompileError, KernelOptError
 from svod.system.forksafe import remake_after_fork
-from svod.system.source import source_digest
 
 log = logging.getLogger("svod.tune.chains")
 
@@ -71,7 +70,6 @@ class Compiler:
         self.target, self.cache, self.limit = target, cache, limit
         self.backend, self.pair = device or device_named(target.device)
         self.device = f"{target.device}:{self.pair.name}"
-        self.generator = f"{self.pair.key}, source {source_digest('core', 'compile')}"   # other code may come from other sources
         self._made: OrderedDict[str, Compiled] = OrderedDict()
         self._heuristics: OrderedDict[str, Chain] = OrderedDict()
         self._lock = threading.Lock()
@@ -80,7 +78,7 @@ class Compiler:
         remake_after_fork(self, "_flights", _make_flights)
 
     def _key(self, kernel: Kernel, what: str) -> str:
-        return object_key(kernel.key, what, self.target.key, self.pair.revision, self.generator)
+        return object_key(kernel.key, what, self.target.key, self.pair.revision, self.pair.key)
 
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
         """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""

@@ -7,9 +7,13 @@ code generator. It is found without lowering anything. Layout, little-endian:
 
 What the cache promises:
 
+* An entry belongs to the code that made it: keys contain `generator_digest`, and a process whose files have changed since it imported
+  them stores nothing.
 * A wrong entry is never used: the digest covers every byte, and the JSON repeats the key. A damaged one is removed and counts as a miss.
 * Entries appear whole or not at all, whichever processes write at once: they are written beside and renamed.
 * It never fails its caller: a directory that is missing, read-only or full makes entries not stored, said once in the log.
+* Whoever the umask lets may read entries, and a read-only directory serves as well. As an entry is code, it is loaded only where nobody
+  but the user and root may write to its file or to a folder above it; the log says once why others are left out.
 * It stays below its size: the entries unused for longest go first. Reading one marks it as used.
 """
 from __future__ import annotations
@@ -19,8 +23,8 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import struct
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,8 @@ from typing import Any
 from svod.compile.lower.program import Count, PhaseSpec, ProgramSpec
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.launch import ONCE, Launch
+from svod.system.process.trust import writers
+from svod.system.source import generator_digest, is_known
 
 log = logging.getLogger("svod.object_cache")
 
@@ -38,8 +44,9 @@ EVICT_TO = 0.8  # of the limit, so that not every store has to evict
 
 
 def object_key(kernel: str, chain: str, target: str, codegen_revision: int, compiler: str, passes: bool = True) -> str:
-    """The name of an entry, 32 hex digits: a digest of kernel key, chain, target key, generator, and whether LLVM's passes ran."""
-    text = json.dumps([kernel, chain, target, codegen_revision, compiler, passes], separators=(",", ":"))
+    """The name of an entry, 32 hex digits: a digest of kernel key, chain, target key, compiler, whether LLVM's passes ran, and svod's own
+    code."""
+    text = json.dumps([kernel, chain, target, codegen_revision, compiler, passes, generator_digest()], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -117,6 +124,13 @@ def unpack(key: str, raw: bytes) -> CachedObject:
     return CachedObject(spec_from_json(meta["spec"]), raw[HEADER.size + length:], meta["remarks"])
 
 
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, for others to read, if the umask lets them, and not to write."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(0o755, exist_ok=True)
+
+
 class ObjectCache:
     """Objects under `directory`, at most `max_bytes` of them; `directory` None: nothing is kept.
 
@@ -126,7 +140,7 @@ class ObjectCache:
         self.directory = directory
         self.max_bytes = max_bytes
         self._size: int | None = None  # bytes in the directory as far as this process knows; None: not counted yet
-        self._warned = False
+        self._said: set[str] = set()
 
     def path(self, key: str) -> Path | None:
         """The file of an entry; two levels, because a directory of 100,000 files is slow on some systems."""
@@ -138,8 +152,18 @@ class ObjectCache:
         if path is None:
             return None
         try:
-            raw = path.read_bytes()
-        except OSError:
+            path = path.resolve(strict=True)
+            with open(path, "rb") as file:
+                refused = writers(path)
+                raw = b"" if refused else file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._say("read", error)
+            return None
+        if refused:
+            self._say("loaded", f"{refused}, and compiled objects are code: let only their user or root write there, or name another "
+                                "directory as SVOD_OBJECT_CACHE")
             return None
         try:
             entry = unpack(key, raw)
@@ -158,11 +182,14 @@ class ObjectCache:
         raw = pack(key, entry)
         if path is None or len(raw) > self.max_bytes:
             return False
+        if not is_known():
+            self._say("kept", "svod's files are not those that this process imported, or cannot be read")
+            return False
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, beside = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+            _make_directory(path.parent)
+            beside = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}.tmp")
             try:
-                with os.fdopen(handle, "wb") as file:
+                with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "wb") as file:
                     file.write(raw)
                 os.replace(beside, path)
             except BaseException:
@@ -170,14 +197,17 @@ class ObjectCache:
                     os.unlink(beside)
                 raise
         except OSError as error:
-            if not self._warned:
-                log.warning("compiled objects are not kept in %s: %s", self.directory, error)
-                self._warned = True
+            self._say("kept", error)
             return False
         self._size = sum(size for _, size, _ in self._files()) if self._size is None else self._size + len(raw)
         if self._size > self.max_bytes:
             self.evict()
         return True
+
+    def _say(self, what: str, why: object) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("compiled objects are not %s in %s: %s", what, self.directory, why)
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(last use, bytes, path) of every file, abandoned temporaries included; files that vanish meanwhile are left out."""

@@ -55,6 +55,11 @@ def python() -> str:
     return running if os.access(running, os.X_OK) else sys.executable
 
 
+def frozen_file() -> str:
+    """The file of a frozen program, which holds its modules; "" for any other program."""
+    return sys.executable if getattr(sys, "frozen", False) else ""
+
+
 def environment_folder() -> str:
     """The folder of this environment's programs."""
     return os.path.dirname(sys.executable or "")

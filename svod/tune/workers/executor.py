@@ -577,10 +577,12 @@ class DispatchingExecutor(Executor):
             if self.closing:
                 return
             self._aside[carrier.name] = why
+            others = any(c.kind == carrier.kind and c.name not in self._aside for _, c in self._threads)
             self._note(carrier, "set aside", why)
             self._drop_hopeless(carrier.kind)
             self._changed.notify_all()
-        config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")
+        if others:      # where none is left the batch says why
+            config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")
 
     def _why_hopeless(self, batch: Batch) -> str | None:
         """Why no worker is left for a batch; None: there is one, or there may still be."""

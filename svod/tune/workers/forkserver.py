@@ -25,7 +25,7 @@ from svod.system.process.directories import anonymous_file
 from svod.system.process.program import python, why_no_python
 from svod.system.process.signals import interrupt_blocked
 from svod.system.process.streams import above_standard
-from svod.tune.workers.jobs import WorkerConfig, package_roots
+from svod.tune.workers.jobs import WorkerConfig, identity, mismatch, package_roots
 
 CLOSED = -1               # in place of a descriptor that was closed
 START_DEADLINE = 60.0     # seconds until the server must have said hello, also with a cold disk and on a busy machine
@@ -123,6 +123,11 @@ class ForkServer:
         except ServerLost as e:
             self.abort()
             hello = {"error": f"{e}; {read_log(self._log)}"}
+        different = "" if "error" in hello else mismatch(identity(), hello["ready"])
+        if different:
+            self.abort()
+            hello = {"error": f"they would be another svod ({different}), as its files have changed since this program began: start the "
+                              "program again"}
         if "error" in hello:
             self._broken = f"worker processes could not start: {hello['error']}"
             raise TuneError(self._broken)

@@ -301,14 +301,11 @@ class _RayCarrier:
             self._failures += 1
             self._drop()
             raise WorkerLost(_first_line(e)) from e
-        ours = identity()
-        if self._owner.embedded:
-            del ours["svod source"]     # the same files: they can only differ by an edit since this process began
-        different = mismatch(ours, theirs)
+        different = mismatch(identity(), theirs)
         if different:
             self._drop()
-            self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; install the same version on every "
-                                       "node")
+            todo = "start this program again" if self._owner.embedded else "install the same version on every node"
+            self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; {todo}")
             raise self._hopeless
         if self.kind == "bench" and not self._owner.embedded:
             self.target = ray.get(self._actor.target.remote(), timeout=OUTER_GRACE)

@@ -18,6 +18,7 @@ from typing import Any
 from svod.system.process.signals import begin_as_worker
 from svod.tune.workers.child import run_child
 from svod.tune.workers.forkserver import REAP_DEADLINE
+from svod.tune.workers.jobs import identity
 
 
 def _preload(config: dict[str, Any]) -> None:
@@ -39,13 +40,14 @@ def serve(fd: int, config: dict[str, Any]) -> None:
 
     try:
         _preload(config)
+        hello = {"ready": identity()}
     except Exception as e:  # the border of a worker: the exception becomes a TuneError on the other side
         reply({"error": f"{type(e).__name__}: {e}"})
         return
     gc.collect()
     gc.freeze()     # no collection writes to preloaded objects, so that their pages stay shared with the children
     children: set[int] = set()
-    reply({"ready": True})
+    reply(hello)
     with contextlib.suppress(OSError):      # the other side ended in the middle of an answer
         _answer_requests(control, children, reply, config)
     for pid in children:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from svod.compile.lower.program import PhaseSpec, ProgramSpec
+from svod.compile.plan import object_cache
 from svod.compile.plan.object_cache import MAGIC, CachedObject, ObjectCache, object_key, pack, spec_from_json, spec_to_json, unpack
 from svod.core.ir.dtype import STORABLE
 
@@ -31,13 +32,24 @@ def test_a_program_description_survives_json() -> None:
             spec_from_json(broken)
 
 
-def test_every_part_of_the_key_counts() -> None:
+def test_every_part_of_the_key_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     base = ("kernel", "chain", "target", 1, "llvm 1", True)
     others = [("kernel2", *base[1:]), (base[0], "chain2", *base[2:]), (*base[:2], "target2", *base[3:]), (*base[:3], 2, *base[4:]),
               (*base[:4], "llvm 2", True), (*base[:5], False), ("kernelchain", "", *base[2:])]
     keys = [object_key(*parts) for parts in (base, *others)]
     assert len(set(keys)) == len(keys)
     assert object_key(*base) == object_key(*base) and len(keys[0]) == 32
+    monkeypatch.setattr(object_cache, "generator_digest", lambda: "another svod")
+    assert object_key(*base) not in keys
+
+
+def test_a_process_whose_files_have_changed_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(object_cache, "is_known", lambda: False)
+    cache = ObjectCache(tmp_path)
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert not cache.put(KEY, ENTRY) and not cache.put(KEY, ENTRY)
+    assert caplog.text.count(f"not kept in {tmp_path}") == 1 and not list(tmp_path.iterdir())
 
 
 def test_round_trip_across_instances(tmp_path: Path) -> None:
@@ -76,6 +88,57 @@ def test_a_digest_that_fits_does_not_excuse_wrong_content(tmp_path: Path) -> Non
         payload = struct.pack("<I", len(text)) + text + b"code"
         with pytest.raises(ValueError):
             unpack(KEY, MAGIC + hashlib.blake2b(payload, digest_size=16).digest() + payload)
+
+
+@pytest.mark.parametrize(("umask", "file", "folder"),
+                         [(0o022, 0o644, 0o755), (0o077, 0o600, 0o700), (0o002, 0o644, 0o755), (0, 0o644, 0o755)])
+def test_whoever_the_umask_lets_may_read_and_nobody_else_write(tmp_path: Path, umask: int, file: int, folder: int) -> None:
+    before = os.umask(umask)
+    try:
+        assert ObjectCache(tmp_path / "a" / "b").put(KEY, ENTRY)
+    finally:
+        os.umask(before)
+    made = {p.relative_to(tmp_path).as_posix(): stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*")}
+    assert made == {"a": folder, "a/b": folder, f"a/b/{KEY[:2]}": folder, f"a/b/{KEY[:2]}/{KEY}.obj": file}
+    assert ObjectCache(tmp_path / "a" / "b").get(KEY) == ENTRY
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, depth: int) -> None:
+    cache = ObjectCache(tmp_path / "team" / "cache")
+    assert cache.put(KEY, ENTRY)
+    path = cache.path(KEY)
+    assert path is not None
+    place = [path, *path.parents][depth]
+    place.chmod(mode)
+    trusted = mode & stat.S_ISVTX and depth > 0      # others may add to a sticky folder, but not replace what is another's
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert [cache.get(KEY), cache.get(KEY)] == ([ENTRY] * 2 if trusted else [None] * 2)
+    assert caplog.text.count(f"not loaded in {tmp_path}") == (0 if trusted else 1)
+    assert trusted or f"{place} may be written by everybody" in caplog.text
+    assert path.exists(), "it is no damage"
+    assert cache.put(KEY, ENTRY) and (depth > 0 or cache.get(KEY) == ENTRY)
+
+
+def test_a_link_is_judged_by_where_it_leads(tmp_path: Path) -> None:
+    assert ObjectCache(tmp_path / "open" / "cache").put(KEY, ENTRY)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "cache")
+    assert ObjectCache(tmp_path / "link").get(KEY) == ENTRY
+    (tmp_path / "open").chmod(0o777)
+    assert ObjectCache(tmp_path / "link").get(KEY) is None
+
+
+def test_entries_that_cannot_be_read_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = ObjectCache(tmp_path)
+    assert cache.put(KEY, ENTRY)
+    path = cache.path(KEY)
+    assert path is not None
+    path.unlink()
+    path.mkdir()    # root may read everything, but no directory
+    with caplog.at_level(logging.WARNING, "svod.object_cache"):
+        assert cache.get(KEY) is None and cache.get(KEY) is None
+    assert caplog.text.count(f"not read in {tmp_path}") == 1
 
 
 def _write_and_read(directory: str, number: int) -> int:

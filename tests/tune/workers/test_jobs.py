@@ -20,7 +20,18 @@ from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
 from svod.errors import FormatError, TuneError
 from svod.tune.measure.candidate import Status
-from svod.tune.workers.jobs import WORK_MODULE, Outcome, WorkerConfig, decode, encode, enum_member, identity, mismatch, package_roots, resolve_job
+from svod.tune.workers.jobs import (
+    WORK_MODULE,
+    Outcome,
+    WorkerConfig,
+    decode,
+    encode,
+    enum_member,
+    identity,
+    mismatch,
+    package_roots,
+    resolve_job,
+)
 
 plain = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()),
                      lambda s: st.one_of(st.lists(s), st.dictionaries(st.text(), s), s.map(lambda v: (v,))), max_leaves=20)

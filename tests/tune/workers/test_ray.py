@@ -221,7 +221,7 @@ def test_another_version_at_the_other_end_is_refused_by_name(monkeypatch: pytest
     monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "LLVM": "1.2.3"})
     with make_executor("ray:1", config=CONFIG, start_deadline=START, say=said.append) as executor:
         assert isinstance(executor, LocalExecutor)
-    assert len(said) == 1 and "LLVM 1.2.3 here" in said[0] and "install the same version" in said[0]
+    assert len(said) == 1 and "LLVM 1.2.3 here" in said[0] and "start this program again" in said[0]
 
 
 @pytest.fixture(scope="module")
