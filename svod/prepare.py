@@ -4,12 +4,15 @@
 """
 from __future__ import annotations
 
+import logging
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +25,7 @@ from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.observe import observe
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
-from svod.config import BeamConfig, PrepareConfig
+from svod.config import PrepareConfig, log_once
 from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
@@ -41,13 +44,16 @@ from svod.core.schedule.schedule_cache import schedule_of
 from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
+from svod.system.optional import optional
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
 from svod.tune.chains import choose, opts_by_key
 from svod.tune.checks import Proposed, to_check, to_transfer
 from svod.tune.db import TuningDB
 from svod.tune.measure.plan_sizes import profile_at_sizes
-from svod.tune.unfinished import left_to_search
+from svod.tune.unfinished import is_to_be_searched
+
+log = logging.getLogger("svod")
 
 Array = np.ndarray[Any, Any]
 
@@ -434,7 +440,16 @@ def database(config: PrepareConfig) -> TuningDB:
         database = _databases.get(config.db)
         if database is None:
             database = _databases[config.db] = TuningDB.open(config.db)
+            if config.db is not None and config.beam is None:       # a search makes it
+                _tell_missing(database)
         return database
+
+
+def _tell_missing(database: TuningDB) -> None:
+    """Say that a database that was named is not there: it may have been named by a relative path, and another directory been meant."""
+    file = database.plan.write
+    if file is not None and not any(os.path.exists(f) for f in (file, *database.plan.read) if isinstance(f, Path)):
+        log_once(log, logging.WARNING, f"there is no tuning database {file}, which SVOD_TUNE_DB or db= names: nothing tuned is used")
 
 
 def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
@@ -445,18 +460,41 @@ def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareCo
     compiler.backend.start(compiler.cache)
     db = None if config.noopt or config.capture is not None else database(config)
     choices = {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
-    if db is not None and (proposed := chains_to_check(unbound, choices, compiler, config, db)):
-        from svod.tune.at_prepare import check_at_prepare
-        check_at_prepare(unbound, proposed, compiler, config, db)
-        choices.update({key: choose(unbound.kernels[key], compiler, config, db) for key in proposed})
-    if config.beam is not None and db is not None:
-        unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, target, config.beam, db)}
-        if unknown:
-            from svod.tune.at_prepare import search_at_prepare, settle_at_prepare
-            choices.update(search_at_prepare(unbound, unknown, compiler, config, db))
-            choices = settle_at_prepare(unbound, choices, compiler, config, db)
+    if db is not None:
+        choices |= optional(log, "chains of others or of relatives are not looked for",
+                            lambda: checked_choices(unbound, choices, compiler, config, db), dict[str, Choice]())
+        if config.beam is not None:
+            choices |= optional(log, "kernels are not searched", lambda: searched_choices(unbound, choices, compiler, config, db),
+                                dict[str, Choice]())
     compiled = compile_all(unbound.kernels, choices, compiler)
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
+
+
+def checked_choices(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
+                    db: TuningDB) -> dict[str, Choice]:
+    """The chains of kernels whose proposals were measured now."""
+    proposed = chains_to_check(unbound, choices, compiler, config, db)
+    if not proposed:
+        return {}
+    from svod.tune.at_prepare import check_at_prepare
+
+    def now() -> dict[str, Choice]:
+        return {key: choose(unbound.kernels[key], compiler, config, db) for key in proposed}
+    check_at_prepare(unbound, lambda: chains_to_check(unbound, now(), compiler, config, db), compiler, config, db)
+    return now()
+
+
+def searched_choices(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
+                     db: TuningDB) -> dict[str, Choice]:
+    """The chains of all kernels, of which those that have more to try were searched now, within the budget of this process."""
+    assert config.beam is not None
+    unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, compiler.target, config.beam, db)}
+    if not unknown:
+        return {}
+    from svod.tune.at_prepare import search_at_prepare, settle_at_prepare
+    found, ran = search_at_prepare(unbound, unknown, compiler, config, db)
+    chosen = {**choices, **found}
+    return settle_at_prepare(unbound, chosen, compiler, config, db) if ran else chosen
 
 
 def chains_to_check(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
@@ -464,7 +502,7 @@ def chains_to_check(unbound: UnboundPlan, choices: Mapping[str, Choice], compile
     """By kernel the chains that are measured before they are used: winners of others, and, where nothing is searched, what did well on
     relatives."""
     proposed: dict[str, Proposed] = {}
-    for key, kernel in unbound.kernels.items():
+    for key, kernel in ((k, unbound.kernels[k]) for k in choices):
         found = None
         if config.imported == "check" and choices[key].source in ("heuristic", "database", "transfer"):
             found = to_check(kernel, compiler, db)
@@ -473,13 +511,6 @@ def chains_to_check(unbound: UnboundPlan, choices: Mapping[str, Choice], compile
         if found is not None:
             proposed[key] = found
     return proposed
-
-
-def is_to_be_searched(choice: Choice, key: str, target: Target, beam: BeamConfig, db: TuningDB) -> bool:
-    """Whether a search at prepare time has something to try for a kernel with this chain."""
-    if choice.source != "database":
-        return choice.source in ("heuristic", "transfer")
-    return beam.ignore_cache or left_to_search(db, key, target.key, beam) is not None
 
 
 def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:

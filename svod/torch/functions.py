@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from svod.errors import SharedMemoryError, SvodError, UnsupportedError
+from svod.system.forksafe import remake_after_fork
 from svod.torch.kept import Kept
 from svod.torch.memory import is_representable
 from svod.torch.plans import Plan, Program, bytes_of, make_plan
@@ -51,6 +52,9 @@ class GraphFunction:
         self.prepare_seconds = 0.0
         self._is_full = False       # plans were dropped
         self._lock = threading.RLock()
+        # a forked child makes plans of its own
+        for name, make in (("weights", dict), ("_latest", lambda: None), ("_lock", threading.RLock)):
+            remake_after_fork(self, name, make)
         self._split()
         share_cores()
         functions.add(self)

@@ -15,6 +15,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.errors import ArgumentError, ConfigError, SvodError
 from svod.prepare import complete_config
+from svod.system.forksafe import remake_after_fork
 from svod.tensor import Tensor
 from svod.tensor.operations.random import next_keys
 from svod.tracing.arguments import Leaf, as_tensor, in_memory, key_of, substitute
@@ -38,6 +39,9 @@ class Jit:
         self._lengths = Lengths()
         self._for_all_lengths: dict[Hashable, OnePlan | None] = {}      # by frame; None: the function needs to know its lengths
         self._lock = threading.RLock()
+        # in a forked child the function is captured anew: a plan that ran meanwhile cannot run there, and kernels may be searched once more
+        for name, make in (("_captured", dict), ("_renewed", dict), ("_for_all_lengths", dict), ("_lock", threading.RLock)):
+            remake_after_fork(self, name, make)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

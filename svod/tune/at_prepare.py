@@ -10,9 +10,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,25 +25,27 @@ from svod.config import BeamConfig, BenchConfig, PrepareConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
-from svod.errors import SvodError, TuneError
 from svod.system.forksafe import remake_after_fork
+from svod.system.optional import optional, reason
 from svod.system.process.streams import is_terminal
 from svod.system.quantities import count
 from svod.tune.capture import plan_digest
 from svod.tune.chains import choose
 from svod.tune.checks import Proposed
 from svod.tune.db import TuningDB
-from svod.tune.db.records import BUDGET_SPENT
+from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.plan_check import bytes_touched, check_plan
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
 from svod.tune.session import KernelTask, SessionResult, TuneSession
 from svod.tune.settle import BothWays, settle
+from svod.tune.unfinished import is_to_be_searched
 from svod.tune.workers.start import make_executor
 
 log = logging.getLogger("svod")
 
+LEAST_SECONDS = 1.0     # of a budget that is worth starting workers for
 CHECK_SECONDS = 0.3     # the confirmation of one kernel's checked chains
 SETTLE_SECONDS = 2.0    # the timing of a whole plan with and without what a search found, at most …
 SETTLE_SHARE = 0.05     # … and of the budget
@@ -51,6 +54,7 @@ MOST_SETTLED = 1 << 30  # bytes of a plan's buffers, of which that makes copies
 _lock = threading.Lock()          # one search at a time in a process
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 _interrupted = 0                  # searches and checks of this process that Ctrl-C ended
+remake_after_fork(sys.modules[__name__], "_interrupted", int)
 
 
 @dataclass
@@ -59,12 +63,18 @@ class _Clock:
 
     spent: float = 0.0
     before: float = 0.0         # those that count for no budget any more
+    told: bool = False          # that the budget is used up
 
     def left(self, budget: float) -> float:
-        return budget - (self.spent - self.before)
+        """What is left of a budget; 0 where that is too little to start workers and measure anything."""
+        left = budget - (self.spent - self.before)
+        return left if left > min(LEAST_SECONDS, budget / 2) else 0.0
 
 
 _searching, _checking = _Clock(), _Clock()
+# a forked child has budgets of its own
+remake_after_fork(sys.modules[__name__], "_searching", _Clock)
+remake_after_fork(sys.modules[__name__], "_checking", _Clock)
 
 
 def seconds_searched() -> float:
@@ -76,7 +86,7 @@ def begin_budget() -> None:
     """Let the budgets of `BeamConfig.budget` and `PrepareConfig.check_budget` begin anew."""
     with _lock:
         for clock in (_searching, _checking):
-            clock.before = clock.spent
+            clock.before, clock.told = clock.spent, False
 
 
 def searches_interrupted() -> int:
@@ -85,16 +95,19 @@ def searches_interrupted() -> int:
 
 
 # -- checking ----------------------------------------------------------------------------------------------------------------
-def check_at_prepare(unbound: UnboundPlan, proposed: Mapping[str, Proposed], compiler: Compiler, config: PrepareConfig,
+def check_at_prepare(unbound: UnboundPlan, proposals: Callable[[], Mapping[str, Proposed]], compiler: Compiler, config: PrepareConfig,
                      db: TuningDB) -> None:
     """Measure the chains that are proposed for kernels, by their keys; the database has what became of them. Never raises for a check that
-    fails: the log says why."""
-    what = count(len(proposed), "kernel")
+    fails: the log says why. `proposals` are asked for when no other thread measures any more, which may have measured the same."""
     with _lock:
+        proposed = proposals()
+        what = count(len(proposed), "kernel")
         left = _checking.left(config.check_budget)
+        if not proposed:
+            return
         if left <= 0:
-            log.info("the check budget of this process, %g s, is used up; the chains of others for %s are not checked", config.check_budget,
-                     what)
+            _tell_used_up(_checking, f"the check budget of this process, {config.check_budget:g} s, is used up: chains of others or of "
+                                     "relatives are not checked any more (SVOD_CHECK_BUDGET)")
             return
         log.warning("checking chains of others or of relatives for %s, once, for at most %.0f s; Ctrl-C goes on without", what, left)
         work = _Work("checked", unbound, {k: unbound.kernels[k] for k in proposed}, compiler, BeamConfig(executor="local"), left, proposed)
@@ -109,30 +122,49 @@ def check_at_prepare(unbound: UnboundPlan, proposed: Mapping[str, Proposed], com
 
 
 # -- searching ---------------------------------------------------------------------------------------------------------------
-def search_at_prepare(unbound: UnboundPlan, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
-                      db: TuningDB) -> dict[str, Choice]:
-    """Search kernels and return the chains to use; those that are missing stay as they are known. Never raises for a search that fails:
-    the log says why."""
+class Searched(NamedTuple):
+    """The chains to use after a search, by kernel; those that are missing stay as they are known. `ran`: whether anything was searched."""
+
+    choices: dict[str, Choice]
+    ran: bool
+
+
+def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
+                      db: TuningDB) -> Searched:
+    """Search kernels. Never raises for a search that fails: the log says why."""
     beam = config.beam
     assert beam is not None
-    what = count(len(unknown), "kernel")
     with _lock:
+        # another thread may have searched them while this one waited for its turn
+        now = {key: choose(k, compiler, config, db) for key, k in kernels.items()}
+        found = {key: choice for key, choice in now.items() if choice.source == "database"}
+        unknown = {key: k for key, k in kernels.items() if is_to_be_searched(now[key], key, compiler.target, beam, db)}
+        if not unknown:
+            return Searched(found, False)
+        what = count(len(unknown), "kernel")
         left = _searching.left(beam.budget)
         if left <= 0:
-            log.info("the search budget of this process, %g s, is used up; %s not searched", beam.budget,
-                     f"{what} {'are' if len(unknown) > 1 else 'is'}")
-            return {}
-        known = sum(choose(k, compiler, config, db).source == "database" for k in unknown.values())
+            _tell_used_up(_searching, f"BEAM={beam.width}: the search budget of this process, {beam.budget:g} s, is used up: {what} "
+                                      f"{'are' if len(unknown) > 1 else 'is'} not searched, nor are those that follow (BEAM_BUDGET)")
+            return Searched(found, False)
+        known = len(found.keys() & unknown.keys())
         goes_on = f" ({known} of them known, and with more to try)" if known else ""
         log.warning("BEAM=%d: searching %s%s, for at most %.0f s; Ctrl-C stops and keeps what was found", beam.width, what, goes_on, left)
         result = _Work("searched", unbound, unknown, compiler, beam, left).run(db, _searching)
     if isinstance(result, str):
         log.warning("BEAM=%d: the search could not be run (%s); %s without it", beam.width, result,
                     f"{what} {'go' if len(unknown) > 1 else 'goes'}")
-        return {}
+        return Searched(found, False)
     chosen = _choices(result, unknown, compiler, config, db)
     log.warning("BEAM=%d: %s", beam.width, _summary(result, chosen, len(unknown), db))
-    return chosen
+    return Searched(found | chosen, True)
+
+
+def _tell_used_up(clock: _Clock, text: str) -> None:
+    """Say once that a budget is used up."""
+    if not clock.told:
+        clock.told = True
+        log.warning("%s", text)
 
 
 def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
@@ -145,10 +177,10 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], compi
     if not tuned or bytes_touched(unbound) > MOST_SETTLED or unbound.functions or unbound.copies:
         return found
     started, seconds = time.monotonic(), min(SETTLE_SECONDS, SETTLE_SHARE * config.beam.budget)
-    heuristics = compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
     stored = {k: choose(kernels[k], compiler, config, db).chain for k in tuned}
 
     def timed() -> BothWays:
+        heuristics = compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
         for k in tuned:
             now = choose(kernels[k], compiler, config, db)
             if now.chain != stored[k]:
@@ -156,11 +188,10 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], compi
         code = {**heuristics, **{k: compiler.compile(kernels[k], found[k]) for k in tuned}}
         return BothWays(check_plan(unbound, heuristics, code, {}, compiler.target, seconds=seconds), heuristics, code)
     try:
-        check = settle(unbound, plan_digest(unbound, compiler.target.key), timed, compiler, db)
+        check = optional(log, "what was found could not be timed inside the plan", lambda: settle(
+            unbound, plan_digest(unbound, compiler.target.key), timed, compiler, db), None, logging.INFO)
         for line in check.given_up if check is not None else ():
             log.warning("a chain is given up, as it is slower in this plan: %s", line)
-    except (SvodError, MemoryError) as e:
-        log.info("what was found could not be timed inside the plan: %s", e)
     except KeyboardInterrupt:
         log.warning("Ctrl-C: what was found is not timed inside the plan")
     finally:
@@ -181,11 +212,16 @@ def _choices(result: SessionResult, unknown: Mapping[str, Kernel], compiler: Com
         chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
         chosen[key] = Choice(chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
     for keys, source, why in ((result.pending, "pending", "another process is searching this kernel"),
-                              (result.unbegun, "heuristic", f"{BUDGET_SPENT} before its turn")):
+                              (result.unbegun, "heuristic", f"{_end_of(result)} before its turn")):
         for key in keys:
             stored = choose(unknown[key], compiler, config, db)
             chosen[key] = stored if stored.source == "database" else Choice(stored.chain, source, why)
     return chosen
+
+
+def _end_of(result: SessionResult) -> str:
+    """What ended a search that had more to try."""
+    return INTERRUPTED if result.interrupted else BUDGET_SPENT
 
 
 def _summary(result: SessionResult, chosen: Mapping[str, Choice], asked: int, db: TuningDB) -> str:
@@ -194,7 +230,7 @@ def _summary(result: SessionResult, chosen: Mapping[str, Choice], asked: int, db
     text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {result.candidates} candidates: {better} "
             f"of {count(asked, 'kernel')} found a faster chain; {where}")
     unmeasured = [f.why for f in result.findings.values() if f.winner is None]
-    unmeasured += [f"{BUDGET_SPENT} before their turn"] * len(result.unbegun)
+    unmeasured += [f"{_end_of(result)} before their turn"] * len(result.unbegun)
     if unmeasured:
         text += f"; {len(unmeasured)} {'were' if len(unmeasured) > 1 else 'was'} not measured: {unmeasured[0]}"
     return text
@@ -220,10 +256,12 @@ class _Work:
         started = time.monotonic()
         try:
             result = self._run(db)
-        except (TuneError, KeyboardInterrupt) as e:
-            # a Ctrl-C during the search itself is the session's; this one came before, while the workers started
-            _interrupted += isinstance(e, KeyboardInterrupt)
-            return "Ctrl-C" if isinstance(e, KeyboardInterrupt) else str(e)
+        except KeyboardInterrupt:       # during the search itself it is the session's; this one came before, while the workers started
+            _interrupted += 1
+            return "Ctrl-C"
+        except Exception as e:          # the border of an optional step
+            log.debug("no kernels are %s", self.verb, exc_info=True)
+            return reason(e)
         finally:
             clock.spent += time.monotonic() - started
         _interrupted += result.interrupted
@@ -268,9 +306,6 @@ class _Work:
 
     def _ceilings(self) -> Ceilings | None:
         target = self.compiler.target
-        try:
-            return cached_ceilings(Path(data_dir()) / "ceilings.json", target, target.threads, quick=True)
-        except (SvodError, OSError, MemoryError) as e:
-            log.info("what this machine can do at best was not measured: %s", e)
-            return None     # the search goes on without bounds
+        return optional(log, "what this machine can do at best was not measured", lambda: cached_ceilings(
+            Path(data_dir()) / "ceilings.json", target, target.threads, quick=True), None, logging.INFO)
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from svod.compile.plan.compiler import Choice
 from svod.config import BeamConfig
+from svod.core.machine.target import Target
 from svod.system.quantities import seconds
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, CHECK, FAILED, INTERRUPTED, TRANSFER
@@ -46,6 +48,13 @@ def was_cut_short(db: TuningDB, kernel: str, target: str) -> bool:
 def left_to_search(db: TuningDB, kernel: str, target: str, asked: BeamConfig) -> str | None:
     """`what_is_left` of the searches that `db` has of a kernel on a target, by their keys."""
     return what_is_left([s for s, _ in db.select(Search, kernel, target)], asked)
+
+
+def is_to_be_searched(choice: Choice, key: str, target: Target, beam: BeamConfig, db: TuningDB) -> bool:
+    """Whether a search at prepare time has something to try for a kernel with this chain."""
+    if choice.source != "database":
+        return choice.source in ("heuristic", "transfer")
+    return beam.ignore_cache or left_to_search(db, key, target.key, beam) is not None
 
 
 def _left_by(search: Search, asked: BeamConfig) -> str | None:

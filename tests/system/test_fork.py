@@ -167,3 +167,31 @@ def test_a_child_realizes_while_a_thread_of_its_parent_does() -> None:
         sys.setswitchinterval(interval)
         stop.set()
         thread.join()
+
+
+def test_a_captured_function_is_captured_anew_in_the_child() -> None:
+    """Also one whose plan ran in another thread during the fork, and whose lock that thread holds."""
+    import svod
+
+    weight = np.arange(35, dtype=np.float32).reshape(5, 7)
+    f = svod.jit(lambda x: x @ Tensor(weight))
+    x = np.arange(15, dtype=np.float32).reshape(3, 5)
+    assert np.array_equal(f(x).numpy(), x @ weight)
+    plan, = f.plans
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with f._lock:
+            held.set()
+            done.wait()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    plan._running = True
+    try:
+        in_child(lambda: not f.plans and np.array_equal(f(x).numpy(), x @ weight) and len(f.plans) == 1)
+    finally:
+        plan._running = False
+        done.set()
+        thread.join()
+    assert f.plans == (plan,) and np.array_equal(f(x).numpy(), x @ weight), "the parent's are as they were"

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,15 +12,24 @@ import pytest
 
 from svod import BeamConfig, PrepareConfig, Tensor, Variable
 from svod.bench.race import Ratio
+from svod.compile.cpu.host import host_target
+from svod.compile.plan.compiler import Choice, Compiler
+from svod.compile.plan.object_cache import ObjectCache
 from svod.errors import TuneError
 from svod.tune import at_prepare as search
 from svod.tune.db import TuningDB
 from svod.tune.search.events import CandidateDropped
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult, TuneSession
+from tests.system.test_fork import in_child
+
+COMPILER = Compiler(host_target(), ObjectCache(None), 16)
 
 
-@pytest.mark.parametrize(("error", "word"), [(TuneError("no worker starts"), "no worker starts"), (KeyboardInterrupt(), "Ctrl-C")])
+@pytest.mark.parametrize(("error", "word"), [
+    (TuneError("no worker starts"), "no worker starts"), (KeyboardInterrupt(), "Ctrl-C"), (RuntimeError("can't start new thread"),
+                                                                                           "RuntimeError: can't start new thread"),
+    (FileNotFoundError(2, "No usable temporary directory"), "No usable temporary directory"), (AssertionError(), "AssertionError")])
 def test_a_search_that_cannot_be_run_leaves_the_heuristic(error: BaseException, word: str, monkeypatch: pytest.MonkeyPatch,
                                                          caplog: pytest.LogCaptureFixture) -> None:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -56,7 +67,8 @@ def test_kernels_that_could_not_be_measured_are_said(monkeypatch: pytest.MonkeyP
     assert [k.opts_source for k in plan.kernels] == ["heuristic"]
 
 
-def test_the_budget_of_a_process_is_spent_once_unless_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_of_a_process_is_spent_once_unless_it_begins_anew(monkeypatch: pytest.MonkeyPatch,
+                                                                     caplog: pytest.LogCaptureFixture) -> None:
     given: list[float] = []
 
     def run(work: Any, db: Any) -> SessionResult:
@@ -66,11 +78,99 @@ def test_the_budget_of_a_process_is_spent_once_unless_it_begins_anew(monkeypatch
     monkeypatch.setattr(search, "_searching", search._Clock(spent=7.0))
     plan: Any = None
     config = PrepareConfig(beam=BeamConfig(width=1, budget=6.0), db=":none:")
-    with TuningDB.open(":none:") as db:
-        assert search.search_at_prepare(plan, {}, plan, config, db) == {} and given == []
+    unknown: Any = {"k": None}
+    monkeypatch.setattr(search, "choose", lambda *_: Choice((), "heuristic", ""))
+    with TuningDB.open(":none:") as db, caplog.at_level(logging.WARNING, "svod"):
+        for _ in range(2):
+            assert search.search_at_prepare(plan, unknown, COMPILER, config, db) == ({}, False) and given == []
+        assert len(caplog.records) == 1 and "6 s, is used up: 1 kernel is not searched" in caplog.text, "it is said once"
         search.begin_budget()
-        search.search_at_prepare(plan, {}, plan, config, db)
+        assert search.search_at_prepare(plan, unknown, COMPILER, config, db).ran
     assert given == [6.0] and search.seconds_searched() >= 7.0
+
+
+@pytest.mark.parametrize(("budget", "spent", "left"), [(60.0, 0.0, 60.0), (60.0, 59.5, 0.0), (60.0, 58.5, 1.5), (0.6, 0.0, 0.6),
+                                                       (0.6, 0.4, 0.0), (0.0, 0.0, 0.0), (4.0, 9.0, 0.0)])
+def test_a_budget_that_starts_no_worker_is_used_up(budget: float, spent: float, left: float) -> None:
+    assert search._Clock(spent).left(budget) == pytest.approx(left)
+
+
+def test_a_forked_child_has_a_budget_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_searching", search._Clock(spent=7.0, told=True))
+    monkeypatch.setattr(search, "_checking", search._Clock(spent=7.0))
+    monkeypatch.setattr(search, "_interrupted", 3)
+    in_child(lambda: search._searching.left(6.0) == 6.0 and not search._searching.told and search._checking.left(6.0) == 6.0
+             and search.searches_interrupted() == 0)
+    assert search._searching.left(6.0) == 0.0
+
+
+def test_who_has_waited_for_another_threads_search_uses_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first search uses the budget up; meanwhile the second thread waits with a choice that it made before."""
+    found, begun = Choice((), "database", "by the first thread"), threading.Event()
+    known: list[Choice] = []
+    monkeypatch.setattr(search, "choose", lambda *_: known[0] if known else Choice((), "heuristic", ""))
+    monkeypatch.setattr(search, "is_to_be_searched", lambda choice, *_: True)
+
+    def run(work: Any, db: Any) -> SessionResult:
+        begun.set()
+        while not waiting.is_alive():
+            pass
+        known.append(found)
+        search._searching.spent += 100.0
+        return SessionResult()
+    monkeypatch.setattr(search._Work, "_run", run)
+    monkeypatch.setattr(search, "_searching", search._Clock())
+    config, got = PrepareConfig(beam=BeamConfig(width=1, budget=6.0), db=":none:"), list[Any]()
+    nothing: Any = None
+    unknown: Any = {"k": None}
+    with TuningDB.open(":none:") as db:
+        def wait() -> None:
+            begun.wait()
+            got.append(search.search_at_prepare(nothing, unknown, COMPILER, config, db))
+        waiting = threading.Thread(target=wait)
+        first = threading.Thread(target=search.search_at_prepare, args=(nothing, unknown, COMPILER, config, db))
+        first.start()
+        waiting.start()
+        first.join()
+        waiting.join()
+    assert got == [({"k": found}, False)]
+
+
+@pytest.mark.parametrize(("interrupted", "why"), [(True, "interrupted"), (False, "budget spent")])
+def test_kernels_that_had_no_turn_say_what_ended_the_search(interrupted: bool, why: str, monkeypatch: pytest.MonkeyPatch,
+                                                            caplog: pytest.LogCaptureFixture) -> None:
+    class Ended(TuneSession):
+        def run(self) -> SessionResult:
+            return SessionResult(unbegun=tuple(t.key for t in self.tasks), interrupted=interrupted)
+    monkeypatch.setattr(search, "TuneSession", Ended)
+    monkeypatch.setattr(search, "cached_ceilings", lambda *args, **kwargs: None)
+    monkeypatch.setattr(search, "_searching", search._Clock())
+    monkeypatch.setattr(search, "_interrupted", 0)
+    config = PrepareConfig(beam=BeamConfig(width=1, executor="inline", ignore_cache=True), db=":none:")
+    with caplog.at_level(logging.WARNING, "svod"):
+        plan = (Tensor(np.arange(47, dtype=np.float32)) * 3).prepare(config)
+    assert [k.why for k in plan.kernels] == [f"{why} before its turn"]
+    assert f"1 was not measured: {why} before their turn" in caplog.text
+
+
+@pytest.mark.parametrize("step", ["chains_to_check", "searched_choices"])
+def test_no_optional_step_ends_a_prepare(step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*args: Any) -> NoReturn:
+        raise RuntimeError("of a library")
+    monkeypatch.setattr(f"svod.prepare.{step}", fail)
+    with caplog.at_level(logging.WARNING, "svod"):
+        plan = (Tensor(np.arange(53, dtype=np.float32)) + 4).prepare(PrepareConfig(beam=BeamConfig(width=1), db=":none:")
+                                                                     if step == "searched_choices" else PrepareConfig(db=":none:"))
+    assert [r.message for r in caplog.records if "RuntimeError: of a library" in r.message]
+    plan.execute()
+    assert plan.outputs[0].tolist() == list(range(4, 57))
+
+
+def test_a_database_that_was_named_and_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    absent = tmp_path / "elsewhere" / "tune.db"
+    with caplog.at_level(logging.WARNING, "svod"):
+        (Tensor(np.arange(59, dtype=np.float32)) + 4).prepare(PrepareConfig(db=str(absent), transfer=False, imported="ignore"))
+    assert f"there is no tuning database {absent}" in caplog.text and not absent.exists()
 
 
 @pytest.mark.parametrize("debug", [0, 1, 2])

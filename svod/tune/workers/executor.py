@@ -46,6 +46,7 @@ from svod import config
 from svod.compile.backend import device_named
 from svod.core.machine.target import HOST, Target, unfit
 from svod.errors import ConfigError, TuneError
+from svod.system.optional import reason
 from svod.system.process.cores import usable_cores
 from svod.tune.workers.child import Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost
@@ -333,10 +334,6 @@ def _function(job: str) -> str:
     return job.rpartition(":")[2]
 
 
-def _reason(e: Exception) -> str:
-    return str(e) if isinstance(e, TuneError) else f"{type(e).__name__}: {e}"
-
-
 class DispatchingExecutor(Executor):
     """Queues, the alternation of compiling and timing, new attempts, and one thread per carrier."""
 
@@ -508,7 +505,7 @@ class DispatchingExecutor(Executor):
                 try:
                     carrier.idle()
                 except Exception as e:  # the border of a carrier, as in `_run`
-                    self._set_aside(carrier, _reason(e))
+                    self._set_aside(carrier, reason(e))
             with self._changed:
                 self._active[carrier.kind][host] -= 1
                 if self._doing[carrier.name][0] == "busy":
@@ -528,7 +525,7 @@ class DispatchingExecutor(Executor):
                     for t in tasks if t.attempts >= MAX_ATTEMPTS}
             return list(lost.items()), [t for t in tasks if t not in lost]
         except Exception as e:  # the border of a carrier: what broke costs the carrier, and the others get its items
-            self._set_aside(carrier, _reason(e))
+            self._set_aside(carrier, reason(e))
             return [], list(tasks)
         # what `close` has killed says so
         return [(t, CLOSED if self.closing and o.status == "crash" else o) for t, o in zip(tasks, outcomes, strict=True)], []
@@ -542,7 +539,7 @@ class DispatchingExecutor(Executor):
                 self._lose(carrier)
                 log.info("worker %s did not start (%s)", carrier.name, e)
             except Exception as e:  # the border of a carrier
-                self._set_aside(carrier, _reason(e))
+                self._set_aside(carrier, reason(e))
             else:
                 with self._changed:
                     if self._doing[carrier.name][0] != "idle":
