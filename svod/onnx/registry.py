@@ -9,6 +9,9 @@
 A function is given the node and its operands, as tensors; operands named in `known` are NumPy arrays, whose values are needed while the
 graph is walked. With `raw` the operands come as they are. A missing operand is None. The result is a value, or a tuple with one for each
 output.
+
+Operands of 16-bit floats come as float32, and the results are rounded (`svod.onnx.precision`). With `exact` they come as they are: for
+functions that move, choose or compare elements, that round once themselves, or that the standard says where to round.
 """
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ class Operator:
     function: Callable[..., Any]
     known: tuple[int, ...]
     raw: bool
+    exact: bool
 
 
 @dataclass
@@ -68,13 +72,14 @@ class Node:
 _operators: dict[tuple[str, str], list[Operator]] = {}
 
 
-def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False) -> Callable[..., Any]:
+def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False,
+             exact: bool = False) -> Callable[..., Any]:
     """Enter a function into the table. One function may be entered several times."""
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(function).parameters)[1:]
         missing = [k for k in known if k not in names]
         assert not missing, f"{name} has no operand {missing}"
-        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw)
+        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw, exact)
         _operators.setdefault((domain, name), []).append(entry)
         return function
     return enter

@@ -13,6 +13,7 @@ from svod.core.ir.origin import scope
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import operators
 from svod.onnx.known import MOST_KNOWN, Known, differs
+from svod.onnx.precision import computed
 from svod.onnx.reader import (
     Arrays,
     OnnxError,
@@ -181,7 +182,7 @@ class Walk:
             raise OnnxError(f"{node} of {_shapes(operands)}: {mistake}")
         try:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
-                results = operator.function(node, *self._operands(node, operator, operands))
+                made = computed(node, operator, self._operands(node, operator, operands))
         except UnsupportedError as e:
             e.node = proto.output[0]        # where another runtime may take over: of nodes in nodes the outermost
             raise
@@ -191,7 +192,6 @@ class Walk:
             if any(map(differs, operands)):
                 raise UnsupportedError(f"{node} of {_shapes(operands)} cannot be computed for {DIFFERS} ({e})") from e
             raise OnnxError(f"{node} of {_shapes(operands)} cannot be computed: {type(e).__name__}: {e}") from e
-        made = list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
         return [self.known.settled(r) for r in made] if _are_known(proto, operands) else made
 
     def _operands(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:

@@ -12,11 +12,12 @@ from svod.onnx.registry import Array, Node, axis_in, operator
 from svod.tensor import Tensor, where
 
 _PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
-    "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Softplus": lambda x: x.softplus(threshold=math.inf), "Softsign": Tensor.softsign,
+    "Sigmoid": Tensor.sigmoid, "Softplus": lambda x: x.softplus(threshold=math.inf), "Softsign": Tensor.softsign,
     "Mish": Tensor.mish, "HardSwish": Tensor.hardswish}
 
 for _name, _function in _PLAIN.items():
     unary(_name, _function)
+unary("Relu", Tensor.relu, exact=True)
 
 
 def _number(value: float) -> float:
@@ -65,7 +66,7 @@ def swiglu(node: Node, gate: Tensor, x: Tensor) -> Tensor:
     return gate.mul(gate.mul(_number(node.get("alpha", 1.0))).sigmoid()).mul(x)
 
 
-@operator("PRelu")
+@operator("PRelu", exact=True)
 def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
     if slope.ndim == 1 and node.version < 7:
         slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
@@ -84,14 +85,14 @@ def shrink(node: Node, x: Tensor) -> Tensor:
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------------
-def rows(name: str, function: Callable[[Tensor, int], Tensor]) -> None:
-    @operator(name)
+def rows(name: str, function: Callable[[Tensor, int], Tensor], exact: bool = False) -> None:
+    @operator(name, exact=exact)
     def flattened(node: Node, x: Tensor) -> Tensor:
         """Before opset 13 everything from `axis` on was one row."""
         axis = axis_in(node.get("axis", 1), max(1, x.ndim))
         return function(x.reshape(int(np.prod(x.shape[:axis])), -1), -1).reshape(x.shape)
 
-    @operator(name, 13)
+    @operator(name, 13, exact=exact)
     def along(node: Node, x: Tensor) -> Tensor:
         return function(x, node.get("axis", -1))
 
@@ -106,10 +107,10 @@ def hardmax_of(x: Tensor, axis: int) -> Tensor:
 
 rows("Softmax", Tensor.softmax)
 rows("LogSoftmax", Tensor.log_softmax)
-rows("Hardmax", hardmax_of)
+rows("Hardmax", hardmax_of, exact=True)
 
 
-@operator("Dropout", known=("training",))
+@operator("Dropout", known=("training",), exact=True)
 def dropout(node: Node, x: Tensor, ratio: Tensor | None = None, training: Array | None = None) -> tuple[Tensor, Tensor]:
     """The identity: svod runs models and does not train them."""
     if training is not None and bool(training.any()):

@@ -16,7 +16,7 @@ def heads_apart(x: Tensor, heads: int) -> Tensor:
     return x if x.ndim == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
-@operator("Attention", 23)
+@operator("Attention", 23, exact=True)
 def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_key: Tensor | None = None,
               past_value: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
     flat = q.ndim == 3
@@ -48,15 +48,16 @@ def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
     if not capped and not wanted and "softmax_precision" not in node.attributes and bias is None:
         out = query.scaled_dot_product_attention(key, value, scale=scale)
         return together(out, flat), *present
+    # 16-bit floats have 32 bits from here to the probabilities, whose product with the values matrix instructions compute
     root = math.sqrt(scale)
-    scores = query.mul(root).matmul(key.transpose(-2, -1).mul(root))
+    scores = query._wide_float().mul(root).matmul(key._wide_float().transpose(-2, -1).mul(root))
     soft = scores if not capped else scores.div(capped).tanh().mul(capped)
     masked = soft if bias is None else soft.add(bias)
     wide = svod_type(node.get("softmax_precision"), node) if node.get("softmax_precision") else masked.dtype
     probabilities = softmax_rows(masked.cast(wide)).cast(kind)
     out = probabilities.matmul(value)
     shown = {0: scores, 1: soft, 2: masked, 3: probabilities}[node.get("qk_matmul_output_mode", 0)]
-    return together(out, flat), *present, shown
+    return together(out, flat), *present, shown.cast(kind)
 
 
 def softmax_rows(scores: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def rotary(node: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | 
     return out.reshape(x.shape) if x.ndim == 3 else out.transpose(1, 2)
 
 
-@operator("LinearAttention", 27)
+@operator("LinearAttention", 27, exact=True)
 def linear_attention(node: Node, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None = None, decay: Tensor | None = None,
                      beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A matrix for each head that every step decays and adds a product to: (N, heads, width of keys, width of values)."""

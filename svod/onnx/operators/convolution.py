@@ -50,7 +50,7 @@ def convolve(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return convolution(x, w, bias, strides, padding, dilations, node.get("group", 1))
 
 
-@operator("Conv")
+@operator("Conv", exact=True)
 def conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return convolve(node, x, w, bias)
 
@@ -115,7 +115,7 @@ def windows(node: Node, x: Tensor, fill: float | int, pairs: Pairs, more: Pairs,
     return x._windows(str(node), sides, fill, kernel, strides, dilations)
 
 
-@operator("MaxPool")
+@operator("MaxPool", exact=True)
 def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
     kernel, strides, dilations, pairs, more = pool_geometry(node, x)
     rank = len(kernel)
@@ -153,7 +153,7 @@ def lp_pool(node: Node, x: Tensor) -> Tensor:
     return taken.abs().pow(p).sum(tuple(range(-len(kernel), 0))).pow(1.0 / p).cast(x.dtype)
 
 
-@operator("MaxUnpool", 9, known=("wanted",))
+@operator("MaxUnpool", 9, known=("wanted",), exact=True)
 def max_unpool(node: Node, x: Tensor, at: Tensor, wanted: Array | None = None) -> Tensor:
     kernel = list(node.need("kernel_shape"))
     strides = list(node.get("strides") or [1] * len(kernel))

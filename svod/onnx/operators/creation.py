@@ -9,7 +9,7 @@ from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Array, Node, operator
-from svod.onnx.values import has_dims, size
+from svod.onnx.values import has_dims, size, tensor_of
 from svod.tensor import Tensor
 
 
@@ -37,9 +37,9 @@ def arange(node: Node, start: Array, limit: Array, delta: Array) -> Tensor:
         raise ShapeError("a step of 0")
     if has_dims(limit) and start.item() == 0 and delta.item() == 1:
         return counted(size(limit.item()), BY_NAME[start.dtype.name])
-    if start.dtype.name != "bfloat16":
+    if start.dtype.kind in "iu":
         return Tensor(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))
-    return Tensor(np.arange(float(start), float(limit), float(delta)).astype(np.float32)).cast(dtypes.bfloat16)
+    return tensor_of(np.arange(float(start), float(limit), float(delta)).astype(start.dtype))
 
 
 def counted(n: Any, dtype: Any) -> Tensor:
@@ -47,7 +47,7 @@ def counted(n: Any, dtype: Any) -> Tensor:
     return Tensor.arange(n.bounds[1]).cast(dtype)[:n]
 
 
-@operator("EyeLike", 9)
+@operator("EyeLike", 9, exact=True)
 def eye_like(node: Node, x: Tensor) -> Tensor:
     kind = svod_type(node.get("dtype"), node) if "dtype" in node.attributes else x.dtype
     rows, columns = x.shape
@@ -72,11 +72,11 @@ def random_uniform(node: Node) -> Tensor:
     return _random(node, tuple(node.need("shape")), None, False)
 
 
-@operator("RandomNormalLike")
+@operator("RandomNormalLike", exact=True)
 def random_normal_like(node: Node, x: Tensor) -> Tensor:
     return _random(node, x.shape, x, True)
 
 
-@operator("RandomUniformLike")
+@operator("RandomUniformLike", exact=True)
 def random_uniform_like(node: Node, x: Tensor) -> Tensor:
     return _random(node, x.shape, x, False)

@@ -23,14 +23,14 @@ def old_broadcast(node: Node, a: Tensor, b: Tensor) -> Tensor:
     return b.reshape(*b.shape, *(1,) * (a.ndim - axis - b.ndim))
 
 
-def binary(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    @operator(name)
+def binary(name: str, function: Callable[[Tensor, Tensor], Tensor], exact: bool = False) -> None:
+    @operator(name, exact=exact)
     def compute(node: Node, a: Tensor, b: Tensor) -> Tensor:
         return function(a, old_broadcast(node, a, b))
 
 
-def unary(name: str, function: Callable[[Tensor], Tensor]) -> None:
-    @operator(name)
+def unary(name: str, function: Callable[[Tensor], Tensor], exact: bool = False) -> None:
+    @operator(name, exact=exact)
     def compute(node: Node, x: Tensor) -> Tensor:
         return function(x)
 
@@ -56,13 +56,16 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Asinh": Tensor.asinh, "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": lambda x: x.erf().cast(x.dtype),
     "Reciprocal": Tensor.reciprocal, "Not": Tensor.logical_not, "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}
 
+#: One operation, which rounds once by itself, or nothing to round.
+_EXACT = _BINARY.keys() - {"Pow"} | {"Abs", "Neg", "Floor", "Ceil", "Round", "Sign", "Not", "BitwiseNot", "IsNaN"}
+
 for _name, _binary in _BINARY.items():
-    binary(_name, _binary)
+    binary(_name, _binary, _name in _EXACT)
 for _name, _unary in _UNARY.items():
-    unary(_name, _unary)
+    unary(_name, _unary, _name in _EXACT)
 
 
-@operator("IsInf", 10)
+@operator("IsInf", 10, exact=True)
 def is_inf(node: Node, x: Tensor) -> Tensor:
     up, down = node.get("detect_positive", 1), node.get("detect_negative", 1)
     if up and down:
@@ -84,15 +87,15 @@ def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
     return where(b.ge(a.dtype.bits), beyond, shifted)
 
 
-def variadic(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    @operator(name)
+def variadic(name: str, function: Callable[[Tensor, Tensor], Tensor], exact: bool = False) -> None:
+    @operator(name, exact=exact)
     def compute(node: Node, *xs: Tensor) -> Tensor:
         return reduce(function, xs).cast(xs[0].dtype)
 
 
 variadic("Sum", Tensor.add)
-variadic("Max", Tensor.maximum)
-variadic("Min", Tensor.minimum)
+variadic("Max", Tensor.maximum, exact=True)
+variadic("Min", Tensor.minimum, exact=True)
 
 
 @operator("Mean")
@@ -100,24 +103,24 @@ def mean(node: Node, *xs: Tensor) -> Tensor:
     return (reduce(Tensor.add, xs) / len(xs)).cast(xs[0].dtype)
 
 
-@operator("Where", 9)
+@operator("Where", 9, exact=True)
 def choose(node: Node, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return where(condition, x, y)
 
 
-@operator("Clip", 1)
+@operator("Clip", 1, exact=True)
 def clip_oldest(node: Node, x: Tensor) -> Tensor:
     return x if "min" not in node.attributes and "max" not in node.attributes else x.clamp(node.get("min"), node.get("max"))
 
 
-@operator("Clip", 6)
+@operator("Clip", 6, exact=True)
 def clip_old(node: Node, x: Tensor) -> Tensor:
     """Bounds that are not given are those of float32, whatever the type is."""
     most = float(np.finfo(np.float32).max)
     return x.clamp(node.get("min", -most), node.get("max", most))
 
 
-@operator("Clip", 11)
+@operator("Clip", 11, exact=True)
 def clip(node: Node, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     # the upper bound wins where the bounds cross
     bounded = x if low is None else x.maximum(low)
@@ -133,22 +136,22 @@ def svod_type(data_type: int, node: Node) -> DType:
     return BY_NAME[name]
 
 
-@operator("Cast", 6)
+@operator("Cast", 6, exact=True)
 def cast(node: Node, x: Tensor) -> Tensor:
     return x.cast(svod_type(node.need("to"), node))
 
 
-@operator("Cast", 1)
+@operator("Cast", 1, exact=True)
 def cast_old(node: Node, x: Tensor) -> Tensor:
     return x.cast(svod_type(onnx.TensorProto.DataType.Value(node.need("to")), node))
 
 
-@operator("CastLike", 15)
+@operator("CastLike", 15, exact=True)
 def cast_like(node: Node, x: Tensor, like: Tensor) -> Tensor:
     return x.cast(like.dtype)
 
 
-@operator("BitCast", 26)
+@operator("BitCast", 26, exact=True)
 def bit_cast(node: Node, x: Tensor) -> Tensor:
     kind = svod_type(node.need("to"), node)
     if x.dtype is kind:

@@ -28,19 +28,19 @@ def positions(node: Node, index: Tensor, n: Any) -> Tensor:
     return wrapped(index, n)
 
 
-@operator("Gather")
+@operator("Gather", exact=True)
 def gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
     return x.take(positions(node, index, x.shape[axis]), axis)
 
 
-@operator("GatherElements", 11)
+@operator("GatherElements", 11, exact=True)
 def gather_elements(node: Node, x: Tensor, index: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
     return x.gather(axis, positions(node, index, x.shape[axis]))
 
 
-@operator("GatherND", 11)
+@operator("GatherND", 11, exact=True)
 def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
     batch = node.get("batch_dims", 0)
     chosen = batch + index.shape[-1]
@@ -67,8 +67,8 @@ def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int =
     return flat
 
 
-@operator("Scatter")
-@operator("ScatterElements", 11)
+@operator("Scatter", exact=True)
+@operator("ScatterElements", 11, exact=True)
 def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
     return put(node, x, axis, positions(node, index, x.shape[axis]).cast("int64"), updates)
@@ -88,7 +88,7 @@ def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor
     return x.scatter_reduce(axis, at, updates, _REDUCTIONS[reduction])
 
 
-@operator("ScatterND", 11)
+@operator("ScatterND", 11, exact=True)
 def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     depth = index.shape[-1]
     rest, inner = x.shape[depth:], int(np.prod(x.shape[:depth], dtype=np.int64))
@@ -98,7 +98,7 @@ def scatter_nd(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     return put(node, rows, 0, flat, values).reshape(x.shape)
 
 
-@operator("TensorScatter", 24)
+@operator("TensorScatter", 24, exact=True)
 def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None = None) -> Tensor:
     """Values written into a cache along an axis, from the position that each batch is at."""
     axis, n = axis_in(node.get("axis", -2), past.ndim), update.shape[node.get("axis", -2)]
@@ -111,7 +111,7 @@ def tensor_scatter(node: Node, past: Tensor, update: Tensor, at: Tensor | None =
     return past.scatter(axis, places.reshape(shape).broadcast_to(update.shape), update)
 
 
-@operator("OneHot", 9, known=("depth",))
+@operator("OneHot", 9, known=("depth",), exact=True)
 def one_hot(node: Node, index: Tensor, depth: Array, values: Tensor) -> Tensor:
     n, axis = int(depth.reshape(-1)[0]), node.get("axis", -1)
     if n < 1:
@@ -124,7 +124,7 @@ def one_hot(node: Node, index: Tensor, depth: Array, values: Tensor) -> Tensor:
 
 # -- order ---------------------------------------------------------------------------------------------------------------------
 def arg_extreme(name: str) -> None:
-    @operator(name)
+    @operator(name, exact=True)
     def compute(node: Node, x: Tensor) -> Tensor:
         axis, keep = axis_in(node.get("axis", 0), x.ndim), bool(node.get("keepdims", 1))
         find = Tensor.argmax if name == "ArgMax" else Tensor.argmin
@@ -137,13 +137,13 @@ arg_extreme("ArgMax")
 arg_extreme("ArgMin")
 
 
-@operator("TopK", 1)
+@operator("TopK", 1, exact=True)
 def top_k_old(node: Node, x: Tensor) -> tuple[Tensor, Tensor]:
     found = x.topk(node.need("k"), node.get("axis", -1))
     return found.values, found.indices
 
 
-@operator("TopK", 10, known=("k",))
+@operator("TopK", 10, known=("k",), exact=True)
 def top_k(node: Node, x: Tensor, k: Array) -> tuple[Tensor, Tensor]:
     found = x.topk(int(k.reshape(-1)[0]), node.get("axis", -1), bool(node.get("largest", 1)))
     return found.values, found.indices.cast("int64")

@@ -35,7 +35,7 @@ def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
     return None if value is None else [size(n) for n in np.atleast_1d(np.asarray(value))]
 
 
-@operator("Reshape", known=("shape",))
+@operator("Reshape", known=("shape",), exact=True)
 def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
     wanted = ints(node, "shape", shape)
     if wanted is None:
@@ -43,19 +43,19 @@ def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
     return x.reshape([x.shape[i] if n == 0 and not node.get("allowzero", 0) else n for i, n in enumerate(wanted)])
 
 
-@operator("Flatten")
+@operator("Flatten", exact=True)
 def flatten(node: Node, x: Tensor) -> Tensor:
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), int(np.prod(x.shape[axis:], dtype=np.int64)))
 
 
-@operator("Transpose")
+@operator("Transpose", exact=True)
 def transpose(node: Node, x: Tensor) -> Tensor:
     return x.permute(node.get("perm") or tuple(reversed(range(x.ndim))))
 
 
-@operator("Squeeze", known=("axes",))
+@operator("Squeeze", known=("axes",), exact=True)
 def squeeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
     wanted = ints(node, "axes", axes)
     if wanted is None:
@@ -66,7 +66,7 @@ def squeeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
     return x.reshape([n for i, n in enumerate(x.shape) if i not in places])
 
 
-@operator("Unsqueeze", known=("axes",))
+@operator("Unsqueeze", known=("axes",), exact=True)
 def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
     wanted = ints(node, "axes", axes) or []
     rank = x.ndim + len(wanted)
@@ -74,7 +74,7 @@ def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
     return x.reshape([1 if i in places else next(sizes) for i in range(rank)])
 
 
-@operator("Expand", 8, known=("shape",))
+@operator("Expand", 8, known=("shape",), exact=True)
 def expand(node: Node, x: Tensor, shape: Array) -> Tensor:
     return x.broadcast_to(broadcast(x.shape, [size(n) for n in shape]))
 
@@ -86,17 +86,17 @@ def broadcast(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(n if m == 1 else m for n, m in pairs)
 
 
-@operator("Tile", 6, known=("repeats",))
+@operator("Tile", 6, known=("repeats",), exact=True)
 def tile(node: Node, x: Tensor, repeats: Array) -> Tensor:
     return x.repeat([size(n) for n in repeats])
 
 
-@operator("Concat")
+@operator("Concat", exact=True)
 def concat(node: Node, *xs: Tensor) -> Tensor:
     return Tensor.cat(list(xs), node.get("axis", 1))
 
 
-@operator("Split", known=("sizes",))
+@operator("Split", known=("sizes",), exact=True)
 def split(node: Node, x: Tensor, sizes: Array | None = None) -> tuple[Tensor, ...]:
     axis, wanted, count = node.get("axis", 0), ints(node, "split", sizes), node.get("num_outputs", len(node.asked))
     n = x.shape[axis]
@@ -106,12 +106,12 @@ def split(node: Node, x: Tensor, sizes: Array | None = None) -> tuple[Tensor, ..
     return tuple(x.split(wanted, axis))
 
 
-@operator("Slice", 1)
+@operator("Slice", 1, exact=True)
 def slice_old(node: Node, x: Tensor) -> Tensor:
     return sliced(x, node.need("starts"), node.need("ends"), node.get("axes"), None)
 
 
-@operator("Slice", 10, known=("starts", "ends", "axes", "steps"))
+@operator("Slice", 10, known=("starts", "ends", "axes", "steps"), exact=True)
 def slice_new(node: Node, x: Tensor, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Tensor:
     return sliced(x, starts, ends, axes, steps)
 
@@ -138,13 +138,13 @@ def part_of(n: Any, start: Any, end: Any, step: int) -> slice:
     return slice(0, 0) if n == 0 else slice(first, last if last >= 0 else None, step)
 
 
-@operator("Pad", 1)
+@operator("Pad", 1, exact=True)
 def pad_old(node: Node, x: Tensor) -> Tensor:
     pads = node.get("pads") or node.need("paddings")
     return padded(node, x, pads, node.get("value", 0.0), list(range(x.ndim)))
 
 
-@operator("Pad", 11, known=("pads", "value", "axes"))
+@operator("Pad", 11, known=("pads", "value", "axes"), exact=True)
 def pad_new(node: Node, x: Tensor, pads: Array, value: Array | None = None, axes: Array | None = None) -> Tensor:
     places = list(range(x.ndim)) if axes is None else axes_in(axes, x.ndim)
     return padded(node, x, pads, 0 if value is None or not value.size else value.item(), places)
@@ -185,7 +185,7 @@ def _mirrored(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tenso
     return x.index_select(axis, [int(i) for i in at])
 
 
-@operator("DepthToSpace")
+@operator("DepthToSpace", exact=True)
 def depth_to_space(node: Node, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = node.need("blocksize")
@@ -194,7 +194,7 @@ def depth_to_space(node: Node, x: Tensor) -> Tensor:
     return x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // (b * b), h * b, w * b)
 
 
-@operator("SpaceToDepth")
+@operator("SpaceToDepth", exact=True)
 def space_to_depth(node: Node, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = node.need("blocksize")
@@ -203,13 +203,13 @@ def space_to_depth(node: Node, x: Tensor) -> Tensor:
     return x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
 
 
-@operator("Trilu", 14, known=("k",))
+@operator("Trilu", 14, known=("k",), exact=True)
 def trilu(node: Node, x: Tensor, k: Array | None = None) -> Tensor:
     diagonal = 0 if k is None else int(k.reshape(-1)[0])
     return x.triu(diagonal) if node.get("upper", 1) else x.tril(diagonal)
 
 
-@operator("ReverseSequence", 10)
+@operator("ReverseSequence", 10, exact=True)
 def reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
     along, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
     n = x.shape[along]
@@ -219,7 +219,7 @@ def reverse_sequence(node: Node, x: Tensor, lengths: Tensor) -> Tensor:
     return x.gather(along, source)
 
 
-@operator("Compress", 9, known=("condition",))
+@operator("Compress", 9, known=("condition",), exact=True)
 def compress(node: Node, x: Tensor, condition: Array) -> Tensor:
     at = [int(i) for i in np.flatnonzero(condition)]
     axis = node.get("axis")

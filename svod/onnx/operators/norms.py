@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from svod.errors import UnsupportedError
+from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Node, axis_in, operator
 from svod.tensor import Tensor
 
@@ -24,9 +25,10 @@ def layer_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None)
     out = x.layer_norm(x.shape[axis:], scale, bias, node.get("epsilon", 1e-5)).cast(x.dtype)
     if not any(node.asked[1:]):
         return (out,)
-    axes, wide = tuple(range(axis, x.ndim)), x._wide_float()
+    axes, wide, stash = tuple(range(axis, x.ndim)), x._wide_float(), svod_type(node.get("stash_type", 1), node)
     mean = wide.mean(axes, keepdim=True)
-    return out, mean, wide.sub(mean).square().mean(axes, keepdim=True).add(node.get("epsilon", 1e-5)).rsqrt()
+    spread = wide.sub(mean).square().mean(axes, keepdim=True).add(node.get("epsilon", 1e-5)).rsqrt()
+    return out, mean.cast(stash), spread.cast(stash)
 
 
 @operator("GroupNormalization", 18)
@@ -45,7 +47,7 @@ def group_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 @operator("RMSNormalization", 23)
 def rms_norm(node: Node, x: Tensor, scale: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", -1), x.ndim)
-    return x.rms_norm(x.shape[axis:], scale, node.get("epsilon", 1e-5)).cast(x.dtype)
+    return x.rms_norm(x.shape[axis:], scale, node.get("epsilon", 1e-5)).cast(scale.dtype)
 
 
 @operator("LpNormalization")

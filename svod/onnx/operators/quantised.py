@@ -34,14 +34,14 @@ def clamp_to(x: Tensor, kind: DType) -> Tensor:
     return x.clamp(kind.min, kind.max).cast(kind) if x.dtype.is_int else x.clamp(float(kind.min), float(kind.max)).cast(kind)
 
 
-@operator("QuantizeLinear", 10)
+@operator("QuantizeLinear", 10, exact=True)
 def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     kind = zero.dtype if zero is not None else svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else dtypes.uint8
     precision = svod_type(node.get("precision"), node) if node.get("precision") else None
     return to_integers(x, along(node, x, scale), None if zero is None else along(node, x, zero), kind, precision)
 
 
-@operator("DequantizeLinear", 10)
+@operator("DequantizeLinear", 10, exact=True)
 def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     s = along(node, x, scale)
     kind = svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else scale.dtype

@@ -14,8 +14,8 @@ from svod.tensor import Tensor
 Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
-def reduction(name: str, function: Reduce) -> None:
-    @operator(f"Reduce{name}", known=("axes",))
+def reduction(name: str, function: Reduce, exact: bool = False) -> None:
+    @operator(f"Reduce{name}", known=("axes",), exact=exact)
     def compute(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
         wanted = ints(node, "axes", axes)
         keep = bool(node.get("keepdims", 1))
@@ -58,8 +58,8 @@ def real(x: Tensor) -> Tensor:
 reduction("Sum", total)
 reduction("Mean", average)
 reduction("Prod", lambda x, axes, keep: x.prod(axes, keep) if axes else x)
-reduction("Max", lambda x, axes, keep: extreme(True)(x, axes, keep) if axes else x)
-reduction("Min", lambda x, axes, keep: extreme(False)(x, axes, keep) if axes else x)
+reduction("Max", lambda x, axes, keep: extreme(True)(x, axes, keep) if axes else x, exact=True)
+reduction("Min", lambda x, axes, keep: extreme(False)(x, axes, keep) if axes else x, exact=True)
 reduction("L1", lambda x, axes, keep: total(x.abs(), axes, keep))
 reduction("SumSquare", lambda x, axes, keep: total(x.mul(x), axes, keep))
 reduction("L2", lambda x, axes, keep: total(real(x).square(), axes, keep)._wide_float().sqrt())

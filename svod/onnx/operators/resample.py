@@ -163,8 +163,8 @@ def affine_grid(node: Node, theta: Tensor, size: Array) -> Tensor:
         else:
             axes.append((2 * np.arange(n) + 1) / n - 1)
     mesh: Any = np.meshgrid(*axes, indexing="ij")
-    points = np.stack([*reversed(mesh), np.ones(spatial)], -1).reshape(-1, len(spatial) + 1).astype(np.float32)
-    out = Tensor(points).cast(theta.dtype).matmul(theta.transpose(1, 2))
+    points = np.stack([*reversed(mesh), np.ones(spatial)], -1).reshape(-1, len(spatial) + 1).astype(numpy_dtype(theta.dtype))
+    out = Tensor(points).matmul(theta.transpose(1, 2))
     return out.reshape(sizes[0], *spatial, len(spatial))
 
 
@@ -302,7 +302,7 @@ def _edge_taps(at: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
     return [(low, part.neg().add(1.0)), (low.add(1.0).clamp(0.0, float(n - 1)), part)]
 
 
-@operator("CenterCropPad", 18, known=("shape",))
+@operator("CenterCropPad", 18, known=("shape",), exact=True)
 def center_crop_pad(node: Node, x: Tensor, shape: Array) -> Tensor:
     axes = axes_in(node.get("axes") or range(x.ndim), x.ndim)
     for axis, wanted in zip(axes, (int(n) for n in shape), strict=True):

@@ -7,7 +7,7 @@ import numpy as np
 
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Array, Node, axis_in, operator
-from svod.onnx.values import numpy_dtype
+from svod.onnx.values import tensor_as
 from svod.tensor import Tensor, fft
 
 
@@ -19,7 +19,7 @@ def window(name: str, weights: tuple[float, ...]) -> None:
         steps = n if node.get("periodic", 1) else n - 1
         angle = 2 * math.pi * np.arange(n) / max(1, steps)
         values = sum((-1) ** k * w * np.cos(k * angle) for k, w in enumerate(weights))
-        return Tensor(np.asarray(values).astype(numpy_dtype(kind)))
+        return tensor_as(np.asarray(values), kind)
 
 
 window("HannWindow", (0.5, 0.5))
@@ -84,4 +84,4 @@ def mel_weights(node: Node, bins: Array, length: Array, rate: Array, low: Array,
             out[j, i] = 1 if centre == lower else (j - lower) / (centre - lower)
         for j in range(centre, upper):
             out[j, i] = (upper - j) / (upper - centre)
-    return Tensor(out.astype(numpy_dtype(svod_type(node.get("output_datatype", 1), node))))
+    return tensor_as(out, svod_type(node.get("output_datatype", 1), node))
