@@ -1,6 +1,7 @@
 """A loaded model: a callable from arrays to arrays, with a plan for each signature of its inputs."""
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -100,9 +101,14 @@ class Model:
             self.walk.check(name)
         self.tail = self._make_tail()
         self.deciding = self.walk.deciding_inputs()
-        self._jit = jit(self._trace, config=config, dynamic="never")
+        self._jit = self._captured()
+        self._runs = itertools.count() if self.walk.has_seeds else None
         self._names = tuple(i.name for i in self.inputs)
         self._plain: set[Any] = set()       # signatures of arrays in the order of the inputs that need no check
+
+    def _captured(self) -> Any:
+        """The walk as a function with a plan for each signature, whose random numbers are drawn anew in each run."""
+        return jit(self._trace, config=self.config, dynamic="never", random="fresh")
 
     def __repr__(self) -> str:
         def words(values: Sequence[Input]) -> str:
@@ -170,7 +176,7 @@ class Model:
                     raise
                 self._lacking.append(e.node)
                 self.tail = self._make_tail()
-                self._jit = jit(self._trace, config=self.config, dynamic="never")       # its plans compute other values
+                self._jit = self._captured()        # its plans compute other values
         if self.tail is None:
             return computed
         values = {name: v if isinstance(v, np.ndarray) else array_of(v) for name, v in zip(self.computed, computed, strict=True)}
@@ -192,8 +198,9 @@ class Model:
         if not self.computed:       # another runtime computes all of it
             return []
         given, fixed = self._split(feed)
+        number = None if self._runs is None else np.array([next(self._runs) & 0xFFFFFFFF], np.uint32)
         chosen: tuple[tuple[int, bool], ...] = ()
-        while isinstance(results := self._jit(given, fixed, chosen), _Condition):
+        while isinstance(results := self._jit(given, fixed, chosen, number), _Condition):
             value = array_of(results.value)
             if value.size != 1:
                 raise OnnxError(f"the condition of an If has {value.size} elements; it needs one")
@@ -224,13 +231,13 @@ class Model:
         return np.zeros(given, np.dtype(kind if kind != "bfloat16" else "float32"))
 
     def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...],
-               chosen: tuple[tuple[int, bool], ...]) -> tuple[Any, ...]:
+               chosen: tuple[tuple[int, bool], ...], number: Tensor | None) -> tuple[Any, ...]:
         """The outputs; or the condition that decides which way a branch goes, where that decides about shapes."""
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
         try:
-            results = self.walk.run(values, self.computed, dict(chosen))
+            results = self.walk.run(values, self.computed, dict(chosen), number)
         except Undecided as e:
             return _Condition(e.branch, e.condition)
         declared = {o.name: BY_NAME.get(o.dtype) for o in self.outputs}

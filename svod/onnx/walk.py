@@ -50,6 +50,8 @@ class Walk:
         self._chosen: dict[int, bool] = {}      # of the walk that is being made
         self.known = Known()
         self._branches = 0
+        self._draws: Counter[int] = Counter()
+        self.run_number: Tensor | None = None
 
     # -- before anything is computed -----------------------------------------------------------------------------------
     def missing(self) -> list[tuple[str, int, int, str, str]]:
@@ -105,12 +107,14 @@ class Walk:
                 deciding.update(n for n in node.input if n)
 
     # -- walking ------------------------------------------------------------------------------------------------------
-    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None,
-            chosen: Mapping[int, bool] | None = None) -> list[Value]:
+    def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None, chosen: Mapping[int, bool] | None = None,
+            number: Tensor | None = None) -> list[Value]:
         """The values of the model's outputs, or of those named, for values of its inputs. `chosen`: which way branches go whose conditions
-        are computed, by their numbers in the walk. Raises Undecided for another that has to be chosen."""
+        are computed, by their numbers in the walk. `number`: of the run, uint32 (1,), for nodes with a seed. Raises Undecided for another
+        branch that has to be chosen."""
         graph = self.model.graph
         self._chosen, self._branches, self.known = dict(chosen or {}), 0, Known()
+        self.run_number, self._draws = number, Counter()
         values: dict[str, Value] = {**self._initializers(graph), **inputs}
         wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
         self._compute(graph, values, set(wanted))
@@ -120,6 +124,17 @@ class Walk:
         """The number of the branch that the walk has come to, and which way it goes; None: nobody has chosen."""
         self._branches += 1
         return self._branches, self._chosen.get(self._branches)
+
+    def turn(self, node: onnx.NodeProto) -> int:
+        """How often this has been asked of the node in the walk."""
+        self._draws[id(node)] += 1
+        return self._draws[id(node)] - 1
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether a node draws random numbers of a seed of its own."""
+        return any(a.name == "seed" for node in self.nodes for n in (node, *(i for s in subgraphs(node) for i in all_nodes(s)))
+                   for a in n.attribute)
 
     def subgraph(self, graph: onnx.GraphProto, operands: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
         """The outputs of a graph inside a node, which reads values around it."""
@@ -174,7 +189,7 @@ class Walk:
         domain = domain_of(proto)
         asked = [bool(o) for o in proto.output]
         node = Node(proto.op_type, proto.name or (proto.output[0] if proto.output else ""), domain, self.opsets.get(domain, 1), attributes,
-                    asked, _Inside(self, values))
+                    asked, _Inside(self, values, proto))
         operands = [_value(values, n) if n else None for n in proto.input]
         while operands and operands[-1] is None:
             operands.pop()
@@ -228,14 +243,24 @@ class Walk:
 class _Inside:
     """What a node with graphs may do: compute them where it stands."""
 
-    def __init__(self, walk: Walk, values: Mapping[str, Value]) -> None:
-        self.walk, self.values = walk, values
+    def __init__(self, walk: Walk, values: Mapping[str, Value], proto: onnx.NodeProto) -> None:
+        self.walk, self.values, self.proto = walk, values, proto
 
     def __call__(self, graph: onnx.GraphProto, *operands: Value) -> list[Value]:
         return self.walk.subgraph(graph, operands, self.values)
 
     def at_branch(self) -> tuple[int, bool | None]:
         return self.walk.at_branch()
+
+    def run_number(self) -> Tensor:
+        """The number of the run, uint32 of one element. Raises UnsupportedError where nobody counts runs."""
+        if self.walk.run_number is None:
+            raise UnsupportedError("a node with a seed draws numbers of a run, and runs are not counted here")
+        return self.walk.run_number
+
+    def turn(self) -> int:
+        """How often the node has been asked this before in the walk: in the turns of a loop."""
+        return self.walk.turn(self.proto)
 
     def known(self, value: Value) -> np.ndarray[Any, Any] | None:
         """The array that a value is known to be; None: it is computed when the plan runs."""

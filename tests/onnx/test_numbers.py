@@ -18,9 +18,9 @@ TYPES = {np.dtype(k): v for k, v in {
 
 def results(op: str, operands: list[Any], attributes: dict[str, Any], opset: int, as_weights: bool = False, outputs: int = 1) -> list[Any]:
     """The outputs of one node whose operands are inputs, or weights, which are known while the graph is walked."""
-    names = [f"i{k}" for k in range(len(operands))]
+    names = [f"i{k}" if o is not None else "" for k, o in enumerate(operands)]
     out = [f"o{k}" for k in range(outputs)]
-    given = dict(zip(names, operands, strict=True))
+    given = {n: o for n, o in zip(names, operands, strict=True) if n}
     m = svod.onnx.load(model([helper.make_node(op, names, out, **attributes)],
                              [] if as_weights else [info(n, list(o.shape), TYPES[o.dtype]) for n, o in given.items()],
                              [helper.make_empty_tensor_value_info(o) for o in out], given if as_weights else None, opset))
@@ -143,8 +143,9 @@ def microsoft(op: str, operands: list[Any], attributes: dict[str, Any], outputs:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_weights_of_few_bits(bits: int, zeros: bool) -> None:
-    """33 rows are two blocks of 32, and zero points fill whole bytes."""
+@pytest.mark.parametrize("ordered", [True, False])
+def test_weights_of_few_bits(bits: int, zeros: bool, ordered: bool) -> None:
+    """33 rows are two blocks of 32, and zero points fill whole bytes. Rows may belong to other blocks than those that they are in."""
     rng = np.random.default_rng(bits)
     whole, middle = rng.integers(0, 1 << bits, (3, 2, 32)), rng.integers(0, 1 << bits, (3, 2))
 
@@ -153,10 +154,12 @@ def test_weights_of_few_bits(bits: int, zeros: bool) -> None:
         filled = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % each)]).reshape(*values.shape[:-1], -1, each)
         return (filled << np.arange(0, 8, bits)).sum(-1).astype(U)
     a, scales = rng.standard_normal((2, 33)).astype(F), rng.random((3, 2)).astype(F)
-    [y] = microsoft("MatMulNBits", [a, packed(whole), scales.reshape(-1), *([packed(middle).reshape(-1)] if zeros else [])],
-                    {"K": 33, "N": 3, "bits": bits, "block_size": 32})
-    weights = (whole - (middle[..., None] if zeros else 1 << (bits - 1))) * scales[..., None]
-    np.testing.assert_allclose(y, a @ weights.reshape(3, 64)[:, :33].T, rtol=1e-3, atol=1e-3)
+    groups = np.repeat([0, 1], 32)[:33] if ordered else rng.integers(0, 2, 33)
+    operands = [a, packed(whole), scales.reshape(-1), packed(middle).reshape(-1) if zeros else None,
+                None if ordered else groups.astype(np.int32)]
+    [y] = microsoft("MatMulNBits", operands, {"K": 33, "N": 3, "bits": bits, "block_size": 32})
+    weights = (whole.reshape(3, 64)[:, :33] - (middle[:, groups] if zeros else 1 << (bits - 1))) * scales[:, groups]
+    np.testing.assert_allclose(y, a @ weights.T, rtol=1e-3, atol=1e-3)
 
 
 def test_products_of_matrices_whose_rows_stand_before_the_batch() -> None:

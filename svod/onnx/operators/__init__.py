@@ -14,6 +14,7 @@ from svod.onnx.operators import (
     norms,
     products,
     quantised,
+    random,
     recurrent,
     reductions,
     resample,
@@ -21,4 +22,4 @@ from svod.onnx.operators import (
 )
 
 FILES = (activations, attention, control, convolution, creation, elementwise, indexing, microsoft, movement, norms, products,
-         quantised, recurrent, reductions, resample, signal)
+         quantised, random, recurrent, reductions, resample, signal)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.ir.dtype import BY_NAME, dtypes
+from svod.core.ir.dtype import BY_NAME
 from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Array, Node, operator
@@ -52,31 +52,3 @@ def eye_like(node: Node, x: Tensor) -> Tensor:
     kind = svod_type(node.get("dtype"), node) if "dtype" in node.attributes else x.dtype
     rows, columns = x.shape
     return Tensor(np.eye(rows, columns, node.get("k", 0), np.float32)).cast(kind)
-
-
-def _random(node: Node, shape: tuple[int, ...], like: Tensor | None, normal: bool) -> Tensor:
-    kind = svod_type(node.get("dtype"), node) if "dtype" in node.attributes else dtypes.float32 if like is None else like.dtype
-    if normal:
-        return Tensor.randn(*shape).mul(node.get("scale", 1.0)).add(node.get("mean", 0.0)).cast(kind)
-    low, high = node.get("low", 0.0), node.get("high", 1.0)
-    return Tensor.rand(*shape).mul(high - low).add(low).cast(kind)
-
-
-@operator("RandomNormal")
-def random_normal(node: Node) -> Tensor:
-    return _random(node, tuple(node.need("shape")), None, True)
-
-
-@operator("RandomUniform")
-def random_uniform(node: Node) -> Tensor:
-    return _random(node, tuple(node.need("shape")), None, False)
-
-
-@operator("RandomNormalLike", exact=True)
-def random_normal_like(node: Node, x: Tensor) -> Tensor:
-    return _random(node, x.shape, x, True)
-
-
-@operator("RandomUniformLike", exact=True)
-def random_uniform_like(node: Node, x: Tensor) -> Tensor:
-    return _random(node, x.shape, x, False)

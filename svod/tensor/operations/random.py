@@ -66,14 +66,35 @@ class RandomKeys:
         return seed, graph.alu(Ops.ADD, calls, graph.full((), self.drawn - 1, dtypes.uint32))
 
 
+class SeededKeys:
+    """Keys of a generator of its own: those of a seed and, for numbers that are fresh in each run, of the run's number, a uint32 node
+    without axes. `stream`: tells generators of one seed from each other."""
+
+    def __init__(self, seed: int, run: UOp, stream: int = 0) -> None:
+        self.seed, self.run, self.stream, self.drawn = seed, run, stream, 0
+
+    def next_key(self) -> tuple[UOp, UOp]:
+        """The two words of the next key, as nodes without axes."""
+        word = (self.seed ^ (self.seed >> 32) * 0x9E3779B9) + self.stream * 0x85EBCA6B + self.drawn * 0xC2B2AE35
+        self.drawn += 1
+        return graph.full((), word & _WORD, dtypes.uint32), self.run
+
+
 @contextmanager
 def random_keys(fresh: bool) -> Iterator[RandomKeys]:
     """Inside, this thread draws numbers of keys that are known later, if `fresh`; else of the next keys of the stream."""
-    outer = getattr(_here, "keys", None)
     keys = RandomKeys()
-    _here.keys = keys if fresh else outer
-    try:
+    with keys_from(keys if fresh else getattr(_here, "keys", None)):
         yield keys
+
+
+@contextmanager
+def keys_from(keys: RandomKeys | SeededKeys | None) -> Iterator[None]:
+    """Inside, this thread draws numbers of these keys; None: of those of the stream."""
+    outer = getattr(_here, "keys", None)
+    _here.keys = keys
+    try:
+        yield
     finally:
         _here.keys = outer
 
@@ -122,7 +143,7 @@ class Random(Losses):
     def _bits(cls, shape: Shape) -> tuple[Self, Self]:
         """Two independent words of 32 random bits per element, as flat uint32 tensors."""
         n = math.prod(shape)
-        keys: RandomKeys | None = getattr(_here, "keys", None)
+        keys: RandomKeys | SeededKeys | None = getattr(_here, "keys", None)
         key = _stream.next_key() if keys is None else keys.next_key()
         index = graph.iota(n, dtypes.int64 if n >= 2 ** 31 else dtypes.int32)
         low = graph.cast(index, dtypes.uint32)
