@@ -124,4 +124,23 @@ def test_there_is_always_a_next_step() -> None:
 def test_why_nothing_of_a_script_of_pytorchs_is_tuned(text: str, torch: str | None, says: str, tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(text)
     options = TuneOptions(str(tmp_path / "m.py"), torch=torch)
-    assert options.runs_torch and says in why_no_graph(options)
+    assert options.runs_torch is ("compile" in text or torch is not None) and says in why_no_graph(options)
+
+
+@pytest.mark.parametrize(("text", "runs"), [
+    ("import torch\ntorch.compile(m)(x)\n", True), ("import torch as t\n@t.compile\ndef f(x): return x\n", True),
+    ("from torch import nn, compile as c\nf = c(m)\n", True), ("import torch\nm = torch.nn.ReLU()\nm.compile()\n", True),
+    ("from torch.nn import ReLU\nReLU().compile()\n", True), ("def f():\n    import torch\n    return torch.compile\n", True),
+    ("from transformers import AutoModel\nAutoModel.from_pretrained('x').compile()\n", True),
+    ("try:\n    import torch\nexcept ImportError:\n    torch = None\nimport svod\n", False), ("import torch, re\nre.compile('x')\n", False),
+    ("import torch\nimport re as r\nfrom sass import compile as c\nr.compile('x'), c('x')\n", False),
+    ("import torch\ncompile('1', '', 'eval')\n", False),
+    ("import torch\n# torch.compile(m) is slower\ntext = 'torch.compile(m)'\n", False), ("import torchinfo\nm.compile()\n", False),
+    ("# import torch\nm.compile()\n", False), ("import torch\ntorch.compile(\n", False), ("", False)])
+def test_scripts_that_call_torch_compile_run_under_svod_torch_run(text: str, runs: bool, tmp_path: Path) -> None:
+    script = tmp_path / "m.py"
+    script.write_text(text)
+    options = TuneOptions(str(script))
+    assert options.runs_torch is runs and ("svod.torch.run" in options.launched) is runs
+    assert TuneOptions(str(script), torch="compile").runs_torch and not TuneOptions(str(script), torch="off").runs_torch
+    assert not TuneOptions(str(tmp_path / "m.onnx")).runs_torch and not TuneOptions(None, module="m").runs_torch

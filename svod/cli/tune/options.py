@@ -1,7 +1,7 @@
 """The options of svod-tune as data."""
 from __future__ import annotations
 
-import re
+import ast
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,7 +15,7 @@ CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "onl
                      "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch"})
 REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # what --json and --lock write, and may replace
 TORCH = ("compile", "modules", "off")       # what --torch takes
-_IMPORTS_TORCH = re.compile(r"^\s*(?:import|from)\s+(?:torch|torchvision|transformers)\b", re.M)
+_WITH_TORCH = ("torch", "torchvision", "transformers")      # packages whose import says that a script is one of PyTorch's
 
 
 @dataclass(frozen=True)
@@ -86,23 +86,27 @@ class TuneOptions:
 
     @property
     def runs_torch(self) -> bool:
-        """Whether the program runs under `svod.torch.run`: it was asked for, or the script imports PyTorch."""
-        if self.torch is not None or self.script is None or self.is_onnx:
-            return self.torch in ("compile", "modules")
-        return bool(_IMPORTS_TORCH.search(self._text))
+        """Whether the program runs under `svod.torch.run`: it was asked for, or the script calls torch.compile."""
+        return self.calls_compile if self.torch is None else self.torch in ("compile", "modules")
+
+    @property
+    def imports_torch(self) -> bool:
+        """Whether the script itself imports PyTorch, or a package that is built on it."""
+        return any(name.split(".")[0] in _WITH_TORCH for name in _imports(self._tree).values())
 
     @property
     def calls_compile(self) -> bool:
-        """Whether the script seems to call torch.compile."""
-        return ".compile(" in self._text or "torch.compile" in self._text
+        """Whether the script seems to call torch.compile or the method of that name of a module of PyTorch's: it imports PyTorch, and names
+        a `compile` that belongs to no other imported module, such as `re`."""
+        return self.imports_torch and _names_compile(self._tree)
 
     @property
-    def _text(self) -> str:
-        """The script's text; none of a module, and of a directory with a __main__.py."""
+    def _tree(self) -> ast.Module:
+        """The script's syntax tree, empty of an ONNX file, a module, and a directory with a __main__.py."""
         try:
-            return Path(self.script or "").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
+            return ast.parse("" if self.is_onnx else Path(self.script or "").read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            return ast.Module([], [])
 
     @property
     def launched(self) -> list[str]:
@@ -130,3 +134,28 @@ class TuneOptions:
         if self.args:
             words += ["--", *self.args]
         return shlex.join(words)
+
+
+def _imports(tree: ast.Module) -> dict[str, str]:
+    """What a script imports, anywhere in it: the full names by those that it gives them."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {a.asname or a.name.split(".")[0]: a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    return found
+
+
+def _names_compile(tree: ast.Module) -> bool:
+    """Whether a script names torch.compile, or calls a `compile` of something that is no imported module."""
+    imported = _imports(tree)
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and imported.get(node.id) == "torch.compile":
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "compile":
+            owner = imported.get(node.value.id, "") if isinstance(node.value, ast.Name) else ""
+            if owner == "torch" or (id(node) in called and not owner):
+                return True
+    return False
