@@ -4,7 +4,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 import types
 from collections.abc import Callable, Hashable
 from typing import Any, Literal
@@ -14,7 +13,6 @@ import numpy as np
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.errors import ArgumentError, ConfigError, SvodError
-from svod.prepare import complete_config
 from svod.system.forksafe import remake_after_fork
 from svod.tensor import Tensor
 from svod.tensor.operations.random import next_keys
@@ -94,8 +92,6 @@ class Jit:
             while len(self._captured) >= MOST_PLANS:
                 del self._captured[next(iter(self._captured))]
             self._captured[key] = made
-            if complete_config(self.config).capture is not None:
-                self.__class__ = _Timed
             return made, [t if isinstance(g, Tensor) else g for g, t in zip(given, tensors, strict=True)]
 
     def _captured_with(self, args: Any, kwargs: Any, tensors: list[Tensor]) -> Captured:
@@ -132,22 +128,6 @@ class Jit:
     @property
     def _name(self) -> str:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
-
-
-class _Timed(Jit):
-    """A function of a program that is captured to be tuned: its plans are told how long callers wait."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        runs = {id(plan): plan.runs for plan in self.plans}
-        start = time.perf_counter()
-        result = super().__call__(*args, **kwargs)
-        ran = [plan for plan in self.plans if plan.runs - 1 == runs.get(id(plan))]
-        for plan in ran:
-            plan.wait()
-        seconds = time.perf_counter() - start
-        for plan in ran:
-            plan.waits.append(seconds)
-        return result
 
 
 def _keys(draws: int) -> list[Leaf]:

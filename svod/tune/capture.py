@@ -9,8 +9,7 @@ several processes; `write_capture` writes all of it to one file.
     {"plan": digest, "target": …, "calls": [[kernel, [buffer, …], name, origin, why, level, [offset, …],
                                               [[variable, min, max, [hint, …], bucket or null], …]], …],
      "buffers": [[dtype, elements, kind], …], "outputs": [buffer, …], "seconds": {kernel: seconds of one call}}
-    {"runs": digest, "count": n, "waited": seconds}        how often the plan was run so far, and what a call of a jitted function that
-                                                           runs it took (median; null: not timed); the last such line of a file counts
+    {"runs": digest, "count": n}                                       how often the plan was run so far; the last line of a file counts
 
 A capture is data: JSON, never a pickle. Its fields are checked, its kernels rebuilt through `svod.core.ir.serialize`, and their keys
 recomputed. An invalid line is skipped and reported in `Capture.problems`; the half line of a process that was killed is ignored.
@@ -27,13 +26,11 @@ import json
 import logging
 import math
 import os
-import statistics
 import sys
 import threading
 import time
 import uuid
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -74,10 +71,9 @@ class StopCapture(BaseException):
 
 
 class Counted(Protocol):
-    """An object that counts its runs, such as an ExecutionPlan. `waits`: seconds of calls that ran it."""
+    """An object that counts its runs, such as an ExecutionPlan."""
 
     runs: int
-    waits: deque[float]
 
 
 # -- the lines ----------------------------------------------------------------------------------------------------------
@@ -130,11 +126,10 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class RunsLine:
-    """How often the plan with the digest `runs` was run so far, and the median of the seconds that callers waited for a run."""
+    """How often the plan with the digest `runs` was run so far."""
 
     runs: str
     count: Annotated[int, Meta(ge=0, le=1 << 60)]
-    waited: Seconds | None = None
 
 
 # -- writing ------------------------------------------------------------------------------------------------------------
@@ -174,7 +169,6 @@ class _Runs:
         self.finished = 0
         self.live: list[tuple[weakref.ref[Counted], int]] = []
         self.written = 0
-        self.waited: float | None = None
 
     def add(self, plan: Counted | None) -> None:
         if plan is None:
@@ -191,8 +185,6 @@ class _Runs:
                 self.finished += seen
             else:
                 live.append((ref, max(1, plan.runs)))
-                if plan.waits:
-                    self.waited = statistics.median(plan.waits.copy())      # other threads append to it
         self.live = live
         return self.finished + sum(seen for _, seen in live)
 
@@ -238,7 +230,7 @@ class _Recorder:
                 total = runs.total()
                 if total != runs.written:
                     runs.written = total
-                    lines.append({"runs": digest, "count": total, "waited": runs.waited})
+                    lines.append({"runs": digest, "count": total})
             try:
                 self._write(lines)
             except TuneError as e:
@@ -331,15 +323,13 @@ def plan_digest(unbound: UnboundPlan, target: str) -> str:
 
 @dataclass
 class CapturedPlan:
-    """One plan. `runs`: how often all processes have run it. `seconds`: of one call, by kernel key, where it was timed. `waited`: seconds
-    of a call of the jitted function that runs it, from arguments to results (median), where the program made several."""
+    """One plan. `runs`: how often all processes have run it. `seconds`: of one call, by kernel key, where it was timed."""
 
     digest: str
     target: str
     unbound: UnboundPlan
     seconds: dict[str, float]
     runs: int = 0
-    waited: float | None = None
 
 
 @dataclass
@@ -381,7 +371,7 @@ def write_capture(path: str | os.PathLike[str], capture: Capture) -> None:
     written: set[tuple[str, str]] = set()
     for plan in capture.plans:
         lines += [*kernel_lines(plan.unbound, plan.target, written), plan_line(plan.unbound, plan.seconds, plan.target),
-                  {"runs": plan.digest, "count": plan.runs, "waited": plan.waited}]
+                  {"runs": plan.digest, "count": plan.runs}]
     write_text(Path(path), to_text(lines))
 
 
@@ -421,7 +411,6 @@ class _Reader:
         for digest, counted in self.runs.items():
             if digest in self.plans:
                 self.plans[digest].runs += counted.count
-                self.plans[digest].waited = counted.waited or self.plans[digest].waited
 
     def _header(self, line: dict[str, Any]) -> None:
         if line.get("format") == RECORDS_FORMAT:

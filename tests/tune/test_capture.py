@@ -5,14 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import svod
 from svod import Tensor, Variable
 from svod.compile.cpu.host import host_target
 from svod.compile.plan.compiler import Choice, compile_all, compiler_for
@@ -36,7 +34,6 @@ class Runs:
 
     def __init__(self, runs: int = 0) -> None:
         self.runs = runs
-        self.waits: deque[float] = deque()
 
 
 @pytest.fixture(autouse=True)
@@ -299,20 +296,3 @@ def test_prepare_captures(tmp_path: Path, forks: bool) -> None:
     assert not found.problems and len(found.plans) == 1 + forks
     plan = max(found.plans, key=lambda p: p.runs)
     assert plan.runs == 41 and plan.seconds.keys() == plan.unbound.kernels.keys()
-
-
-def test_a_capture_says_how_long_callers_of_a_jitted_function_wait(tmp_path: Path, recorders: dict[Path, Any]) -> None:
-    f = svod.jit(lambda x: x * 2 + 1, config=PrepareConfig(capture=str(tmp_path), object_cache=":none:"))
-    once = svod.jit(lambda x: x * 3, config=PrepareConfig(capture=str(tmp_path), object_cache=":none:"))
-    x = np.arange(6, dtype=np.float32)
-    once(x)
-    for _ in range(5):
-        np.testing.assert_array_equal(f(x).numpy(), x * 2 + 1)
-    (plan,) = f.plans
-    assert len(plan.waits) == 4 and plan.runs == 5, "the call that captures is not one that a caller waits for again"
-    plan.waits.extend([3.0, 4.0, 5.0, 6.0, 7.0])
-    flush(recorders)
-    found = read_capture(tmp_path)
-    assert sorted((p.runs, p.waited) for p in found.plans) == [(1, None), (5, 3.0)]
-    write_capture(tmp_path / "again.jsonl", found)
-    assert [p.waited for p in read_capture(tmp_path / "again.jsonl").plans] == [p.waited for p in found.plans]

@@ -149,8 +149,8 @@ def size_lines(outcomes: Sequence[KernelReport]) -> list[str]:
                                                                   for s in o.sizes) for o in outcomes if o.sizes]
 
 
-def plan_lines(check: PlanCheck, name: str, kernels: int, waited: float | None = None) -> list[str]:
-    """The times of the whole plan with heuristic and with tuned chains, and what a call of the program waited for a run of it."""
+def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
+    """The times of the whole plan with heuristic and with tuned chains."""
     r = check.ratio
     bounded = r.low > 0.0 and r.high < float("inf")
     interval = f", 95 % interval {1 / r.high:.2f}–{1 / r.low:.2f}×" if bounded else ", too few for an interval"
@@ -158,9 +158,6 @@ def plan_lines(check: PlanCheck, name: str, kernels: int, waited: float | None =
         if check.predicted > 0 else f"{'–':>8}           more than it takes now: its kernels were tuned on a slower machine"
     at = ", ".join(f"{name}={value}" for name, value in check.at.items())
     lines = [f"whole plan{name} ({count(kernels, 'kernel')}{f', at {at}' * bool(at)})", f"  heuristic  {in_words(check.heuristic):>8}"]
-    if waited is not None:
-        lines.append(f"  a call     {in_words(waited):>8}           as the program waited for it, with arguments and results "
-                     "(svod.profile(f, x) says for what)")
     if not check.changed and not check.given_up:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
     rounds = count(check.rounds, "interleaved round")
@@ -196,10 +193,10 @@ def row_json(row: SurveyRow) -> dict[str, Any]:
                 "linear": row.winner.linear, "codegen": row.winner.codegen, "layer": row.winner.layer}}
 
 
-def plan_json(check: PlanCheck, plan: str, unbound: Any, waited: float | None) -> dict[str, Any]:
+def plan_json(check: PlanCheck, plan: str, unbound: Any) -> dict[str, Any]:
     r = check.ratio
     finite = r.high < float("inf")
-    return {"plan": plan, "waited_seconds": waited, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned,
+    return {"plan": plan, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned,
             "predicted_seconds": check.predicted,
             "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
             "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,

@@ -698,7 +698,7 @@ class _TuneRun:
             lines += ["", *self._title(p), *kernel_table(p.outcomes, p.target, p.ceilings, self._width()), *size_lines(p.outcomes), ""]
             for number, (plan, check) in enumerate(p.checks, 1):
                 name = f" {number} of {len(p.checks)}" if len(p.checks) > 1 else ""
-                lines += plan_lines(check, name, len(plan.unbound.calls), plan.waited)
+                lines += plan_lines(check, name, len(plan.unbound.calls))
         self._print([*lines, "", self._summary(), *self._stored(), *self._next()])
 
     def _summary(self) -> str:
@@ -740,7 +740,7 @@ class _TuneRun:
             "phases_end_seconds": self.seconds,
             "script": None if self.script is None else asdict(self.script),
             "kernels": [{"target": p.target.key, **kernel} for p in self.parts for kernel in self._kernels_json(p)],
-            "plans": [plan_json(check, plan.digest, plan.unbound, plan.waited) for p in self.parts for plan, check in p.checks],
+            "plans": [plan_json(check, plan.digest, plan.unbound) for p in self.parts for plan, check in p.checks],
             "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
                                               "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
             "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,

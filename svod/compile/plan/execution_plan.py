@@ -23,7 +23,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -108,7 +107,6 @@ class ExecutionPlan:
         self.keep: object = None            # what has to live as long as the plan: owners of memory that it uses
         self.carried: frozenset[int] = frozenset()      # buffers whose content is the state that a run starts from and changes
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
-        self.waits: deque[float] = deque(maxlen=1000)   # seconds of the last calls of a function that ran it, where those are timed
         self.runs = 0                       # of all kernels: what a capture weighs plans by
         self.bindings = 0                   # how often an input or output got memory: who bound one last can tell
         self._outputs = tuple(outputs)
