@@ -61,7 +61,7 @@ log = logging.getLogger("svod.tune")
 STORED_SEEDS = 4              # at least this many chains of the database start a search: as many as its beam is wide
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
 MIN_CONFIRM_SECONDS = 0.2
-OVERRUN = 6.0                 # seconds after its budget at which a session gives up workers that do not answer
+OVERRUN = 6.0                 # seconds after its budget at which a session gives up confirmations that are not answered
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
 _RECORDED: dict[Status, RecordedStatus] = {
     Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
@@ -107,6 +107,12 @@ class SessionResult:
     seconds: float = 0.0
     rows: int = 0                 # measurements stored
     expected_gain: float = 0.0    # seconds of model time that more search may still save
+
+    @property
+    def failure(self) -> str:
+        """How the heuristic's chain failed, where every candidate of every kernel did; "" where anything could be measured."""
+        failures = [f.failure for f in self.findings.values()]
+        return failures[0] if failures and all(failures) else ""
 
 
 def bound_at(kernel: Kernel, sizes: Sequence[Size], target: Target, ceilings: Ceilings | None) -> Bound | None:
@@ -166,13 +172,14 @@ class TuneSession:
         self._claims: dict[str, Any] = {}
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that times it, of the latest round
+        self._confirming = False                # a search may take until the budget's end, and what confirms it beyond
         self._about: Mapping[str, str] = {}     # what was told last of the machines with the target
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
         return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench,
                               sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink, device=self.device,
-                              end=time.monotonic() + self.budget.left + OVERRUN)
+                              end=lambda: time.monotonic() + self.budget.until_end + OVERRUN * self._confirming)
 
     def _bound(self, task: KernelTask) -> float:
         bound = bound_at(task.kernel, task.timed_at, self.target, self.ceilings)
@@ -243,9 +250,9 @@ class TuneSession:
             if search.finished:
                 self._finish(search, searches)
         self._record_unbegun(searches, waiting, BUDGET_SPENT)
-        for s in searches:
-            if isinstance(s, KernelSearch) and s.key not in self.result.findings:
-                self._finish(s, searches)
+        ending = [s for s in searches if isinstance(s, KernelSearch) and s.key not in self.result.findings]
+        for s in sorted(ending, key=lambda s: -s.calls * s.lead):      # where time is short, what gains most is confirmed
+            self._finish(s, searches)
 
     def _record_unbegun(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask], why: str) -> None:
         """Record that kernels had no turn, so that `--resume` goes on with them."""
@@ -300,17 +307,22 @@ class TuneSession:
     def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch | _Planned]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
         seconds = max(MIN_CONFIRM_SECONDS, min(CONFIRM_SECONDS, self.bench.seconds, self.budget.left / open_))
+        self._confirming = True
         try:
             finding = search.finish(seconds, self.budget.clock() + self.budget.left)
         except MachineChanged as e:
             log.warning("%s: %s; what it found is not confirmed", search.name, e)
             finding = search.result()
+        finally:
+            self._confirming = False
+        if search.unconfirmed and search.improved and not finding.confirmed:
+            log.warning("%s led by %.2f× and could not be confirmed: %s", search.name, finding.speedup.median, search.unconfirmed)
         self._store(search, finding, search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
         """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C, or the loss of the workers, leaves the rest
         unconfirmed."""
-        quick = True
+        quick = self._confirming = True
         self.listener(SessionEnding("", sum(s.improved for s in searches)))
         for s in searches:
             s.stop(INTERRUPTED)

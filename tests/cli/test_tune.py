@@ -646,6 +646,18 @@ class FakeSession:
         return self.result
 
 
+def test_a_run_in_which_every_candidate_fails_is_status_1(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: FakeSession) -> SessionResult:
+        why = "every candidate failed (error FormatError: not plain data), the heuristic is used unverified"
+        self.result.findings = {t.key: Finding((), "heuristic", float("inf"), float("inf"), False, False, why, "", Ratio(1.0, 1.0, 1.0),
+                                               None, None, "error FormatError: not plain data") for t in self.tasks}
+        return self.result
+    monkeypatch.setattr(FakeSession, "run", fail)
+    done = run("--from", captured(tmp_path), "--db", str(tmp_path / "t.db"))
+    assert done.exit_code == 1
+    assert "nothing could be measured: every candidate of 3 kernels failed (error FormatError: not plain data)" in done.output
+
+
 class NoExecutor:
     """Stands for workers; counts how often they were asked for."""
 

@@ -1,8 +1,11 @@
 """Sessions: kernels, budget, database, interruption. Replayed measurers, except for the last test, which searches for real."""
 from __future__ import annotations
 
+import logging
 import platform
-from collections.abc import Iterator, Sequence
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,10 +20,19 @@ from svod.errors import TuneError
 from svod.tune.db import Measurement, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.candidate import Candidate, Origin, Status
-from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult
+from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult, Verification
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
-from svod.tune.search.events import Improved, KernelFinished, KernelStarted, RoundFinished, SearchEvent, SessionFinished, SessionStarted
-from svod.tune.session import KernelTask, SessionResult, TuneSession
+from svod.tune.search.events import (
+    CandidateDropped,
+    Improved,
+    KernelFinished,
+    KernelStarted,
+    RoundFinished,
+    SearchEvent,
+    SessionFinished,
+    SessionStarted,
+)
+from svod.tune.session import OVERRUN, KernelTask, SessionResult, TuneSession
 from svod.tune.unfinished import left_to_search, was_cut_short
 from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor
 from tests.tune.replay import ReplayedMeasurer, is_failure, made_up_seconds
@@ -285,6 +297,71 @@ def test_a_kernel_whose_rounds_end_slowly_keeps_within_the_budget(db: TuningDB, 
     result = replayed_session(db, executor, GEMM, measurers={GEMM.key: measurer}, budget=ModelBudget(40.0, 40.0, lambda: now[0])).run()
     assert result.findings[GEMM.key].confirmed
     assert result.findings[GEMM.key].why == BUDGET_SPENT and now[0] <= 40.0
+
+
+class Late(ReplayedMeasurer):
+    """Gives up answers that are missing at `end`, as workers that do not answer make a search do."""
+
+    end: Callable[[], float] = staticmethod(lambda: float("inf"))
+    screened = 0
+    stall: Callable[[], None] = staticmethod(lambda: None)      # what happens while the third chunk is timed
+
+    def _late(self, candidates: Sequence[Candidate]) -> list[Any] | None:
+        return [Failure(Status.LATE, "the budget was over") for _ in candidates] if self.end() <= time.monotonic() else None
+
+    def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Any]:
+        return self._late(candidates) or super().build(candidates, passes=passes, deadline=deadline)
+
+    def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Any]:
+        self.screened += 1
+        if self.screened == 3:
+            self.stall()
+        return self._late(candidates) or super().screen(candidates, incumbent)
+
+    def verify(self, candidates: Sequence[Candidate]) -> list[Any]:
+        late = self._late(candidates)
+        return [Verification(None, "", f.reason, f.status) for f in late] if late else super().verify(candidates)
+
+    def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
+        return self._late(candidates) or super().confirm(candidates, seconds)
+
+
+@pytest.mark.parametrize(("late", "confirmed"), [(0.5, True), (OVERRUN - 0.5, True), (OVERRUN + 0.5, False)])
+def test_a_chunk_that_overruns_the_budget_does_not_cost_the_confirmations(late: float, confirmed: bool, db: TuningDB, executor: Executor,
+                                                                          caplog: pytest.LogCaptureFixture) -> None:
+    """The answer to the last chunk comes after the budget's end. What was found before, of all kernels, is confirmed as long as there is
+    time for it; else a line says what is lost."""
+    now, budget = [0.0], 20.0
+    events: list[SearchEvent] = []
+    measurers = {k.key: Late() for k in (GEMM, SUM, RELU)}
+    session = replayed_session(db, executor, GEMM, SUM, RELU, measurers=dict(measurers), events=events,
+                               budget=ModelBudget(budget, 40.0, lambda: now[0]))
+    for key, m in measurers.items():
+        m.end = session._worker_measurer(session._tasks_by_key[key].kernel, True).end
+    last = measurers[session.tasks[-1].key]
+    last.stall = lambda: now.__setitem__(0, budget + late)
+    with caplog.at_level(logging.WARNING, "svod"):
+        result = session.run()
+    assert now[0] == budget + late and set(result.findings) == set(measurers)
+    improved = [f for f in result.findings.values() if f.source == "beam"]
+    assert len(improved) > 1 and all(f.confirmed is confirmed for f in result.findings.values())
+    assert all((db.winner(key, TARGET.key) is not None) is confirmed for key in measurers)
+    said = [r.getMessage() for r in caplog.records if "could not be confirmed" in r.getMessage()]
+    assert len(said) == (0 if confirmed else len(improved))
+    assert all(re.fullmatch(r"kernel \d led by \d+\.\d\d× and could not be confirmed: the budget was over", line) for line in said)
+    statuses = {e.status for e in events if isinstance(e, CandidateDropped)}
+    assert "late" in statuses and "lost" not in statuses, "no worker was lost"
+    assert not any(m.status == "lost" for m, _ in db.select(Measurement)), "nothing is known of what was not answered"
+
+
+def test_where_everything_fails_the_result_says_how(db: TuningDB, executor: Executor) -> None:
+    failing = ReplayedMeasurer(building=is_failure(Status.ERROR))
+    some = replayed_session(db, executor, GEMM, SUM, measurers={GEMM.key: failing}).run()
+    assert some.findings[GEMM.key].failure == "the table says error" and some.failure == ""
+    all_ = replayed_session(db, executor, GEMM, measurers={GEMM.key: ReplayedMeasurer(building=is_failure(Status.ERROR))}).run()
+    assert all_.failure == "the table says error"
+    late = replayed_session(db, executor, RELU, measurers={RELU.key: ReplayedMeasurer(building=is_failure(Status.LATE))}).run()
+    assert late.failure == "" and "before anything was measured" in late.findings[RELU.key].why
 
 
 def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: TuningDB, executor: Executor,

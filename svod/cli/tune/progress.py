@@ -46,7 +46,8 @@ FEWEST_WORKER_ROWS = 3
 # what is said of candidates that were dropped; another status is said as it is
 WENT: dict[str, str] = {
     Status.LIMIT: "over a limit", Status.DUPLICATE: "duplicate", Status.ERROR: "failed", Status.CRASH: "crashed",
-    Status.TIMEOUT: "over a deadline", Status.LOST: "lost with their workers", Status.WRONG: "wrong"}
+    Status.TIMEOUT: "over a deadline", Status.LOST: "lost with their workers",
+    Status.LATE: "not measured in time", Status.WRONG: "wrong"}
 
 
 @dataclass

@@ -176,6 +176,11 @@ class _Part:
     ceilings: Ceilings | None = None
 
     @property
+    def failure(self) -> str:
+        """How all candidates failed, where none of any kernel could be measured."""
+        return self.result.failure if self.result is not None else ""
+
+    @property
     def wanted(self) -> list[SurveyRow]:
         return [r for r in self.rows if r.decision == "search"]
 
@@ -301,6 +306,7 @@ class _TuneRun:
         self._write_lock()
         status = self._status()
         self._report()
+        self._say_failures()
         self._compare(status)
         return self._write_json(status)
 
@@ -583,7 +589,7 @@ class _TuneRun:
             return EXIT_INTERRUPTED
         if self.unwritten or self._is_not_stored():
             return EXIT_NOT_STORED
-        return EXIT_FAILED if self.failed else self.incomplete
+        return EXIT_FAILED if self.failed or any(p.failure for p in self.parts) else self.incomplete
 
     def _is_not_stored(self) -> bool:
         """Whether the database could not take what was found."""
@@ -632,6 +638,13 @@ class _TuneRun:
         elif self.config.db is not None and path is not None and not path.exists():
             say(f"svod-tune: the results go to {path}, a new database")
 
+    def _say_failures(self) -> None:
+        """Say last, where no candidate of a target could be measured, that this is no result of a search."""
+        for p in self.parts:
+            if p.failure:
+                say(f"svod-tune: {self._of_target(p)}nothing could be measured: every candidate of {count(len(p.wanted), 'kernel')} failed "
+                    f"({p.failure}). That is an error of svod's own or of its installation, and not of the program")
+
     def _nothing_captured(self) -> str:
         if self.script is None:
             return f"holds no plan{' that can be used' * bool(self.incomplete)}; capture a script that prepares or realizes a Tensor"
@@ -639,7 +652,7 @@ class _TuneRun:
             return f"{self.script.failure} before it prepared a kernel; there is nothing to tune"
         if self.script.why != "finished":
             return "had prepared no kernel by then; there is nothing to tune"
-        if self.options.runs_torch:
+        if self.options.runs_torch or self.options.imports_torch:
             return f"prepared no kernel; there is nothing to tune ({why_no_graph(self.options)})"
         return "prepared no kernel; there is nothing to tune (kernels are captured when a svod Tensor is realized or prepared)"
 

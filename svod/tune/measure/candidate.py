@@ -28,6 +28,7 @@ class Status(StrEnum):
     CRASH = "crash"            # the worker died; the reason names the signal
     TIMEOUT = "timeout"        # over the compile deadline or the kill deadline
     LOST = "lost"              # infrastructure failed three times
+    LATE = "late"              # the budget was over before a worker answered: nothing is known of it, and nothing is stored
     LOWERED = "lowered"
     BUILT = "built"
     SLOW = "slow"              # cut short while screening; `seconds` holds what was measured
@@ -37,7 +38,7 @@ class Status(StrEnum):
     WRONG = "wrong"            # its output is wrong
 
 
-FAILED = frozenset({Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST, Status.WRONG})
+FAILED = frozenset({Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.LOST, Status.LATE, Status.WRONG})
 DROPPED = FAILED | {Status.LIMIT, Status.DUPLICATE, Status.SLOW}
 
 

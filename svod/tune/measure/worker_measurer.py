@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from svod.bench.race import ANCHOR_SAMPLES, VOID_REPEATS
@@ -44,6 +44,8 @@ _STATUS = {"error": Status.ERROR, "crash": Status.CRASH, "timeout": Status.TIMEO
 
 def failure_of(outcome: Outcome) -> Failure:
     """The answer about an item that has no result."""
+    if outcome is GIVEN_UP:
+        return Failure(Status.LATE, GIVEN_UP.message)
     return Failure(_STATUS[outcome.status], outcome.describe())
 
 
@@ -55,14 +57,14 @@ class WorkerMeasurer:
     """Does what a search of one kernel decides (`svod.tune.measure.measurer.Measurer`), on an executor that others may share.
 
     `sizes`: what a kernel with variables is timed at; by default what its bounds say. `shrink`: time slices of long kernels while screening
-    and racing. The first candidate that is screened is the heuristic's. `end`: when, on the monotonic clock, answers that are still missing
-    are given up as lost, whatever the workers do."""
+    and racing. The first candidate that is screened is the heuristic's. `end` tells when, on the monotonic clock, answers that are still
+    missing are given up, whatever the workers do."""
 
     module = WORK_MODULE        # of the jobs
     compile_job = "compile_candidate"
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
-                 sizes: Sequence[Size] = (), shrink: bool = True, device: str = "", end: float = math.inf) -> None:
+                 sizes: Sequence[Size] = (), shrink: bool = True, device: str = "", end: Callable[[], float] = lambda: math.inf) -> None:
         self.kernel, self.target, self.executor = kernel, target, executor
         self.config, self.bench = config, bench or BenchConfig()
         self.end = end
@@ -117,7 +119,7 @@ class WorkerMeasurer:
 
     def _next(self, batch: Batch) -> tuple[int, Outcome]:
         """The next item of a batch that is answered, or given up."""
-        while (left := self.end - time.monotonic()) > 0:
+        while (left := self.end() - time.monotonic()) > 0:
             if (answer := batch.poll(None if left == math.inf else left)) is not None:
                 return answer
         index = min(batch.unanswered)
@@ -289,7 +291,8 @@ class WorkerMeasurer:
     def _verification(self, c: Candidate, outcome: Outcome) -> Verification:
         """What the outcome of a verification says about `c`. The first candidate that is right becomes the baseline of others."""
         if not outcome.ok:
-            return Verification(None, "run on the inputs of verification", outcome.describe(), _STATUS[outcome.status])
+            failure = failure_of(outcome)
+            return Verification(None, "run on the inputs of verification", failure.reason, failure.status)
         verification: Verification = outcome.value
         if verification.right and self.baseline is None:
             self.baseline = c.built

@@ -124,8 +124,13 @@ class ModelBudget:
         return self.clock() - self.started
 
     @property
+    def until_end(self) -> float:
+        """Seconds that are left; negative after the end."""
+        return self.total - self.elapsed
+
+    @property
     def left(self) -> float:
-        return max(0.0, self.total - self.elapsed)
+        return max(0.0, self.until_end)
 
     def next(self, kernels: Sequence[S]) -> S | None:
         """The kernel whose round comes next, or None when the budget is spent or every search has finished. Warm-up rounds follow the order

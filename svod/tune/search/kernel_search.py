@@ -110,6 +110,7 @@ class Finding:
     speedup: Ratio                  # heuristic over winner
     winner: Candidate | None
     baseline: Candidate | None
+    failure: str = ""              # where every candidate failed: how the heuristic's did
 
 
 @dataclass
@@ -166,6 +167,7 @@ class KernelSearch:
         self.compile_seconds: list[float] = []
         self.confirmed: list[tuple[Candidate, Confirmed]] = []
         self.refuted: list[Candidate] = []         # right without passes, wrong with them
+        self.unconfirmed = ""                      # why no finalist could be confirmed
         self.pace = 0.0                            # seconds to build and screen one candidate, in the latest chunk
         self.round_ends: deque[float] = deque(maxlen=ROUND_ENDS)       # seconds from the last chunk of a round to its end
         self.verify_pace = 0.0                     # seconds to verify one candidate, in the latest verification
@@ -459,7 +461,7 @@ class KernelSearch:
 
     def _drop(self, c: Candidate, failure: Failure) -> None:
         c.fail(failure.status, failure.reason)
-        self.counts.failed += 1
+        self.counts.failed += failure.status is not Status.LATE
         self._tell_dropped(c)
 
     def _tell_dropped(self, c: Candidate) -> None:
@@ -540,6 +542,11 @@ class KernelSearch:
         """Whether the search has found a better chain than the heuristic's."""
         return self.incumbent is not None and self.incumbent is not self.baseline
 
+    @property
+    def lead(self) -> float:
+        """Seconds of a call by which the best chain leads over the heuristic's."""
+        return self.baseline.score - self.best if self.improved and self.baseline.score < float("inf") else 0.0
+
     def finish(self, seconds: float = CONFIRM_SECONDS, deadline: float = float("inf")) -> Finding:
         """Confirm the finalists within about `seconds`, or less after a short search, and by about `deadline` on `clock`. Where no finalist
         can be confirmed, the answer is that of `result()`."""
@@ -556,6 +563,7 @@ class KernelSearch:
         for c, answer in zip(field_, self.measurer.build(field_, passes=True, deadline=self.config.timeout_sec), strict=True):
             if isinstance(answer, Failure):
                 log.info("%s: %s does not compile with passes: %s", self.name, chain_text(c.chain), answer.reason)
+                self.unconfirmed = answer.reason
             else:
                 c.built = answer
                 built.append(c)
@@ -568,10 +576,13 @@ class KernelSearch:
                 c.fail(Status.WRONG, f"with LLVM's passes: {v.reason}")
                 self.refuted.append(c)
                 self._forget(c)
+            else:
+                self.unconfirmed = v.reason
         left = max(CONFIRM_FLOOR, deadline - self.clock() - WIND_UP)
         answers = self.measurer.confirm(right, min(seconds, left)) if right else []
         self.confirmed = [(c, t) for c, t in zip(right, answers, strict=True) if isinstance(t, Confirmed)]
         if not self.confirmed:
+            self.unconfirmed = next((t.reason for t in answers if isinstance(t, Failure)), self.unconfirmed)
             return self.result()
         return self._decide(baseline if baseline in right else None)
 
@@ -622,13 +633,15 @@ class KernelSearch:
         """The best verified so far, unconfirmed; the heuristic's chain where nothing was verified."""
         best = self.incumbent or (self.baseline if self.baseline.status is Status.VERIFIED else None)
         if best is None:
-            if self.counts.failed + self.counts.wrong or self.baseline.status in FAILED:
-                why = "every candidate failed" + (f" ({self.baseline.reason})" if self.baseline.reason else "")
+            failed = self.baseline.status in FAILED and self.baseline.status is not Status.LATE
+            failure = (self.baseline.reason or str(self.baseline.status)) if failed else ""
+            if failed or self.counts.failed + self.counts.wrong:
+                why = "every candidate failed" + (f" ({failure})" if failure else "")
             else:
                 why = f"{self.why or 'ended'} before anything was measured"
             why += ", the heuristic is used unverified"
             return Finding(self.baseline.chain, "heuristic", float("inf"), float("inf"), False, False, why, self.baseline.linear,
-                           Ratio(1.0, 1.0, 1.0), None, None)
+                           Ratio(1.0, 1.0, 1.0), None, None, failure)
         base = self.baseline.score if self.baseline.status is Status.VERIFIED else float("inf")
         ratio = base / best.score if base < float("inf") else 1.0
         return self._found(best, best.score, base, False, Ratio(ratio, ratio, ratio))

@@ -120,6 +120,19 @@ def test_a_machine_that_does_not_answer_has_no_facts() -> None:
     assert m.machine() == {}
 
 
+def test_what_is_not_answered_in_time_is_late_and_no_failure_of_a_worker() -> None:
+    """Each answer that is missing when the time is over; a later end is waited for again."""
+    end = 0.0
+    executor = Told(lambda job, item, deadline: Outcome("ok", Verification(True, "")))
+    m = WorkerMeasurer(KERNEL, TARGET, executor, BeamConfig(), BenchConfig(seconds=0.1), end=lambda: end)
+    [verdict] = m.verify([candidate("aa")])
+    assert verdict.right is None and verdict.status is Status.LATE and verdict.reason == "the budget was over before a worker answered"
+    [built] = m.build([candidate("aa")], passes=True, deadline=1.0)
+    assert isinstance(built, Failure) and built.status is Status.LATE
+    end = float("inf")
+    assert m.verify([candidate("aa")])[0].right
+
+
 def test_candidates_are_timed_for_their_target_by_the_worker_that_timed_before() -> None:
     asked: list[tuple[Any, Any]] = []
 
