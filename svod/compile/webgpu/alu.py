@@ -1,7 +1,8 @@
 """Elementwise instructions of LINEAR as WGSL expressions, chunk by chunk.
 
-WGSL leaves much open: an implementation may assume that there are no NaNs, and drivers do. So
+WGSL leaves much open: an implementation may assume that there are no NaNs, and regroup sums, and drivers do. So
 
+* operands are hidden where a compiler could cancel or fold them (`hidden.py`);
 * whether a float is NaN is read from its bits; MAX and MIN return NaN if one operand is NaN; CMPNE is the negation of an equality;
 * integer division rounds to minus infinity, and by zero it gives 0, as does the remainder;
 * shifts by the width or more give 0, or the sign;
@@ -45,8 +46,9 @@ def fit(w: Writer, dtype: DType, width: int, text: str) -> str:
     if dtype.kind == "u":
         return f"({text} & {word((1 << dtype.bits) - 1, width)})"
     if dtype.name == "float16" and w.has("float16"):
-        w.uses_half = True
-        return f"{vector('f32', width)}({vector('f16', width)}({text}))"
+        w.uses_half = w.hides = True
+        half = w.let(f"{vector('f16', width)}({text})")
+        return f"{vector('f32', width)}(select({half}, -{half}, unknown != 0u))"      # without, a rounding there and back could be left out
     return f"{_round_function(w, dtype, width)}({text})"
 
 
@@ -257,6 +259,9 @@ def _alu(op: str) -> Handler:
         operands = [w.value[s] for s in src]
         if all(w.code[s].op in ("CONST", "VCONST") for s in src):       # what is constant to WGSL must not overflow
             operands[0] = [w.let(text) for text in operands[0]]
+        for k in range(len(src)):
+            if (i, k) in w.facts.hidden:
+                operands[k] = [w.hide(of, width, text) for text, width in zip(operands[k], widths(lanes), strict=True)]
         exact = op in COMPARED or op in STAYS or (of.kind == "f" and op in ("NEG", "ABS"))
         chunks = []
         for k, width in enumerate(widths(lanes)):

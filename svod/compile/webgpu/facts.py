@@ -1,4 +1,4 @@
-"""What is known of the index values of a phase before it is written: their sign, and their remainders.
+"""What is known of the values of a phase before it is written: the sign of indices and their remainders, and operands to hide.
 
     i·16 + 4    from LOOP 0…n step 3    not negative, and 4 modulo 16: vectors of four elements of it begin where a vec4 does
 """
@@ -9,6 +9,7 @@ from math import gcd
 from typing import NamedTuple
 
 from svod.compile.lower.program import Instruction
+from svod.compile.webgpu.hidden import hidden_operands
 
 KEEPS_NONNEG = frozenset({"ADD", "MUL", "IDIV", "MOD", "MIN", "MAX", "MULACC", "SPLAT", "EXTRACT", "SHUFFLE"})
 
@@ -46,9 +47,11 @@ _RULES: dict[str, Callable[..., Residue]] = {
 
 
 class Facts:
-    """`nonneg[i]`, `residue[i]`: of instruction i, where it is an index; a residue is that of a scalar."""
+    """`nonneg[i]`, `residue[i]`: of instruction i, where it is an index; a residue is that of a scalar. `hidden`: (i, k) where compilers
+    must not see through operand k."""
 
     def __init__(self, code: Sequence[Instruction]) -> None:
+        self.hidden = hidden_operands(code)
         self.nonneg: list[bool] = []
         self.residue: list[Residue] = []
         for op, dtype, lanes, src, arg in code:

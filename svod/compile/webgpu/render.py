@@ -94,8 +94,8 @@ def _module(spec: ProgramSpec, phase: PhaseSpec, code: tuple[Instruction, ...], 
         areas = sorted((m for m in used.values() if m.op == op and m.accessed), key=lambda m: m.number)
         for memory, end in zip(areas, [*[m.number for m in areas[1:]], nbytes], strict=False):
             head.append(memory.declare_private((end - memory.number) // memory.dtype.itemsize))
-    if w.uses_nonfinite:
-        head += ["var<private> infinity: u32 = 0x7f800000u;", "var<private> nan: u32 = 0x7fc00000u;"]
+    if w.hides:
+        head.append("var<private> unknown: u32;")      # 0, which no compiler knows
     bindings = [(m.op, m.number) for m in bound]
     builtins = {"group_at": "@builtin(workgroup_id) group_at: vec3<u32>", "grid": "@builtin(num_workgroups) grid: vec3<u32>"}
     if phase.subgroup:
@@ -122,6 +122,7 @@ class _Body:
     def write(self) -> None:
         w = self.w
         size = w.phase.subgroup
+        first = len(w.lines)
         if size:
             w.line(f"if (subgroup_size != {size}u || num_subgroups != {w.phase.block // size}u) {{ other[0] = 1u; }}")
             w.line(f"let thread = subgroup_id * {size}u + subgroup_invocation_id;")
@@ -142,6 +143,8 @@ class _Body:
                 w.value.append([])
             else:
                 self._other(i, op, src, arg)
+        if w.hides:
+            w.lines.insert(first, "  unknown = u32(launch[0].x) >> 31u;")
 
     def _other(self, i: int, op: str, src: tuple[int, ...], arg: Any) -> None:
         w = self.w

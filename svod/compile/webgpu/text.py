@@ -82,7 +82,7 @@ class Writer:
     depth: int = 1
     value: list[list[str]] = field(default_factory=list)
     helpers: dict[str, str] = field(default_factory=dict)
-    uses_nonfinite: bool = False
+    hides: bool = False
     uses_half: bool = False
     names: int = 0
     loaded: list[dict[str, str]] = field(default_factory=lambda: [{}])      # of each open block: what was read there → its name
@@ -159,10 +159,8 @@ class Writer:
 
     def _float(self, dtype: DType, value: float) -> str:
         if not math.isfinite(value) or (dtype.bits <= 32 and not np.isfinite(np.float32(value))):
-            self.uses_nonfinite = True
-            name = "nan" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
-            text = f"bitcast<f32>({name.lstrip('-')})"
-            text = f"(-{text})" if value < 0 else text
+            self.hides = True
+            text = f"bitcast<f32>({'0x7fc00000u' if math.isnan(value) else '0x7f800000u' if value > 0 else '0xff800000u'} | unknown)"
             return f"f64({text})" if dtype.bits == 64 else text
         if dtype.bits == 64:
             text = repr(value)
@@ -172,6 +170,14 @@ class Writer:
             return f"bitcast<f32>({int(single.view(np.uint32))}u)"
         text = repr(float(np.format_float_scientific(single, unique=True)))
         return f"({text}f)" if text.startswith("-") else f"{text}f"
+
+    def hide(self, dtype: DType, width: int, text: str) -> str:
+        """A chunk of floats as one that no compiler knows anything of."""
+        self.hides = True
+        if REGISTERS[dtype.name] == "f64":
+            return self.let(f"select({text}, -({text}), unknown != 0u)")
+        bits = splat("u32", width, "unknown")
+        return self.let(f"bitcast<{vector('f32', width)}>(bitcast<{vector('u32', width)}>({text}) | {bits})")
 
     def constant(self, dtype: DType, width: int, value: Any) -> str:
         """A constant in all lanes of a chunk."""

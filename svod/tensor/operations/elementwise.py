@@ -518,11 +518,17 @@ class Elementwise(Movement):
 
     @rounds_once
     def log1p(self) -> Self:
-        """log(1 + x), accurate for small x: log(u) · x / (u - 1) with u = 1 + x rounded (Kahan, HP-15C handbook, 1982)."""
+        """log(1 + x), accurate for small x: 2 atanh(x / (2 + x)) by its series for √½ < 1 + x < √2. It relies on no rounding error, which
+        compilers of devices may simplify away."""
         x = self._float()
-        u = x + 1
-        # for an infinite u the quotient would be inf / inf
-        return self._select(u.eq(1), x, self._select(u.eq(math.inf), u, u.log() * (x / (u - 1))))
+        t = x / (x * 0.5 + 1)
+        z = t.square() * 0.25
+        terms = 10 if x.dtype == dtypes.float64 else 4
+        series = z * (1 / (2 * terms + 1))
+        for k in range(terms - 1, 0, -1):
+            series = (series + 1 / (2 * k + 1)) * z
+        small = x.lt(math.sqrt(2) - 1).logical_and(x.gt(math.sqrt(0.5) - 1))
+        return self._select(small, t + t * series, (x + 1).log())
 
     @rounds_once
     def expm1(self) -> Self:

@@ -44,11 +44,12 @@ def sort_key(b: Loops, x: int, descending: bool) -> int:
     if b.dtype[x].is_float:
         wide = BY_NAME[f"float{kind.bits}"]
         x = b.cast(wide, x)
-        x = b.alu("ADD", wide, lanes, x, b.const(wide, lanes, 0.0))
         nan = b.alu("CMPNE", BOOL, lanes, x, x)
         bits = b.bitcast(kind, x)
+        zero = b.const(kind, lanes, 0)
+        bits = b.alu("WHERE", kind, lanes, b.alu("CMPEQ", BOOL, lanes, bits, b.const(kind, lanes, kind.min)), zero, bits)
         magnitude = b.alu("XOR", kind, lanes, bits, b.const(kind, lanes, kind.max))
-        negative = b.alu("CMPLT", BOOL, lanes, bits, b.const(kind, lanes, 0))
+        negative = b.alu("CMPLT", BOOL, lanes, bits, zero)
         key = b.alu("WHERE", kind, lanes, nan, b.const(kind, lanes, kind.max), b.alu("WHERE", kind, lanes, negative, magnitude, bits))
     else:
         key = b.cast(kind, x)

@@ -1,0 +1,74 @@
+"""Operands that compilers of WGSL must not see through, because they simplify sums and products of floats as if these were real numbers.
+
+    SUB(ADD(x, 1), 1)                       → x             a constant, or a term, on both sides
+    SUB(x, x)                               → 0             although it is NaN for an infinite x
+    MULACC(n, c2, MULACC(n, c1, x))         → n·(c1 + c2) + x
+    MUL(x, 0), FDIV(x, 0), ADD(x, 0)        → 0, 0, x
+
+So the sums' inner operands, and zeros, are written as values that a compiler does not know: `Writer.hide`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from svod.compile.lower.program import Instruction
+
+Terms = frozenset[Hashable]
+CONSTANT = "constant"
+MOST_TERMS = 32     # of a sum that is followed; a longer one is hidden, and a term from there on
+CONSTANTS = frozenset({"CONST", "VCONST"})
+WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "RECIPROCAL": 1, "MULACC": 2}     # operations, and how many operands may not be a known 0
+
+
+def hidden_operands(code: Sequence[Instruction]) -> frozenset[tuple[int, int]]:
+    """(instruction, number of an operand): the operands of float instructions of a phase that are to be hidden."""
+    hidden: set[tuple[int, int]] = set()
+    terms: list[Terms] = []
+    for i, (op, dtype, _, src, _) in enumerate(code):
+        if dtype.kind != "f":
+            terms.append(frozenset())
+            continue
+        for k, s in enumerate(src[:WITH_ZERO.get(op, 0)]):
+            if code[s].op in CONSTANTS and _has_zero(code[s].arg):
+                hidden.add((i, k))
+        rule = _RULES.get(op)
+        parts = rule(code, terms, src) if rule is not None else []
+        shares = len(parts) == 2 and not parts[0].isdisjoint(parts[1])
+        found: Terms = frozenset().union(*parts) if parts else frozenset({CONSTANT if op in CONSTANTS else i})
+        if shares or len(found) > MOST_TERMS:
+            at = _inner(op, code, src)
+            hidden.add((i, at))
+            found = frozenset({("hidden", i), *(parts[1 - at if op != "MULACC" else 0])})
+        elif op == "FDIV" and src[1] in (src[0], *_factors(code, src[0])):
+            hidden.add((i, 0))
+        terms.append(found)
+    return frozenset(hidden)
+
+
+def _has_zero(value: object) -> bool:
+    return any(v == 0 for v in value) if isinstance(value, tuple) else value == 0
+
+
+def _inner(op: str, code: Sequence[Instruction], src: tuple[int, ...]) -> int:
+    """The operand of a sum that is hidden: the addend of a MULACC, else the first that is no constant."""
+    return 2 if op == "MULACC" else int(code[src[0]].op in CONSTANTS)
+
+
+def _factors(code: Sequence[Instruction], s: int) -> tuple[int, ...]:
+    return code[s].src if code[s].op == "MUL" else ()
+
+
+def _product(code: Sequence[Instruction], terms: Sequence[Terms], a: int, b: int) -> Terms:
+    """The terms of a product: those of a factor where the other one is constant, else the product is one."""
+    for x, y in ((a, b), (b, a)):
+        if code[y].op in CONSTANTS:
+            return terms[x]
+    return frozenset({("product", min(a, b), max(a, b))})
+
+
+_RULES: dict[str, Callable[[Sequence[Instruction], Sequence[Terms], tuple[int, ...]], list[Terms]]] = {
+    "ADD": lambda code, terms, src: [terms[s] for s in src], "SUB": lambda code, terms, src: [terms[s] for s in src],
+    "MULACC": lambda code, terms, src: [_product(code, terms, src[0], src[1]), terms[src[2]]],
+    "NEG": lambda code, terms, src: [terms[src[0]]], "SPLAT": lambda code, terms, src: [terms[src[0]]],
+    "MUL": lambda code, terms, src: [_product(code, terms, src[0], src[1])],
+}
