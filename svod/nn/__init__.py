@@ -181,3 +181,8 @@ __all__ = [
     "functional",
     "state",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(__all__)

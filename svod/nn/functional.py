@@ -31,3 +31,8 @@ binary_cross_entropy, binary_cross_entropy_with_logits = Tensor.binary_cross_ent
 cosine_similarity, pairwise_distance = Tensor.cosine_similarity, Tensor.pairwise_distance
 interpolate, pad, pixel_shuffle, pixel_unshuffle = Tensor.interpolate, Tensor.pad, Tensor.pixel_shuffle, Tensor.pixel_unshuffle
 dropout = Tensor.dropout
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(name for name, value in globals().items() if callable(value) and value is not Tensor and name[0] != "_")

@@ -26,6 +26,7 @@ from svod.errors import FormatError, UnsupportedError
 from svod.system.files import write_file
 from svod.tensor import Tensor
 
+__all__ = ["load", "load_npz", "load_safetensors", "safetensors_metadata", "save", "save_npz", "save_safetensors"]
 _DTYPES: dict[str, DType] = {
     "BOOL": dtypes.bool, "U8": dtypes.uint8, "I8": dtypes.int8, "U16": dtypes.uint16, "I16": dtypes.int16, "U32": dtypes.uint32,
     "I32": dtypes.int32, "U64": dtypes.uint64, "I64": dtypes.int64, "F16": dtypes.float16, "BF16": dtypes.bfloat16, "F32": dtypes.float32,
@@ -154,3 +155,7 @@ def save_npz(tensors: Mapping[str, Tensor], path: PathLike) -> None:
     Tensor.realize_batch(tensors.values())
     write_file(Path(path), lambda file: np.savez(file, **{name: t.numpy() for name, t in tensors.items()}))  # type: ignore[arg-type]
 
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(__all__)

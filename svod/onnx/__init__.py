@@ -27,3 +27,8 @@ from svod.onnx.session import (
 
 __all__ = ["ExecutionMode", "GraphOptimizationLevel", "InferenceSession", "Input", "Model", "NodeDifference", "OnnxError", "Outputs",
            "SessionOptions", "compare", "get_available_providers", "get_device", "load"]
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(__all__)

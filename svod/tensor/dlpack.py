@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from svod.core.graph.buffer import Array
-from svod.core.ir.dtype import STORABLE, DType, dtypes
+from svod.core.ir.dtype import STORABLE, DType, dtypes, is_dtype_name
 from svod.errors import DeviceError, DTypeError
 
 CPU_KIND, CUDA_KIND = 1, 2      # kDLCPU, kDLCUDA
@@ -19,7 +19,7 @@ CPU = (CPU_KIND, 0)             # its device 0
 DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's numbers of CUDA's default stream, and of none: nobody waits for anybody
 _BFLOAT = 4                     # kDLBfloat
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool by the kind of a dtype
-_REFUSED = (BufferError, RuntimeError, TypeError)      # what libraries raise for memory that they cannot share
+_REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # what libraries raise for memory that they cannot share
 _NAME = b"dltensor"   # the name of a capsule that no consumer has taken
 
 
@@ -85,7 +85,10 @@ def device_of(source: Any) -> str:
     device that svod has not."""
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: it has no __dlpack__")
-    kind, number = map(int, source.__dlpack_device__())
+    try:
+        kind, number = map(int, source.__dlpack_device__())
+    except _REFUSED as error:
+        raise DeviceError(f"from_dlpack of {type(source).__name__}: {error}; svod shares memory of the CPU and of CUDA") from error
     if kind not in (CPU_KIND, CUDA_KIND):
         raise DeviceError(f"from_dlpack of memory on DLPack device {kind, number}: svod shares memory of the CPU and of CUDA; move it "
                           "there first")
@@ -145,7 +148,10 @@ def array_of(source: Any) -> tuple[Array, bool]:
     except _REFUSED as error:
         bits = _bfloat16_bits(source)
         if bits is None:
-            raise DTypeError(f"from_dlpack of {type(source).__name__}: {error}") from error
+            dtype = str(getattr(source, "dtype", "")).removeprefix("torch.")
+            known = "" if not dtype or is_dtype_name(dtype) else (f"; svod has no {dtype}, convert the values to one of "
+                                                                  f"{', '.join(d.name for d in STORABLE)} first")
+            raise DTypeError(f"from_dlpack of {type(source).__name__}: {error}{known}") from error
         return bits, True
 
 

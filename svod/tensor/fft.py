@@ -20,6 +20,7 @@ from svod.tensor.base import Array
 from svod.tensor.host import as_float, on_host
 from svod.tensor.tensor import Tensor
 
+__all__ = ["fft", "ifft", "irfft", "rfft"]
 DIRECT = 512
 
 
@@ -179,3 +180,8 @@ def rfft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
 def irfft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
     """The inverse of `rfft`: `n` real numbers, by default 2·(m - 1) of m complex ones."""
     return _transform("irfft", a, n, dim, True, False)
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(__all__)

@@ -14,6 +14,9 @@ from svod.tensor.base import Array
 from svod.tensor.host import as_float, on_host, square
 from svod.tensor.tensor import Tensor
 
+__all__ = ["QR", "SVD", "Eigh", "SlogDet", "cholesky", "det", "eigh", "eigvalsh", "inv", "lstsq", "pinv", "qr", "slogdet", "solve", "svd",
+           "svdvals"]
+
 
 class SVD(NamedTuple):
     """a = U · diag(S) · Vh."""
@@ -169,3 +172,8 @@ def lstsq(a: Any, b: Any) -> Tensor:
         raise ShapeError(f"lstsq of {t.shape} and {other.shape}: a is (m, n), and b is (m, k) or (m,)")
     result: Tensor = on_host(_lstsq, t, other.cast(t.dtype), shape=(t.shape[1], *other.shape[1:]), dtype=t.dtype.name)
     return result
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(__all__)

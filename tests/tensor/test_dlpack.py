@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import svod
 from svod.errors import DeviceError, DTypeError
 from svod.tensor import Tensor, dlpack
 from tests.tensor.strategies import make
@@ -68,6 +69,46 @@ def test_pytorch_both_ways() -> None:
         assert back.dtype == dtype and back.data_ptr() == a.data_ptr()
         del back
         gc.collect()
+
+
+def test_bfloat16_of_pytorch_wherever_arrays_are_taken() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.arange(6.0).reshape(2, 3).bfloat16()
+    want = a.float().numpy()
+    for given in (a, a.t().contiguous().t(), a[:, 1:], a[0, 0], torch.zeros(0, 3).bfloat16()):
+        t = Tensor(given)
+        assert t.dtype.name == "bfloat16" and t.shape == tuple(given.shape)
+        np.testing.assert_array_equal(t.numpy(), given.float().numpy())
+    assert Tensor(a, dtype="float64").numpy().tolist() == want.tolist()
+    np.testing.assert_array_equal((Tensor(want) + a).numpy(), 2 * want)
+    np.testing.assert_array_equal(svod.where(Tensor(want) > 2, a, 0.0).numpy(), np.where(want > 2, want, 0))
+    np.testing.assert_array_equal(svod.jit(lambda x: x * 2)(a).numpy(), 2 * want)
+    x = Tensor.zeros(2, 3).contiguous()
+    x[1] = a[1]
+    np.testing.assert_array_equal(x.numpy(), want * [[0], [1]])
+    layer = torch.nn.Linear(4, 3).bfloat16()
+    for state in (layer.state_dict(), dict(layer.named_parameters())):
+        weight = svod.nn.Linear(4, 3).load_state_dict(state).weight
+        assert weight.dtype.name == "bfloat16"
+        np.testing.assert_array_equal(weight.numpy(), layer.weight.detach().float().numpy())
+
+
+def test_types_of_other_libraries_that_svod_has_not() -> None:
+    torch = pytest.importorskip("torch")
+    eight = torch.ones(3).to(torch.float8_e4m3fn)
+    for take in (Tensor, Tensor.from_dlpack, svod.jit(lambda x: x + 1)):
+        with pytest.raises(DTypeError, match="svod has no float8_e4m3fn, convert the values to one of bool, int8, "):
+            take(eight)
+    with pytest.raises(DTypeError, match="svod has no float8_e4m3fn"):
+        svod.nn.Linear(1, 3, bias=False).load_state_dict({"weight": eight.reshape(3, 1)})
+    with pytest.raises(DTypeError, match="complex64"):
+        Tensor(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(DTypeError, match=r"use tensor\.detach"):
+        Tensor(torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(DTypeError, match=r"Tensor\.stack"):
+        Tensor([torch.ones(2).bfloat16()])
+    with pytest.raises(DeviceError, match="meta"):
+        Tensor(torch.ones(2, device="meta"))
 
 
 def test_errors_of_dlpack() -> None:

@@ -17,7 +17,7 @@ Terms = frozenset[Hashable]
 CONSTANT = "constant"
 MOST_TERMS = 32     # of a sum that is followed; a longer one is hidden, and a term from there on
 CONSTANTS = frozenset({"CONST", "VCONST"})
-WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "RECIPROCAL": 1, "MULACC": 2}     # operations, and how many operands may not be a known 0
+WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "RECIPROCAL": 1, "MULACC": 2}     # which operands may not be a known 0: the first n
 
 
 def hidden_operands(code: Sequence[Instruction]) -> frozenset[tuple[int, int]]:

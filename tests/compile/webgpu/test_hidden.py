@@ -57,9 +57,11 @@ def test_of_long_sums_a_part_is_hidden_now_and_then() -> None:
 EDGES = np.array([1, -1, 0, -0.0, np.inf, -np.inf, np.nan, 2.5, 3e38, -3e38, 1e-30, 5], np.float32)
 NUMBERS = (0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, 3e38)
 OF_NUMBERS: dict[str, Callable[[Tensor, float], Operand]] = {
-    "sums": lambda x, c: Tensor.stack([x + c, c + x, x - c, c - x]), "products": lambda x, c: Tensor.stack([x * c, x / c, c / x, x * c + 2, x * 2 + c]),
+    "sums": lambda x, c: Tensor.stack([x + c, c + x, x - c, c - x]),
+    "products": lambda x, c: Tensor.stack([x * c, x / c, c / x, x * c + 2, x * 2 + c]),
     "extrema": lambda x, c: Tensor.stack([x.maximum(c), x.minimum(c), x.clamp(min=c), x.clamp(max=c)]).abs(),
-    "comparisons": lambda x, c: Tensor.stack([x < c, x <= c, x > c, x >= c, x.eq(c), x.ne(c), (x < c).logical_not(), (x >= c).logical_not()]),
+    "comparisons": lambda x, c: Tensor.stack([x < c, x <= c, x > c, x >= c, x.eq(c), x.ne(c),
+                                              (x < c).logical_not(), (x >= c).logical_not()]),
     "choices": lambda x, c: Tensor.stack([(x + 1).where(x > c, c), svod.where(x < c, c, x * 2)])}
 FUNCTIONS: dict[str, Callable[[Tensor], Operand]] = {
     "differences": lambda x: Tensor.stack([x - x, (x + x) - x, (x + 1) - 1, (x - np.inf) - x, (x * 3 - 3) + 3, x * x - x * x]),
