@@ -1,7 +1,8 @@
 """Recurrent networks: cells, which compute one step, and layers of cells over sequences.
 
 A layer computes the products of all steps with the inputs as one product. The graph unrolls the steps: each is a product with the last
-hidden state, and the gates. So the length of a sequence must be known, and an extent that depends on a variable raises ShapeError.
+hidden state, and the gates. So the length of a sequence must be known, and an extent that depends on a variable raises ShapeError. Of
+16-bit floats a step is computed in float32, and its states are rounded.
 """
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from svod.core.ir.variable import is_symbolic
 from svod.errors import ShapeError, UnsupportedError
 from svod.nn.module import Module, fan_in_bound, uniform
 from svod.tensor import Tensor
+from svod.tensor.precision import common_half, rounded, widened
 
 State = tuple[Tensor, ...]      # the hidden state; for an LSTM, the hidden state and the cell state
 
@@ -22,6 +24,13 @@ class _Gates(Module):
     def _step(self, a: Tensor, b: Tensor, state: State) -> State:
         """The next state. `a` and `b` are the products of the weights with the input and with the last hidden state."""
         raise NotImplementedError
+
+    def _advance(self, a: Tensor, weight: Tensor, bias: Tensor | None, state: State) -> State:
+        """The next state from the product of the weights with the input, and the weight and bias of the last hidden state."""
+        dtype = common_half([a, weight, *([] if bias is None else [bias]), *state])
+        a, weight, bias, state = widened((a, weight, bias, state))
+        made = self._step(a, state[0].linear(weight, bias), state)
+        return made if dtype is None else rounded(made, dtype)
 
 
 class _Plain(_Gates):
@@ -73,7 +82,7 @@ class _Cell(_Gates):
         if len(state) != self.states or any(s.shape != wanted for s in state):
             raise ShapeError(f"{type(self).__name__} of {x.shape} with a state of {', '.join(str(s.shape) for s in state)}: it must be "
                              f"{wanted}" + (", twice" if self.states > 1 else ""))
-        return self._step(x.linear(self.weight_ih, self.bias_ih), state[0].linear(self.weight_hh, self.bias_hh), state)
+        return self._advance(x.linear(self.weight_ih, self.bias_ih), self.weight_hh, self.bias_hh, state)
 
 
 class RNNCell(_Plain, _Cell):
@@ -156,7 +165,7 @@ class _Recurrent(_Gates):
         backwards = suffix.endswith("_reverse")
         outputs = []
         for t in range(steps.shape[0])[::-1 if backwards else 1]:
-            state = self._step(products[t], state[0].linear(w_hh, b_hh), state)
+            state = self._advance(products[t], w_hh, b_hh, state)
             outputs.append(state[0])
         return Tensor.stack(outputs[::-1] if backwards else outputs), state
 

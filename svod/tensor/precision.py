@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 from svod.core.ir.dtype import DType, accumulator, promote
@@ -31,6 +31,12 @@ V = TypeVar("V")
 def is_half(dtype: DType) -> bool:
     """Whether `dtype` is a float of 16 bits."""
     return dtype.is_float and dtype.bits < 32
+
+
+def common_half(tensors: Iterable[TensorBase]) -> DType | None:
+    """The common dtype of tensors if it is a 16-bit float, else None."""
+    dtype = functools.reduce(promote, [t.dtype for t in tensors])
+    return dtype if is_half(dtype) else None
 
 
 def widened(value: V) -> V:
@@ -58,10 +64,7 @@ def _mapped(change: Callable[[TensorBase], TensorBase], value: Any) -> Any:
 def rounds_once(method: F) -> F:
     """Decorate a method of several steps. Its operands are self and the parameters annotated `Operand`. If their common type is a 16-bit
     float, floats of the result are rounded to it."""
-    def common(operands: Sequence[TensorBase]) -> DType | None:
-        dtype = functools.reduce(promote, [t.dtype for t in operands])
-        return dtype if is_half(dtype) else None
-    return _of_several_steps(method, common)
+    return _of_several_steps(method, common_half)
 
 
 def rounds_to_self(method: F) -> F:

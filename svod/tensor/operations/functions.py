@@ -118,9 +118,12 @@ class Functions(Elementwise):
 
     @rounds_once
     def sinc(self) -> Self:
-        """sin(πx) / πx; 1 at 0."""
-        turns = self._float().mul(math.pi)
-        return turns.sin().div(turns).where(turns.ne(0), 1.0)
+        """sin(πx) / πx; 1 at 0. The sine is that of the distance from a whole number, which is exact."""
+        x = self._float()
+        whole = x.round()
+        sine = x.sub(whole).mul(math.pi).sin()
+        is_odd = whole.mul(0.5).floor().mul(2).ne(whole)
+        return sine.neg().where(is_odd, sine).div(x.mul(math.pi)).where(x.ne(0), 1.0)
 
     # -- comparisons -----------------------------------------------------------------------------
     @rounds_once
