@@ -9,7 +9,8 @@ does: a mistake or a forgery.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from svod.compile.plan.compiler import Chain, Choice, Compiler
@@ -18,14 +19,17 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
 from svod.errors import ConfigError, KernelOptError
+from svod.system.quantities import count
 from svod.tune.db import OWN, TuningDB, Winner
 from svod.tune.db.records import TRANSFER
-from svod.tune.lock import locked_lines
+from svod.tune.lock import Locked, locked_lines
 
 log = logging.getLogger("svod.tune")
 
 NOT_CHECKED = "the chain was measured elsewhere and has not been checked here yet; the next prepare, svod-tune or svod-db verify does"
+MOST_TARGETS = 2        # of a lock file, that are named
 SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chains; forged ones were up to 1,278 times slower.
 
 
@@ -136,10 +140,22 @@ def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
     return f"is predicted to take {times:.3g} times what the heuristic's does"
 
 
+def _say_other_targets(lines: Iterable[Locked], target: Target, path: str) -> None:
+    """Say once that a lock file has lines, but for other targets alone."""
+    targets = Counter(line.target for line in lines)
+    if targets and target.key not in targets:
+        most = ", ".join(f"{count(n, 'kernel')} for {key}" for key, n in targets.most_common(MOST_TARGETS))
+        more = f" and others for {count(len(targets) - MOST_TARGETS, 'more target')}" if len(targets) > MOST_TARGETS else ""
+        log_once(log, logging.WARNING, f"the lock file {path} has {most}{more}, none for this machine's {target.key}; svod-tune -o "
+                                       "adds its lines, and SVOD_THREADS and the cores that a process may use belong to a target")
+
+
 def _from_lock(kernel: Kernel, compiler: Compiler, path: str, db: TuningDB | None) -> Chain | None:
     """The chain that a lock file has for this kernel and target, or None. One that cannot be used is said once."""
-    locked = locked_lines(path).get((kernel.key, compiler.target.key))
+    lines = locked_lines(path)
+    locked = lines.get((kernel.key, compiler.target.key))
     if locked is None:
+        _say_other_targets(lines.values(), compiler.target, path)
         return None
     chain = locked.chain
     try:

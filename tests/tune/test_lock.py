@@ -49,6 +49,22 @@ def test_what_is_locked_is_used_on_its_target_alone(tmp_path: Path) -> None:
     assert prepared(tmp_path / "m.lock.jsonl").opts_source == "heuristic"
 
 
+def test_a_lock_for_other_targets_alone_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a container of other cores: which kernels it has, for whom, and who this is."""
+    k, path = kernel(), tmp_path / "m.lock.jsonl"
+    here = k.state.target.key
+    write_lock(path, [Locked(name * 32, f"cpu/{name}", ()) for name in "abca"] + [Locked("e" * 32, "cpu/a", ())])
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert prepared(path).opts_source == "heuristic" and prepared(path).opts_source == "heuristic"
+    said = f"the lock file {path} has 2 kernels for cpu/a, 1 kernel for cpu/b and others for 1 more target, none for this machine's {here}"
+    assert caplog.text.count(said) == 1
+    caplog.clear()
+    write_lock(path, [Locked("d" * 32, here, ()), Locked("a" * 32, "cpu/a", ())])
+    with caplog.at_level(logging.WARNING, "svod"):
+        assert prepared(path).opts_source == "heuristic"
+    assert "none for this machine" not in caplog.text
+
+
 def test_the_environment_names_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     k = kernel().apply("UPCAST(o0, 4) UPCAST(o1, 16)")
     write_lock(tmp_path / "l.jsonl", [Locked(k.key, k.state.target.key, k.state.applied_opts)])

@@ -199,7 +199,7 @@ class SqliteLayer:
 
     def _records(self, record: type[R], rows: Iterable[sqlite3.Row]) -> Iterator[tuple[R, int]]:
         for row in rows:
-            content = admit(partial(self._ranked, record, row), f"{self.name}:{record.table}:{row[0]!s:.40}", self.report)
+            content = admit(partial(self._ranked, record, row), self.name, f"{record.table}:{row[0]!s:.40}", self.report)
             if content is not None:
                 yield content
 
@@ -255,7 +255,7 @@ class JsonlLayer:
         asked = lines.values() if kernel is None else [lines.get(kernel, []), lines.get("", [])]
         for number, line in (pair for part in asked for pair in part):
             if number not in self._parsed:
-                self._parsed[number] = admit(partial(parse_line, line), f"{self.path}:{number}", self.report)
+                self._parsed[number] = admit(partial(parse_line, line), str(self.path), str(number), self.report)
             record = self._parsed[number]
             if record is not None:
                 yield record

@@ -234,8 +234,7 @@ class TuningDB:
     def _tell_skipped(self) -> None:
         new, self._told = self.skipped[self._told:], len(self.skipped)
         for s in new:
-            place, _, _ = s.where.rpartition(":")
-            config.log_once(log, logging.WARNING, f"tuning database: records of {place or s.where} were skipped, "
+            config.log_once(log, logging.WARNING, f"tuning database: records of {s.source} were skipped, "
                                                   f"the first: {s.reason} ({s.where})")
 
     # -- looking up ---------------------------------------------------------------------------------------------------------
@@ -726,7 +725,7 @@ def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped
         for row in rows:
             if row[0] in here:
                 yield None
-            elif (content := transfer.admit(partial(read, row), f"{path}:{record.table}:{row[0]!s:.40}", skipped)) is not None:
+            elif (content := transfer.admit(partial(read, row), str(path), f"{record.table}:{row[0]!s:.40}", skipped)) is not None:
                 yield content
 
 

@@ -25,20 +25,25 @@ R = TypeVar("R")
 
 
 class Skipped(NamedTuple):
-    """A record that was not read, and why. `where` is file:line or file:table:id."""
+    """A record that was not read, or a whole source of records, a file or an address, and why. `record` is its line, or table:id."""
 
-    where: str
+    source: str
     reason: str
+    record: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.source}:{self.record}" if self.record else self.source
 
 
-def admit(read: Callable[[], R], where: str, skipped: list[Skipped]) -> R | None:
+def admit(read: Callable[[], R], source: str, record: str, skipped: list[Skipped]) -> R | None:
     """What `read` returns, or None, with a line in `skipped`, where the data is no valid record: whatever it is, its reader goes on."""
     try:
         return read()
     except RecordError as e:
-        skipped.append(Skipped(where, str(e)))
+        skipped.append(Skipped(source, str(e), record))
     except Exception as e:  # the border: data of strangers
-        skipped.append(Skipped(where, f"it is no record: {type(e).__name__}: {e!s:.200}"))
+        skipped.append(Skipped(source, f"it is no record: {type(e).__name__}: {e!s:.200}", record))
     return None
 
 
@@ -104,7 +109,7 @@ def parse_line(line: str) -> Record:
 def iterate_records(path: Path, skipped: list[Skipped], only_target: str | None = None) -> Iterator[Record]:
     """The records of a file, one after the other. Those that were skipped are added to `skipped`. Raises what `open_lines` raises."""
     for number, line in open_lines(path, only_target):
-        record = admit(partial(parse_line, line), f"{path}:{number}", skipped)
+        record = admit(partial(parse_line, line), str(path), str(number), skipped)
         if record is not None:
             yield record
 

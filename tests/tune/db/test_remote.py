@@ -1,6 +1,7 @@
 """Layers on a server: fetched, kept, refreshed, and used while the server is away."""
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,14 @@ def test_a_file_on_a_server_is_a_layer(tmp_path: Path, server: Server, monkeypat
     write_records(tmp_path / "team.jsonl", winning(0.4, "bb"))
     found, _ = winner(tmp_path, server.url)
     assert found is not None and found.linear == "bb" and server.asked == [200, 304, 200]
+
+
+def test_an_address_is_said_whole(tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.status = 503
+    with caplog.at_level(logging.WARNING, "svod"):
+        _, [skipped] = winner(tmp_path, server.url)
+    assert skipped.where == skipped.source == server.url
+    assert f"records of {server.url} were skipped, the first: " in caplog.text and caplog.text.count(f"({server.url})") == 1
 
 
 def test_the_copy_serves_while_the_server_does_not(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
