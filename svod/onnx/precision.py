@@ -1,16 +1,21 @@
 """In which type a node of 16-bit floats is computed, and where it is rounded: in float32, and once, at its end.
 
-onnxruntime does the same on a CPU: it casts the operands of what has no kernel for 16 bits to float32, and the results back.
-
     x: float16 ─ widened ─ float32 ─ the operator's function, of any number of steps ─ float32 ─ rounded ─ float16
 
-Nodes inside of nodes, such as those of a loop's body, are rounded each. Operators that are `exact` see to it themselves.
+Operators that are `exact` move, choose or compare elements, or see to it themselves.
+
+On the CPU, which has no instructions for products of float16, nodes hand on what they made before it was rounded. Rounded is what leaves
+the graph or a branch, and what a Cast makes. onnxruntime does the same there: it casts the operands of nodes without a kernel for 16 bits
+to float32, their results back, and leaves out pairs of casts that meet. Devices have matrix instructions for 16-bit floats, and processors
+have them for bfloat16: there each node's result is rounded.
 """
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from svod.core.ir.dtype import DType
+from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.uop import UOp
+from svod.core.machine.target import HOST
 from svod.onnx.registry import Node, Operator
 from svod.onnx.schemas import schema_of
 from svod.onnx.values import Value
@@ -18,22 +23,48 @@ from svod.tensor import Tensor
 from svod.tensor.precision import is_half, rounded, widened
 
 
-def computed(node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
-    """The results of a node for its operands as its function takes them."""
-    halves = {} if operator.exact or operator.raw else {i: o.dtype for i, o in enumerate(operands)
-                                                        if isinstance(o, Tensor) and is_half(o.dtype)}
-    results = operator.function(node, *(widened(list(operands)) if halves else operands))
-    made = list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
-    return made if not halves else [r if kind is None else rounded(r, kind)
-                                    for r, kind in zip(made, _kinds(node, halves, len(made)), strict=True)]
+class Halves:
+    """The 16-bit floats of one walk. `device`: what computes values that are on the CPU."""
+
+    def __init__(self, device: str = HOST) -> None:
+        self._device = device
+        self._unrounded: dict[UOp, Tensor] = {}     # what a node made, by the node of what that was rounded to
+
+    def computed(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
+        """The results of a node for its operands as its function takes them."""
+        halves = {i: o.dtype for i, o in enumerate(operands) if isinstance(o, Tensor) and is_half(o.dtype)}
+        if operator.raw or (operator.exact and not (any(operands[i].uop in self._unrounded for i in halves)
+                                                    and _types_follow(node, halves))):
+            halves = {}
+        results = operator.function(node, *(self._widened(o) if i in halves else o for i, o in enumerate(operands)))
+        made = list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
+        return [self._rounded(r, _kind(node, halves, i)) for i, r in enumerate(made)] if halves else made
+
+    def _widened(self, half: Tensor) -> Tensor:
+        return self._unrounded[half.uop] if half.uop in self._unrounded else widened(half)
+
+    def _rounded(self, result: Value, kind: DType | None) -> Value:
+        if kind is None or not isinstance(result, Tensor) or not result.dtype.is_float:
+            return result
+        half = rounded(result, kind)
+        if kind is dtypes.float16 and result.dtype is dtypes.float32 and half.device == self._device == HOST:
+            self._unrounded[half.uop] = result
+        return half
 
 
-def _kinds(node: Node, halves: dict[int, DType], count: int) -> list[DType | None]:
-    """The 16-bit types of a node's results, which its schema ties to those of its operands; None for other types. Where the onnx package
-    has no schema, floats are of the type of the first operand of 16 bits."""
+def _kind(node: Node, halves: dict[int, DType], output: int) -> DType | None:
+    """The 16-bit type of an output, which the node's schema ties to that of an operand; None for another type. Where the onnx package has
+    no schema, floats are of the type of the first operand of 16 bits."""
     schema = schema_of(node.op, node.domain, node.version)
     if schema is None:
-        return [next(iter(halves.values()))] * count
+        return next(iter(halves.values()))
     inputs, outputs = schema.inputs, schema.outputs
-    of_name = {inputs[min(i, len(inputs) - 1)].type_str: kind for i, kind in halves.items()}
-    return [of_name.get(outputs[min(i, len(outputs) - 1)].type_str) for i in range(count)]
+    tied = {inputs[min(i, len(inputs) - 1)].type_str: kind for i, kind in halves.items()}
+    return tied.get(outputs[min(output, len(outputs) - 1)].type_str)
+
+
+def _types_follow(node: Node, halves: dict[int, DType]) -> bool:
+    """Whether a node's schema gives each result the type of one of these operands, or no float."""
+    schema = schema_of(node.op, node.domain, node.version)
+    return schema is not None and all(_kind(node, halves, i) is not None or not any("float" in t or "double" in t for t in p.types)
+                                      for i, p in enumerate(schema.outputs))

@@ -10,8 +10,8 @@ A function is given the node and its operands, as tensors; operands named in `kn
 graph is walked. With `raw` the operands come as they are. A missing operand is None. The result is a value, or a tuple with one for each
 output.
 
-Operands of 16-bit floats come as float32, and the results are rounded (`svod.onnx.precision`). With `exact` they come as they are: for
-functions that move, choose or compare elements, that round once themselves, or that the standard says where to round.
+Operands of 16-bit floats come as float32, and the results are rounded (`svod.onnx.precision`). With `exact` they come as they are, unless
+they come from nodes that did not round: for functions that move, choose or compare elements, or that look at their operands' types.
 """
 from __future__ import annotations
 

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 
 from svod.core.ir.origin import scope
+from svod.core.machine.target import HOST
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import operators
 from svod.onnx.known import MOST_KNOWN, Known, differs
-from svod.onnx.precision import computed
+from svod.onnx.precision import Halves
 from svod.onnx.reader import (
     Arrays,
     OnnxError,
@@ -48,7 +49,7 @@ class Walk:
         self._initial: dict[int, tuple[onnx.GraphProto, dict[str, Value]]] = {}
         self._attributes: dict[int, tuple[onnx.NodeProto, dict[str, Any]]] = {}
         self._chosen: dict[int, bool] = {}      # of the walk that is being made
-        self.known = Known()
+        self.known, self.halves = Known(), Halves()
         self._branches = 0
         self._draws: Counter[int] = Counter()
         self.run_number: Tensor | None = None
@@ -108,12 +109,12 @@ class Walk:
 
     # -- walking ------------------------------------------------------------------------------------------------------
     def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None, chosen: Mapping[int, bool] | None = None,
-            number: Tensor | None = None) -> list[Value]:
+            number: Tensor | None = None, device: str = HOST) -> list[Value]:
         """The values of the model's outputs, or of those named, for values of its inputs. `chosen`: which way branches go whose conditions
-        are computed, by their numbers in the walk. `number`: of the run, uint32 (1,), for nodes with a seed. Raises Undecided for another
-        branch that has to be chosen."""
+        are computed, by their numbers in the walk. `number`: of the run, uint32 (1,), for nodes with a seed. `device`: what computes
+        values that are on the CPU. Raises Undecided for another branch that has to be chosen."""
         graph = self.model.graph
-        self._chosen, self._branches, self.known = dict(chosen or {}), 0, Known()
+        self._chosen, self._branches, self.known, self.halves = dict(chosen or {}), 0, Known(), Halves(device)
         self.run_number, self._draws = number, Counter()
         values: dict[str, Value] = {**self._initializers(graph), **inputs}
         wanted = [o.name for o in graph.output] if outputs is None else list(outputs)
@@ -197,7 +198,7 @@ class Walk:
             raise OnnxError(f"{node} of {_shapes(operands)}: {mistake}")
         try:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
-                made = computed(node, operator, self._operands(node, operator, operands))
+                made = self.halves.computed(node, operator, self._operands(node, operator, operands))
         except UnsupportedError as e:
             e.node = proto.output[0]        # where another runtime may take over: of nodes in nodes the outermost
             raise

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import svod.onnx
@@ -137,7 +137,8 @@ ROWS: dict[str, list[Row]] = {
     "TopK": [row(signed(3, 7), ints(3), outputs=2)],
     # -- reductions
     **{f"Reduce{name}": [row(numbers(3, 50), ints(1)), row(signed(3, 50), ints(1), slack=1e-6)] for name in ("Sum", "Mean")},
-    **{f"Reduce{name}": [row(signed(3, 50), ints(1))] for name in ("Max", "Min", "L1", "L2", "SumSquare", "LogSumExp")},
+    **{f"Reduce{name}": [row(signed(3, 50), ints(1))] for name in ("Max", "Min", "L1", "SumSquare", "LogSumExp")},
+    "ReduceL2": [row(signed(3, 50), ints(1)), row(np.full((1, 50), 300.0), ints(1)), row(np.full((1, 50), 1e-4), ints(1))],
     "ReduceLogSum": [row(numbers(3, 50), ints(1), slack=1e-6)],
     "ReduceProd": [row(np.array([[300.0, 200, 100, 1 / 512, 1 / 256], [1e-4, 1e-3, 3e-2, 7e3, 9e2]]), ints(1))],
     "CumSum": [row(numbers(3, 50), np.array(1)), row(numbers(3, 50), np.array(1), exclusive=1, reverse=1)],
@@ -151,7 +152,8 @@ ROWS: dict[str, list[Row]] = {
                                 for how in ("mean", "sum", "none")],
     # -- products
     "MatMul": [row(numbers(3, 50), numbers(50, 4, scaled=False)), row(signed(3, 50), plain(50, 4), slack=1e-6)],
-    "Gemm": [row(numbers(3, 50), numbers(50, 4, low=5, high=15, scaled=False), alpha=0.01),
+    "Gemm": [row(np.full((1, 100), 100.0), np.full((100, 1), 10.0), alpha=0.01),
+             row(numbers(3, 50), numbers(50, 4, low=5, high=15, scaled=False), alpha=0.01),
              row(numbers(3, 50), numbers(4, 50, low=5, high=15, scaled=False), signed(3, 1), alpha=0.01, beta=0.3, transB=1, slack=1e-6),
              row(np.array([[256.0, 256]]), np.array([[129.0], [129]]), np.array([-2000.0])),
              row(np.array([[1.0]]), np.array([[0.1]]), np.array([[300.0]]), alpha=0.5, beta=300.0)],
@@ -250,7 +252,7 @@ APART = {
     **dict.fromkeys(("Identity", "Shape", "Size", "Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct",
                      "SequenceInsert", "SplitToSequence", "ConcatFromSequence", "Constant",
                      "ConstantOfShape"), "hands on what it is given, or what is in the file"),
-    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), "its nodes round each: test_nodes_inside_of_nodes_round_each"),
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), "its nodes are computed each: test_nodes_inside_of_nodes"),
     **dict.fromkeys(("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"),
                     "makes random numbers"),
     "NonZero": "is refused where its operand is not known",
@@ -296,8 +298,12 @@ def of_type(operands: Sequence[Any], kind: Any, narrow: Any) -> list[Any]:
     return [typed(o) for o in operands]
 
 
-def run(name: str, given: Row, kind: str, operands: Sequence[Any]) -> list[Any]:
+def run(name: str, given: Row, kind: str, operands: Sequence[Any], as_weights: bool = False) -> list[Any]:
     model, feeds = built(name, given, kind, operands)
+    if as_weights:
+        del model.graph.input[:]
+        model.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in feeds.items())
+        feeds = {}
     made = svod.onnx.load(model)(feeds)
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
@@ -348,3 +354,109 @@ def test_results_are_rounded_once(name: str, i: int, kind: str) -> None:
     results = run(name, given, kind, of_type(given.operands, narrow, narrow))
     for result, exact in zip(results, wanted(name, given, narrow), strict=True):
         check(result, exact, narrow, given)
+
+
+@pytest.mark.parametrize(("name", "i"), [(name, i) for name, i, kind in CASES if kind == "float16"])
+def test_known_operands_too(name: str, i: int) -> None:
+    """Weights are known while the graph is walked."""
+    given = ROWS[name][i]
+    results = run(name, given, "float16", of_type(given.operands, np.float16, np.float16), as_weights=True)
+    for result, exact in zip(results, wanted(name, given, np.float16), strict=True):
+        check(result, exact, np.float16, given)
+
+
+# -- graphs --------------------------------------------------------------------------------------------------------------------
+def graph_of(nodes: Sequence[Any], kind: Any, made: int, x: Array, weights: dict[str, Array] | None = None) -> onnx.ModelProto:
+    """A model of x, of which the last node makes y, of a type as TensorProto numbers it."""
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), x.shape)],
+                              [helper.make_tensor_value_info("y", made, None)],
+                              [numpy_helper.from_array(w.astype(kind), k) for k, w in (weights or {}).items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def both(model: onnx.ModelProto, x: Array) -> tuple[Array, Array]:
+    """svod's result and onnxruntime's."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return svod.onnx.load(model, device="CPU")(x), session.run(None, {"x": x})[0]
+
+
+NODE, INFO = helper.make_node, helper.make_tensor_value_info
+
+
+def test_nodes_hand_on_what_was_not_rounded() -> None:
+    """Squares that no float16 is, and sums between two of them, as in onnxruntime. A Cast rounds."""
+    x = np.array([300, 3e-5, 2049], np.float16)
+    roots = graph_of([NODE("Mul", ["x", "x"], ["s"]), NODE("Reshape", ["s", "to"], ["r"]), NODE("Sqrt", ["r"], ["y"])],
+                     np.float16, TensorProto.FLOAT16, x)
+    roots.graph.initializer.append(numpy_helper.from_array(ints(3, 1), "to"))
+    ours, theirs = both(roots, x)
+    np.testing.assert_array_equal(ours, x.reshape(3, 1))
+    np.testing.assert_array_equal(ours, theirs)
+    steps = graph_of([NODE("Add", ["x", "one"], ["s"]), NODE("Sub", ["s", "x"], ["y"])], np.float16, TensorProto.FLOAT16, x,
+                     {"one": np.array(0.5)})
+    ours, theirs = both(steps, x)
+    np.testing.assert_array_equal(ours, [0.5, 0.5, 0.5])
+    np.testing.assert_array_equal(ours, theirs)
+    cast = graph_of([NODE("Cast", ["x"], ["w"], to=TensorProto.FLOAT), NODE("Mul", ["w", "w"], ["s"]),
+                     NODE("Cast", ["s"], ["h"], to=TensorProto.FLOAT16), NODE("Sqrt", ["h"], ["y"])], np.float16, TensorProto.FLOAT16, x)
+    np.testing.assert_array_equal(both(cast, x)[0], [np.inf, 0, np.inf])
+
+
+def test_nodes_of_bfloat16_round_each() -> None:
+    """Processors and devices multiply it by instructions of their own."""
+    x = np.array([256], ml_dtypes.bfloat16)
+    steps = graph_of([NODE("Add", ["x", "one"], ["s"]), NODE("Sub", ["s", "x"], ["y"])], ml_dtypes.bfloat16, TensorProto.BFLOAT16, x,
+                     {"one": np.array(1.0)})
+    assert svod.onnx.load(steps)(x) == 0
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_nodes_inside_of_nodes(kind: str) -> None:
+    narrow, number = KINDS[kind], helper.np_dtype_to_tensor_dtype(np.dtype(KINDS[kind]))
+    body = helper.make_graph([NODE("ReduceL2", ["s"], ["n"], keepdims=0), NODE("Div", ["s", "n"], ["d"]), NODE("Mul", ["d", "n"], ["next"]),
+                              NODE("Identity", ["go"], ["on"])], "body",
+                             [INFO("k", TensorProto.INT64, []), INFO("go", TensorProto.BOOL, []), INFO("s", number, [50])],
+                             [INFO("on", TensorProto.BOOL, []), INFO("next", number, [50])])
+    x = np.full(50, 300, narrow)
+    loop = graph_of([NODE("Loop", ["count", "", "x"], ["y"], body=body)], narrow, number, x)
+    loop.graph.initializer.append(numpy_helper.from_array(np.array(3), "count"))
+    np.testing.assert_allclose(svod.onnx.load(loop)(x).astype(np.float32), 300, rtol=4e-3 if kind == "bfloat16" else 0)
+
+
+def test_layers_in_float16_are_no_further_from_float64_than_in_onnxruntime() -> None:
+    rng = np.random.default_rng(1)
+    weights = {f"w{k}": (rng.standard_normal((48, 48)) / 5).astype(np.float16) for k in range(12)}
+    nodes, last = [], "x"
+    for k in range(12):
+        made = "y" if k == 11 else f"r{k}"
+        nodes += [NODE("MatMul", [last, f"w{k}"], [f"m{k}"]), NODE("Relu", [f"m{k}"], [made])]
+        last = made
+    x = rng.standard_normal((31, 48)).astype(np.float16)
+    exact = x.astype(np.float64)
+    for w in weights.values():
+        exact = np.maximum(exact @ w.astype(np.float64), 0)
+    ours, theirs = (np.linalg.norm(y - exact) for y in both(graph_of(nodes, np.float16, TensorProto.FLOAT16, x, weights), x))
+    assert ours <= 1.01 * theirs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("source", [np.float32, np.float64])
+def test_casts_round_to_the_nearest_and_halves_to_even(kind: str, source: Any) -> None:
+    narrow = KINDS[kind]
+    step = float(ml_dtypes.finfo(narrow).eps)
+    above, below = (1 + step / 2 * (1 + d) for d in (2.0 ** -10, -2.0 ** -10))
+    x = np.array([1 + step / 2, 1 + 1.5 * step, -1 - step / 2, above, below, 1e38, -np.inf, np.nan, *(n * 2.0 ** -26 for n in (4, 3, 2))],
+                 source)
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(narrow))
+    got = svod.onnx.load(graph_of([NODE("Cast", ["x"], ["y"], to=number)], source, number, x))(x)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(got.astype(np.float32), x.astype(narrow).astype(np.float32))
+    assert list(got[:5].astype(float)) == [1, 1 + 2 * step, -1, 1 + step, 1]
+
+
+def test_statistics_of_layer_norm_have_the_type_that_is_stashed() -> None:
+    x = numbers(3, 32).astype(np.float16)
+    nodes = [NODE("LayerNormalization", ["x", "g"], ["z", "y", ""], stash_type=TensorProto.BFLOAT16)]
+    mean = svod.onnx.load(graph_of(nodes, np.float16, TensorProto.BFLOAT16, x, {"g": np.ones(32)}))(x)
+    assert mean.dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(mean.astype(float), x.astype(float).mean(1, keepdims=True), rtol=4e-3)

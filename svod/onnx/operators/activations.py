@@ -66,7 +66,7 @@ def swiglu(node: Node, gate: Tensor, x: Tensor) -> Tensor:
     return gate.mul(gate.mul(_number(node.get("alpha", 1.0))).sigmoid()).mul(x)
 
 
-@operator("PRelu", exact=True)
+@operator("PRelu")
 def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
     if slope.ndim == 1 and node.version < 7:
         slope = slope.reshape(-1, *(1,) * (x.ndim - 2))

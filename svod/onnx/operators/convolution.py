@@ -50,7 +50,7 @@ def convolve(node: Node, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return convolution(x, w, bias, strides, padding, dilations, node.get("group", 1))
 
 
-@operator("Conv", exact=True)
+@operator("Conv")
 def conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return convolve(node, x, w, bias)
 

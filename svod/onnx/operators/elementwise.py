@@ -56,8 +56,8 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Asinh": Tensor.asinh, "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": lambda x: x.erf().cast(x.dtype),
     "Reciprocal": Tensor.reciprocal, "Not": Tensor.logical_not, "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}
 
-#: One operation, which rounds once by itself, or nothing to round.
-_EXACT = _BINARY.keys() - {"Pow"} | {"Abs", "Neg", "Floor", "Ceil", "Round", "Sign", "Not", "BitwiseNot", "IsNaN"}
+#: Those that compare elements, or make of each another of its type.
+_EXACT = {"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Abs", "Neg", "Floor", "Ceil", "Round", "Sign", "IsNaN"}
 
 for _name, _binary in _BINARY.items():
     binary(_name, _binary, _name in _EXACT)
@@ -136,12 +136,12 @@ def svod_type(data_type: int, node: Node) -> DType:
     return BY_NAME[name]
 
 
-@operator("Cast", 6, exact=True)
+@operator("Cast", 6)
 def cast(node: Node, x: Tensor) -> Tensor:
     return x.cast(svod_type(node.need("to"), node))
 
 
-@operator("Cast", 1, exact=True)
+@operator("Cast", 1)
 def cast_old(node: Node, x: Tensor) -> Tensor:
     return x.cast(svod_type(onnx.TensorProto.DataType.Value(node.need("to")), node))
 

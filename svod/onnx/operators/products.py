@@ -6,7 +6,7 @@ from svod.onnx.registry import Node, operator
 from svod.tensor import Tensor, linalg
 
 
-@operator("MatMul", exact=True)
+@operator("MatMul")
 def matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
     return a.matmul(b)
 
