@@ -11,6 +11,9 @@ One thread would take the positions of a row one after the other. With chunks of
 
 Each line is a phase, and x is read twice. Threads beside each other have columns beside each other, where there are columns. Rows that are
 short, and columns that are so many that they fill a device, are one chunk.
+
+Where sums round in the type of the result, as the target has no float64, a thread adds up its positions in blocks, each from zero, and what
+comes before a block is added to its sums: a result is rounded as often as there are levels of blocks, beside the additions of its block.
 """
 from __future__ import annotations
 
@@ -19,12 +22,14 @@ from typing import NamedTuple
 from svod.compile.lower.library.loops import GROUP, Loops, aligned, program
 from svod.compile.lower.library.scan import Operator, State
 from svod.compile.lower.program import Program
+from svod.core.ir.summation import SumRule, blocked_loop
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
 ALONE = 256                     # positions that a thread takes one after the other without being cut
 LEVELS = (1 << 12, 1 << 21)     # positions up to which one level of totals is enough, and two
 MANY = 1 << 16                  # columns that fill a device
+SCANS = SumRule(16, 16)         # of sums that round in the type of the result
 
 
 def lower_by_chunks(node: UOp, target: Target) -> Program:
@@ -71,30 +76,44 @@ class _Chunks:
         b, length, inner = Loops(), self.lengths[level], self.inner
         y, x = b.args(self.node)
         chunks = -(-length // self.chunk)
-        threads = self.outer * chunks * inner
+        threads, none = self.outer * chunks * inner, self.operator.identity(b, 1)
         above, own = self._temps(b, level + 1), self._temps(b, level)
 
-        def position(i: int, base: int, exists: int, carried: State) -> State:
+        def position(i: int, base: int, exists: int, before: State, carried: State) -> State:
             at = b.calc("ADD", base, b.mul(i, inner))
             element = tuple([b.get(t, at) for t in own.totals]) if level else self.operator.start(b, b.get(x, at), i)
             state = self.operator.combine(b, carried, element)
+            whole = self.operator.combine(b, before, state) if before else state
             if scans and level:
-                _keep(b, own.sums, at, state, exists)
+                _keep(b, own.sums, at, whole, exists)
             elif scans:
-                b.put(y, at, self.operator.result(b, state), exists)
+                b.put(y, at, self.operator.result(b, whole), exists)
             return state
+
+        def in_blocks(begin: int, end: int, sizes: tuple[int, ...], base: int, exists: int, before: State) -> State:
+            """What the positions from `begin` to `end` combine to, without what comes before them."""
+            if not sizes:
+                return tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, before, carried), *none))
+
+            def block(start: int, *carried: int) -> State:
+                stop, left = b.least(b.plus(start, sizes[-1]), end), self.operator.combine(b, before, carried)
+                return self.operator.combine(b, carried, in_blocks(start, stop, sizes[:-1], base, exists, left))
+            return tuple(b.loop(begin, end, block, *none, step=sizes[-1]))
 
         def thread(it: int) -> None:
             at, exists = b.thread(it, self.block, threads)
             column, chunk = b.mod(at, inner), b.over(at, inner)
             base = b.calc("ADD", b.mul(b.over(chunk, chunks), length * inner), column)
             begin = b.mul(b.mod(chunk, chunks), self.chunk)
-            carry = self.operator.identity(b, 1)
+            carry = none
             if scans and chunks > 1:
                 is_first, before = b.below(begin, b.index(1)), b.calc("MAX", b.plus(at, -inner), b.index(0))
-                carry = tuple([b.choose(is_first, none, b.get(t, before)) for none, t in zip(carry, above.sums, strict=True)])
+                carry = tuple([b.choose(is_first, zero, b.get(t, before)) for zero, t in zip(carry, above.sums, strict=True)])
             end = b.least(b.plus(begin, self.chunk), b.index(length))
-            state = tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, carried), *carry))
+            if self.operator.rounds_sums:
+                state = in_blocks(begin, end, blocked_loop(SCANS, self.chunk, 1).sizes, base, exists, carry)
+            else:
+                state = tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, (), carried), *carry))
             if not scans:
                 _keep(b, above.totals, at, state, exists)
         b.loop(*b.bounds(), thread)

@@ -14,6 +14,9 @@ total of the vector goes on to the next, so that one combination per vector is a
 
 Where there are fewer rows than cores, long rows are cut into parts: a first phase combines each part, the second one starts each part
 with what those before it give. That reads x twice.
+
+Sums and products of floats are carried in float64 where the target has it, as in PyTorch: each result is rounded once, however long the
+row is.
 """
 from __future__ import annotations
 
@@ -44,8 +47,19 @@ class Operator:
         self.combiner, self.dtype, self.rules = combiner, dtype, rules
         self.is_position = combiner in ("ARGMAX", "ARGMIN")
         acc = scan_accumulator(combiner, source if self.is_position else dtype)
-        second = {"LOGADDEXP": acc, "ARGMAX": dtypes.int64, "ARGMIN": dtypes.int64}.get(combiner)
+        second = {"LOGADDEXP": self._carried(acc), "ARGMAX": dtypes.int64, "ARGMIN": dtypes.int64}.get(combiner)
+        if combiner in ("ADD", "MUL"):
+            acc = self._carried(acc)
         self.types: tuple[DType, ...] = (acc,) if second is None else (acc, second)
+
+    def _carried(self, acc: DType) -> DType:
+        """The type in which sums and products are carried."""
+        return dtypes.float64 if acc.is_float and self.rules.has_float64 else acc
+
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether sums of many positions round in the type of the result."""
+        return self.types[-1].is_float and self.types[-1] != dtypes.float64 and self.combiner in ("ADD", "LOGADDEXP")
 
     def identity(self, b: Loops, lanes: int) -> State:
         acc = self.types[0]
@@ -83,8 +97,9 @@ class Operator:
                 # an infinite peak less itself would be NaN
                 same = b.alu("CMPEQ", dtypes.bool, lanes, peak, top)
                 distance = b.alu("WHERE", acc, lanes, same, b.const(acc, lanes, 0.0), b.alu("SUB", acc, lanes, peak, top))
-                return b.alu("MUL", acc, lanes, total, expand(b, Ops.EXP, acc, lanes, distance, rules=self.rules))
-            return top, b.alu("ADD", acc, lanes, scaled(m, s), scaled(n, t))
+                scale = b.cast(self.types[1], expand(b, Ops.EXP, acc, lanes, distance, rules=self.rules))
+                return b.alu("MUL", self.types[1], lanes, total, scale)
+            return top, b.alu("ADD", self.types[1], lanes, scaled(m, s), scaled(n, t))
         if self.is_position:
             x, i = first
             y, j = second
@@ -101,7 +116,7 @@ class Operator:
         value = state[0]
         if self.combiner == "LOGADDEXP":
             acc, lanes = self.types[0], b.num_lanes[value]
-            value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, state[1], rules=self.rules))
+            value = b.alu("ADD", acc, lanes, value, expand(b, Ops.LOG, acc, lanes, b.cast(acc, state[1]), rules=self.rules))
         return b.cast(self.dtype, value)
 
 
