@@ -6,17 +6,19 @@ unrolled positions are counted one by one, a vector as one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from svod.core.cost.memory_traffic import ANYWHERE, PAGE
 from svod.core.ir.dtype import dtypes
+from svod.core.ir.summation import blocked_nest
 from svod.core.ir.uop import TRANSCENDENTAL
-from svod.core.kernel.contraction import skipping_window
+from svod.core.kernel.contraction import skipping_window, sum_rule
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNest, StageNest
 from svod.core.kernel.placement import EmittedLoop, is_derived, vector_width
-from svod.core.kernel.scheduler import DOT, LOOP, UPCAST, Scheduler
+from svod.core.kernel.scheduler import DOT, LOOP, UNROLL, UPCAST, Scheduler
 
 _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
 _COMBINED = {2: 6.0, 3: 30.0}     # operations that combine two results of so many components: ARGMAX; EXPSUM, with its exponential
@@ -34,6 +36,7 @@ _SQUARE = 4               # positions side by side from which stores of lanes ar
 _LANE_STORE = 3.0         # cycles of one lane that is taken out of a vector and stored by itself
 _CONTENTION = 0.15        # the share of loads that is not hidden behind arithmetic, or the other way round: they are issued from one queue
 _SPILL_CYCLES = 5.0       # of an accumulator that is kept in memory, each iteration: stored and loaded again before it is used
+_BLOCK_END = 2.0          # of an accumulator where a block of a long sum ends: added to another one, and made zero
 _SHORT_STEP = 4           # elements between lanes up to which vectors are loaded and shuffled
 
 
@@ -103,7 +106,8 @@ class _StageCounter:
             # accumulators in scratch
             self.loads += 2.0 * accumulators * self.body * sum(len(red.values) for red in self.r.reductions)
         slots = (max(self.loads, self.alu) + _CONTENTION * min(self.loads, self.alu)) / 2 + spills
-        overhead = _LOOP_CYCLES * sum(self.runs_of_loop[1:])
+        ends = block_ends(self.r, [(a, loop.extent) for a, loop in self.stage.loops], self.stage.axes)
+        overhead = _LOOP_CYCLES * (sum(self.runs_of_loop[1:]) + ends) + _BLOCK_END * ends * accumulators
         cycles = max(slots, self._chain(accumulators)) + overhead + store
         num_lanes, times = self.stage.num_lanes, self.stage.times
         per_vector = num_lanes / -(-num_lanes // self.width) if self.vector >= 0 else 1.0
@@ -223,6 +227,23 @@ class _StageCounter:
         sums = math.prod(loop.extent for a, loop in self.stage.loops if a >= self.outs)
         ahead = 1.0 + _WINDOW * self.body / (sums * max(self.loads + self.alu, 1.0))     # sums that are under way at once
         return _LATENCY * self.body * (self.tile / max(accumulators, 1.0)) / ahead
+
+
+def block_ends(r: ResolvedStage, loops: Sequence[tuple[int, float]], axes: Sequence[Sequence[EmittedLoop]]) -> float:
+    """How many blocks of additions end in one run of a stage: 0 where its sums are short. `loops`: (local axis, iterations), outermost
+    first; `axes`: all loops per local axis."""
+    rule, outs = sum_rule(r), len(r.stage.outs)
+    if rule is None:
+        return 0.0
+    unrolled = math.prod([p.extent for own in axes[outs:] for p in own if p.role == UNROLL])
+    iterations = [math.ceil(n) if a >= outs else 1 for a, n in loops]
+    if math.prod(iterations) * unrolled <= rule.longest:
+        return 0.0
+    nest, runs, ends = blocked_nest(rule, iterations, unrolled), 1.0, 0.0
+    for (_, n), blocked in zip(loops, nest.loops, strict=True):
+        ends += runs * sum([-(-n // size) for size in blocked.sizes])
+        runs *= n
+    return ends + runs * sum([-(-unrolled // size) for size in nest.positions.sizes])
 
 
 def operation_weight(n: Node) -> float:

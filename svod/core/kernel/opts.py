@@ -5,8 +5,10 @@ The docstrings show the loop nest before and after. Amounts are positions of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
+from svod.core.ir.summation import PRODUCTS
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.groups import check_groups, has_block_rows
 from svod.core.kernel.kernel import Kernel, LinearIndex, ResolvedStage
@@ -491,6 +493,7 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         operands = dots.check(state.kernel, state.target, stage, axes[0], dot, (axes[1], axes[2]) if dot.is_tile else (-1, -1))
     except KernelOptError as e:
         raise KernelOptError(f"{what}: {e}") from None
+    _check_products(state, stage, axes[0], dot, what)
     extent = state.kernel.axes[axes[0]].extent
     padded = -(-extent // dot.positions) * dot.positions
     rows, pads, places, chosen = list(state.rows), list(state.pads), list(state.place), list(state.dots)
@@ -507,6 +510,15 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     _check_registers(new, stage, what)
     place_stages(new)
     return _checked_groups(new, what)
+
+
+def _check_products(state: Scheduler, stage: int, axis: int, dot: Dot, what: str) -> None:
+    """Raises KernelOptError where tiles of floats that cannot be added to one another would sum up too many products in a row."""
+    others = prod([state.kernel.axes[a].extent for a in state.kernel.stages[stage].reds if a != axis])
+    products = -(-state.kernel.axes[axis].extent // dot.positions) * others
+    if dot.is_tile and not dot.fragments and dot.accumulator.is_float and products > PRODUCTS.longest:
+        raise KernelOptError(f"{what}: a tile would sum up {products} products in a row, rounding each time; at most "
+                             f"{PRODUCTS.longest} are right, as tiles are not added to one another")
 
 
 def _named_intrinsic(arg: Any, what: str) -> tuple[Dot, list[str]]:

@@ -25,6 +25,8 @@ from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
 from svod.errors import KernelOptError
 
+Unrolled = list[tuple[tuple[int, ...], dict[int, int]]]     # positions of unrolled rows: (index per row, offset per axis)
+
 
 class Accumulators:
     """The accumulators of an open stage, by position of its tile."""
@@ -93,7 +95,27 @@ class Accumulators:
         return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.vector_axis in axes else 0, partial
 
     def accumulate(self, stage: OpenStage, accs: list[int]) -> list[int]:
-        """Accumulate all expanded positions of one innermost iteration, reduction-major."""
+        """Accumulate all expanded positions of one innermost iteration, reduction-major, block by block where they are many."""
+        positions = stage.positions((UNROLL,), range(stage.num_outs, len(stage.pieces)))
+        return self._in_blocks(stage, accs, positions, stage.blocks.positions.sizes if stage.blocks is not None else ())
+
+    def _in_blocks(self, stage: OpenStage, accs: list[int], positions: Unrolled, sizes: tuple[int, ...]) -> list[int]:
+        if not sizes:
+            return self._accumulate(stage, accs, positions)
+        for at in range(0, len(positions), sizes[-1]):
+            accs = self.fold(stage, accs, self._in_blocks(stage, stage.first, positions[at:at + sizes[-1]], sizes[:-1]))
+        return accs
+
+    def fold(self, stage: OpenStage, accs: list[int], block: list[int]) -> list[int]:
+        """Accumulators combined with those of a block."""
+        parts, following = [self._spread(stage, accs), self._spread(stage, block)], list[int]()
+        while len(following) < len(parts[0]):
+            for red in stage.r.reductions:
+                first, second = (tuple(p[len(following):len(following) + len(red.values)]) for p in parts)
+                following += get_combiner(red.combiner).combine(first, second, self.alu, nan=red.dtypes[0].is_float)
+        return self._merged(stage, accs, following)
+
+    def _accumulate(self, stage: OpenStage, accs: list[int], positions: Unrolled) -> list[int]:
         b = self.b
         outs = stage.num_outs
         stage.memo.clear()
@@ -107,7 +129,7 @@ class Accumulators:
         plan = self.intrinsics.plan_of(stage)
         reds = range(outs, len(stage.pieces))
         crowded = 4 * sum(b.num_lanes[v] > 1 for v in carried) >= self.state.target.vector_registers
-        for number, (_, unrolled) in enumerate(stage.positions((UNROLL,), reds)):
+        for number, (_, unrolled) in enumerate(positions):
             if crowded and number:
                 b.round = number
                 stage.memo.clear()

@@ -2,6 +2,10 @@
 
     for r in K: acc += f(r)          →    LOOP r (acc) … ENDLOOP (acc + f(r));  RESULT
     for k: for n: acc[n] += f(k, n)  →    for n: scratch[n] = 0;  for k: for n: scratch[n] += f(k, n);  for n: … scratch[n]
+
+Long sums of floats are cut into blocks (`svod.core.ir.summation`), each with accumulators of its own:
+
+    for r in 4096: acc += f(r)       →    LOOP a in 4096 by 32 (acc): { LOOP r in a…a+32 (0): … ENDLOOP;  ENDLOOP (acc + RESULT) }
 """
 from __future__ import annotations
 
@@ -17,11 +21,13 @@ from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel.contraction import skipping_window
+from svod.core.ir.summation import BlockedNest, blocked_nest
+from svod.core.kernel.contraction import skipping_window, sum_rule
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.online import masked_limits
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, Terms, add_lins, sum_lins
+from svod.core.kernel.scheduler import UNROLL
 
 EmitPoint = Callable[[int, int], None]      # emits the stages that live at (stage, depth)
 
@@ -36,8 +42,15 @@ class ScratchAccumulators:
         self.loops = loops              # the output loops, outermost first
         self.tile_shape = tile_shape    # (rows, columns) where they are tiles
         self.iteration: dict[int, int] = {}     # number of an open loop → its index
+        self.ctx = ctx
         total = prod(loop.piece.extent for loop in loops)
         self.offsets = [ctx.allocate(self.b.dtype[v].itemsize * self.b.num_lanes[v] * total + SLACK) for v in first]
+
+    def another(self) -> ScratchAccumulators:
+        """An area for a block's accumulators in the same iterations."""
+        other = ScratchAccumulators(self.ctx, self.axes, self.first, self.loops, self.tile_shape)
+        other.iteration = self.iteration
+        return other
 
     def _slot(self, number: int, dtype: DType, lanes: int) -> tuple[int, int]:
         """(pointer, index) of an accumulator in the iteration that is open."""
@@ -70,6 +83,11 @@ class ScratchAccumulators:
                 b.store("STORE", dtype, lanes, (*self._slot(i, dtype, lanes), v), (0, False))
 
 
+Inside = Callable[[list[int], ScratchAccumulators | None], list[int]]   # emits what adds to accumulators, carried or in scratch
+Run = Callable[[int, int, list[int], ScratchAccumulators | None], list[int]]    # the same for iterations from a start to a stop
+Looped = Callable[[int, int, int, list[int], ScratchAccumulators | None], list[int]]    # and with a step
+
+
 class ReduceLoops:
     """Opens the reduce loops of a stage."""
 
@@ -82,11 +100,13 @@ class ReduceLoops:
     def reduce_all(self, stage: OpenStage, k: int, sink: Sink, emit_point: EmitPoint) -> None:
         """Emit the loops from number k on, the first of which reduces, and give the results to the sink."""
         loops, first = stage.loops, self.accumulators.identities(stage)
+        stage.first = first
         inner = [j for j in range(k, len(loops)) if loops[j].axis < stage.num_outs and loops[j].piece.extent > 1]
+        end = inner[-1] + 1 if inner else len(loops)
+        stage.blocks = self._blocks(stage, k, end)
         if not inner:
-            self.accumulators.epilogue(stage, self._reduce(stage, k, len(loops), first, None, emit_point), sink)
+            self.accumulators.epilogue(stage, self._reduce(stage, k, end, first, None, emit_point), sink)
             return
-        end = inner[-1] + 1
         plan = self.intrinsics.plan_of(stage)
         in_registers = plan is not None and plan.dot.is_tile and not plan.dot.fragments
         shape = self.intrinsics.tile_shape(stage, plan) if plan is not None and in_registers else None
@@ -95,10 +115,28 @@ class ReduceLoops:
         self._reduce(stage, k, end, [], scratch, emit_point)
         self._over_outputs(stage, scratch, 0, lambda: self.accumulators.epilogue(stage, scratch.read(), sink))
 
+    def _blocks(self, stage: OpenStage, k: int, end: int) -> BlockedNest | None:
+        """How the loops from number k on are cut into blocks. Accumulators in memory are read and written inside loop number `end`."""
+        rule = sum_rule(stage.r)
+        if rule is None:
+            return None
+        outs, iterations = stage.num_outs, [1] * k
+        for loop in stage.loops[k:]:
+            positions = stage.left(loop.axis, stage.number_of(loop)) if loop.axis >= outs else 1
+            if loop.axis >= outs and self._is_cut(stage, loop.axis, stage.number_of(loop)) and self.ctx.split is not None:
+                positions = min(positions, self.ctx.split.chunk)
+            iterations.append(-(-positions // loop.piece.stride) if loop.axis >= outs else 1)
+        unrolled = prod([p.extent for a in range(outs, len(stage.pieces)) for p in stage.pieces[a] if p.role == UNROLL])
+        return blocked_nest(rule, iterations, unrolled, end if end < len(stage.loops) else -1)
+
     def _over_outputs(self, stage: OpenStage, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
-        """The output loops from number j on. No stages live here, as what is read after the reduction lives outside its loops."""
+        """The output loops from number j on that are not open. No stages live here, as what is read after the reduction lives outside its
+        loops."""
         if j == len(scratch.loops):
             body()
+            return
+        if j in scratch.iteration:
+            self._over_outputs(stage, scratch, j + 1, body)
             return
         a, piece, _ = scratch.loops[j]
         self.loops.counted(stage, a, piece, scratch.iteration, j, lambda: self._over_outputs(stage, scratch, j + 1, body))
@@ -110,57 +148,92 @@ class ReduceLoops:
         if k == end:
             if scratch is None:
                 return self.accumulators.accumulate(stage, accs)
-            scratch.write(self._reduce(stage, k, len(stage.loops), scratch.read(), None, emit_point))
+            if stage.blocks is not None and stage.blocks.adds_to_memory:
+                block = self._reduce(stage, k, len(stage.loops), stage.first, None, emit_point)
+                scratch.write(self.accumulators.fold(stage, scratch.read(), block))
+            else:
+                scratch.write(self._reduce(stage, k, len(stage.loops), scratch.read(), None, emit_point))
             return []
         loop = stage.loops[k]
 
-        def inside(values: list[int]) -> list[int]:
+        def inside(values: list[int], memory: ScratchAccumulators | None) -> list[int]:
             emit_point(stage.index, loop.point)
-            return self._reduce(stage, k + 1, end, values, scratch, emit_point)
+            return self._reduce(stage, k + 1, end, values, memory, emit_point)
 
         if loop.axis >= stage.num_outs:
-            return self._over_axis(stage, loop, accs, inside)
+            return self._over_axis(stage, k, accs, scratch, inside)
         if scratch is not None:
             number = scratch.loops.index(loop)
-            self.loops.counted(stage, loop.axis, loop.piece, scratch.iteration, number, lambda: inside([]))
+            self.loops.counted(stage, loop.axis, loop.piece, scratch.iteration, number, lambda: inside([], scratch))
             return []
         stage.open_row(loop.axis, ({}, 0))   # an output loop of extent 1
-        accs = inside(accs)
+        accs = inside(accs, None)
         stage.close_row(loop.axis)
         return accs
 
-    def _over_axis(self, stage: OpenStage, loop: StageLoop, accs: list[int], inside: Callable[[list[int]], list[int]]) -> list[int]:
-        """One reduce loop around `inside`: whole iterations, then a shorter copy of the body for the remainder."""
-        b, a = self.b, loop.axis
-        at = stage.number_of(loop)
+    def _over_axis(self, stage: OpenStage, k: int, accs: list[int], scratch: ScratchAccumulators | None, inside: Inside) -> list[int]:
+        """One reduce loop: whole iterations, block by block where they are many, then a shorter copy of the body for the remainder."""
+        b, loop = self.b, stage.loops[k]
+        a, at = loop.axis, stage.number_of(loop)
         stride = stage.pieces[a][at].stride
         positions = stage.left(a, at)
 
-        def looped(start: int, stop: int, step: int, values: list[int]) -> list[int]:
+        def looped(start: int, stop: int, step: int, values: list[int], memory: ScratchAccumulators | None) -> list[int]:
             index, carried = b.open(start, stop, step, tuple(values))
-            return self._close(stage, index, self._with_row(stage, a, ({index: 1}, 0), lambda: inside(carried)))
+            return self._close(stage, index, self._with_row(stage, a, ({index: 1}, 0), lambda: inside(carried, memory)))
 
         if self.axes.bound(stage, a) is not None:
-            return self._up_to_limit(stage, loop, positions, looped, accs)
+            return self._up_to_limit(stage, loop, positions, looped, accs, scratch)
         whole, rest = divmod(positions, stride)
         ahead = whole > 1 and bool(self.copies_ahead.of_loop(stage, loop))
+
+        def run(start: int, stop: int, values: list[int], memory: ScratchAccumulators | None) -> list[int]:
+            if not ahead:
+                return looped(start, stop, stride, values, memory)
+            return self.copies_ahead.run(stage, loop, (start, stop), whole, stride, values, lambda carried: inside(carried, memory))
+
+        def remainder(values: list[int]) -> list[int]:
+            def body(own: list[int], memory: ScratchAccumulators | None) -> list[int]:
+                return self._remainder(stage, a, at, whole * stride, rest, lambda: inside(own, memory))
+            return self._block(stage, values, scratch, body) if sizes else body(values, scratch)
+
+        sizes = stage.blocks.loops[k].sizes if stage.blocks is not None else ()
         if self._is_cut(stage, a, at):
-            bounds = self._part_bounds(whole * stride)
-            accs = self.copies_ahead.run(stage, loop, bounds, whole, stride, accs, inside) if ahead else looped(*bounds, stride, accs)
+            accs = self._in_blocks(stage, sizes, stride, self._part_bounds(whole * stride), accs, scratch, run)
             if rest:
                 index, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
-                accs = self._close(stage, index, self._remainder(stage, a, at, whole * stride, rest, lambda: inside(carried)))
+                accs = self._close(stage, index, remainder(carried))
             return accs
-        if ahead:
-            accs = self.copies_ahead.run(stage, loop, self._used_bounds(stage, a, whole * stride), whole, stride, accs, inside)
-        elif whole > 1 or (whole and not accs):   # where nothing is carried, one iteration is a loop as well
-            accs = looped(*self._used_bounds(stage, a, whole * stride), stride, accs)
+        if ahead or whole > 1 or (whole and not accs):      # where nothing is carried, one iteration is a loop as well
+            accs = self._in_blocks(stage, sizes, stride, self._used_bounds(stage, a, whole * stride), accs, scratch, run)
         elif whole == 1:
-            accs = self._with_row(stage, a, ({}, 0), lambda: inside(accs))
-        if rest:
-            values = accs
-            accs = self._remainder(stage, a, at, whole * stride, rest, lambda: inside(values))
-        return accs
+            def once(own: list[int], memory: ScratchAccumulators | None) -> list[int]:
+                return self._with_row(stage, a, ({}, 0), lambda: inside(own, memory))
+            accs = self._block(stage, accs, scratch, once) if sizes else once(accs, scratch)
+        return remainder(accs) if rest else accs
+
+    # -- blocks --------------------------------------------------------------------------------------------
+    def _in_blocks(self, stage: OpenStage, sizes: tuple[int, ...], stride: int, bounds: tuple[int, int], accs: list[int],
+                   scratch: ScratchAccumulators | None, run: Run) -> list[int]:
+        """`run` between two bounds, in blocks of so many iterations, level by level."""
+        start, stop = bounds
+        if not sizes:
+            return run(start, stop, accs, scratch)
+        b, step = self.b, sizes[-1] * stride
+        index, carried = b.open(start, stop, step, tuple(accs))
+        end = b.alu("MIN", dtypes.index, 1, b.add(index, b.index(step)), stop)
+        return self._close(stage, index, self._block(stage, carried, scratch, lambda own, memory: self._in_blocks(
+            stage, sizes[:-1], stride, (index, end), own, memory, run)))
+
+    def _block(self, stage: OpenStage, accs: list[int], scratch: ScratchAccumulators | None, body: Inside) -> list[int]:
+        """Accumulators and what `body` adds to new ones."""
+        if scratch is None:
+            return self.accumulators.fold(stage, accs, body(stage.first, None))
+        own = scratch.another()
+        self._over_outputs(stage, own, 0, lambda: own.write(stage.first))
+        body([], own)
+        self._over_outputs(stage, own, 0, lambda: scratch.write(self.accumulators.fold(stage, scratch.read(), own.read())))
+        return []
 
     def _close(self, stage: OpenStage, loop: int, following: list[int]) -> list[int]:
         """Close a loop that carries accumulators."""
@@ -175,10 +248,10 @@ class ReduceLoops:
         stage.close_row(a)
         return out
 
-    def _up_to_limit(self, stage: OpenStage, loop: StageLoop, positions: int,
-                     looped: Callable[[int, int, int, list[int]], list[int]], accs: list[int]) -> list[int]:
+    def _up_to_limit(self, stage: OpenStage, loop: StageLoop, positions: int, looped: Looped, accs: list[int],
+                     scratch: ScratchAccumulators | None) -> list[int]:
         """A reduce loop over an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the
-        rest. `looped(start, stop, step, accumulators)` emits a loop."""
+        rest."""
         b, a = self.b, loop.axis
         at = stage.number_of(loop)
         piece = stage.pieces[a][at]
@@ -186,20 +259,28 @@ class ReduceLoops:
         room = self.axes.room(stage, a)
         start, stop = self._part_bounds(end) if self._is_cut(stage, a, at) else (b.index(0), b.index(end))
         stop = b.alu("MIN", dtypes.index, 1, stop, room)
+        sizes = stage.blocks.loops[stage.loops.index(loop)].sizes if stage.blocks is not None else ()
+
+        def whole(stop: int) -> list[int]:
+            return self._in_blocks(stage, sizes, piece.stride, (start, stop), accs, scratch,
+                                   lambda start, stop, *to: looped(start, stop, piece.stride, *to))
         if not stage.is_last(a):
-            return looped(start, stop, piece.stride, accs)
+            return whole(stop)
         reach = stage.reach(a)
         stage.safe.add(a)
         if reach == 1:
-            accs = looped(start, stop, piece.stride, accs)
+            accs = whole(stop)
             stage.safe.discard(a)
             return accs
         middle = self.axes.whole_end(room, reach, piece.stride, stop)
-        accs = looped(start, middle, piece.stride, accs)
+        accs = whole(middle)
         stage.safe.discard(a)
         step = stage.tail_step(a)
-        with stage.narrowed(a, step):
-            return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, accs)
+
+        def tail(own: list[int], memory: ScratchAccumulators | None) -> list[int]:
+            with stage.narrowed(a, step):
+                return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, own, memory)
+        return self._block(stage, accs, scratch, tail) if sizes else tail(accs, scratch)
 
     def _used_bounds(self, stage: OpenStage, a: int, end: int) -> tuple[int, int]:
         """(start, stop) of a reduce loop without the iterations that add nothing to all positions of the tile."""

@@ -7,6 +7,7 @@ from itertools import product
 from operator import ge, itemgetter
 from typing import Any, NamedTuple
 
+from svod.core.ir.summation import BlockedNest
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, block_of, is_contiguous
 from svod.core.kernel.placement import EmittedLoop, span
@@ -80,9 +81,9 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
 class OpenStage:
     """A stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
 
-    __slots__ = ("aligned", "apart", "base", "bounds", "chunk", "group_base", "index", "linear", "loops", "memo", "narrow",
-                 "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "slots", "steps", "stores",
-                 "sums", "vector_axis", "vector_row", "vector_stride", "whole_vectors", "width")
+    __slots__ = ("aligned", "apart", "base", "blocks", "bounds", "chunk", "first", "group_base", "index", "linear", "loops", "memo",
+                 "narrow", "num_outs", "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "slots", "steps",
+                 "stores", "sums", "vector_axis", "vector_row", "vector_stride", "whole_vectors", "width")
 
     def __init__(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin], lane: int,
                  vector_row: int, width: int):
@@ -113,6 +114,8 @@ class OpenStage:
         self.memo: dict[Any, int] = {}  # values at positions, while the loops that are open stay
         self.linear: dict[Any, Any] = {}    # starts of axes and of addresses, while the loops that are open stay
         self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while a position is stored
+        self.blocks: BlockedNest | None = None      # how the reduce loops are cut; None: they are not
+        self.first: list[int] = []      # the values that accumulators begin with
         self.slots: list[int] = []      # per accumulator of the tile the number of the one that is carried for it; empty: its own
         self.sums: dict[Any, int] = {}   # what a correction of a dot instruction depends on → its accumulator
         self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # partial position → (number, vector width)

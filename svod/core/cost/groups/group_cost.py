@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from svod.core.cost.compute_cost import masks_of, operation_weight
+from svod.core.cost.compute_cost import block_ends, masks_of, operation_weight
 from svod.core.cost.cost_model import Cost
 from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, shared_sectors, touched_bytes, turns_of, waves_of
 from svod.core.cost.groups.device import (
@@ -61,6 +61,7 @@ _OVERLAP = 0.2          # the share that is not hidden of what does not bound a 
 _ITERATION = 4.0        # instructions of one iteration's bookkeeping
 _MASK = 2.0             # of an access under a condition
 _OWN = 24               # registers of a thread beside values: addresses, counters
+_BLOCK_END = 2.0        # instructions of an accumulator where a block of a long sum ends
 _SPILL = 4.0            # instructions' worth of a register that lives in memory, each iteration
 _TOGETHER = 8           # threads that fill a line with the widest accesses
 _KEPT = 0.75            # the share of a cache that data may take and still be kept
@@ -468,6 +469,7 @@ class StageCounter:
             self.accumulators *= self.tiles.results.num_elements
         self.registers = self.accumulators * max(1.0, self.r.lanes_bytes / 4) + self._beside()
         self.instructions += _ITERATION * sum(self.runs_of_loop[1:]) if self.stage.space is not MemorySpace.HELD else 0.0
+        self.instructions += _BLOCK_END * block_ends(self.r, self.own, self.stage.axes) * self.accumulators
         serial = prod(c for a, c in self.own if a >= self.outs)
         self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * (STEP if self.tiles is None else LATENCY))
         self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)

@@ -17,6 +17,8 @@ from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.threads.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
+from svod.core.ir.summation import blocked_loop
+from svod.core.kernel.contraction import sum_rule
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, exchanging_threads, thread_digits
 from svod.core.kernel.intrinsics import held_layout, held_threads, sharing_digits, shuffles_of
 from svod.core.kernel.kernel import ResolvedStage
@@ -191,8 +193,26 @@ class GroupThreads:
         def read(at: int) -> list[int]:
             return [b.load("LOAD", b.dtype[v], b.num_lanes[v], (pointer, b.mul(at, b.num_lanes[v])), 0, ordered=True)
                     for pointer, v in zip(pointers, accs, strict=True)]
-        loop, carried = b.open(b.index(1), b.index(own.reducers // lanes), 1, tuple(read(first)))
-        return b.close(loop, tuple(self._both(r, carried, read(b.add(first, loop)), alu)))
+
+        def combined(start: int, stop: int, sizes: tuple[int, ...]) -> list[int]:
+            """The slots between two, level by level in blocks of such sizes."""
+            if not sizes:
+                loop, carried = b.open(b.add(start, b.index(1)), stop, 1, tuple(read(b.add(first, start))))
+                return b.close(loop, tuple(self._both(r, carried, read(b.add(first, loop)), alu)))
+            loop, carried = b.open(start, stop, sizes[-1], self._identities(r, accs))
+            end = b.alu("MIN", INDEX, 1, b.add(loop, b.index(sizes[-1])), stop)
+            return b.close(loop, tuple(self._both(r, carried, combined(loop, end, sizes[:-1]), alu)))
+        count, rule = own.reducers // lanes, sum_rule(r)
+        return combined(b.index(0), b.index(count), blocked_loop(rule, count, 1).sizes if rule is not None else ())
+
+    def _identities(self, r: ResolvedStage, accs: list[int]) -> tuple[int, ...]:
+        """The neutral elements of accumulators, of all reductions in turn."""
+        b, found = self.b, list[int]()
+        while len(found) < len(accs):
+            for red in r.reductions:
+                for d, v in zip(red.dtypes, get_combiner(red.combiner).identity(*red.dtypes), strict=True):
+                    found.append(b.const(d, b.num_lanes[accs[len(found)]], v))
+        return tuple(found)
 
     def _first_slot(self, own: StageThreads, lanes: int) -> int:
         """Where the partial results begin that belong to this thread's position."""
