@@ -8,7 +8,7 @@ same inputs, or 0. With u the unit roundoff of a value's dtype (2^-24 for float3
     a · b                   rel = rel_a + rel_b + u, or the first-order product rule where an operand has an abs part
     a / b, 1/a, √a, e^a …   the derivative's bound at the worst point of [a - E, a + E], plus the function's own rounding
     max, min, |a|, -a       the operands' largest E: these do not round
-    Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(n, 6·√n + 8)·u
+    Σ over n terms          rel = u, abs = g·Σ|x| + ΣE(x),  g = min(m, 6·√m + 8)·u, m additions between a term and the sum
     Σ of a · b, TF32        g + 2^-11 for each factor that may be rounded to 11 bits: no integer below 2^11
     cast                    rel = rel + u of the narrower type
     a < b, floor(a), …      a step that the error of a may cross counts with its full height
@@ -30,8 +30,9 @@ An argument whose whole interval is outside of the domain gives a NaN for certai
 of squares, has an interval that ends at 0 (value_ranges.py). A comparison of a sum of float32 or float64 knows that sums round to nearest:
 u = 1 + x is 1 for certain where x is small enough. log1p relies on that.
 
-g covers any order of summation, vectors, partial sums and fused multiply-adds: the deterministic bound is (n-1)·u·Σ|x|, the
-probabilistic one λ·√n·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
+g covers any order of summation, vectors, partial sums and fused multiply-adds, in chains as long as lowering makes them
+(`svod.core.ir.summation`): n additions in a row up to some length, blocks beyond. The deterministic bound of m additions in a row is
+m·u·Σ|x|, the probabilistic one λ·√m·u·Σ|x| with λ = 6 fails with probability below 1e-7 (Higham and Mary, "A new approach to probabilistic
 rounding error analysis", 2019). The accumulator's u counts, not the output's. Dot and matrix instructions of bfloat16 round as often,
 in another order. They take numbers below 2^-126 for zero; the bound leaves this out, because inputs are never drawn so small.
 
@@ -50,6 +51,7 @@ from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.param import Param
+from svod.core.ir.summation import PRODUCTS, SUMS, SumRule, longest_path
 from svod.core.ir.uop import COMPARISONS, Ops, UOp
 from svod.tune.measure.value_ranges import ValueRange, range_of
 
@@ -124,9 +126,29 @@ def _reaches(distance: UOp, e: UOp) -> UOp:
     return (zero <= distance) & (e * _const(SAFETY) < distance).alu(Ops.OR, e <= zero).alu(Ops.NOT)
 
 
-def summation_factor(n: int, unit: float) -> float:
-    """g of a sum of n terms: min(n, 6·√n + 8)·u."""
-    return min(float(n), 6.0 * math.sqrt(n) + 8.0) * unit
+COMBINED = 64       # additions of partial results: of lanes, of a thread's accumulators, of threads, of parts
+
+
+def summation_factor(n: int, unit: float, rule: SumRule = PRODUCTS) -> float:
+    """g of a sum of n terms: min(m, 6·√m + 8)·u, m additions between a term and the sum."""
+    m = min(n, longest_path(rule, n) + COMBINED)
+    return min(float(m), 6.0 * math.sqrt(m) + 8.0) * unit
+
+
+def sum_rule(x: UOp) -> SumRule:
+    """How long the chains of additions of a sum of `x` may be."""
+    term = _without_conversions(x)
+    if term.op is not Ops.MUL:
+        return SUMS
+    a, b = (_without_conversions(v) for v in term.src)
+    return SUMS if a is b or Ops.CONST in (a.op, b.op) else PRODUCTS
+
+
+def _without_conversions(x: UOp) -> UOp:
+    """A value before it was converted to another type, or kept in a stage."""
+    while x.op is Ops.CAST or (x.op is Ops.INDEX and x.src[0].op is Ops.STAGE):
+        x = x.src[0] if x.op is Ops.CAST else x.src[0].src[0]
+    return x
 
 
 @dataclass
@@ -294,7 +316,7 @@ class _Analysis:
         unit = UNIT[u.dtype]
         if combiner == "ADD":
             b = self.bounds[x]
-            factor = summation_factor(terms(u), unit) + b.rel + self._rounded_factors(x)
+            factor = summation_factor(terms(u), unit, sum_rule(x)) + b.rel + self._rounded_factors(x)
             magnitude = UOp(Ops.REDUCE, x.dtype, (_magnitude(x), *ranges), ("ADD", 1))
             own = None if b.abs is None else UOp(Ops.REDUCE, F64, (b.abs, *ranges), ("ADD", 1))
             return ErrorBound(unit, _add(_wide(magnitude) * _const(factor), own))

@@ -7,6 +7,7 @@ wants to keep runs on two or more sets of inputs, and every output element is co
     random reals        within 2·E, the rounding-error bound of the accumulation dtypes plus one rounding to the output (bounds.py)
     all negative,       where the kernel takes a maximum or minimum: a wrong identity hides behind values of the other sign
     all positive
+    all equal,          where it has long sums: they show whether blocks are added up, as each addition of a long chain rounds alike
 
 Elements are not compared where rounding decides whether they are numbers: √(a·b - c) next to 0 is a NaN in one right program and none in
 another. Their tolerance is infinite. A kernel that has no other elements in an output is not judged.
@@ -34,13 +35,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.summation import SUMMING, SUMS
 from svod.core.ir.uop import ALU, Ops, UOp
 from svod.core.kernel.kernel import Kernel, own_reduces, reduce_parts
 from svod.core.schedule.regions import regions_of
 from svod.core.spec.evaluate import MATMUL_GAIN, evaluate, evaluate_points, store_addresses, store_extents
 from svod.core.spec.values import Array, from_float, to_float
 from svod.system.quantities import percent
-from svod.tune.measure.bounds import error_bounds, may_be_undecidable, read_as
+from svod.tune.measure.bounds import error_bounds, may_be_undecidable, read_as, sum_rule, terms
 from svod.tune.measure.measurer import Verification
 
 GUARD = 4096                     # bytes before and after each buffer: more than any vector store reaches
@@ -52,6 +54,8 @@ CORNERS = 64
 BORDERS = (1, 2, 3, 4, 6, 7, 8, 12, 14, 15, 16, 31, 32, 48, 63, 64, 128, 256, 512)
 INTEGER_SIZES = (8, 4, 3, 2, 1)  # largest magnitude of the integers, the first for which every intermediate is exact
 REAL_RANGES = ((-1.0, 1.0), (0.1, 1.0), (0.9, 1.1), (1.1, 2.0))
+EQUAL = 0.1                      # no binary fraction: its sums round
+LONG_SUM = 1 << 12               # terms
 PROBE_POINTS = 64
 DRAWN = 1_000_003                # elements drawn for one array
 KEPT_BYTES = 256 << 20           # inputs of all sets are kept up to this size
@@ -229,7 +233,15 @@ class Reference:
         if combiners - {"ADD", "MUL", "AND", "OR"} and sets[0].low < 0:
             sets += [InputSet("negative integers", "integers", -size, -1, self.seed + 3),
                      InputSet("positive integers", "integers", 1, size, self.seed + 4)]
+        if self._has_long_sums():
+            sets.append(InputSet("equal reals", "reals", EQUAL, EQUAL, self.seed + 5))
         return sets
+
+    def _has_long_sums(self) -> bool:
+        """Whether the kernel has long sums of floats, and all their terms are added in short chains. Of equal terms the error of chains as
+        long as those of products is above the bound, which allows for errors of either sign."""
+        sums = [u for u in self.kernel.ast.walk(Ops.REDUCE) if u.arg[0] in SUMMING and u.dtype.is_float]
+        return any(terms(u) >= LONG_SUM for u in sums) and all(u.arg[0] == "ADD" and sum_rule(u.src[0]) == SUMS for u in sums)
 
     def _bounds_of(self, integers: int | None) -> list[UOp | None]:
         """The bounds of inputs that are integers of at most this magnitude; None: reals."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.ir.summation import SUMS
 from svod.core.ir.uop import TRANSCENDENTAL, Ops, UOp
 from svod.core.kernel.kernel import Kernel
 from svod.core.spec.evaluate import evaluate
@@ -386,9 +387,34 @@ def bound_of(k: Kernel, args: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
 def test_the_bound_of_a_sum_is_its_formula() -> None:
     k = row_reduce(2, 400)
     x = np.random.default_rng(0).uniform(-1, 1, 800).astype(np.float32)
-    want = np.abs(x.astype(np.float64).reshape(2, 400)).sum(1) * summation_factor(400, 2.0**-24) \
+    want = np.abs(x.astype(np.float64).reshape(2, 400)).sum(1) * summation_factor(400, 2.0**-24, SUMS) \
         + np.abs(x.astype(np.float64).reshape(2, 400).sum(1)) * 2.0**-24
     np.testing.assert_allclose(bound_of(k, [np.zeros(2, np.float32), x]), 2 * want, rtol=1e-5)
+
+
+def in_chains(x: np.ndarray[Any, Any], *lengths: int) -> np.ndarray[Any, Any]:
+    """Sums of rows in float32, level by level in chains of these lengths."""
+    for length in lengths:
+        x = np.add.accumulate(x.reshape(x.shape[0], -1, length), axis=2, dtype=np.float32)[:, :, -1]
+    return x[:, 0]
+
+
+@pytest.mark.parametrize(("lengths", "is_right"), [((1 << 22,), False), ((1 << 11, 1 << 11), False), ((16, 16, 16, 16, 16, 4), True),
+                                                   ((64, 64, 64, 16), True)])
+def test_a_long_sum_in_one_chain_is_refused(lengths: tuple[int, ...], is_right: bool) -> None:
+    """As `svod.core.ir.summation` says how long chains are. Other values let each addition round either way; equal ones do not."""
+    k = row_reduce(2, 1 << 22)
+
+    def run(arrays: Arrays) -> None:
+        arrays[0][:] = in_chains(arrays[1].reshape(2, -1), *lengths)
+    assert Reference(k).sets[-1].name == "equal reals"
+    right_or_not, _, reason = check(k, run)
+    assert right_or_not is is_right and ("equal reals" in reason) is not is_right, reason
+
+
+@pytest.mark.parametrize("k", [row_reduce(2, 400), row_reduce(2, 1 << 13, "MUL"), gemm(2, 2, 1 << 13)])
+def test_other_kernels_have_no_set_of_equal_values(k: Kernel) -> None:
+    assert all(s.name != "equal reals" for s in Reference(k).sets)
 
 
 @pytest.mark.parametrize("k", [gemm(3, 4, 77), gemm(3, 4, 77, dtypes.float16, dtypes.float32), softmax(3, 50), row_reduce(2, 40, "MUL"),
