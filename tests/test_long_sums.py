@@ -84,6 +84,32 @@ def test_running_sums_and_products(shape: tuple[int, ...], values: Callable[...,
     assert error(Tensor(x).logcumsumexp(axis), want, np.maximum(1, np.abs(want))) <= SCAN
 
 
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("offset", [0, 100, 10_000])
+def test_variances(n: int, values: Callable[..., Array], offset: float) -> None:
+    """The mean is rounded to float32: 10,000 ± 5e-4, of which the square is above a unit in the last place of a variance of 1."""
+    x = values(n) + np.float32(offset)
+    want = x.astype(np.float64).var()
+    rounding = 1e-9 * float(np.float32(0.1 + offset)) ** 2 if values is equal else want     # of equal numbers: nothing is left
+    assert error(Tensor(x).var(correction=0), want, rounding) <= 1e-6
+    assert error(Tensor(np.stack([x, x], 1)).var(0, correction=0), want, rounding) <= 1e-6
+    assert Tensor(x).std().numpy() >= 0
+
+
+@pytest.mark.parametrize("values", [uniform, normal])
+@pytest.mark.parametrize("n", LENGTHS)
+def test_norms_of_long_rows(n: int, values: Callable[..., Array]) -> None:
+    x = values(n)
+    x64 = x.astype(np.float64)
+    want, rms = (x64 - x64.mean()) / np.sqrt(x64.var() + 1e-5), x64 / np.sqrt((x64 ** 2).mean() + 1e-5)
+    assert error(Tensor(x).layer_norm(n), want, np.maximum(1, np.abs(want))) <= SUM
+    assert error(Tensor(x).rms_norm(n, eps=1e-5), rms, np.maximum(1, np.abs(rms))) <= SUM
+    columns = np.stack([x, 3 * x], 1)
+    batch = Tensor(columns).transpose(0, 1).reshape(1, 2, n)
+    assert error(batch.group_norm(2, eps=1e-5)[0, 0], want, np.maximum(1, np.abs(want))) <= SUM
+
+
 @pytest.mark.parametrize("chain", ["", "SWAP(o0, r0)", "UNROLL(r0, 32) UNROLL(r0, 32)", "TILE(r0, 1024) SWAP(o0, r0)",
                                    "UPCAST(o0, 2) TILE(r0, 4096)", "UPCAST(r0, 3)"])
 def test_any_opts_are_as_exact(chain: str) -> None:

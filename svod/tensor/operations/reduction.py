@@ -85,14 +85,17 @@ class Reduction(Indexing):
     @rounds_once
     def var(self, dim: Axes = None, correction: int | float = 1, keepdim: bool = False, *, unbiased: bool | None = None,
             axis: Axes = None, keepdims: bool = False) -> Self:
-        """Variance: the sum of squared distances from the mean, divided by `count - correction`. NumPy's default correction is 0."""
+        """Variance: the sum of squared distances from the mean, divided by `count - correction`. NumPy's default correction is 0.
+
+        The mean is rounded, so the distances are all off by the same, which their sum tells: Σd² - (Σd)²/count."""
         axes = self._axes("var", dim, axis)
         if unbiased is not None:
             correction = 1 if unbiased else 0
         x = self._float()
-        squares = x.sub(x.mean(axes, keepdim=True)).square()
-        total = squares._reduce("ADD", axes, keepdim or keepdims)
+        distances, keep = x.sub(x.mean(axes, keepdim=True)), keepdim or keepdims
         count = x._number(self._count(axes))
+        excess = distances._reduce("ADD", axes, keep).square().div(count)
+        total = distances.square()._reduce("ADD", axes, keep).sub(excess).maximum(0)
         rest = max(0.0, count - correction) if isinstance(count, float) else count.sub(correction).maximum(0)
         return total.div(rest)
 
