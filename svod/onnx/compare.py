@@ -10,7 +10,7 @@ import onnx
 
 from svod.onnx.fallback import RUNTIMES, check_runtime
 from svod.onnx.model import Model, load
-from svod.onnx.reader import OnnxError
+from svod.onnx.reader import OnnxError, Source
 from svod.onnx.registry import Array
 from svod.onnx.values import array_of
 from svod.tensor import Tensor
@@ -28,14 +28,16 @@ class NodeDifference(NamedTuple):
         return f"{self.difference:8.1e}  {self.op:24} {'×'.join(map(str, self.shape)) or 'scalar':16} {self.name}"
 
 
-def compare(model: Model, inputs: Mapping[str, Any], against: str | None = None) -> list[NodeDifference]:
-    """One line for each node that gives numbers, of those that svod computes for the model's outputs, in their order. `against`:
+def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | None = None) -> list[NodeDifference]:
+    """One line for each node that gives numbers, of those that svod computes for the model's outputs, in their order. `model`: what `load`
+    gives, or what it takes. `against`:
     "onnxruntime" or "reference"; by default the first that is installed. Both compute every value of the graph: a fusion that hides a
     difference is not there. Raises OnnxError for a model of 2 GB or more, which cannot be handed on."""
     check_runtime(against, "against")
-    if not isinstance(model, Model) or not isinstance(inputs, Mapping):
-        raise OnnxError('compare(model, inputs) takes what load gives, and arrays by the names of the inputs: compare(load("model.onnx"), '
-                        '{"x": x})')
+    if not isinstance(inputs, Mapping):
+        raise OnnxError('compare(model, inputs) takes arrays by the names of the inputs: compare("model.onnx", {"x": x})')
+    if not isinstance(model, Model):
+        model = load(model)
     runtime = against or (RUNTIMES[0] if find_spec("onnxruntime") is not None else RUNTIMES[1])
     feed = {name: array_of(v) if isinstance(v, Tensor) else v for name, v in model.checked(inputs).items()}
     if model.fallback is not None:

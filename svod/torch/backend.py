@@ -19,6 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.exc import ShortenTraceback, TorchDynamoException
 from torch._guards import TracingContext
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from svod.errors import SvodError, UnsupportedError
 from svod.torch.decompositions import decompositions
@@ -31,7 +32,10 @@ from svod.torch.translate import place_of_entry
 from svod.torch.whole import keep_whole
 
 ENTRY = 'torch.compile(backend="svod")'
+NEEDS_GRADIENTS = ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or "
+                   "torch.no_grad(), or give its parameters requires_grad_(False)")
 _said: set[tuple[str, str]] = set()     # graphs that PyTorch runs, and why: each is said once
+_trained = WeakTensorKeyDictionary()    # the first parameters of graphs that need gradients, for which that was said
 log = logging.getLogger("svod.torch")
 
 
@@ -75,10 +79,26 @@ def _function_of(gm: Any, example_inputs: Sequence[Any], mode: str | None, optio
             reason = f"AOT autograd cannot take it: {type(error).__name__}: {error}"
     if settings.strict:
         raise UnsupportedError(f"{name}: {reason}")
+    if reason == NEEDS_GRADIENTS:
+        return _saying_so(gm.forward, name)
     if (name, reason) not in _said:
         _said.add((name, reason))
         log.warning("svod: %s: PyTorch runs %s as it is: %s", ENTRY, name, reason)
     return gm.forward   # type: ignore[no-any-return]
+
+
+def _saying_so(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A graph that PyTorch runs because it needs gradients. That is said once for each model: Dynamo gives the parameters of all that have
+    the same code to one graph."""
+    def run(*args: Any) -> Any:
+        first = next((a for a in args if isinstance(a, torch.nn.Parameter)), None)
+        if (name, NEEDS_GRADIENTS) not in _said or (first is not None and first not in _trained):
+            _said.add((name, NEEDS_GRADIENTS))
+            if first is not None:
+                _trained[first] = True
+            log.warning("svod: %s: PyTorch runs %s as it is: %s", ENTRY, name, NEEDS_GRADIENTS)
+        return forward(*args)
+    return run
 
 
 def as_it_is(error: SvodError, frame: FrameType | None) -> SvodError:
@@ -141,8 +161,7 @@ def cannot(inputs: Sequence[Any]) -> str | None:
     """Why svod cannot run a graph of these inputs; None if it can."""
     tensors = [t for t in inputs if isinstance(t, torch.Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or torch.no_grad(), or "
-                "give its parameters requires_grad_(False)")
+        return NEEDS_GRADIENTS
     for t in tensors:
         if t.device.type not in ("cpu", "cuda"):
             return f"it has tensors on {t.device}; svod compiles for the CPU and CUDA"

@@ -279,6 +279,13 @@ def test_node_by_node_comparison_finds_nothing_where_all_is_right() -> None:
     assert [r.op for r in rows] == ["MatMul", "Relu"] and all(r.difference < 1e-5 for r in rows)
 
 
+def test_a_comparison_takes_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(product(), path)
+    rows = svod.onnx.compare(path, {"x": RNG.standard_normal((3, 6)).astype(np.float32)}, against="reference")
+    assert [r.op for r in rows] == ["MatMul", "Relu"] and all(r.difference < 1e-5 for r in rows)
+
+
 def test_models_with_large_weights_are_handed_to_other_runtimes_whole(tmp_path: Path) -> None:
     """Weights that lie in the file, beside it, and in a Constant's attribute; where the whole model and where a part of it is handed on."""
     w = RNG.standard_normal((64, 128)).astype(np.float32)

@@ -630,6 +630,18 @@ def test_compiling_says_nothing_of_flags_of_pytorchs(recwarn: pytest.WarningsRec
     assert not [w for w in recwarn if "oneDNN" in str(w.message)] and torch._C._get_mkldnn_enabled() == before
 
 
+def test_each_model_that_needs_gradients_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Also of one class: Dynamo has one graph for both."""
+    monkeypatch.setattr(backend, "_said", set())
+    with torch.enable_grad():
+        for _ in range(2):
+            model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+            run = torch.compile(model, backend="svod")
+            for n in (4, 4, 5):
+                torch.testing.assert_close(run(torch.ones(n, 3)), model(torch.ones(n, 3)))
+        assert ["it needs gradients" in said for said in warnings_of(caplog)] == [True, True]
+
+
 def test_code_that_dynamo_leaves_out_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(backend, "_said", set())

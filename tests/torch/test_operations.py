@@ -56,6 +56,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
                                   x.scatter_reduce(0, i[:, None, None].expand(2, 3, 4), v, "amax")), (X, torch.tensor([1, 1]), Y)),
     "slices written": (lambda x, v: (torch.slice_scatter(x, v[:, :2], 1, 1, 3), torch.select_scatter(x, v[:, 0], 1, 2),
                                                  torch.where(x > 0, x, 0.5)), (X, Y)),
+    "diagonals written": (lambda x, m: [torch.diagonal_scatter(t, t.diagonal(k, a, b) + 7, k, a, b) for t, k, a, b in (
+        (m, 0, 0, 1), (m, 2, 0, 1), (m, -1, 1, 0), (m, 4, 0, 1), (m, 5, 0, 1), (x, 1, 1, 2), (x, -1, 2, 0), (x, 0, -1, 0),
+        (m[:1, :1], 0, 0, 1))], (X, torch.arange(20.0).reshape(4, 5))),
+    "products of bytes": (lambda a: torch._int_mm(a, a.T.contiguous()),
+                          (torch.arange(-128, 128, dtype=torch.int8).repeat(33, 1)[:, 5:61],)),
     "convolutions": (lambda x, w, v: (F.conv2d(x, w, padding=1, stride=2), F.conv2d(x, v, groups=4, dilation=2),
                                       F.conv_transpose2d(x, w.transpose(0, 1), stride=2, output_padding=1),
                                       F.conv1d(x[:, :, 0], w[:, :, 0])),

@@ -187,9 +187,8 @@ def _render_function(name: str, spec: PhaseSpec, code: tuple[Instruction, ...], 
 def function_attributes(target: Target) -> str:
     """The attributes that fix the instruction set. `target-cpu` stays the baseline, so that only what the target's key names
     is used; `tune-cpu` is the core whose scheduling model LLVM takes."""
-    features = ",".join("+" + f for f in llvm_features(target.arch, target.features))
-    if target.arch == "aarch64":
-        features += ",+reserve-x18"  # macOS and Windows own this register
+    reserved = ("reserve-x18",) if target.arch == "aarch64" else ()     # a register that macOS and Windows own
+    features = ",".join("+" + f for f in (*llvm_features(target.arch, target.features), *reserved))
     base = "x86-64" if target.arch == "x86_64" else "generic"
     width = f' "prefer-vector-width"="{target.vector_bytes * 8}"' if target.arch == "x86_64" else ""
     return f'nounwind "target-cpu"="{base}" "tune-cpu"="{target.cpu}" "target-features"="{features}"{width} "no-builtins"'

@@ -41,12 +41,15 @@ ISA: dict[str, dict[str, tuple[str, ...]]] = {
 
 Code uses nothing else, whatever the core's name implies: a virtual machine may hide what its model has, and equal keys give equal code."""
 
+BASELINE = {"x86_64": (), "aarch64": ("neon",)}
+"""LLVM features that every processor of an architecture has, whether or not the system names them."""
+
 MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
 def isa_features(arch: str, available: Iterable[str]) -> tuple[str, ...]:
-    """The names of `ISA` whose LLVM features are all in `available`, sorted."""
-    have = set(available)
+    """The names of `ISA` whose LLVM features are all in `available` or belong to every processor of the architecture, sorted."""
+    have = {*available, *BASELINE[arch]}
     return tuple(sorted(name for name, needs in ISA[arch].items() if have.issuperset(needs)))
 
 

@@ -20,6 +20,12 @@ def addmm(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
     return product if beta == 0 else product.add(added if beta == 1 else added.mul(beta))
 
 
+@aten("_int_mm")
+def int_mm(a: Tensor, b: Tensor) -> Tensor:
+    """The product of matrices of int8, exact in int32."""
+    return a.cast("int32").matmul(b.cast("int32"))
+
+
 @aten("addr")
 def addr(added: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta · added + alpha · (a ⊗ b)."""

@@ -98,6 +98,21 @@ def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     return slice_scatter(x, src.unsqueeze(dim % x.ndim), dim, at, at + 1)
 
 
+@aten("diagonal_scatter", widens=False)
+def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """x with the elements whose position along dim2 is `offset` more than along dim1 replaced by those of the last axis of `src`."""
+    a, b = dim1 % x.ndim, dim2 % x.ndim
+    order = [*(i for i in range(x.ndim) if i not in (a, b)), a, b]
+    rows, columns, n = x.shape[a], x.shape[b], src.shape[-1]
+    if 0 in src.shape:
+        return x
+    before = (max(0, -offset), max(0, offset))
+    sides = [(0, 0)] * (x.ndim - 2) + [(before[0], rows - n - before[0]), (before[1], columns - n - before[1])]
+    inside = Tensor.arange(columns) - Tensor.arange(rows).unsqueeze(-1) == offset
+    put: Tensor = _fitting(x, src).diag_embed().pad(sides).where(inside, x.permute(order))
+    return put.permute([order.index(i) for i in range(x.ndim)])
+
+
 @aten("masked_scatter", widens=False)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """x with the elements of `source` in turn where the mask holds."""
