@@ -239,6 +239,8 @@ ROWS: dict[str, list[Row]] = {
                                                   plain(2, 8), plain(8), plain(8), slack=3e-6, outputs=2)],
     "com.microsoft.Attention": [row(plain(2, 4, 8), plain(8, 24), plain(24), num_heads=2, slack=3e-6)],
     "com.microsoft.MultiHeadAttention": [row(*(plain(2, 4, 8) for _ in range(3)), plain(24), num_heads=2, slack=3e-6)],
+    "com.microsoft.GroupQueryAttention": [row(*(plain(2, 4, 16) for _ in range(3)), None, None, np.array([3, 3], np.int32),
+                                              np.array([4], np.int32), num_heads=2, kv_num_heads=2, slack=3e-6)],
     "com.microsoft.RotaryEmbedding": [row(signed(2, 5, 8), np.arange(10).reshape(2, 5), plain(16, 4), plain(16, 4), slack=1e-6)],
     "com.microsoft.MatMulIntegerToFloat": [row(*(RNG.integers(0, 255, shape).astype(np.uint8) for shape in ((3, 7), (7, 2))),
                                                np.array(2e-3), np.array(1e-4), *(np.array(zero, np.uint8) for zero in (9, 3)), plain(2),
@@ -259,7 +261,7 @@ APART = {
     "BitCast": "reads the bits",
     **dict.fromkeys(("com.microsoft.SimplifiedLayerNormalization",), "is the operator of that name in ai.onnx"),
     **dict.fromkeys((f"com.microsoft.{name}" for name in (
-        "DynamicQuantizeMatMul", "QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu",
+        "DynamicQuantizeMatMul", "QAttention", "QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu",
         "QLinearSigmoid", "QLinearSoftmax")), "its floats are scales, of float32"),
 }
 

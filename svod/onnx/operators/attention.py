@@ -109,15 +109,18 @@ def rotary(node: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | 
     whole = x.reshape(x.shape[0], x.shape[1], heads, -1) if x.ndim == 3 else x.transpose(1, 2)     # (N, L, heads, E)
     size = width or whole.shape[-1]
     c, s = (t.take(positions, 0) if positions is not None else t for t in (cos, sin))
-    c, s = (t[..., :size // 2].unsqueeze(-2) for t in (c, s))
-    turned, rest = whole[..., :size], whole[..., size:]
+    out = rotated(whole, c[..., :size // 2], s[..., :size // 2], interleaved)
+    return out.reshape(x.shape) if x.ndim == 3 else out.transpose(1, 2)
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """x (N, L, heads, E) with pairs of its elements turned by angles (N or 1, L, pairs), which may be fewer than E / 2."""
+    c, s, size = cos.unsqueeze(-2), sin.unsqueeze(-2), 2 * cos.shape[-1]
+    turned, rest = x[..., :size], x[..., size:]
     a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :size // 2], turned[..., size // 2:])
     first, second = a.mul(c).sub(b.mul(s)), a.mul(s).add(b.mul(c))
     out = Tensor.stack([first, second], -1).flatten(-2) if interleaved else Tensor.cat([first, second], -1)
-    if rest.shape[-1]:
-        out = Tensor.cat([out, rest], -1)
-    out = out.cast(x.dtype)
-    return out.reshape(x.shape) if x.ndim == 3 else out.transpose(1, 2)
+    return (Tensor.cat([out, rest], -1) if rest.shape[-1] else out).cast(x.dtype)
 
 
 @operator("LinearAttention", 27, exact=True)
