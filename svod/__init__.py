@@ -12,6 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from svod.system import process as _process  # noqa: F401  notes the current directory, from which paths in the environment count
 from svod.system import source as _source  # noqa: F401  looks at the files before other modules are imported from them
 
 __version__ = "0.1.0"

@@ -8,32 +8,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from svod.system.process import STARTED_IN, current_directory
+
 COMMON = "/tmp"     # of all users of a machine, whatever TMPDIR says
 
 
 def working_directory() -> Path | None:
     """The current directory; None where it was removed, or may not be seen."""
-    try:
-        return Path(os.getcwd())
-    except OSError:
-        return None
-
-
-_STARTED_IN = working_directory()
+    here = current_directory()
+    return None if here is None else Path(here)
 
 
 def from_start(path: str) -> str:
     """The absolute form of a path that was given when the process started, in its environment: a relative one counts from the directory
     in which svod was imported, wherever the process has gone since. One that begins with `~` stays as it is for a user without a home."""
-    return _below(_STARTED_IN, path)
+    return _below(STARTED_IN, path)
 
 
 def absolute(path: str) -> str:
     """The absolute form of a path that is given now. One that begins with `~` stays as it is for a user without a home."""
-    return _below(working_directory() or _STARTED_IN, path)
+    return _below(current_directory() or STARTED_IN, path)
 
 
-def _below(folder: Path | None, path: str) -> str:
+def _below(folder: str | None, path: str) -> str:
     path = os.path.expanduser(path)
     return path if path.startswith("~") else os.path.normpath(os.path.join(folder or os.sep, path))
 

@@ -47,11 +47,11 @@ def python() -> str:
     """The file of the Python that runs this process: `sys.executable`, unless the program has made that the name of another file than the
     one that runs."""
     try:
-        if os.path.samefile(sys.executable, "/proc/self/exe"):
-            return sys.executable
         running = os.readlink("/proc/self/exe")
-    except OSError:             # no /proc, or nothing of that name
+    except OSError:             # no /proc
         return sys.executable
+    if os.path.exists(sys.executable) and os.path.samefile(sys.executable, running):
+        return sys.executable   # which may be a link in a virtual environment
     return running if os.access(running, os.X_OK) else sys.executable
 
 

@@ -68,8 +68,11 @@ def open_log() -> int:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, neither of which has the number of a standard stream."""
-    return tuple(socket.socket(fileno=above_standard(s.detach())) for s in socket.socketpair())  # type: ignore[return-value]
+    """Two connected sockets, neither of which has the number of a standard stream. The second is for another process, which waits in it:
+    sockets of gevent never wait."""
+    ours, theirs = (socket.socket(fileno=above_standard(s.detach())) for s in socket.socketpair())
+    os.set_blocking(theirs.fileno(), True)
+    return ours, theirs
 
 
 def read_log(fd: int, limit: int = 2000) -> str:
