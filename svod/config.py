@@ -230,7 +230,7 @@ class BeamConfig(_Config):
     ignore_cache: bool = _option("IGNORE_BEAM_CACHE", False, _SWITCH, "search as if the tuning database were empty; still record")
     debug: int = _option("BEAM_DEBUG", 0, _integer(0), "1: print each round of a search; 2: what became of each candidate too")
     log_surpass_max: bool = _option("BEAM_LOG_SURPASS_MAX", False, _SWITCH,
-                                    "print the candidates that a limit of the search drops, with the reason")
+                                    "print the candidates that a limit of the search drops, with the reason; of long ones the operations")
 
     def __post_init__(self) -> None:
         _Config.__post_init__(self)

@@ -214,7 +214,7 @@ def device_called(name: str) -> str:
     """The device that people call `name` ("cuda:0", "WebGPU"), as graphs name it. Raises UnsupportedError for one that svod has not, and
     DeviceError for one that is not there."""
     if name.upper().startswith(DISK):
-        raise DeviceError(f"a copy to {name}: files are read only, Tensor.from_file; svod.nn.save writes files")
+        raise DeviceError(f"a copy to {name}: files are read only, Tensor.from_file; svod.nn.state.save writes files")
     return device_named(name).backend.target().device
 
 

@@ -351,6 +351,7 @@ def test_values_of_several_devices(toys: tuple[Counting, Counting]) -> None:
     w = stack(*[Tensor(W).to(device) for device in ("TOY", "TOY2")])
     y = ((rows @ w).relu() * 2 + Tensor.arange(13)).sum(1)
     assert y.shape == (5,) and [part(y, i).device for i in range(2)] == ["TOY", "TOY2"]
+    assert rows.device == y.device == "TOY, TOY2" and stack(Tensor(X), Tensor(X).to("TOY")).device == "CPU, TOY"
     whole = Tensor.cat([part(y, i).to("CPU") for i in range(2)])
     plan = whole.prepare()
     plan.execute()
@@ -417,6 +418,24 @@ def test_a_file_is_a_tensor_that_is_copied_from(toys: tuple[Counting, Counting],
     assert pickle.loads(pickle.dumps(t)).device == "CPU"
     raw = Tensor.from_file(path)
     assert raw.shape == (path.stat().st_size,) and bytes(raw[:6].numpy()) == b"header"
+
+
+def test_a_file_is_not_assigned_to(file: tuple[Path, Array]) -> None:
+    path, values = file
+    t = Tensor.from_file(path, "float32", values.shape, 6)
+    whole = path.read_bytes()
+
+    def put(index: Any, value: Any) -> None:
+        t[index] = value
+    for write in (lambda: t.assign(values), lambda: t[1:].assign(0.0), lambda: t.reshape(-1).assign(1.0), lambda: put(0, 1.0),
+                  lambda: put(Tensor([0, 1]), 1.0), lambda: put(t.to("CPU") > 0, 1.0)):
+        with pytest.raises(DeviceError, match=r"on DISK:.*: files are read only; write to a copy"):
+            write()
+    assert t.device == f"DISK:{path}" and path.read_bytes() == whole
+    copy = t.to("CPU").contiguous().realize()
+    copy[0] = 1.0
+    assert (copy.numpy()[0] == 1).all()
+    np.testing.assert_array_equal(t.numpy(), values)
 
 
 def test_contiguous_parts_are_copied_without_a_kernel(toys: tuple[Counting, Counting], file: tuple[Path, Array]) -> None:

@@ -217,8 +217,12 @@ class TensorBase:
     @property
     def device(self) -> str:
         """The device that the values are on: "CPU" unless `to` named another. They are computed there; those on the CPU on the device that
-        a configuration or SVOD_DEVICE names."""
-        return HOST if self._memory is not None else graph.device_of(self.uop) or HOST
+        a configuration or SVOD_DEVICE names. Of a value with parts on several devices (an MSTACK) all, as "CPU, WEBGPU"."""
+        if self._memory is not None:
+            return HOST
+        stack = graph.stack_of(self.uop)
+        parts = (self.uop,) if stack is None else stack.src
+        return ", ".join(dict.fromkeys(graph.device_of(p) or HOST for p in parts))
 
     def _axis(self, name: str, axis: int) -> int:
         if isinstance(axis, Sequence):

@@ -321,7 +321,8 @@ class Tensor(Random):
 
         `t[1:3].assign(x)` writes a part of the memory of `t`. Tensors that reshape the same memory see the new content. Lazy tensors made
         before the assignment, including parts, keep the old content. A tensor without its own memory, or over a read-only array, gets
-        new memory. Raises UnsupportedError for a part of a read-only array."""
+        new memory. Raises UnsupportedError for a part of a read-only array, and DeviceError for the content of a file."""
+        self._check_writable("assign")
         node = graph.broadcast(self._given(value).uop, self.shape, "assign")
         if 0 in self.shape or not self._is_in_memory():
             note_change()
@@ -338,6 +339,7 @@ class Tensor(Random):
         chosen elements. An index with tensors, lists, arrays or a mask of known values rewrites the whole part that its ints and slices
         name; the last value for a repeated position stays. Raises UnsupportedError for a tensor mask that is not the only index, and for
         a part of a read-only array."""
+        self._check_writable("t[…] = value")
         given = self._given(value)
         mask = self._as_mask(index)
         rest = self.shape[mask.ndim:] if mask is not None else ()
@@ -372,6 +374,12 @@ class Tensor(Random):
             return None
         mask = Tensor(index)
         return mask if mask.dtype == dtypes.bool and mask.ndim else None
+
+    def _check_writable(self, name: str) -> None:
+        """Raise DeviceError for the content of a file."""
+        if self.device.startswith(DISK):
+            raise DeviceError(f"{name} of a tensor on {self.device}: files are read only; write to a copy, "
+                              "t.to('CPU'), and svod.nn.state.save writes files")
 
     def _given(self, value: Operand) -> Tensor:
         """The assigned value in the dtype of this tensor. A Python float is rounded once; a Python int must fit."""

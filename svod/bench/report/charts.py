@@ -253,6 +253,7 @@ _NEAR = (("start", 9.0, 4.0), ("end", -9.0, 4.0), ("middle", 0.0, -10.0), ("midd
          ("start", 9.0, -10.0), ("end", -9.0, -10.0))
 _FAR = tuple((anchor, 4.0 * (anchor == "end") - 4.0 * (anchor == "start"), down)
              for down in (42.0, -34.0, 60.0, -52.0, 78.0, 96.0, 114.0, 132.0) for anchor in ("middle", "end", "start"))
+_NAME_LENGTHS = (1000, 12, 8, 5)     # most characters of a point's name: as it is, and shorter where there is no room
 _Box = tuple[float, float, float, float]
 
 
@@ -304,12 +305,13 @@ def _along(span: tuple[float, float], count: int) -> list[float]:
 def _place_point_names(points: Sequence[Point], f: Frame, width: float, cls: str, taken: Sequence[_Box],
                        labels: list[_Box]) -> Iterator[Shape]:
     """The names of as many points as have room. First come the names that fit beside their points, fastest points first; the others are
-    placed further off, with lines to their points."""
+    placed further off, with lines to their points, and shortened where there is no room for them whole."""
     waiting = sorted(points, key=lambda p: -p.rate)
-    for places in (_NEAR, _FAR):
+    for most, places in ((most, places) for most in _NAME_LENGTHS for places in (_NEAR, _FAR)):
         left_over = []
         for p in waiting:
-            at, y, w = f.x.at(p.intensity), f.up(p.rate), LETTER * len(p.name)
+            name = p.name if len(p.name) <= most else p.name[:most - 1] + "…"
+            at, y, w = f.x.at(p.intensity), f.up(p.rate), LETTER * len(name)
             for anchor, dx, dy in places:
                 left = at * width + dx - (0 if anchor == "start" else w if anchor == "end" else w / 2)
                 box = (left, y + dy - 10, left + w, y + dy + 3)
@@ -323,7 +325,7 @@ def _place_point_names(points: Sequence[Point], f: Frame, width: float, cls: str
                     labels.append(leader)
                     yield Line(at, y, at, end, f"leader {cls}")
                 labels.append(box)
-                yield Text(at, y + dy, p.name, f"label halo {cls}", anchor, dx)
+                yield Text(at, y + dy, name, f"label halo {cls}", anchor, dx)
                 break
             else:
                 left_over.append(p)

@@ -7,6 +7,7 @@ not move above the stores they read from.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from math import gcd
 from typing import Any
@@ -17,6 +18,7 @@ from svod.errors import ProgramTooLong
 
 _INDEX = dtypes.index
 _BOOL = dtypes.bool
+MOST_FREQUENT = 8     # operations that are counted where a program is too long
 
 
 class Builder:
@@ -46,7 +48,8 @@ class Builder:
     def _new(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any, level: int) -> int:
         n = len(self.op)
         if n >= self.most:
-            raise ProgramTooLong("it has more instructions than it may have")
+            most = ", ".join(f"{count} {op}" for op, count in Counter(self.op).most_common(MOST_FREQUENT))
+            raise ProgramTooLong(f"it has more instructions than it may have; this phase has {most} so far")
         self.op.append(op)
         self.dtype.append(dtype)
         self.num_lanes.append(lanes)

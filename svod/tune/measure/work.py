@@ -55,8 +55,8 @@ def lower_candidate(item: tuple[Sequence[Any], int], context: KernelContext) -> 
     chain, limit = item
     try:
         program = context.program(chain, limit - 1 if limit else sys.maxsize)
-    except ProgramTooLong:
-        return Failure(Status.LIMIT, f"{limit} instructions or more; BEAM_UOPS_MAX is {limit}")
+    except ProgramTooLong as error:
+        return Failure(Status.LIMIT, f"{limit} instructions or more; BEAM_UOPS_MAX is {limit}: {error}")
     return Lowered(program.digest, program.size, executed_operations(program))
 
 

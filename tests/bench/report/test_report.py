@@ -336,6 +336,15 @@ def test_roofs_below_all_kernels_stay_in_the_plot() -> None:
     assert roofs and all(0 <= y <= charts.ROOF_HEIGHT for s in roofs for y in (s.y1, s.y2))
 
 
+def test_names_are_shortened_where_there_is_no_room() -> None:
+    """So that a narrow plot names each of a dozen points, as a wide one does."""
+    points = [charts.Point(f"{i:02d} decoder convolution", f"#{i}", 30 * 1.5 ** (i % 4), 1e10 * 1.15 ** i, "") for i in range(12)]
+    plot = charts.roofline(points, [charts.Roof("f32", 4e11, True, "flat"), charts.Roof("memory", 2e10, False, "memory")])
+    for cls in ("wide", "narrow"):
+        names = [s.text.removesuffix("…") for s in plot.shapes if isinstance(s, charts.Text) and s.cls == f"label halo {cls}"]
+        assert len(names) == len(points) and all(any(p.name.startswith(n) for n in names) for p in points), (cls, names)
+
+
 def test_labels_do_not_collide() -> None:
     points = [charts.Point(f"kernel number {i}", "#x", 10 ** (i % 5 / 3), 1e9 * (1 + i // 5), "") for i in range(25)]
     plot = charts.roofline(points, [charts.Roof("f32", 2e10, True, "flat"), charts.Roof("memory", 5e9, False, "memory")])
