@@ -241,19 +241,40 @@ class ResolvedStage:
 
 
 def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
-    """`value` with every read of a STAGE for which `through` is true replaced by that stage's value at the coordinates read."""
+    """`value` with every read of a STAGE for which `through` is true replaced by that stage's value at the coordinates read.
+
+    The work is one visit per node of the result: reads of one stage at the same coordinates are expanded once, without recursion."""
     done: dict[UOp, UOp] = {}
-    for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE):
-        if u.op is Ops.STAGE:
-            done[u] = u
+    values: dict[UOp, UOp] = {}     # by read of a STAGE its value there
+    todo = [value]
+    while todo:
+        u = todo[-1]
+        if u in done or u.op is Ops.STAGE:
+            done.setdefault(todo.pop(), u)
             continue
-        src = tuple(done[s] for s in u.src)
-        if u.op is Ops.INDEX and src[0].op is Ops.STAGE and through(src[0]):
-            inner = src[0].src[0].substitute(dict(zip(src[0].src[1:], src[1:], strict=True)))
-            done[u] = expand_reads(inner, through)
+        if missing := [s for s in u.src if s not in done]:
+            todo += missing
+            continue
+        src = tuple([done[s] for s in u.src])
+        node = u if src == u.src else u.replace(src=src)
+        if node.op is not Ops.INDEX or src[0].op is not Ops.STAGE or not through(src[0]):
+            done[u] = node
+        elif node not in values:
+            values[node] = _value_at(src[0], src[1:])
+            todo.append(values[node])
         else:
-            done[u] = u if src == u.src else u.replace(src=src)
+            done[u] = done[node] = done[values[node]]
     return done[value]
+
+
+def _value_at(stage: UOp, coords: tuple[UOp, ...]) -> UOp:
+    """The value of a STAGE at `coords`, with the stages that it reads left alone."""
+    done = dict(zip(stage.src[1:], coords, strict=True))
+    for u in stage.src[0].toposort(gate=lambda n: n not in done and n.op is not Ops.STAGE):
+        if u not in done:
+            src = u.src if u.op is Ops.STAGE else tuple([done[s] for s in u.src])
+            done[u] = u if src == u.src else u.replace(src=src)
+    return done[stage.src[0]]
 
 
 class _Resolver:
