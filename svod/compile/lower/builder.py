@@ -36,6 +36,7 @@ class Builder:
         self.code: list[list[int]] = [[]]
         self.memo: list[dict[tuple[Any, ...], int]] = [{}]
         self.indices: dict[int, int] = {}       # constants of index arithmetic
+        self.multiples: dict[int, int] = {}     # by value what `multiple_of` says of it
         self.open_loops: list[int] = []
         self.round = 0
 
@@ -191,7 +192,12 @@ class Builder:
         return self.alu("MUL", _INDEX, 1, a, self.index(k))
 
     def multiple_of(self, v: int) -> int:
-        """A number that divides the scalar index `v` at every iteration; 0 for the constant 0."""
+        """A number that divides the scalar index `v` at every iteration; 0 for the constant 0. Remembered."""
+        if v not in self.multiples:
+            self.multiples[v] = self._compute_multiple(v)
+        return self.multiples[v]
+
+    def _compute_multiple(self, v: int) -> int:
         op, src = self.op[v], self.src[v]
         if op == "CONST":
             return abs(int(self.arg[v]))

@@ -61,7 +61,7 @@ def _moved(code: tuple[Instruction, ...], index: int, around: list[int]) -> int:
     """Elements by which an index grows with an iteration of the innermost loop that moves it; 0 where none does or it is unknown."""
     for loop in reversed(around):
         if not _is_once(code, loop):
-            per_step = _slope(code, index, loop)
+            per_step = _slope(code, index, loop, {})
             if per_step is None:
                 return 0
             if per_step:
@@ -78,19 +78,25 @@ def _is_once(code: tuple[Instruction, ...], loop: int) -> bool:
     return bool(max(code[e].arg for e in ends) - code[start].arg <= code[loop].arg)
 
 
-def _slope(code: tuple[Instruction, ...], v: int, loop: int) -> int | None:
+def _slope(code: tuple[Instruction, ...], v: int, loop: int, known: dict[int, int | None]) -> int | None:
     """By how much a scalar index grows with the index of `loop`: in the middle of a row where positions are taken apart by division, and
-    before the last tile is moved back. None: unknown."""
+    before the last tile is moved back. None: unknown. `known` remembers the slopes of values."""
     if v <= loop:
         return int(v == loop)
+    if v not in known:
+        known[v] = _compute_slope(code, v, loop, known)
+    return known[v]
+
+
+def _compute_slope(code: tuple[Instruction, ...], v: int, loop: int, known: dict[int, int | None]) -> int | None:
     op, _, _, src, _ = code[v]
     if op == "CONST":
         return 0
     if op in ("LOOP", "MOD"):
-        return _slope(code, src[0], loop)
+        return _slope(code, src[0], loop, known)
     if op not in ("ADD", "SUB", "MUL", "MIN", "MAX", "IDIV", "WHERE"):
         return None
-    a, b = _slope(code, src[-2], loop), _slope(code, src[-1], loop)
+    a, b = _slope(code, src[-2], loop, known), _slope(code, src[-1], loop, known)
     if a is None or b is None:
         return None
     if op in ("ADD", "SUB"):

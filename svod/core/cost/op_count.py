@@ -117,10 +117,10 @@ def _before_cast(factor: UOp) -> DType | None:
 
 
 def _is_gate(u: UOp) -> bool:
-    """Whether an ALU node is index arithmetic: a comparison of index expressions, or logic on such comparisons."""
-    if u.dtype != dtypes.bool:
-        return False
-    return all(s.dtype == dtypes.index or (s.dtype == dtypes.bool and s.op in ALU and _is_gate(s)) for s in u.src)
+    """Whether an ALU node is index arithmetic: a comparison of index expressions, or logic on such comparisons. Remembered on the node."""
+    result: bool = u.cached("is_gate", lambda n: n.dtype == dtypes.bool and all(
+        s.dtype == dtypes.index or (s.dtype == dtypes.bool and s.op in ALU and _is_gate(s)) for s in n.src))
+    return result
 
 
 def _footprint(load: UOp) -> int:

@@ -595,15 +595,14 @@ def conjoin(a: Valid, b: Valid) -> Valid | None:
 
 def conjuncts(gate: UOp) -> list[UOp]:
     """The operands of a tree of ANDs, each once."""
-    parts: list[UOp] = []
+    seen: dict[UOp, None] = {}
     todo = [gate]
     while todo:
         n = todo.pop()
-        if n.op is Ops.AND:
-            todo += n.src
-        else:
-            parts.append(n)
-    return list(dict.fromkeys(parts))
+        if n not in seen:
+            seen[n] = None
+            todo += n.src if n.op is Ops.AND else ()
+    return [n for n in seen if n.op is not Ops.AND]
 
 
 def gate_of(valid: Valid) -> UOp:

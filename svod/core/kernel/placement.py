@@ -5,7 +5,7 @@ another stage's nest. Its *path* is the list of points around it, outermost firs
 this."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from svod.core.kernel.kernel import Node, ResolvedStage, Stage
@@ -202,18 +202,24 @@ def is_computed_once(state: Scheduler, placement: Placement, s: int) -> bool:
     r = placement.resolved[s]
     if r is None or placement.paths[s] != () or r.stage.is_output:
         return False
-    return bool(r.reads or any(n.kind == "load" for n in r.nodes)) and _is_constant(state, placement, s) \
-        and all(placement.paths[q] != () or is_computed_once(state, placement, q) for q in r.reads)
+    phases = _needed(placement, s, lambda q: placement.paths[q] == ())
+    return all(q.reads or any(n.kind == "load" for n in q.nodes) for q in phases) \
+        and all(_is_constant(state, q) for q in _needed(placement, s, lambda _: True))
 
 
-def _is_constant(state: Scheduler, placement: Placement, s: int) -> bool:
-    """Whether the value of a stage is the same in every run."""
-    kernel, r = state.kernel, placement.resolved[s]
-    assert r is not None, "what is read is not inlined"
-    if any(kernel.axes[a].bound is not None for a in r.axes) or any(n.kind == "variable" for n in r.nodes):
-        return False
-    return all(kernel.params[n.arg].arg.constant for n in r.nodes if n.kind == "load") \
-        and all(_is_constant(state, placement, q) for q in r.reads)
+def _needed(placement: Placement, s: int, through: Callable[[int], bool]) -> list[ResolvedStage]:
+    """A stage, and the stages for which `through` holds that it reads, itself or through these; each once."""
+    needed = [s]
+    for q in needed:
+        needed += [n for n in placement.stage(q).reads if n not in needed and through(n)]
+    return [placement.stage(q) for q in needed]
+
+
+def _is_constant(state: Scheduler, r: ResolvedStage) -> bool:
+    """Whether a stage's value is the same in every run if the values that it reads are."""
+    kernel = state.kernel
+    return all(kernel.axes[a].bound is None for a in r.axes) and all(
+        n.kind != "variable" and (n.kind != "load" or kernel.params[n.arg].arg.constant) for n in r.nodes)
 
 
 # -- extents --------------------------------------------------------------------------------------

@@ -155,9 +155,13 @@ def _index_uses(nodes: Sequence[UOp]) -> Iterator[UOp]:
 def _as_one(expr: UOp, a: UOp, b: UOp) -> bool:
     """Whether `expr` depends on the ranges a and b only as extent(b)*a + b."""
     extent = sy.extent_of(b)
-    todo = [expr]
+    todo, seen = [expr], set[UOp]()
     while todo:
-        terms, _ = sy.linear(todo.pop())
+        part = todo.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        terms, _ = sy.linear(part)
         if terms.get(a, 0) != extent * terms.get(b, 0):
             return False
         for atom in terms:
