@@ -5,6 +5,7 @@ fuses everything below it greedily, by fixed rules that know no target:
 
 * an elementwise value is computed in the kernel that reads it. A value that several kernels read is recomputed in each if it is cheap
   (`CHEAP_COST` operations, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
+* a value that one kernel would compute at more than `MAX_READS` places gets a buffer, so that views of views do not multiply the work;
 * a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue),
   or again along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
 * a value that a GATHER reads at least `REPEATED` times as often as it has elements gets a buffer unless it is cheap: one axis of an image
@@ -21,13 +22,15 @@ node that breaks a rule names the node to realise, which may lie above; the walk
 """
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from svod.core.graph.graph import axis_groups, shape_of, size_of
-from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, widens
-from svod.core.ir.variable import count_of, upper
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, encode, widens
+from svod.core.ir.variable import count_of, index_of, upper
 from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_extents, repeats
 
 ROW_LIMIT = 1 << 16       # largest row, in elements, that a kernel may read twice
@@ -36,18 +39,44 @@ CHEAP_BUFFERS = 3         # largest number of buffers that such a value reads
 MAX_WALKS = 3             # number of walks that look for shared values that have become cheap
 MAX_DEPTH = 128           # longest chain of operations in one kernel, between reductions
 REPEATED = 4              # readings through a GATHER per element from which a value that is not cheap is computed once
-MAX_READS = 8             # largest number of readers in one kernel that each recompute an elementwise value
+MAX_READS = 8             # largest number of places at which one kernel computes an elementwise value
+MAX_POSITIONS = 64        # the same for a value that reads no memory, such as a mask or a table of angles
 
 _SLOW = frozenset({Ops.FDIV, Ops.IDIV, Ops.MOD, Ops.SQRT, Ops.RECIPROCAL})
+_CAN_END = ELEMENTWISE | {Ops.GATHER, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD}      # values that may end a deep expression
 Ids = frozenset[int]
 NONE: Ids = frozenset()
-Place = tuple[tuple[Ids, Hashable], ...]
-"""Per axis: the ranges its coordinate depends on, and what is added to them (so that shifted reads are different reads)."""
+
+
+class Tag(NamedTuple):
+    """How a coordinate is made of the ranges on which it depends, so that different reads have different places: `offset` is added to a
+    range, or to what `made` is the digest of. A digest does not grow with the number of movements. `gathered`: it is looked up."""
+
+    offset: int = 0
+    made: bytes = b""
+    gathered: bool = False
+
+    def shifted(self, steps: int) -> Tag:
+        """The coordinate with an int or Dim added."""
+        return self._replace(offset=self.offset + steps) if steps != 0 else self
+
+
+PLAIN = Tag()
+Coordinate = tuple[Ids, Tag]
+Place = tuple[Coordinate, ...]
+"""Per axis: the ranges its coordinate depends on, and how it is made of them."""
+
+
+def made_of(coordinates: Sequence[Coordinate], *movement: Any) -> Coordinate:
+    """The coordinate that a movement, given by its numbers, makes of others."""
+    parts = tuple([(tuple(sorted(ids)), index_of(tag.offset), tag.made) for ids, tag in coordinates])
+    digest = hashlib.blake2b(encode((parts, movement)), digest_size=16).digest()
+    return ids_of(coordinates), Tag(made=digest, gathered=any(tag.gathered for _, tag in coordinates))
 
 
 class Use(NamedTuple):
     """One way a kernel reads a node. `active`: all ranges at the point of reading. `rows`: those that belong to reductions.
-    `entries`: for each range that a broadcast dropped, the node below the broadcast. `barrier`: the node below the nearest
+    `entries`: for each range that a broadcast dropped, the node below the first broadcast that did. `barrier`: the node below the nearest
     WINDOW, PAD or GATHER. `reduced`: the node that the nearest reduction above reads."""
 
     kernel: UOp
@@ -59,9 +88,27 @@ class Use(NamedTuple):
     reduced: UOp | None
 
 
-def ids_of(place: Iterable[tuple[Ids, Hashable]]) -> Ids:
+def operations(u: UOp) -> int:
+    """The length of the longest chain of operations that a node adds to an expression: its own, or those of its index arithmetic."""
+    if u.op is Ops.GATHER:
+        return 4
+    merges = u.op is Ops.RESHAPE and [n for n in shape_of(u) if n != 1] != [n for n in shape_of(u.src[0]) if n != 1]
+    return 4 if merges else 1
+
+
+def ids_of(place: Iterable[Coordinate]) -> Ids:
     """All ranges on which the coordinates depend."""
     return NONE.union(*(ids for ids, _ in place))
+
+
+def most_places(uses: Sequence[Use]) -> int:
+    """The number of places at which one kernel reads a node, in the kernel that reads it at most places."""
+    if len(uses) <= MAX_READS:
+        return len(uses)
+    places: dict[UOp, set[Place]] = defaultdict(set)
+    for use in uses:
+        places[use.kernel].add(use.place)
+    return max(map(len, places.values()))
 
 
 def is_reduction(u: UOp) -> bool:
@@ -94,7 +141,7 @@ def _varying(u: UOp) -> frozenset[int]:
             a for a, n in enumerate(shape) if n == 1}
     if u.op in MOVEMENT:
         below = varying_axes(u.src[0])
-        place: Place = tuple((frozenset((a,)), 0) for a in range(len(shape)))
+        place: Place = tuple((frozenset((a,)), PLAIN) for a in range(len(shape)))
         moved = [ids for a, (ids, _) in enumerate(move_place(u, place)) if a in below]
         return frozenset[int]().union(*moved) & frozenset(a for a, n in enumerate(shape) if n != 1)
     return frozenset(a for a, n in enumerate(shape) if n != 1)
@@ -196,14 +243,12 @@ def move_place(u: UOp, place: Place) -> Place:
         return tuple(_NOTHING if n == 1 else p for p, n in zip(place, source, strict=True))
     if u.op is Ops.PAD or u.op is Ops.SHRINK:
         steps = [-lo for lo, _ in arg[0]] if u.op is Ops.PAD else [b for b, _ in arg]
-        return tuple((ids, tag + k if isinstance(tag, int) else (tag, k)) if k != 0 else (ids, tag)
-                     for (ids, tag), k in zip(place, steps, strict=True))
+        return tuple((ids, tag.shifted(k)) for (ids, tag), k in zip(place, steps, strict=True))
     if u.op is Ops.FLIP:
-        return tuple((ids, ("flip", tag)) if a in arg else (ids, tag) for a, (ids, tag) in enumerate(place))
+        return tuple(made_of((c,), "flip") if a in arg else c for a, c in enumerate(place))
     moved = list(place[:len(source)])
     for k, (axis, *step) in enumerate(arg):
-        (ids, tag), (window_ids, window_tag) = moved[axis], place[len(source) + k]
-        moved[axis] = (ids | window_ids, ("window", tag, window_tag, *step))
+        moved[axis] = made_of((moved[axis], place[len(source) + k]), "window", *step)
     return tuple(moved)
 
 
@@ -214,12 +259,7 @@ def _before_widening(u: UOp) -> UOp:
     return u
 
 
-_NOTHING: tuple[Ids, Hashable] = (NONE, 0)      # the place of an axis of extent 1
-
-
-def _is_gathered(tag: Hashable) -> bool:
-    """Whether a coordinate is looked up."""
-    return isinstance(tag, tuple) and (tag[:1] == ("gather",) or any(_is_gathered(t) for t in tag))
+_NOTHING: Coordinate = (NONE, PLAIN)      # the place of an axis of extent 1
 
 
 def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) -> Place:
@@ -232,9 +272,9 @@ def _reshape_place(place: Place, shape: Sequence[int], source: Sequence[int]) ->
             moved[inner[j0]] = place[outer[i0]]
             continue
         parts = [place[a] for a in outer[i0:i1]]
-        ids, tags = ids_of(parts), tuple(tag for _, tag in parts)
+        extents = [tuple([index_of(n) for n in group]) for group in ([shape[a] for a in outer[i0:i1]], [source[a] for a in inner[j0:j1]])]
         for j in range(j0, j1):
-            moved[inner[j]] = (ids, (tags, j - j0) if any(tag != 0 for tag in tags) else 0)
+            moved[inner[j]] = made_of(parts, "reshape", *extents, j - j0)
     return tuple(moved)
 
 
@@ -262,15 +302,17 @@ class Cut:
         return {u: self.why[u] for u in self.order if u in self.why}
 
     def find_deep(self) -> dict[UOp, str]:
-        """The values that end an expression of `MAX_DEPTH` operations: the next value that is no larger than its sources."""
+        """The values that end an expression of `MAX_DEPTH` operations: the next value that is no larger than its sources, and after as many
+        operations again any value."""
         depth: dict[UOp, int] = {}
         deep: dict[UOp, str] = {}
         for u in self.order:
             if u in self.why or is_reduction(u):
                 depth[u] = 0
                 continue
-            depth[u] = 1 + max((depth.get(s, 0) for s in u.src), default=-1)     # the sources of a BUFFER have no depth
-            if depth[u] >= MAX_DEPTH and u.op in ELEMENTWISE and any(size_of(compute_node(s)) >= size_of(u) for s in u.src):
+            depth[u] = operations(u) + max((depth.get(s, 0) for s in u.src), default=-1)     # the sources of a BUFFER have no depth
+            if depth[u] >= MAX_DEPTH and u.op in _CAN_END and (
+                    depth[u] >= 2 * MAX_DEPTH or any(size_of(compute_node(s)) >= size_of(u) for s in u.src)):
                 deep[u] = f"an expression of {MAX_DEPTH} operations"
                 depth[u] = 0
         return deep
@@ -320,7 +362,7 @@ class Cut:
             if u in self.why:
                 self.open_kernel(u)
             elif self.uses.get(u):
-                problem = self.visit(u, list(self.uses[u]))
+                problem = self.visit(u, self.merged(list(self.uses[u])))
                 if problem is not None:
                     target, why = problem
                     self.why[target] = why
@@ -345,7 +387,7 @@ class Cut:
         if u.op in (Ops.AFTER, Ops.CALL, Ops.END):   # the kernels are ASSIGNs, and calls, whose arguments are roots
             return
         shape = shape_of(u)
-        place = tuple((self.new_range(n), 0) if n != 1 else (NONE, 0) for n in shape)
+        place = tuple((self.new_range(n), PLAIN) if n != 1 else _NOTHING for n in shape)
         use = Use(u, place, ids_of(place), NONE, (), None, None)
         if u.op is Ops.ASSIGN or u.op is Ops.COPY:
             self.want(u, u.src[-1] if u.op is Ops.ASSIGN else u.src[0], use)
@@ -379,8 +421,9 @@ class Cut:
                 problem = _before_widening(problem[0]), problem[1]
         elif u.op not in MOVEMENT and u.op is not Ops.IOTA and not widens(u):
             kernels = {use.kernel for use in uses}
-            if len({use.place for use in uses if use.kernel is uses[0].kernel}) > MAX_READS and reads_memory(u):
-                problem = u, f"read at more than {MAX_READS} places of one kernel"
+            places = most_places(uses)
+            if places > MAX_READS and (places > MAX_POSITIONS or reads_memory(u)):
+                problem = u, f"read at {places} places of one kernel"
             elif self.is_gathered_often(u, uses):
                 problem = u, f"read through a gather at least {REPEATED} times as often as it has elements"
             elif len(kernels) > 1:
@@ -396,6 +439,26 @@ class Cut:
                 self.descend(u, use)
         return problem
 
+    def merged(self, uses: list[Use]) -> list[Use]:
+        """One use of those that read the same elements by different paths: rules ask for the lowest node to realise on any path, and the
+        number of paths doubles with each value that is read directly and through a movement."""
+        if len(uses) == 1:
+            return uses
+        groups: dict[Hashable, list[Use]] = {}
+        for use in uses:
+            groups.setdefault((use.kernel, use.place, use.active, use.rows), []).append(use)
+        return [group[0] if len(group) == 1 else self.lowest_of(group) for group in groups.values()]
+
+    def lowest_of(self, uses: list[Use]) -> Use:
+        """The first use, with the lowest nodes to realise of any."""
+        entries: dict[int, UOp] = {}
+        for i, node in (entry for use in uses for entry in use.entries):
+            entries[i] = self.lowest((entries.get(i, node), node))
+        barriers = [use.barrier for use in uses if use.barrier is not None]
+        reduced = [use.reduced for use in uses if use.reduced is not None]
+        return uses[0]._replace(entries=tuple(entries.items()), barrier=self.lowest(barriers) if barriers else None,
+                                reduced=self.lowest(reduced) if reduced else None)
+
     def common_use(self, uses: list[Use]) -> Use:
         """One use that combines all uses of a reduction, for the nodes below it."""
         return uses[0]._replace(rows=NONE.union(*(use.rows for use in uses)))
@@ -407,8 +470,10 @@ class Cut:
             entries = use.entries
             barrier = below if u.op is Ops.PAD or u.op is Ops.WINDOW else use.barrier
             if u.op is Ops.EXPAND and repeats(u):
-                dropped = [i for (ids, _), n, m in zip(use.place, shape_of(u), shape_of(u.src[0]), strict=True) if n != m for i in ids]
-                entries = (*entries, *((i, below) for i in dropped))
+                dropped = dict.fromkeys(
+                    i for (ids, _), n, m in zip(use.place, shape_of(u), shape_of(u.src[0]), strict=True) if n != m for i in ids)
+                known = {i for i, _ in entries}
+                entries = (*entries, *((i, below) for i in dropped if i not in known))
             self.want(u, u.src[0], use._replace(place=move_place(u, use.place), entries=entries, barrier=barrier))
         elif is_reduction(u):
             reduce = u.src[0] if u.op is Ops.GEP else u
@@ -418,7 +483,7 @@ class Cut:
             for a in reduce.arg[1]:
                 if shape[a] != 1:
                     ids = self.new_range(shape[a])
-                    place[a] = ids, 0
+                    place[a] = ids, PLAIN
                     own |= ids
             # computed once for each element of its own: what else its reader runs over does not matter below
             used = ids_of(use.place)
@@ -429,8 +494,8 @@ class Cut:
         elif u.op is Ops.GATHER:
             x, index = u.src
             end = u.arg + len(shape_of(index))
-            ids = ids_of(use.place[u.arg:end])
-            self.want(u, x, use._replace(place=(*use.place[:u.arg], (ids, ("gather", index)), *use.place[end:]), barrier=compute_node(x)))
+            ids, looked_up = ids_of(use.place[u.arg:end]), Tag(made=b"gather%d" % self.position[index], gathered=True)
+            self.want(u, x, use._replace(place=(*use.place[:u.arg], (ids, looked_up), *use.place[end:]), barrier=compute_node(x)))
             self.want(u, index, use._replace(place=use.place[u.arg:end], barrier=compute_node(index)))
         else:
             for s in u.src:
@@ -475,7 +540,7 @@ class Cut:
 
     def repeated(self, u: UOp, use: Use, used: Ids, contraction: bool) -> UOp | None:
         """The node below the broadcast that repeats u, if one does that is not along u's own row."""
-        entry = dict(reversed(use.entries))
+        entry = dict(use.entries)
         # a range that a RESHAPE spread over a broadcast axis and another one is dropped and used at once
         extra = use.active - used | ({i for i in entry if i in used} if contraction else NONE)
         own = [] if contraction else list(reduce_extents(u))
@@ -521,7 +586,7 @@ class Cut:
 
     def is_gathered_often(self, u: UOp, uses: list[Use]) -> bool:
         """Whether a GATHER reads u so often that its elements, which are not cheap, would be computed many times."""
-        places = {use.place for use in uses if any(_is_gathered(tag) for _, tag in use.place)}
+        places = {use.place for use in uses if any(tag.gathered for _, tag in use.place)}
         reads = sum(math.prod(upper(self.extents[i]) for i in ids_of(place)) for place in places)
         return reads >= REPEATED * size_of(u) and bool(self.expensive(u, self.why))
 
