@@ -181,23 +181,26 @@ def known_ceilings(path: Path, target: Target, threads: int | None = None) -> Ce
 def cached_ceilings(path: Path, target: Target, threads: int | None = None, *, quick: bool = False, refresh: bool = False,
                     watch: Watch = watch_machine) -> Ceilings:
     """The ceilings of this machine from the JSON file at `path`. They are measured and added where they are missing or `refresh` is set. A
-    full record also answers a quick request. A measurement on a busy machine is used but not kept, which is logged. A file that cannot be
-    read or written is logged and causes no error."""
+    full record also answers a quick request. A measurement on a busy machine is kept as such where there is no other, for a report of what
+    was measured beside it, and the next call measures again; this is logged. A file that cannot be read or written is logged and causes
+    no error."""
     count = target.threads if threads is None else threads
     machine, known = _machine(target, count), read_records(path)
     if not refresh and machine in known:
         ceilings = _from_json(known[machine])
-        if ceilings is not None and (quick or not ceilings.quick):
+        if ceilings is not None and ceilings.busy is None and (quick or not ceilings.quick):
             return ceilings
     seen = watch()
     ceilings = measure_ceilings(target, count, quick=quick)
     busy = seen().busy
     if busy is not None:
         log.log(logging.INFO if quick else logging.WARNING,
-                "the machine was busy while its ceilings were measured (%s): they are too low and are not kept; the next command that "
-                "needs them measures them again", busy)
-        return replace(ceilings, busy=busy)
-    add_record(path, machine, asdict(ceilings))
+                "the machine was busy while its ceilings were measured (%s): they are too low; the next command that needs them measures "
+                "them again", busy)
+        ceilings = replace(ceilings, busy=busy)
+    before = _from_json(known.get(machine))
+    if busy is None or before is None or before.busy is not None:
+        add_record(path, machine, asdict(ceilings))
     return ceilings
 
 
