@@ -192,7 +192,7 @@ def _course(search: Search, measurements: Sequence[Measurement]) -> Course:
     best = min((t.seconds for t in trials if t.raced), default=None)
     return Course(search.search, search.started_at, _number(result.get("seconds")) or 0.0, search.outcome or "not ended",
                   _settings(search), _number(result.get("heuristic")) or baseline, _number(result.get("best")) or best,
-                  fates_of(counts, Counter(fates.values())), tuple(trials))
+                  fates_of(counts, Counter(fates.values())), tuple(trials), counts.get("timed", len({t.number for t in trials})))
 
 
 def _settings(search: Search) -> str:

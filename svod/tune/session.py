@@ -103,7 +103,9 @@ class SessionResult:
     pending: tuple[str, ...] = ()
     unbegun: tuple[str, ...] = ()
     interrupted: bool = False
-    candidates: int = 0           # with new LINEAR, compiled, run, and a sample
+    candidates: int = 0           # that were proposed, and the heuristics
+    timed: int = 0                # of them, with new LINEAR, compiled, run, and a sample
+    searches: int = 0             # that have ended
     seconds: float = 0.0
     rows: int = 0                 # measurements stored
     expected_gain: float = 0.0    # seconds of model time that more search may still save
@@ -212,7 +214,7 @@ class TuneSession:
         self.result.pending = tuple(waiting)
         self.result.unbegun = tuple(t.key for t in self.tasks if t.key not in waiting and t.key not in self.result.findings)
         self.result.seconds = time.monotonic() - started
-        self.listener(SessionFinished("", len(self.result.findings), self.result.candidates, self.result.seconds, self.result.interrupted))
+        self.listener(SessionFinished("", len(self.result.findings), self.result.timed, self.result.seconds, self.result.interrupted))
         return self.result
 
     def _is_done(self, task: KernelTask) -> bool:
@@ -439,7 +441,7 @@ class TuneSession:
             sizes = [{"at": dict(zip(names, at, strict=True)), "seconds": s, "ratio": r} for at, s, r in t.sizes]
             records.append(self._measurement(search, c, "confirm", {"sizes": sizes, "variables": given} if sizes else {}, time=t.seconds,
                                              samples=t.samples, anchor=against.seconds, baseline=against.seconds, ratio=t.ratio,
-                                             ratio_low=t.low, ratio_high=t.high))
+                                             ratio_low=t.low, ratio_high=t.high, noisy=t.noisy))
             records.append(self._verdict(search, c))
         # a candidate that was right without passes and wrong with them is recorded by its own status
         records += [self._verdict(search, c) for c in search.refuted]
@@ -452,7 +454,9 @@ class TuneSession:
             **counts, "calls": float(search.calls), "rounds": len(search.history), "seconds": search.spent,
             "best": _finite(finding.seconds), "heuristic": _finite(finding.heuristic_seconds), "confirmed": finding.confirmed})
         self._searches.pop(search.key)
-        self.result.candidates += search.counts.timed
+        self.result.candidates += search.counts.proposed + 1
+        self.result.timed += search.counts.timed
+        self.result.searches += 1
         claim = self._claims.pop(search.key, None)
         if claim is not None:
             claim.release()

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 
 from svod import config
 from svod.bench.race import Ratio
-from svod.bench.roofline import Ceilings
+from svod.bench.roofline import Ceilings, CurvePoint
 from svod.cli.installation import program
 from svod.cli.tune import run as tune_run
 from svod.cli.tune import script as script_module
@@ -34,7 +34,7 @@ from svod.cli.tune.command import check, cli
 from svod.cli.tune.event_log import EventLog, event_data
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.progress import LineProgress, LiveProgress, Progress, make_progress, worker_rows, workers_in_words
-from svod.cli.tune.report import KernelReport, dry_table, kernel_table, size_lines, work_lines
+from svod.cli.tune.report import KernelReport, dry_table, kernel_table, outcome_json, size_lines, work_lines
 from svod.cli.tune.script import run_script
 from svod.cli.tune.survey import Foresight, SurveyRow, choose_targets, decide, pick_target, rate_of, survey, work_of
 from svod.compile.cpu.host import host_target
@@ -609,6 +609,18 @@ def test_gain_is_before_over_after_as_they_are_shown() -> None:
         assert float(gain) == pytest.approx(1 / ratio, rel=0.011), "the gain is the paired one"
 
 
+def test_shares_of_the_ceiling_that_a_busy_machine_gave_are_marked() -> None:
+    """A kernel that was slowed down reaches more than is shown, and less of ceilings that were."""
+    quiet = KernelReport(a_row(), (), "database", 2e-3, 1e-3, True, True, None, "", "")
+    busy, calm = replace(quiet, noisy=True), replace(CEILINGS, curve=(CurvePoint(1 << 20, 1e9, 1e9),))
+    for outcome, ceilings, mark in ((quiet, calm, ""), (busy, calm, "≥"), (quiet, replace(calm, busy="x"), "≤"),
+                                    (busy, replace(calm, busy="x"), "≈")):
+        lines = kernel_table([outcome], TARGET, ceilings, 100)
+        assert re.search(r" (≥ |≤ |≈ |)[\d.]+ %$", lines[2]).group(1).strip() == mark      # type: ignore[union-attr]
+        assert [line[0] for line in lines[3:]] == [mark][:len(mark)]
+        assert outcome_json(outcome, TARGET, ceilings)["rate"]["noisy"] is outcome.noisy
+
+
 def test_what_is_left_out_is_explained() -> None:
     rows = [a_row("gemm", 0.6), replace(a_row("scatter", 0.14), decision="left out", why="a library kernel has one form"),
             replace(a_row("scatter", 0.1), decision="left out", why="a library kernel has one form"),
@@ -643,6 +655,7 @@ class FakeSession:
             self.result.findings[t.key] = Finding((), "beam", 5e-6, 1e-5, True, True, "2 rounds without a gain", linear,
                                                   Ratio(2.0, 1.9, 2.1), None, None)
         self.result.interrupted, self.result.candidates, self.result.seconds = self.interrupted, 40, 2.0
+        self.result.timed, self.result.searches = 30, len(self.tasks)
         return self.result
 
 
@@ -687,11 +700,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
 def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fake: type[FakeSession]) -> None:
     file, db, report = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "r.json"
     first = run("--from", file, "--db", db, "--json", str(report))
-    assert first.exit_code == 0 and "3 kernels to search" in first.output and "40 candidates" in first.output
+    assert first.exit_code == 0 and "3 kernels to search" in first.output
+    assert "30 candidates timed in 2 s, 15 per second" in first.output
     data = json.loads(report.read_text())
     assert data["format"] == "svod-tune-report" and data["status"] == 0 and len(data["plans"]) >= 1
     assert {k["source"] for k in data["kernels"]} == {"database"} and all(k["speedup"] for k in data["kernels"])
-    assert data["search"]["candidates"] == 40 and data["database"]["path"] == db
+    assert [data["search"][name] for name in ("candidates", "timed", "searches")] == [40, 30, 3] and data["database"]["path"] == db
     assert "whole plan" in first.output and "measured" in first.output and "next:" in first.output
     assert NoExecutor.started == 1
     second = run("--from", file, "--db", db)

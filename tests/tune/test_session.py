@@ -6,6 +6,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from svod.tune.db import Measurement, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure, MachineChanged, RaceResult, Verification
+from svod.tune.report_source import read_tuning
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget
 from svod.tune.search.events import (
     CandidateDropped,
@@ -352,6 +354,27 @@ def test_a_chunk_that_overruns_the_budget_does_not_cost_the_confirmations(late: 
     statuses = {e.status for e in events if isinstance(e, CandidateDropped)}
     assert "late" in statuses and "lost" not in statuses, "no worker was lost"
     assert not any(m.status == "lost" for m, _ in db.select(Measurement)), "nothing is known of what was not answered"
+
+
+def test_a_report_counts_what_the_command_counted(db: TuningDB, executor: Executor) -> None:
+    """Kernels, searches, candidates, and those of them that were timed: one value each."""
+    failing = is_failure(Status.CRASH)
+    measurers = {SUM.key: ReplayedMeasurer(running=lambda c: failing(c) if c.digest[0] % 3 == 0 else None)}
+    result = replayed_session(db, executor, GEMM, SUM, RELU, measurers=measurers).run()
+    found = read_tuning(db, TARGET.key)
+    assert found is not None
+    courses = [c for k in found.kernels for c in k.courses]
+    assert len(found.kernels) == len(result.findings) == 3 and len(courses) == result.searches == 3
+    assert sum(c.candidates for c in courses) == result.candidates > result.timed == sum(c.timed for c in courses) > 0
+
+
+def test_times_of_a_busy_machine_are_known_as_such(db: TuningDB, executor: Executor) -> None:
+    class Busy(ReplayedMeasurer):
+        def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
+            return [replace(c, noisy=True) for c in super().confirm(candidates, seconds)]
+    replayed_session(db, executor, GEMM, SUM, measurers={GEMM.key: Busy()}).run()
+    noisy = {key: w.noisy for key in (GEMM.key, SUM.key) if (w := db.winner(key, TARGET.key)) is not None}
+    assert noisy == {GEMM.key: True, SUM.key: False}
 
 
 def test_where_everything_fails_the_result_says_how(db: TuningDB, executor: Executor) -> None:

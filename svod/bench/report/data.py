@@ -65,7 +65,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Course:
-    """One search of one kernel. `spent` is the seconds given to this kernel; `fates` counts candidates by the names of FATES."""
+    """One search of one kernel. `spent` is the seconds given to this kernel; `fates` counts candidates by the names of FATES, `timed`
+    those that have a time."""
 
     search: str
     started: float
@@ -76,16 +77,12 @@ class Course:
     best: float | None
     fates: Mapping[str, int]
     trials: tuple[Trial, ...]
+    timed: int
 
     @property
     def candidates(self) -> int:
-        """Everything that was proposed."""
+        """Everything that was proposed, and the heuristic."""
         return sum(self.fates.values())
-
-    @property
-    def timed(self) -> int:
-        """Candidates that were timed."""
-        return len(self.trials)
 
 
 #: The beam width of the command that goes on with the searches of a database.

@@ -15,8 +15,6 @@ from svod.bench.summary import geometric_mean, group_results
 from svod.core.machine.target import threads_of
 from svod.system import quantities as q
 
-TIMED_FATES = ("slow", "screened", "raced", "confirmed", "wrong")
-
 
 class KeyFigure(NamedTuple):
     """A figure with its name and its details."""
@@ -141,7 +139,7 @@ def _kernels(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
 def _time(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
     if not view.runs and tuning is not None and tuning.courses:
         tried = f"{sum(c.candidates for c in tuning.courses):,}".replace(",", " ")
-        timed = sum(c.fates[f] for c in tuning.courses for f in TIMED_FATES)
+        timed = sum(c.timed for c in tuning.courses)
         return KeyFigure(q.seconds(sum(c.spent for c in tuning.courses)), "spent searching",
                          f"{q.count(len(tuning.kernels), 'kernel')}, {tried} candidates, {timed} of them timed")
     if not view.runs:

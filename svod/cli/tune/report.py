@@ -28,7 +28,8 @@ class KernelReport:
     """The outcome of a kernel. `chain` is the one that the next `prepare` uses, as plain data, and `source` its origin (database,
     heuristic, …). `heuristic` and `tuned` are seconds of one call, or None: of a winner of the database `Winner.heuristic_seconds` and
     `Winner.time`. For a kernel with variables they are geometric means over `sizes`. A `confirmed` chain was timed against the heuristic
-    at full size. `against` is the digest of the heuristic's LINEAR at that time, or empty where it is today's."""
+    at full size; where it is `noisy` the machine was busy then. `against` is the digest of the heuristic's LINEAR at that time, or empty
+    where it is today's."""
 
     row: SurveyRow
     chain: tuple[Any, ...]
@@ -42,6 +43,7 @@ class KernelReport:
     why: str
     against: str = ""
     sizes: tuple[SizeTime, ...] = ()
+    noisy: bool = False
 
     @property
     def gain(self) -> float | None:
@@ -81,16 +83,31 @@ def kernel_table(outcomes: Sequence[KernelReport], target: Target, ceilings: Cei
     """The table of the kernels whose chain is verified, those first that take most time, and below it the others with the reason. Less
     than `NARROW` columns get no rates, so that names and keys are readable."""
     verified = [o for o in outcomes if o.verified]
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    marks: set[str] = set()
     for o in verified:
         shown = rate_of(o.row, o.tuned, target, ceilings) if o.tuned else KernelRate(0.0, "", None)
         giga = shown.value / 1e9
         rate = f"{giga:.{0 if giga >= 10 else 1}f} {shown.unit}" if o.tuned else ""
         gained = "" if o.gain is None else f"{o.gain:.2f}×{_doubt(o)}"
+        mark = _share_mark(o, ceilings) if shown.share is not None else ""
+        marks.add(mark)
         rows.append((_named(o.row, width), _origin_words(o.row), in_words(o.heuristic), in_words(o.tuned), gained, rate,
-                     percent(shown.share)))
+                     f"{mark} {percent(shown.share)}".strip()))
     lines = _fitting(("kernel", "from", "heuristic", "tuned", "gain", "rate", "ceiling"), rows, width, text=(), without=("rate",))
-    return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, verified)) else []), *_unverified(outcomes)]
+    return [*lines, *([f"~ known to worse than ±{100 * NOISY:.0f} %"] if any(map(_doubt, verified)) else []),
+            *(f"{mark} {words}" for mark, words in _MARKS.items() if mark in marks), *_unverified(outcomes)]
+
+
+_MARKS = {"≥": "of the ceiling at least: the machine was busy while the kernel was timed",
+          "≤": "of the ceiling at most: the machine was busy while its ceilings were measured, and they are higher",
+          "≈": "of the ceiling about: the machine was busy while the kernel was timed, and while its ceilings were measured"}
+
+
+def _share_mark(o: KernelReport, ceilings: Ceilings | None) -> str:
+    """The mark of a share of the ceiling, one of `_MARKS`, or "" where nothing disturbed what it was taken from."""
+    low, high = o.noisy, ceilings is not None and ceilings.busy is not None
+    return "≈" if low and high else "≥" if low else "≤" if high else ""
 
 
 def _named(row: SurveyRow, width: int) -> str:
@@ -182,7 +199,7 @@ def outcome_json(o: KernelReport, target: Target, ceilings: Ceilings | None) -> 
     return {**row_json(o.row), "chain": o.chain, "source": o.source, "heuristic_seconds": o.heuristic, "tuned_seconds": o.tuned,
             "gain": o.gain, "verified": o.verified, "confirmed": o.confirmed, "speedup": interval, "linear": o.linear, "why": o.why,
             "sizes": [asdict(s) for s in o.sizes],
-            "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share}}
+            "rate": None if rate is None else {"per_second": rate.value, "unit": rate.unit, "ceiling_share": rate.share, "noisy": o.noisy}}
 
 
 def row_json(row: SurveyRow) -> dict[str, Any]:

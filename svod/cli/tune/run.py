@@ -205,6 +205,7 @@ class _TuneRun:
         self.executor: ExecutorStart | None = None
         self.script: ScriptEnd | None = None
         self.parts: list[_Part] = []
+        self.checks: list[SessionResult] = []       # of what others found
         self.failed = False                         # one of several targets could not be searched
         self.executor_name = ""
         self.ceilings: Ceilings | None = None
@@ -230,9 +231,10 @@ class _TuneRun:
         results = [p.result for p in self.parts if p.result is not None]
         if not results:
             return None
+        results += self.checks
         return SessionResult({}, tuple(k for r in results for k in r.pending), tuple(k for r in results for k in r.unbegun),
-                             any(r.interrupted for r in results), sum(r.candidates for r in results),
-                             sum(r.seconds for r in results), sum(r.rows for r in results),
+                             any(r.interrupted for r in results), sum(r.candidates for r in results), sum(r.timed for r in results),
+                             sum(r.searches for r in results), sum(r.seconds for r in results), sum(r.rows for r in results),
                              sum(r.expected_gain for r in results))
 
     def close(self) -> None:
@@ -420,6 +422,7 @@ class _TuneRun:
                                   bench=config.BenchConfig.from_env(seconds=CHECKED_SECONDS),
                                   budget=ModelBudget(min(self.options.budget / 4, self.left)), device=part.compiler.device)
             result = session.run()
+            self.checks.append(result)
             used = sum(f.confirmed and f.source != "heuristic" for f in result.findings.values())
             say(f"svod-tune: {used} of {count(len(tasks), 'kernel')} {'run' if used != 1 else 'runs'} faster with it here "
                 f"({result.seconds:.1f} s)")
@@ -497,9 +500,10 @@ class _TuneRun:
         return self.ceilings
 
     def _corrected(self, ceilings: Ceilings | None, outcomes: Sequence[KernelReport], target: Target) -> Ceilings | None:
-        """The ceilings. Where a kernel exceeds quick ones, the machine was busy, and they are measured again."""
+        """The ceilings. Where the machine was busy, or a kernel exceeds quick ones, they are measured again."""
         shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
-        if ceilings is None or not ceilings.quick or max((s for s in shares if s is not None), default=0.0) <= ABOVE_CEILING:
+        exceeded = max((s for s in shares if s is not None), default=0.0) > ABOVE_CEILING
+        if ceilings is None or (ceilings.busy is None and not (ceilings.quick and exceeded)):
             return ceilings
         return self._ceilings(target, refresh=True)
 
@@ -522,7 +526,7 @@ class _TuneRun:
             if winner is not None:
                 out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
                                         winner.linear, choice.why if finding is None else finding.why, winner.baseline_linear,
-                                        winner.sizes))
+                                        winner.sizes, winner.noisy))
             elif finding is not None:
                 heuristic = _finite(finding.heuristic_seconds)
                 why = finding.why if finding.winner is None else f"{choice.why} ({finding.why})"
@@ -718,8 +722,8 @@ class _TuneRun:
         r = self.result
         if r is None:
             return f"nothing was left to search with beam {self.options.beam} ({self.elapsed:.1f} s)"
-        rate = f", {r.candidates / r.seconds:.0f} per second" if r.seconds > 0 else ""
-        text = f"{count(r.candidates, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
+        rate = f", {r.timed / r.seconds:.0f} per second" if r.seconds > 0 else ""
+        text = f"{count(r.timed, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.executor_name}; {self.elapsed:.0f} s in all"
         return text + (", ended early by Ctrl-C" if r.interrupted else "")
 
     def _stored(self) -> list[str]:
@@ -754,7 +758,8 @@ class _TuneRun:
             "script": None if self.script is None else asdict(self.script),
             "kernels": [{"target": p.target.key, **kernel} for p in self.parts for kernel in self._kernels_json(p)],
             "plans": [plan_json(check, plan.digest, plan.unbound) for p in self.parts for plan, check in p.checks],
-            "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "seconds": r.seconds,
+            "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "timed": r.timed,
+                                              "searches": r.searches, "seconds": r.seconds,
                                               "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
             "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,
                          "saved": None if self.saved is None else str(self.saved)},

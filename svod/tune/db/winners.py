@@ -62,7 +62,7 @@ class Winner(NamedTuple):
     `baseline_linear` is the heuristic's LINEAR digest then. `layer` is the nearest that has evidence for it: OWN, TEAM or SHIPPED.
     `slower_here`: what was measured here alone speaks against it. The chain is verified for `linear` under `codegen`: where today's LINEAR
     has another digest, it is only a seed. `strategy`: as its measurement has it. `sizes`: of a kernel with variables, its times, with the
-    user's names."""
+    user's names. `noisy`: the machine was busy in that run, so that `time` may be too long."""
 
     kernel: str
     target: str
@@ -82,6 +82,7 @@ class Winner(NamedTuple):
     strategy: str = ""
     slower_here: bool = False
     sizes: tuple[SizeTime, ...] = ()
+    noisy: bool = False
 
     @property
     def speedup(self) -> float:
@@ -202,7 +203,7 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio,
                         middle.ratio_low, middle.ratio_high, middle.time, middle.baseline, layer, middle.id,
                          middle.search, middle.baseline_linear, middle.strategy, slower,
-                        tuple(s.named(middle.variables) for s in middle.sizes))
+                        tuple(s.named(middle.variables) for s in middle.sizes), middle.noisy)
         standing = Standing(middle.ratio_high, winner.own, len(shown.chain), shown.chain_text, linear)
         pools.setdefault(age, []).append((standing, winner))
 

@@ -89,6 +89,7 @@ class Confirmed:
     high: float
     samples: tuple[float, ...] = ()
     sizes: tuple[tuple[tuple[int, ...], float, float], ...] = ()
+    noisy: bool = False         # the machine was busy: the ratio holds, and the seconds may be too many
 
     @property
     def worst(self) -> float:

@@ -264,10 +264,14 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
     by_size: list[list[list[float]]] = [[[] for _ in programs] for _ in context.sizes]      # [size][candidate][round]
     times: list[list[float]] = [[] for _ in programs]                                       # geometric means over the sizes
 
+    noise: list[bool] = []
+
     def take_rounds(running: Sequence[int], least: int, budget: float) -> None:
         timed = [confirm([runners[i].contestant(size) for i in running], min_rounds=least, precision=precision,
-                         budget_seconds=budget / len(context.sizes), rng=rng).rounds for size in context.sizes]
-        for together in zip(*timed, strict=False):      # a round at every size; the sizes may have got different numbers of rounds
+                         budget_seconds=budget / len(context.sizes), rng=rng) for size in context.sizes]
+        noise.extend(t.noisy is not None for t in timed)
+        # a round at every size; the sizes may have got different numbers of rounds
+        for together in zip(*(t.rounds for t in timed), strict=False):
             for i, column in zip(running, zip(*together, strict=True), strict=True):
                 for at, value in zip(by_size, column, strict=True):
                     at[i].append(value)
@@ -283,7 +287,7 @@ def confirm_candidates(item: tuple[Sequence[Built], int, float, float, int, floa
     for size, at in zip(context.sizes, by_size, strict=True) if context.kernel.variables else ():
         for i, ratio in enumerate(against_first(at, running)):
             sizes[i].append((size, statistics.median(at[i]), ratio.median))
-    return [Confirmed(statistics.median(times[i]), ratio.low, ratio.median, ratio.high, tuple(times[i]), tuple(sizes[i]))
+    return [Confirmed(statistics.median(times[i]), ratio.low, ratio.median, ratio.high, tuple(times[i]), tuple(sizes[i]), any(noise))
             for i, ratio in enumerate(against_first(times, running))]
 
 

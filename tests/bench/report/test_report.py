@@ -72,6 +72,7 @@ def tuning(name: str = "layer1.0.conv1") -> Tuning:
         1e-3,
         fates_of({"proposed": 40, "limited": 3, "duplicate": 9}, {"slow": 5, "screened": 7, "raced": 4, "confirmed": 2, "wrong": 1}),
         trials(),
+        19,
     )
     won = TunedKernel(
         "a" * 32,
