@@ -173,3 +173,55 @@ def test_averages_of_quantised_channels_that_are_last() -> None:
     x, one, zero = np.arange(12, dtype=U).reshape(1, 2, 3, 2), np.array(1, F), np.array(0, U)
     [y] = microsoft("QLinearGlobalAveragePool", [x, one, zero, one, zero], {"channels_last": 1})
     np.testing.assert_array_equal(y, [[[[5, 6]]]])
+
+
+@pytest.mark.parametrize(("pads", "strides", "dilations", "group", "apart", "masked"), [
+    ([0, 0, 0, 0], [1, 1], [1, 1], 1, 1, False), ([1, 0, 2, 1], [2, 1], [1, 2], 2, 1, True), ([1, 1, 1, 1], [1, 2], [1, 1], 1, 2, True)])
+def test_convolutions_with_taps_that_move(pads: Any, strides: Any, dilations: Any, group: int, apart: int, masked: bool) -> None:
+    """Samples between four elements, zeros outside, position by position."""
+    rng = np.random.default_rng(group + apart)
+    x, w, b = rng.standard_normal((2, 4, 5, 7)), rng.standard_normal((6, 4 // group, 3, 2)), rng.standard_normal(6)
+    size = [(n + pads[i] + pads[i + 2] - d * (k - 1) - 1) // s + 1
+            for i, (n, k, s, d) in enumerate(zip((5, 7), (3, 2), strides, dilations, strict=True))]
+    offset, mask = rng.uniform(-2, 2, (2, apart * 12, *size)), rng.random((2, apart * 6, *size)) if masked else np.ones(
+        (2, apart * 6, *size))
+
+    def sample(image: Any, r: float, c: float) -> float:
+        total = 0.0
+        for y in (int(np.floor(r)), int(np.floor(r)) + 1):
+            for z in (int(np.floor(c)), int(np.floor(c)) + 1):
+                if 0 <= y < 5 and 0 <= z < 7:
+                    total += image[y, z] * (1 - abs(r - y)) * (1 - abs(c - z))
+        return total
+    wanted = np.broadcast_to(b[:, None, None], (2, 6, *size)).copy()
+    for n, o, i, u, v, r, c in np.ndindex(2, 6, 4 // group, 3, 2, *size):
+        channel = o // (6 // group) * (4 // group) + i
+        g, tap = channel // (4 // apart), u * 2 + v
+        at = [p * s - pads[k] + t * d + offset[n, g * 12 + tap * 2 + k, r, c]
+              for k, (p, s, t, d) in enumerate(zip((r, c), strides, (u, v), dilations, strict=True))]
+        wanted[n, o, r, c] += w[o, i, u, v] * mask[n, g * 6 + tap, r, c] * sample(x[n, channel], *at)
+    operands = [v.astype(F) for v in (x, w, offset, b)] + ([mask.astype(F)] if masked else [])
+    [y] = results("DeformConv", operands, {"pads": pads, "strides": strides, "dilations": dilations, "group": group, "offset_group": apart,
+                                           "kernel_shape": [3, 2]}, 19)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.37])
+def test_the_largest_elements_of_regions(scale: float) -> None:
+    """Bins overlap where a region has fewer elements than bins, and are empty outside of the image."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3, 7, 5)).astype(F)
+    rois = np.array([[0, 0, 0, 4, 6], [1, 2, 1, 3, 2], [1, -5, -4, 30, 9], [0, 9, 9, 9, 9], [1, 4, 6, 2, 3], [0, 1.5, 2.5, 2.5, 4.5]], F)
+    bins = (3, 2)
+    wanted = np.zeros((len(rois), 3, *bins), F)
+    for i, roi in enumerate(rois):
+        x1, y1, x2, y2 = (int(np.sign(v) * np.floor(abs(v) + 0.5)) for v in roi[1:] * F(scale))
+        for r, c in np.ndindex(*bins):
+            spans = []
+            for first, last, at, count, n in ((y1, y2, r, 3, 7), (x1, x2, c, 2, 5)):
+                step = F(max(last - first + 1, 1)) / F(count)
+                spans.append(slice(*(min(max(int(v) + first, 0), n) for v in (np.floor(at * step), np.ceil((at + 1) * step)))))
+            part = x[int(roi[0]), :, spans[0], spans[1]]
+            wanted[i, :, r, c] = part.max((1, 2)) if part.size else 0
+    [y] = results("MaxRoiPool", [x, rois], {"pooled_shape": list(bins), "spatial_scale": scale}, 16)
+    np.testing.assert_array_equal(y, wanted)

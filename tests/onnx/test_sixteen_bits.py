@@ -202,6 +202,9 @@ ROWS: dict[str, list[Row]] = {
     "AffineGrid": [row(plain(2, 2, 3), ints(2, 3, 4, 5), slack=1e-6)],
     "GridSample": [row(IMAGE, plain(3, 4, 4, 2, low=-1.2, high=1.2), mode=how, padding_mode="border", slack=3e-6,
                         by_svod=how == "cubic") for how in ("nearest", "linear", "cubic")],
+    "DeformConv": [row(IMAGE, numbers(4, 2, 3, 3, scaled=False), plain(*IMAGE.shape[:1], 18, *(n - 2 for n in IMAGE.shape[2:])),
+                       slack=1e-5, by_svod=True)],
+    "MaxRoiPool": [row(IMAGE, np.array([[0.0, 0, 0, 4, 4], [1, 1, 1, 3, 5]]), pooled_shape=[2, 2], by_svod=True)],
     "RoiAlign": [row(IMAGE, np.array([[0.0, 0, 4, 4], [1, 1, 3, 5]]), ints(0, 1), output_height=2, output_width=2, sampling_ratio=2,
                      slack=1e-6)],
     # -- layers that recur

@@ -188,3 +188,37 @@ def causal_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, pa
     return out, whole.shrink([None, None, (whole.shape[2] - (k - 1), whole.shape[2])])
 
 
+@operator("DeformConv", 19)
+def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """A convolution of an image whose taps are moved: `offset` (N, groups · taps · 2, height, width) has the rows and columns of each."""
+    if x.ndim != 4 or w.ndim != 4:
+        raise UnsupportedError(f"{node} of {x.ndim - 2} axes; svod has it for images")
+    n, channels, height, width = x.shape
+    kernel, group, apart = w.shape[2:], node.get("group", 1), node.get("offset_group", 1)
+    taps, places = math.prod(kernel), offset.shape[2] * offset.shape[3]
+    strides, dilations = geometry(node, 2)
+    pairs = pads_of(node, (height, width), kernel, strides, dilations)
+    moved = offset.reshape(n, apart, taps, 2, places)
+    grid = np.indices((*kernel, *offset.shape[2:])).reshape(4, taps, places)      # the tap and the place of each sample
+    rows, columns = (moved[:, :, :, i].add(Tensor((grid[i] * dilations[i] + grid[2 + i] * strides[i] - pairs[i][0]).astype(np.float32)))
+                     for i in range(2))
+    image, out = x.reshape(n, apart, channels // apart, height * width), None
+    for y, y_share in neighbours(rows, height):
+        for z, z_share in neighbours(columns, width):
+            index = y.mul(width).add(z).reshape(n, apart, 1, taps * places).broadcast_to((n, apart, channels // apart, taps * places))
+            part = image.gather(3, index).mul(y_share.mul(z_share).reshape(n, apart, 1, taps * places))
+            out = part if out is None else out.add(part)
+    assert out is not None
+    if mask is not None:
+        out = out.mul(mask.reshape(n, apart, 1, taps * places))
+    samples = out.reshape(n, group, channels // group * taps, places)
+    result = w.reshape(group, w.shape[0] // group, -1).matmul(samples).reshape(n, w.shape[0], *offset.shape[2:])
+    return result if bias is None else result.add(bias.reshape(1, -1, 1, 1))
+
+
+def neighbours(at: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
+    """The two elements around positions along an axis, and their shares; those outside have none."""
+    first = at.floor()
+    share = at.sub(first)
+    return [(place.clamp(0, n - 1).cast("int64"), part.mul(place.ge(0).logical_and(place.lt(n)).cast(part.dtype)))
+            for place, part in ((first, share.neg().add(1)), (first.add(1), share))]

@@ -10,7 +10,7 @@ import numpy as np
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Array, Node, axes_in, operator
 from svod.onnx.values import numpy_dtype
-from svod.tensor import Tensor
+from svod.tensor import Tensor, where
 
 
 @operator("Upsample", 7)
@@ -253,6 +253,27 @@ def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor
     for choices in along:
         taps = [[*t, choice] for t in taps for choice in choices]
     return taps
+
+
+@operator("MaxRoiPool", exact=True)
+def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
+    """The largest element of each part of regions (image, first column, first row, last column, last row); 0 of a part outside."""
+    sizes, scale = node.need("pooled_shape"), node.get("spatial_scale", 1.0)
+    scaled = rois[:, 1:]._wide_float().mul(scale)
+    corners = where(scaled.lt(0), scaled.sub(0.5).ceil(), scaled.add(0.5).floor())
+
+    def seen(first: Tensor, last: Tensor, parts: int, n: int) -> Tensor:
+        """Which elements along an axis belong to each part: (regions, parts, n)."""
+        size = last.sub(first).add(1).maximum(1.0).reshape(-1, 1).div(float(parts))
+        begin, end = (size.mul(Tensor(np.arange(parts) + i).cast(size.dtype)) for i in range(2))
+        at = Tensor.arange(n).cast(size.dtype).sub(first.reshape(-1, 1)).unsqueeze(1)
+        return at.ge(begin.floor().unsqueeze(2)).logical_and(at.lt(end.ceil().unsqueeze(2)))
+    rows = seen(corners[:, 1], corners[:, 3], sizes[0], x.shape[2]).unsqueeze(1)
+    columns = seen(corners[:, 0], corners[:, 2], sizes[1], x.shape[3]).unsqueeze(1)
+    images = x.take(rois[:, 0].cast("int64"), 0)                                                    # (regions, C, H, W)
+    across = where(columns.unsqueeze(2), images.unsqueeze(3), x.dtype.min).max(-1)                  # (regions, C, H, parts)
+    largest = where(rows.unsqueeze(-1), across.unsqueeze(2), x.dtype.min).max(3)
+    return where(rows.any(-1).unsqueeze(-1).logical_and(columns.any(-1).unsqueeze(-2)), largest, 0).cast(x.dtype)
 
 
 @operator("RoiAlign", 10)
