@@ -97,8 +97,9 @@ class Model:
         #: Initializers that a call may give another value for, by name.
         self.overridable = tuple(_described(i) for i in graph.input if i.name in changeable)
         self._unread = {i.name for i in graph.input} - needed
+        self.fallback = fallback
         self._check_inputs()
-        self.fallback, self._lacking = fallback, [] if fallback is None else self.walk.lacking()
+        self._lacking = [] if fallback is None else self.walk.lacking()
         if fallback is None:
             self.walk.check(name)
         self.tail = self._make_tail()
@@ -119,9 +120,10 @@ class Model:
 
     def _check_inputs(self) -> None:
         """Raise UnsupportedError for types that svod does not compute with, OnnxError for dimensions that the model does not have."""
-        narrow = [f"{i.name}: {i.dtype}" for i in self.inputs if i.dtype not in (*BY_NAME, "sequence", "optional")]
-        if narrow:
-            raise UnsupportedError(f"the inputs {', '.join(narrow)}: {NARROW}")
+        for words, values in (("inputs", self.inputs), ("outputs", self.outputs)):
+            narrow = [f"{i.name}: {i.dtype}" for i in values if i.dtype not in (*BY_NAME, "sequence", "optional", "", "undefined")]
+            if narrow and (words == "inputs" or self.fallback is None):
+                raise UnsupportedError(f"the {words} {', '.join(narrow)}: {NARROW}")
         free = {s for i in self.inputs for s in i.shape or () if isinstance(s, str)}
         if unknown := sorted(set(self.dims) - free):
             raise OnnxError(f"the model has no free dimension {', '.join(unknown)}; it has {', '.join(sorted(free)) or 'none'}")

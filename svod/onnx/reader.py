@@ -273,6 +273,8 @@ class Arrays:
 
 def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
     name = NUMPY_TYPES.get(tensor.data_type)
+    if type_name(tensor.data_type) in ("int2", "uint2", "int4", "uint4"):
+        return _unpacked(tensor, data)
     if name is None:
         raise UnsupportedError(f"the tensor {tensor.name!r} has the type {type_name(tensor.data_type)}; {NARROW}")
     shape = tuple(tensor.dims)
@@ -285,6 +287,18 @@ def _viewed(tensor: onnx.TensorProto, data: memoryview) -> Array:
     copy = array.copy()         # kernels read aligned elements
     give_back(array)
     return copy
+
+
+def _unpacked(tensor: onnx.TensorProto, data: memoryview) -> Array:
+    """Integers of 2 or 4 bits, the first of a byte in its lowest bits, a byte each."""
+    kind, count, bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), math.prod(tensor.dims), int(type_name(tensor.data_type)[-1])
+    if len(data) != -(-count * bits // 8):
+        raise OnnxError(f"the tensor {tensor.name!r} of {tuple(tensor.dims)} {type_name(tensor.data_type)} has {len(data)} bytes")
+    packed = np.frombuffer(data, np.uint8)
+    values = (packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1).reshape(-1)[:count].astype(np.int8)
+    if not type_name(tensor.data_type).startswith("u"):
+        values = np.where(values >> bits - 1, values - (1 << bits), values)
+    return values.astype(kind).reshape(tuple(tensor.dims))
 
 
 def type_name(data_type: int) -> str:

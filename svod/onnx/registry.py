@@ -41,6 +41,7 @@ class Operator:
     known: tuple[int, ...]
     raw: bool
     exact: bool
+    narrow: bool
 
 
 @dataclass
@@ -73,13 +74,13 @@ _operators: dict[tuple[str, str], list[Operator]] = {}
 
 
 def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False,
-             exact: bool = False) -> Callable[..., Any]:
+             exact: bool = False, narrow: bool = False) -> Callable[..., Any]:
     """Enter a function into the table. One function may be entered several times."""
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(function).parameters)[1:]
         missing = [k for k in known if k not in names]
         assert not missing, f"{name} has no operand {missing}"
-        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw, exact)
+        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw, exact, narrow)
         _operators.setdefault((domain, name), []).append(entry)
         return function
     return enter

@@ -80,6 +80,11 @@ def dtype_of(value: Value) -> DType:
     return value.dtype if isinstance(value, Tensor) else _DTYPES.get(value.dtype) or BY_NAME[value.dtype.name]
 
 
+def is_narrow_integer(array: Array) -> bool:
+    """Whether the elements are integers of 2 or 4 bits, as ml_dtypes has them, a byte each."""
+    return array.dtype not in _DTYPES and array.dtype.name in ("int2", "uint2", "int4", "uint4")
+
+
 def shape_of(value: Value) -> tuple[int, ...]:
     return tuple(value.shape)
 

@@ -29,7 +29,7 @@ from svod.onnx.reader import (
 )
 from svod.onnx.registry import Node, Operator, find
 from svod.onnx.schemas import type_mistake
-from svod.onnx.values import DIFFERS, Value, is_known, tensor_of
+from svod.onnx.values import DIFFERS, Value, is_known, is_narrow_integer, tensor_of
 from svod.tensor import Tensor
 
 log = logging.getLogger("svod.onnx")
@@ -220,16 +220,18 @@ class Walk:
                     raise UnsupportedError(f"{node}: operand {i} decides about shapes, and is computed from "
                                            + (f"{DIFFERS}" if differs(o) else "data that is not known while the model is loaded; "
                                               "load(…, outputs=[…]) leaves the nodes behind it out"))
-                value = self.tensor(o)
+                value = self.tensor(o, operator.narrow)
             taken.append(o if value is None else value)
         return taken
 
-    def tensor(self, value: Value) -> Tensor:
-        """A value as a tensor; one of the model's own arrays as one tensor, however often it is read."""
+    def tensor(self, value: Value, narrow: bool = False) -> Tensor:
+        """A value as a tensor; one of the model's own arrays as one tensor, however often it is read. `narrow`: integers of 2 and 4 bits
+        become int8, and are refused otherwise."""
         if not is_known(value):
             return tensor_of(value)
-        kept = self._weights.get(id(value))
-        made = tensor_of(value) if kept is None else kept
+        is_narrow = is_narrow_integer(value)
+        kept = None if is_narrow and not narrow else self._weights.get(id(value))
+        made = tensor_of(value.astype(np.int8) if is_narrow and narrow else value) if kept is None else kept
         if kept is None and id(value) in self._own:
             self._weights[id(value)] = made
         if value.size <= MOST_KNOWN:

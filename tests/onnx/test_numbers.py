@@ -11,9 +11,6 @@ import svod.onnx
 from tests.onnx.test_model import info, model
 
 F, D, H, U = np.float32, np.float64, np.float16, np.uint8
-TYPES = {np.dtype(k): v for k, v in {
-    "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16, "bool": TensorProto.BOOL,
-    "uint8": TensorProto.UINT8, "uint16": TensorProto.UINT16, "int32": TensorProto.INT32, "int64": TensorProto.INT64}.items()}
 
 
 def results(op: str, operands: list[Any], attributes: dict[str, Any], opset: int, as_weights: bool = False, outputs: int = 1) -> list[Any]:
@@ -22,7 +19,8 @@ def results(op: str, operands: list[Any], attributes: dict[str, Any], opset: int
     out = [f"o{k}" for k in range(outputs)]
     given = {n: o for n, o in zip(names, operands, strict=True) if n}
     m = svod.onnx.load(model([helper.make_node(op, names, out, **attributes)],
-                             [] if as_weights else [info(n, list(o.shape), TYPES[o.dtype]) for n, o in given.items()],
+                             [] if as_weights else [info(n, list(o.shape), helper.np_dtype_to_tensor_dtype(o.dtype))
+                                                    for n, o in given.items()],
                              [helper.make_empty_tensor_value_info(o) for o in out], given if as_weights else None, opset))
     made = m({} if as_weights else given)
     return list(made) if outputs > 1 else [made]

@@ -242,6 +242,10 @@ ROWS: dict[str, list[Row]] = {
                                                   plain(2, 8), plain(8), plain(8), slack=3e-6, outputs=2)],
     "com.microsoft.Attention": [row(plain(2, 4, 8), plain(8, 24), plain(24), num_heads=2, slack=3e-6)],
     "com.microsoft.MultiHeadAttention": [row(*(plain(2, 4, 8) for _ in range(3)), plain(24), num_heads=2, slack=3e-6)],
+    "com.microsoft.GatherBlockQuantized": [row(Fixed(RNG.integers(0, 255, (4, 16)).astype(np.uint8)), np.array([2, 0]), numbers(4, 2),
+                                               block_size=16, bits=4, gather_axis=0, quantize_axis=1, by_svod=True)],
+    "com.microsoft.MatMulBnb4": [row(numbers(3, 32), Fixed(RNG.integers(0, 255, 64).astype(np.uint8)), plain(8, low=0.5),
+                                     K=32, N=4, block_size=16, quant_type=1, slack=3e-6)],
     "com.microsoft.GroupQueryAttention": [row(*(plain(2, 4, 16) for _ in range(3)), None, None, np.array([3, 3], np.int32),
                                               np.array([4], np.int32), num_heads=2, kv_num_heads=2, slack=3e-6)],
     "com.microsoft.RotaryEmbedding": [row(signed(2, 5, 8), np.arange(10).reshape(2, 5), plain(16, 4), plain(16, 4), slack=1e-6)],
@@ -262,9 +266,11 @@ APART = {
                     "makes random numbers"),
     "NonZero": "is refused where its operand is not known",
     "BitCast": "reads the bits",
-    **dict.fromkeys(("com.microsoft.SimplifiedLayerNormalization",), "is the operator of that name in ai.onnx"),
+    **dict.fromkeys(("com.microsoft.SimplifiedLayerNormalization", "com.microsoft.QuantizeLinear",
+                     "com.microsoft.DequantizeLinear"), "is the operator of that name in ai.onnx"),
     **dict.fromkeys((f"com.microsoft.{name}" for name in (
-        "DynamicQuantizeMatMul", "QAttention", "QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu",
+        "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention", "QGemm", "QLinearAveragePool", "QLinearAdd",
+        "QLinearMul", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu",
         "QLinearSigmoid", "QLinearSoftmax")), "its floats are scales, of float32"),
 }
 

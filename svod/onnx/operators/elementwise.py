@@ -136,7 +136,7 @@ def svod_type(data_type: int, node: Node) -> DType:
     return BY_NAME[name]
 
 
-@operator("Cast", 6)
+@operator("Cast", 6, narrow=True)
 def cast(node: Node, x: Tensor) -> Tensor:
     return x.cast(svod_type(node.need("to"), node))
 

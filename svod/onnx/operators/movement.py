@@ -35,7 +35,7 @@ def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
     return None if value is None else [size(n) for n in np.atleast_1d(np.asarray(value))]
 
 
-@operator("Reshape", known=("shape",), exact=True)
+@operator("Reshape", known=("shape",), exact=True, narrow=True)
 def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
     wanted = ints(node, "shape", shape)
     if wanted is None:
@@ -50,7 +50,7 @@ def flatten(node: Node, x: Tensor) -> Tensor:
     return x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), int(np.prod(x.shape[axis:], dtype=np.int64)))
 
 
-@operator("Transpose", exact=True)
+@operator("Transpose", exact=True, narrow=True)
 def transpose(node: Node, x: Tensor) -> Tensor:
     return x.permute(node.get("perm") or tuple(reversed(range(x.ndim))))
 

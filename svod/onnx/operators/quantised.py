@@ -6,7 +6,7 @@ from svod.errors import UnsupportedError
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.operators.products import shifted
-from svod.onnx.registry import Node, axis_in, operator
+from svod.onnx.registry import MICROSOFT, Node, axis_in, operator
 from svod.tensor import Tensor
 
 
@@ -35,13 +35,15 @@ def clamp_to(x: Tensor, kind: DType) -> Tensor:
 
 
 @operator("QuantizeLinear", 10, exact=True)
+@operator("QuantizeLinear", domain=MICROSOFT, exact=True)
 def quantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     kind = zero.dtype if zero is not None else svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else dtypes.uint8
     precision = svod_type(node.get("precision"), node) if node.get("precision") else None
     return to_integers(x, along(node, x, scale), None if zero is None else along(node, x, zero), kind, precision)
 
 
-@operator("DequantizeLinear", 10, exact=True)
+@operator("DequantizeLinear", 10, exact=True, narrow=True)
+@operator("DequantizeLinear", domain=MICROSOFT, exact=True, narrow=True)
 def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     s = along(node, x, scale)
     kind = svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else scale.dtype
