@@ -97,6 +97,11 @@ class Ratio:
         """Half the width of the interval on a logarithmic scale: 0.01 is ±1 %."""
         return 0.5 * math.log(self.high / self.low) if self.low > 0.0 else math.inf
 
+    @property
+    def inverse(self) -> Ratio:
+        """The ratio the other way round, of the same rounds: a speed-up, where this is one of times."""
+        return Ratio(1.0 / self.median, 1.0 / self.high, 1.0 / self.low if self.low > 0.0 else math.inf)
+
 
 @dataclass(frozen=True)
 class Confirmation:

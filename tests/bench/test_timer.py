@@ -246,3 +246,11 @@ def test_reading_the_machine(tmp_path):
     missing = read_machine(tmp_path / "none")
     assert missing.steal == 0.0 and missing.since(missing).foreign == 0.0
     assert watch_machine()().seconds >= 0.0
+
+
+@pytest.mark.parametrize("rounds", [3, 5, 6, 15])
+def test_the_inverse_of_a_ratio_also_of_rounds_too_few_for_an_interval(rounds: int) -> None:
+    times, base = [2.0 + n / 7 for n in range(rounds)], [1.0] * rounds
+    ratio, other = paired_ratio(times, base), paired_ratio(base, times)
+    assert (ratio.inverse.low, ratio.inverse.high) == (pytest.approx(other.low), pytest.approx(other.high))
+    assert ratio.inverse.median == pytest.approx(1 / ratio.median) and ratio.inverse.inverse.median == pytest.approx(ratio.median)

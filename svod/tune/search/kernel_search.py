@@ -626,7 +626,7 @@ class KernelSearch:
             reference is None or fits_its_times(t.ratio, t.seconds, reference.seconds))) or baseline is None]
         winner, time_ = usable[best_of([Standing(t.high, c is baseline, len(c.chain), canonical([o.to_json() for o in c.chain]), c.linear)
                                         for c, t in usable])]
-        speedup = Ratio(1 / time_.ratio, 1 / time_.high, 1 / time_.low) if reference is not None else Ratio(1.0, 1.0, 1.0)
+        speedup = Ratio(time_.ratio, time_.low, time_.high).inverse if reference is not None else Ratio(1.0, 1.0, 1.0)
         return self._found(winner, time_.seconds, reference.seconds if reference else float("inf"), True, speedup)
 
     def result(self) -> Finding:
