@@ -353,11 +353,11 @@ class DispatchingExecutor(Executor):
         self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
         self.closing = False
         self._ending, self._ended = threading.Event(), threading.Event()
-        # from now on, as Python 3.12 and later start no thread while they exit
-        threading.Thread(target=self._limit_end, name="svod-executor-end", daemon=True).start()
         self._switch_seconds = sys.getswitchinterval()      # of the user's process, which has it back at the end
         sys.setswitchinterval(min(self._switch_seconds, SWITCH_SECONDS))
         atexit.register(self.close)
+        # from now on, as Python 3.12 and later start no thread while they exit
+        threading.Thread(target=self._limit_end, name="svod-executor-end", daemon=True).start()
 
     def _add(self, carrier: Carrier) -> None:
         self._note(carrier, "starting")
@@ -710,10 +710,14 @@ class LocalExecutor(DispatchingExecutor):
         self.device = device
         self._server_lock = threading.Lock()
         self._server = ForkServer(self.config)    # first, as nothing must be closed if it cannot start
-        super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
-        for i in range(count):
-            self._add(_LocalCarrier(self, "compile", f"local-compile-{i}"))
-        self._add(_LocalCarrier(self, "bench", "local-bench-0"))
+        try:
+            super().__init__(f"{count} local worker{'s' if count != 1 else ''}", shared_cores)
+            for i in range(count):
+                self._add(_LocalCarrier(self, "compile", f"local-compile-{i}"))
+            self._add(_LocalCarrier(self, "bench", "local-bench-0"))
+        except BaseException:       # the system allows no further thread, or has no place for the machine's lock
+            self.close()
+            raise
 
     def wait_until_ready(self, seconds: float = math.inf) -> None:
         self.server().wait_until_ready(seconds)

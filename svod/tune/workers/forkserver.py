@@ -44,8 +44,6 @@ class ServerLost(Exception):
 
 
 def _command(fd: int, config: WorkerConfig) -> list[str]:
-    if why := why_no_python():
-        raise TuneError(f"cannot start workers: {why}; BEAM_EXECUTOR=inline searches without them, unprotected")
     roots = package_roots()
     paths = {"first": [*roots[:1], *config.paths], "last": roots[1:], "config": asdict(config)}
     return [python(), "-P", "-W", "ignore", "-c", _BOOT, str(fd), json.dumps(paths)]
@@ -88,6 +86,8 @@ class ForkServer:
     when it is gone."""
 
     def __init__(self, config: WorkerConfig) -> None:
+        if why := why_no_python():
+            raise TuneError(f"cannot start workers: {why}; BEAM_EXECUTOR=inline searches without them, unprotected")
         self.config = config
         self._lock = threading.Lock()
         self._log = open_log()
@@ -98,6 +98,10 @@ class ForkServer:
         self._broken = ""
         try:
             self._process = _popen(_command(theirs.fileno(), config), theirs.fileno(), self._log)
+        except TuneError:
+            self._socket.close()
+            os.close(self._log)
+            raise
         finally:
             theirs.close()
 
