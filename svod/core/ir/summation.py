@@ -28,7 +28,7 @@ class SumRule(NamedTuple):
 
 
 SUMS = SumRule(64, 16)
-PRODUCTS = SumRule(8192, 512)
+PRODUCTS = SumRule(8192, 128)
 SUMMING = ("ADD", "EXPSUM")     # the combiners that add; those of EXPSUM are sums of products
 
 

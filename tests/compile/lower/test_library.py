@@ -28,6 +28,7 @@ from tests.toy_backend.target import TOY
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NATIVE = replace(runnable_targets()["host"], threads=3)
+WITHOUT_FLOAT64 = replace(TOY, has_float64=False)
 COLUMNS, STRIPS, ROWS, CUT = (2, 7, 19), (2, 5, 211), (3, 37, 1), (1, 71, 1)
 
 
@@ -37,11 +38,11 @@ def kernel_of(name: str, options: tuple[Any, ...], dtype: str, shapes: list[tupl
     return Kernel(call.ast)
 
 
-def compare_on_groups(kernel: Kernel, operands: list[Array]) -> None:
+def compare_on_groups(kernel: Kernel, operands: list[Array], target: Target = TOY) -> None:
     case = Case(kernel)
     case.args[1:] = [a.reshape(-1) for a in operands]
     case.want = evaluate(kernel.ast, case.args)
-    program = lower_library_kernel(kernel, TOY)
+    program = lower_library_kernel(kernel, target)
     validate(program)
     args = case.fresh()
     run_program(program, args)
@@ -91,7 +92,24 @@ def test_scans_in_chunks(combiner: str, shape: tuple[int, ...], monkeypatch: pyt
     position = combiner.startswith("ARG")
     for source in ("float32", "int32")[:1 + (combiner == "ADD")]:
         x = make(shape, source, 7, special=combiner not in ("ADD", "MUL"))
-        compare_on_groups(kernel_of("SCAN", (combiner,), "int64" if position or source == "int32" else source, [shape], [source]), [x])
+        kernel = kernel_of("SCAN", (combiner,), "int64" if position or source == "int32" else source, [shape], [source])
+        for target in (TOY, WITHOUT_FLOAT64):
+            compare_on_groups(kernel, [x], target)
+
+
+@pytest.mark.parametrize(("target", "most"), [(TOY, 6.1e-8), (WITHOUT_FLOAT64, 7e-7)], ids=["float64", "blocks"])
+@pytest.mark.parametrize(("combiner", "scan_of"), [("ADD", np.cumsum), ("LOGADDEXP", np.logaddexp.accumulate)])
+def test_long_scans_round_a_few_times(combiner: str, scan_of: Any, target: Target, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal numbers, whose additions in a row round alike, in one chunk and in several."""
+    kernel = kernel_of("SCAN", (combiner,), "float32", [(1, 3001, 1)], ["float32"])
+    x = np.full(3001, 0.1, np.float32)
+    want = scan_of(x.astype(np.float64))
+    for alone in (3001, 256):
+        monkeypatch.setattr(chunks, "ALONE", alone)
+        program = lower_library_kernel(kernel, target)
+        got = np.zeros(3001, np.float32)
+        run_program(program, [got, x])
+        assert np.max(np.abs(got - want) / np.abs(want)) <= max(most, 1.3e-7 * (combiner == "LOGADDEXP")), alone
 
 
 def test_no_thread_of_a_device_takes_a_long_row_alone() -> None:
