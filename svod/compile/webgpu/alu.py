@@ -132,6 +132,21 @@ def _is_number(w: Writer, s: int) -> bool:
     return w.code[s].op == "CONST" and w.code[s].arg == w.code[s].arg
 
 
+def _whole(function: str) -> Core:
+    """ROUND, halves to even, or TRUNC. Those of float64 are written out: Mesa 22.3 rounds its halves down and loses the sign of zeros."""
+    def core(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
+        if dtype != F64:
+            return f"{function}({x[0]})"
+        name, v, half = f"{function}_f64_{width}", register(F64, width), splat("f64", width, "0.5lf")
+        zero, one = splat("f64", width, "0.0lf"), splat("f64", width, "1.0lf")
+        up = f"((a - down) > {half}) | (((a - down) == {half}) & (floor(down * {half}) != down * {half}))"
+        size = f"select(down, down + {one}, {up})" if function == "round" else "down"
+        return w.helper(name, lambda: (
+            f"fn {name}(x: {v}) -> {v} {{\n  let a = abs(x);\n  let down = floor(a);\n  let size = {size};\n"
+            f"  return select(select(size, -size, x < {zero}), x, size == a);\n}}")) + f"({x[0]})"
+    return core
+
+
 def _division(remainder: bool) -> Core:
     """IDIV, or MOD."""
     def core(w: Writer, dtype: DType, width: int, x: list[str], i: int) -> str:
@@ -239,7 +254,7 @@ CORES: dict[str, Core] = {
     "AND": _binary({"i": "&", "u": "&", "b": "&"}), "OR": _binary({"i": "|", "u": "|", "b": "|"}),
     "XOR": _binary({"i": "^", "u": "^", "b": "!="}),
     "NEG": _neg, "ABS": _call("abs", "fi"), "NOT": _not, "RECIPROCAL": _reciprocal,
-    "SQRT": _call("sqrt"), "FLOOR": _call("floor"), "CEIL": _call("ceil"), "TRUNC": _call("trunc"), "ROUND": _call("round"),
+    "SQRT": _call("sqrt"), "FLOOR": _call("floor"), "CEIL": _call("ceil"), "TRUNC": _whole("trunc"), "ROUND": _whole("round"),
     "MAX": _extremum(True), "MIN": _extremum(False), "IDIV": _division(False), "MOD": _division(True),
     "SHL": _shift(True), "SHR": _shift(False),
     "CMPLT": _comparison("<", "(!{0} & {1})", "(max({0}, {1}) != {0})"),

@@ -100,6 +100,17 @@ def test_functions_at_the_edges(webgpu: Target, name: str) -> None:
     agree(FUNCTIONS[name])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_halves_are_rounded_to_even(webgpu: Target, dtype: str) -> None:
+    x = np.array([37.5, 0.5, 1.5, 2.5, -0.5, -2.5, -37.5, 0.49, 0.51, -0.2, 0, -0.0, 7, 1e3, 511.5, np.inf, -np.inf, np.nan]).astype(dtype)
+    plan = Tensor.stack([Tensor(x).round(), Tensor(x).trunc(), Tensor(x).floor(), Tensor(x).ceil()]).prepare(PrepareConfig(
+        device="WEBGPU", db=":none:"))
+    plan.execute()
+    want = np.concatenate([np.round(x), np.trunc(x), np.floor(x), np.ceil(x)])
+    np.testing.assert_array_equal(plan.outputs[0], want)
+    np.testing.assert_array_equal(np.signbit(plan.outputs[0]), np.signbit(want))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_both_zeros_are_equal_to_an_order_and_all_nans_are_last(webgpu: Target, dtype: str) -> None:
     tiny = 0.0 if dtype == "float16" else 1e-40         # the difference of two numbers of the order that is denormal
