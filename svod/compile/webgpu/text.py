@@ -18,6 +18,7 @@ from svod.compile.lower.program import Instruction, PhaseSpec, ProgramSpec
 from svod.compile.webgpu.facts import Facts
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
+from svod.core.spec.values import constant
 from svod.errors import CompileError, UnsupportedError
 
 REGISTERS = {
@@ -158,6 +159,7 @@ class Writer:
         return f"{number}{'u' if kind == 'u32' else 'lu'}"
 
     def _float(self, dtype: DType, value: float) -> str:
+        value = float(constant(dtype, value))       # a number of 16 bits stands in a register of 32
         if not math.isfinite(value) or (dtype.bits <= 32 and not np.isfinite(np.float32(value))):
             self.hides = True
             text = f"bitcast<f32>({'0x7fc00000u' if math.isnan(value) else '0x7f800000u' if value > 0 else '0xff800000u'} | unknown)"

@@ -100,6 +100,21 @@ def test_functions_at_the_edges(webgpu: Target, name: str) -> None:
     agree(FUNCTIONS[name])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_have_the_type_of_16_bit_operands(webgpu: Target, dtype: str) -> None:
+    """30000 is 29952 in bfloat16, 1000.3 is 1000.5 in float16, and 1e9 is infinite there."""
+    x = Tensor(np.array([30000, -29952, 1000.5, 1, 0], np.float32)).cast(dtype).realize()
+    for number in (30000.0, 1000.3, 1e9, 1e-9, 0.1):
+        results = []
+        for device in ("CPU", "WEBGPU"):
+            made = Tensor.stack([f.cast("float32") for f in (x + number, x - number, x < number, x.eq(number), x.maximum(number),
+                                                                x * number)])
+            plan = made.prepare(PrepareConfig(device=device, db=":none:"))
+            plan.execute()
+            results.append(plan.outputs[0].copy())
+        np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_halves_are_rounded_to_even(webgpu: Target, dtype: str) -> None:
     x = np.array([37.5, 0.5, 1.5, 2.5, -0.5, -2.5, -37.5, 0.49, 0.51, -0.2, 0, -0.0, 7, 1e3, 511.5, np.inf, -np.inf, np.nan]).astype(dtype)
