@@ -15,7 +15,6 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import PrepareConfig
 from svod.core.ir.dtype import BY_NAME
 from svod.core.ir.variable import Variable
-from svod.core.machine.target import HOST
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx.fallback import Tail, check_runtime
 from svod.onnx.reader import NARROW, Arrays, OnnxError, Source, opsets, overridable, read_model, type_name
@@ -23,7 +22,6 @@ from svod.onnx.values import Undecided, Value, array_of, dtype_of, tensor_of
 from svod.onnx.walk import Walk
 from svod.tensor import Tensor
 from svod.tensor.dlpack import is_shareable
-from svod.tensor.realize import device_called
 from svod.tracing import jit
 
 log = logging.getLogger("svod.onnx")
@@ -240,8 +238,9 @@ class Model:
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
+        config = self.config or PrepareConfig.from_env()
         try:
-            results = self.walk.run(values, self.computed, dict(chosen), number, device=self._device())
+            results = self.walk.run(values, self.computed, dict(chosen), number, config.capture_device or config.device)
         except Undecided as e:
             return _Condition(e.branch, e.condition)
         declared = {o.name: BY_NAME.get(o.dtype) for o in self.outputs}
@@ -252,12 +251,6 @@ class Model:
             if wanted is not None and not isinstance(r, list) and dtype_of(r) is not wanted:
                 raise OnnxError(f"the output {name!r} is declared as {wanted.name}, and its nodes make {dtype_of(r).name}")
         return tuple([tensor_of(v) for v in r] if isinstance(r, list) else tensor_of(r) for r in results)
-
-    def _device(self) -> str:
-        """What computes values that are on the CPU."""
-        config = self.config or PrepareConfig.from_env()
-        name = config.capture_device or config.device
-        return HOST if name is None else device_called(name)
 
     def _split(self, feed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """The inputs that are operands of the plan, and those whose values decide about it."""

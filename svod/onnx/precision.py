@@ -24,17 +24,17 @@ from svod.tensor.precision import is_half, rounded, widened
 
 
 class Halves:
-    """The 16-bit floats of one walk. `device`: what computes values that are on the CPU."""
+    """The 16-bit floats of one walk. `device`: the name of what computes values that are on the CPU, if it is another device."""
 
-    def __init__(self, device: str = HOST) -> None:
-        self._device = device
+    def __init__(self, device: str | None = None) -> None:
+        self._is_host = device is None or device.upper().partition(":")[0] == HOST
         self._unrounded: dict[UOp, Tensor] = {}     # what a node made, by the node of what that was rounded to
 
     def computed(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
         """The results of a node for its operands as its function takes them."""
         halves = {i: o.dtype for i, o in enumerate(operands) if isinstance(o, Tensor) and is_half(o.dtype)}
-        if operator.raw or (operator.exact and not (any(operands[i].uop in self._unrounded for i in halves)
-                                                    and _types_follow(node, halves))):
+        if (operator.raw or (operator.multiplies and not all(self._is_handed_on(operands[i]) for i in halves))
+                or (operator.exact and not (any(operands[i].uop in self._unrounded for i in halves) and _types_follow(node, halves)))):
             halves = {}
         results = operator.function(node, *(self._widened(o) if i in halves else o for i, o in enumerate(operands)))
         made = list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
@@ -43,11 +43,15 @@ class Halves:
     def _widened(self, half: Tensor) -> Tensor:
         return self._unrounded[half.uop] if half.uop in self._unrounded else widened(half)
 
+    def _is_handed_on(self, half: Tensor) -> bool:
+        """Whether nodes read what was not rounded to it, if it is a result."""
+        return self._is_host and half.dtype is dtypes.float16 and half.device == HOST
+
     def _rounded(self, result: Value, kind: DType | None) -> Value:
         if kind is None or not isinstance(result, Tensor) or not result.dtype.is_float:
             return result
         half = rounded(result, kind)
-        if kind is dtypes.float16 and result.dtype is dtypes.float32 and half.device == self._device == HOST:
+        if self._is_handed_on(half) and result.dtype is dtypes.float32:
             self._unrounded[half.uop] = result
         return half
 

@@ -11,7 +11,8 @@ graph is walked. With `raw` the operands come as they are. A missing operand is 
 output.
 
 Operands of 16-bit floats come as float32, and the results are rounded (`svod.onnx.precision`). With `exact` they come as they are, unless
-they come from nodes that did not round: for functions that move, choose or compare elements, or that look at their operands' types.
+they come from nodes that did not round: for functions that move, choose or compare elements, or that look at their operands' types. With
+`multiplies` they come as they are where there are matrix instructions for them: for functions that round between two products.
 """
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ DOMAINS = {"": "", "ai.onnx": "", MICROSOFT: MICROSOFT}
 @dataclass(frozen=True)
 class Operator:
     """`since`: the version of the operator set from which on `function` is right. `known`: the positions of operands whose values it
-    needs."""
+    needs. `raw`, `exact`, `multiplies`: how it takes its operands."""
 
     name: str
     since: int
@@ -41,6 +42,7 @@ class Operator:
     known: tuple[int, ...]
     raw: bool
     exact: bool
+    multiplies: bool
     narrow: bool
 
 
@@ -74,13 +76,13 @@ _operators: dict[tuple[str, str], list[Operator]] = {}
 
 
 def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False,
-             exact: bool = False, narrow: bool = False) -> Callable[..., Any]:
+             exact: bool = False, multiplies: bool = False, narrow: bool = False) -> Callable[..., Any]:
     """Enter a function into the table. One function may be entered several times."""
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(function).parameters)[1:]
         missing = [k for k in known if k not in names]
         assert not missing, f"{name} has no operand {missing}"
-        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw, exact, narrow)
+        entry = Operator(name, since, function, tuple(names.index(k) for k in known), raw, exact, multiplies, narrow)
         _operators.setdefault((domain, name), []).append(entry)
         return function
     return enter

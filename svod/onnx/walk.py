@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 
 from svod.core.ir.origin import scope
-from svod.core.machine.target import HOST
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import operators
 from svod.onnx.known import MOST_KNOWN, Known, differs
@@ -109,10 +108,10 @@ class Walk:
 
     # -- walking ------------------------------------------------------------------------------------------------------
     def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None, chosen: Mapping[int, bool] | None = None,
-            number: Tensor | None = None, device: str = HOST) -> list[Value]:
+            number: Tensor | None = None, device: str | None = None) -> list[Value]:
         """The values of the model's outputs, or of those named, for values of its inputs. `chosen`: which way branches go whose conditions
-        are computed, by their numbers in the walk. `number`: of the run, uint32 (1,), for nodes with a seed. `device`: what computes
-        values that are on the CPU. Raises Undecided for another branch that has to be chosen."""
+        are computed, by their numbers in the walk. `number`: of the run, uint32 (1,), for nodes with a seed. `device`: the name of
+        what computes values that are on the CPU, if it is another device. Raises Undecided for another branch that has to be chosen."""
         graph = self.model.graph
         self._chosen, self._branches, self.known, self.halves = dict(chosen or {}), 0, Known(), Halves(device)
         self.run_number, self._draws = number, Counter()

@@ -59,7 +59,7 @@ class Fixed:
 class Row:
     """Operands of one node: floats are given in 16 bits, integers and bools as they are, None is left out. `slack`: an absolute error that
     float32 makes where operands cancel, of the largest result of a row along the first axis. `apart`: the same in units of the type's
-    epsilon, for what is rounded more than once, with the reason in `why`. `by_svod`: the evaluator of the onnx package is no reference."""
+    epsilon, for what is rounded more than once. `by_svod`: the evaluator of the onnx package is no reference."""
 
     operands: Sequence[Any]
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -67,15 +67,20 @@ class Row:
     outputs: int = 1
     slack: float = 0.0
     apart: float = 0.0
-    why: str = ""
     by_svod: bool = False
     kinds: tuple[str, ...] = ("float16", "bfloat16")
 
 
 def row(*operands: Any, **attributes: Any) -> Row:
     """A row; what no attribute of an operator is called belongs to the row."""
-    own = {k: attributes.pop(k) for k in ("opset", "outputs", "slack", "apart", "why", "by_svod", "kinds") if k in attributes}
+    own = {k: attributes.pop(k) for k in ("opset", "outputs", "slack", "apart", "by_svod", "kinds") if k in attributes}
     return Row(operands, attributes, **own)
+
+
+def multiplied(*operands: Any, **attributes: Any) -> list[Row]:
+    """Rows of attention. Its probabilities are rounded to bfloat16 before their product with the values, as by PyTorch's kernels: matrix
+    instructions multiply them."""
+    return [row(*operands, kinds=("float16",), **attributes), row(*operands, kinds=("bfloat16",), apart=1.0, **attributes)]
 
 
 def ints(*values: int) -> Array:
@@ -85,7 +90,6 @@ def ints(*values: int) -> Array:
 KIND = "the type of 16 bits, as TensorProto numbers it"
 LARGE = numbers(3, 2, 6, 6, low=30000, high=60000, scaled=False)        # whose sums are no float16
 IMAGE, HOLD = numbers(3, 2, 6, 5), np.array([[[0, 1], [2, 0]]])
-NEAR = "the probabilities are rounded to 16 bits before the product with the values, as PyTorch's kernels do"
 
 ROWS: dict[str, list[Row]] = {
     # -- elements
@@ -187,10 +191,9 @@ ROWS: dict[str, list[Row]] = {
     "LpNormalization": [row(signed(3, 50), axis=1, p=p, by_svod=True) for p in (1, 2)],
     "MeanVarianceNormalization": [row(LARGE, slack=3e-6, by_svod=True), row(numbers(3, 2, 8), axes=[2], slack=3e-6, by_svod=True)],
     # -- attention
-    "Attention": [row(*(numbers(2, 2, 4, 8, low=200, high=300, scaled=False) for _ in range(2)), signed(2, 2, 4, 8), scale=1e-4,
-                      apart=0.5, why=NEAR, slack=1e-4),
-                  row(signed(3, 2, 4, 8), plain(3, 2, 5, 8) / 128, signed(3, 2, 5, 8), plain(4, 5), is_causal=1, softcap=2.0, slack=1e-6,
-                      apart=1, why=NEAR)],
+    "Attention": [
+        *multiplied(*(numbers(2, 2, 4, 8, low=200, high=300, scaled=False) for _ in range(2)), signed(2, 2, 4, 8), scale=1e-4, slack=1e-4),
+        *multiplied(signed(3, 2, 4, 8), plain(3, 2, 5, 8) / 128, signed(3, 2, 5, 8), plain(4, 5), is_causal=1, softcap=2.0, slack=1e-6)],
     "LinearAttention": [row(plain(1, 3, 4), plain(1, 3, 4), plain(1, 3, 4), None, -numbers(1, 3, 4, scaled=False), plain(1, 3, 2),
                             q_num_heads=2, kv_num_heads=2, outputs=2, slack=3e-6)],
     "RotaryEmbedding": [row(signed(3, 2, 5, 8), plain(3, 5, 4), plain(3, 5, 4), slack=1e-6)],
@@ -241,7 +244,7 @@ ROWS: dict[str, list[Row]] = {
     "com.microsoft.EmbedLayerNormalization": [row(np.array([[0, 2, 1]], np.int32), np.zeros((1, 3), np.int32), signed(3, 8), plain(3, 8),
                                                   plain(2, 8), plain(8), plain(8), slack=3e-6, outputs=2)],
     "com.microsoft.Attention": [row(plain(2, 4, 8), plain(8, 24), plain(24), num_heads=2, slack=3e-6)],
-    "com.microsoft.MultiHeadAttention": [row(*(plain(2, 4, 8) for _ in range(3)), plain(24), num_heads=2, slack=3e-6)],
+    "com.microsoft.MultiHeadAttention": multiplied(*(plain(2, 4, 8) for _ in range(3)), plain(24), num_heads=2, slack=3e-6),
     "com.microsoft.GatherBlockQuantized": [row(Fixed(RNG.integers(0, 255, (4, 16)).astype(np.uint8)), np.array([2, 0]), numbers(4, 2),
                                                block_size=16, bits=4, gather_axis=0, quantize_axis=1, by_svod=True)],
     "com.microsoft.MatMulBnb4": [row(numbers(3, 32), Fixed(RNG.integers(0, 255, 64).astype(np.uint8)), plain(8, low=0.5),

@@ -16,7 +16,7 @@ def heads_apart(x: Tensor, heads: int) -> Tensor:
     return x if x.ndim == 4 else x.reshape(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
 
-@operator("Attention", 23, exact=True)
+@operator("Attention", 23, multiplies=True)
 def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_key: Tensor | None = None,
               past_value: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, ...]:
     flat = q.ndim == 3
@@ -48,7 +48,7 @@ def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
     if not capped and not wanted and "softmax_precision" not in node.attributes and bias is None:
         out = query.scaled_dot_product_attention(key, value, scale=scale)
         return together(out, flat), *present
-    # 16-bit floats have 32 bits from here to the probabilities, whose product with the values matrix instructions compute
+    # 16-bit floats have 32 bits from here to the probabilities
     root = math.sqrt(scale)
     scores = query._wide_float().mul(root).matmul(key._wide_float().transpose(-2, -1).mul(root))
     soft = scores if not capped else scores.div(capped).tanh().mul(capped)

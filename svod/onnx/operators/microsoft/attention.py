@@ -70,7 +70,7 @@ def quantised_attention(node: Node, x: Tensor, w: Tensor, bias: Tensor, x_scale:
     return of_projection(node, wide.mul(x_scale.mul(w_scale)).add(bias), mask, past, None)
 
 
-@operator("MultiHeadAttention", domain=MICROSOFT)
+@operator("MultiHeadAttention", domain=MICROSOFT, multiplies=True)
 def multi_head_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, bias: Tensor | None = None,
                          mask: Tensor | None = None, extra: Tensor | None = None, past_key: Tensor | None = None,
                          past_value: Tensor | None = None) -> tuple[Tensor, ...]:
