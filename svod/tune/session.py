@@ -61,7 +61,7 @@ log = logging.getLogger("svod.tune")
 STORED_SEEDS = 4              # at least this many chains of the database start a search: as many as its beam is wide
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
 MIN_CONFIRM_SECONDS = 0.2
-OVERRUN = 6.0                 # seconds after its budget at which a session gives up confirmations that are not answered
+OVERRUN = 6.0                 # seconds after its budget at which a session gives up what is not answered (`TuneSession._may_overrun`)
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
 _RECORDED: dict[Status, RecordedStatus] = {
     Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",
@@ -174,14 +174,20 @@ class TuneSession:
         self._claims: dict[str, Any] = {}
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that times it, of the latest round
-        self._confirming = False                # a search may take until the budget's end, and what confirms it beyond
+        self._confirming = False
+        self._made: list[KernelSearch] = []     # searches that have begun
         self._about: Mapping[str, str] = {}     # what was told last of the machines with the target
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
         return WorkerMeasurer(kernel, self.target, self.executor, self.config, self.bench,
                               sizes=self._tasks_by_key[kernel.key].timed_at, shrink=shrink, device=self.device,
-                              end=lambda: time.monotonic() + self.budget.until_end + OVERRUN * self._confirming)
+                              end=lambda: time.monotonic() + self.budget.until_end + OVERRUN * self._may_overrun)
+
+    @property
+    def _may_overrun(self) -> bool:
+        """Whether answers are waited for beyond the budget's end: those of confirmations, and others while there is nothing to confirm."""
+        return self._confirming or not any(s.improved for s in self._made)
 
     def _bound(self, task: KernelTask) -> float:
         bound = bound_at(task.kernel, task.timed_at, self.target, self.ceilings)
@@ -355,6 +361,7 @@ class TuneSession:
                               calls=task.calls, grows=not task.given, listener=self.listener, clock=self.budget.clock,
                               strategy_of=partial(make_strategy, evidence=self._evidence))
         search.record = lambda candidates: self._record_round(search, candidates)
+        self._made.append(search)
         return search
 
     def _begin_record(self, task: KernelTask) -> str:

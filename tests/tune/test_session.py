@@ -356,6 +356,18 @@ def test_a_chunk_that_overruns_the_budget_does_not_cost_the_confirmations(late: 
     assert not any(m.status == "lost" for m, _ in db.select(Measurement)), "nothing is known of what was not answered"
 
 
+def test_where_nothing_leads_the_last_answer_is_waited_for_as_well(db: TuningDB, executor: Executor) -> None:
+    """A heuristic whose time comes after the budget's end is a result; there is no confirmation that it could cost."""
+    now = [0.0]
+    measurer = Late()
+    measurer.screened = 2
+    session = replayed_session(db, executor, GEMM, measurers={GEMM.key: measurer}, budget=ModelBudget(2.0, 40.0, lambda: now[0]))
+    measurer.end = session._worker_measurer(GEMM, True).end
+    measurer.stall = lambda: now.__setitem__(0, 2.0 + OVERRUN / 2)
+    found = session.run().findings[GEMM.key]
+    assert found.verified and found.confirmed and found.source == "heuristic"
+
+
 def test_a_report_counts_what_the_command_counted(db: TuningDB, executor: Executor) -> None:
     """Kernels, searches, candidates, and those of them that were timed: one value each."""
     failing = is_failure(Status.CRASH)
