@@ -227,8 +227,8 @@ def _end_of(result: SessionResult) -> str:
 def _summary(result: SessionResult, chosen: Mapping[str, Choice], asked: int, db: TuningDB) -> str:
     better = sum(c.source == "beam" for c in chosen.values())
     where = f"{'kept in' if result.rows else 'nothing was added to'} {db.path}" if db.path is not None else "the database is in memory only"
-    text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, {count(result.timed, 'candidate')} timed: "
-            f"{better} of {count(asked, 'kernel')} found a faster chain; {where}")
+    text = (f"{'interrupted after' if result.interrupted else 'searched'} {result.seconds:.1f} s, "
+            f"{count(result.timed, 'candidate')} timed: {better} of {count(asked, 'kernel')} found a faster chain; {where}")
     if result.failure:
         return (f"{result.seconds:.1f} s, and nothing could be measured: every candidate of {count(len(result.findings), 'kernel')} failed "
                 f"({result.failure}). That is an error of svod's own or of its installation; the heuristic's chains are used")

@@ -619,6 +619,8 @@ def test_shares_of_the_ceiling_that_a_busy_machine_gave_are_marked() -> None:
         assert re.search(r" (≥ |≤ |≈ |)[\d.]+ %$", lines[2]).group(1).strip() == mark      # type: ignore[union-attr]
         assert [line[0] for line in lines[3:]] == [mark][:len(mark)]
         assert outcome_json(outcome, TARGET, ceilings)["rate"]["noisy"] is outcome.noisy
+    refuted = kernel_table([replace(quiet, tuned=1e-9)], TARGET, replace(calm, busy="x"), 100)
+    assert refuted[2].endswith(" –") and len(refuted) == 3, "no kernel exceeds a ceiling"
 
 
 def test_what_is_left_out_is_explained() -> None:

@@ -231,9 +231,11 @@ class KernelRate:
 
 
 def rate_of(row: SurveyRow, seconds: float, target: Target, ceilings: Ceilings | None) -> KernelRate:
-    """The rate of a kernel that takes `seconds`."""
+    """The rate of a kernel that takes `seconds`. One that exceeds what a busy machine could do refutes that ceiling, and has no share."""
     bound = bound_at(row.kernel, row.sizes, target, ceilings)
     share = bound.seconds / seconds if bound is not None and bound.is_measured else None
+    if share is not None and share > 1.0 and ceilings is not None and ceilings.busy is not None:
+        share = None
     if bound is not None and bound.by == COMPUTE:
         return KernelRate(row.flops / seconds, "GFLOP/s", share)
     return KernelRate(row.bytes / seconds, "GB/s", share)
