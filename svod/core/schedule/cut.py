@@ -4,7 +4,7 @@ A kernel computes buffers from buffers. The cut starts with one kernel per force
 fuses everything below it greedily, by fixed rules that know no target:
 
 * an elementwise value is computed in the kernel that reads it. A value that several kernels read is recomputed in each if it is cheap
-  (`CHEAP_COST` operations, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
+  (`CHEAP_COST` operations beside conversions of floats, `CHEAP_BUFFERS` buffers, no reduction), and gets a buffer otherwise;
 * a value that one kernel would compute at more than `MAX_READS` places gets a buffer, so that views of views do not multiply the work;
 * a reduction stays in the kernel of its only reader where nothing repeats it: read once per element of the output (epilogue),
   or again along its own row (softmax, layer norm: at most `ROW_LIMIT` elements);
@@ -250,6 +250,12 @@ def move_place(u: UOp, place: Place) -> Place:
     for k, (axis, *step) in enumerate(arg):
         moved[axis] = made_of((moved[axis], place[len(source) + k]), "window", *step)
     return tuple(moved)
+
+
+def converts_floats(u: UOp) -> bool:
+    """Whether u converts a float to another float type. Arithmetic on 16-bit floats converts its operands in any case, so that this costs
+    nothing beside it."""
+    return u.op is Ops.CAST and u.dtype.is_float and u.src[0].dtype.is_float
 
 
 def _before_widening(u: UOp) -> UOp:
@@ -598,7 +604,7 @@ class Cut:
                 buffers += 1
             elif is_reduction(n):
                 return "holds a reduction"
-            elif n.op in ELEMENTWISE:
+            elif n.op in ELEMENTWISE and not converts_floats(n):
                 cost += 6 if n.op in TRANSCENDENTAL else 3 if n.op in _SLOW else 1
             elif n.op is Ops.GATHER:
                 cost += 3

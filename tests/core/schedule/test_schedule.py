@@ -228,6 +228,16 @@ def test_a_cheap_value_is_computed_twice_and_a_dear_one_is_kept() -> None:
     assert len(create_schedule(graph.sink((dear @ w).uop, dear.sum(1).uop)).calls) == 3
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_conversions_of_floats_make_no_value_dear(dtype: str) -> None:
+    """Each step computed in float32 and rounded, as PyTorch's programs do."""
+    x, w = data(9, 5).cast(dtype).contiguous(), data(5, 7).cast(dtype).contiguous()
+    scaled = x.cast("float32").mul(2.0).cast(dtype)
+    cheap = scaled.cast("float32").add(1.0).cast(dtype)
+    stored = 0 if dtype == "float32" else 2     # x and w themselves
+    assert len(create_schedule(graph.sink((cheap @ w).uop, cheap.sum(1).uop)).calls) == stored + 2
+
+
 @pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
 def test_memory_keeps_the_narrow_type(narrow: str) -> None:
     """Sums of 16-bit floats are made in 32 bits: operands are made wide where they are read, for whatever reason they are stored."""
