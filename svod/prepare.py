@@ -449,7 +449,7 @@ def _tell_missing(database: TuningDB) -> None:
     """Say that a database that was named is not there: it may have been named by a relative path, and another directory been meant."""
     file = database.plan.write
     if file is not None and not any(os.path.exists(f) for f in (file, *database.plan.read) if isinstance(f, Path)):
-        log_once(log, logging.WARNING, f"there is no tuning database {file}, which SVOD_TUNE_DB or db= names: nothing tuned is used")
+        log_once(log, logging.WARNING, f"there is no tuning database {file}, which SVOD_TUNE_DB or db= names")
 
 
 def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
