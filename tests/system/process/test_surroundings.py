@@ -74,7 +74,7 @@ class Case:
 
 
 NO_WORKERS = r"BEAM=1: the search could not be run \(.*{}.*\); 1 kernel goes without it"
-SEARCHED = r"BEAM=1: searched [\d.]+ s, [1-9]\d* candidates: "
+SEARCHED = r"BEAM=1: searched [\d.]+ s, [1-9]\d* candidate"
 ITSELF = "sys.executable = os.path.abspath(__file__); os.chmod(__file__, 0o755)"
 HIDE = "mount -t tmpfs none {}"
 READ_ONLY = ("mount --bind / /mnt && mount -o remount,ro,bind /mnt && mount -t proc proc /mnt/proc && mount --rbind /dev /mnt/dev && "
