@@ -15,6 +15,7 @@ from svod.core.ir.summation import PRODUCTS, SUMS, BlockedLoop, SumRule, blocked
 from svod.core.ir.uop import UOp
 from svod.core.kernel import contraction
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
@@ -26,6 +27,7 @@ from tests.compile.cuda.target import card_target
 from tests.compile.native import runnable_targets
 from tests.core.corpus import CORPUS, conv, data, kernel_of
 from tests.hand_kernels import HAND
+from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
 
 TARGETS = {"cpu": replace(runnable_targets()["host"], threads=4), "cuda": card_target("sm_90", 256), "toy": TOY,
@@ -140,3 +142,17 @@ def test_accumulators_in_memory_take_a_sum_from_each_run() -> None:
     assert nest.adds_to_memory and nest.loops == (BlockedLoop((), 10), BlockedLoop((), 1), BlockedLoop((), 20))
     assert not blocked_nest(SumRule(64, 16), [3, 1, 20], 1, memory=2).has_blocks
     assert summation.longest_path(SUMS, 64) == 64
+
+
+@pytest.mark.parametrize("chain", ["GROUP(r0, 8)", "LOCAL(o0, 2) GROUPTOP(r0, 5)", "SPLITK(r0, 7)", "UNROLL(r0, 5) GROUP(r0, 4)",
+                                   "STAGE(s0, r0) LOCAL(o0, 4) LOCAL(o1, 4) PIPELINE(r0, 2)"])
+@pytest.mark.parametrize("target", ["toy", "no subgroups"])
+def test_blocks_of_threads_give_the_right_numbers(target: str, chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contraction, "SUMS", SumRule(3, 2))
+    monkeypatch.setattr(contraction, "PRODUCTS", SumRule(3, 2))
+    case = Case(Kernel(kernel_of(data(8, 43) @ data(43, 8))))
+    program = lower(apply_opts(Scheduler(case.kernel, TARGETS[target]), parse_chain(chain)))
+    validate(program)
+    args = case.fresh()
+    run_program(program, args)
+    case.check(args, chain)
