@@ -156,7 +156,15 @@ class UOp:
             _forget(held)       # the node died and is still in the table
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return UOp, (self.op, self.dtype, self.src, self.arg)
+        order = self.toposort()
+        number = {u: i for i, u in enumerate(order)}
+        return _of_rows, ([(u.op, u.dtype, [number[s] for s in u.src], u.arg) for u in order],)
+
+    def __copy__(self) -> UOp:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> UOp:
+        return self
 
     # -- identity -------------------------------------------------------------------------------
     @property
@@ -277,6 +285,14 @@ class UOp:
     def __or__(self, o: UOp | bool | int) -> UOp: return self.alu(Ops.OR, o)
     def __lt__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.CMPLT, o)
     def __le__(self, o: UOp | int | float) -> UOp: return self.alu(Ops.CMPLE, o)
+
+
+def _of_rows(rows: list[tuple[Ops, DType, list[int], Any]]) -> UOp:
+    """The last of nodes given in topological order, with sources as their numbers: a graph of any depth is pickled without recursion."""
+    made: list[UOp] = []
+    for op, dtype, src, arg in rows:
+        made.append(UOp(op, dtype, tuple([made[s] for s in src]), arg))
+    return made[-1]
 
 
 def widens(u: UOp) -> bool:

@@ -268,21 +268,29 @@ def number_of(n: int, dtype: DType) -> UOp:
 
 def show(expr: UOp) -> str:
     """An index expression over variables as text: `n`, `n=5`, `2*n+1`."""
-    if expr.op is Ops.DEFINE_VAR:
-        return str(expr.arg[0])
-    if expr.op is Ops.BIND:
-        return f"{show(expr.src[0])}={expr.src[1].arg}"
-    if expr.op is Ops.CONST:
-        return str(expr.arg)
-    if expr.op is Ops.MUL and expr.src[1].op is Ops.CONST:
-        return f"{expr.src[1].arg}*{show(expr.src[0])}"
+    texts: dict[UOp, str] = {}
+    for u in expr.toposort():
+        texts[u] = _shown(u, texts)
+    return texts[expr]
+
+
+def _shown(u: UOp, texts: Mapping[UOp, str]) -> str:
+    """The text of an expression; `texts` has those of its operands."""
+    if u.op is Ops.DEFINE_VAR:
+        return str(u.arg[0])
+    if u.op is Ops.BIND:
+        return f"{texts[u.src[0]]}={u.src[1].arg}"
+    if u.op is Ops.CONST:
+        return str(u.arg)
+    if u.op is Ops.MUL and u.src[1].op is Ops.CONST:
+        return f"{u.src[1].arg}*{texts[u.src[0]]}"
     signs = {Ops.MUL: "*", Ops.IDIV: "//", Ops.MOD: "%"}
-    if expr.op is Ops.ADD:
-        return f"{show(expr.src[0])}+{show(expr.src[1])}"
-    if expr.op in signs:
-        left, right = (f"({show(s)})" if s.op is Ops.ADD else show(s) for s in expr.src)
-        return f"({left}{signs[expr.op]}{right})"
-    return f"{expr.op.value.lower()}({', '.join(show(s) for s in expr.src)})"
+    if u.op is Ops.ADD:
+        return f"{texts[u.src[0]]}+{texts[u.src[1]]}"
+    if u.op in signs:
+        left, right = (f"({texts[s]})" if s.op is Ops.ADD else texts[s] for s in u.src)
+        return f"({left}{signs[u.op]}{right})"
+    return f"{u.op.value.lower()}({', '.join(texts[s] for s in u.src)})"
 
 
 # -- values -------------------------------------------------------------------------------------------

@@ -21,6 +21,13 @@ def calls_of(*tensors: Tensor) -> tuple[KernelCall, ...]:
     return create_schedule(without_binds(graph.sink(*(t.uop for t in tensors)))[0]).calls
 
 
+def test_a_deep_expression_is_shown() -> None:
+    n: Dim = N
+    for _ in range(2000):
+        n = (n + 3) // 2 + 1
+    assert str(n).count("//2") > 1900
+
+
 def test_what_is_the_same_for_every_value_is_answered() -> None:
     assert N + 1 == 1 + N and N - N == 0 and 2 * N == N * 2 and (4 * N) // 4 == N and (4 * N) % 4 == 0
     assert N <= 500 and N > 0 and N < N + 1 and not N > 500
