@@ -214,7 +214,8 @@ ROWS: dict[str, list[Row]] = {
     **{name: [row(signed(5, 2, 3), plain(1, gates * 4, 3), plain(1, gates * 4, 4), plain(1, 2 * gates * 4), hidden_size=4,
                   outputs=2, slack=2e-6)] for name, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
     # -- quantised
-    "QuantizeLinear": [row(signed(3, 7), np.array(0.3), np.array(128, np.uint8))],
+    "QuantizeLinear": [row(signed(3, 7), np.array(0.3), np.array(128, np.uint8)),
+                       row(plain(20, 50, low=-30, high=30), np.array(0.3), np.array(3, np.int8))],
     "DequantizeLinear": [row(RNG.integers(-128, 128, (3, 7)).astype(np.int8), np.array(0.3), np.array(3, np.int8)),
                          row(RNG.integers(0, 65536, (3, 7)).astype(np.uint16), np.array(1e-3), np.array(60000, np.uint16))],
     "QLinearMatMul": [row(RNG.integers(0, 255, (3, 7)).astype(np.uint8), np.array(300.0), np.array(100, np.uint8),

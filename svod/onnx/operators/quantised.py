@@ -1,7 +1,7 @@
 """Quantised values: to integers and back, and layers over them."""
 from __future__ import annotations
 
-from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.dtype import DType, accumulator, dtypes
 from svod.errors import UnsupportedError
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.elementwise import svod_type
@@ -23,9 +23,9 @@ def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType, precision: DType | None = None) -> Tensor:
-    """round(x / scale) + zero, halves to even, limited to what the type holds. The quotient has the scale's type, or that of `precision`;
-    the sum is exact, as float16 does not have all integers of 16 bits."""
-    precise = precision or scale.dtype
+    """round(x / scale) + zero, halves to even, limited to what the type holds. The quotient has the scale's type, but 32 bits for 16 as in
+    onnxruntime, or that of `precision`; the sum is exact, as float16 does not have all integers of 16 bits."""
+    precise = precision or accumulator(scale.dtype)
     whole = x.cast(precise).div(scale.cast(precise)).round()._wide_float()
     return clamp_to(whole if zero is None else whole.add(zero.cast(whole.dtype)), kind)
 
