@@ -75,17 +75,39 @@ def _known(interval: Interval) -> Interval:
 
 def least_iterations(phase: PhaseSpec, code: Sequence[Instruction]) -> int:
     """The iterations that a thread's loops have in all, counted where bounds are known: a thread has as many or more. What finds that a
-    loop is over counts as one more, but for the last loop. Compilers may unroll short loops and have fewer."""
-    within, total, values = [1], 0, intervals(phase, code)
-    for op, _, _, src, arg in code:
+    loop is over counts as one more, with one more of each loop inside, but for the last loop: a driver in software runs the body once with
+    all lanes masked. Compilers may unroll short loops and have fewer.
+
+        LOOP i 0 … n step 256:  LOOP j i … min(i + 256, n) step 1        the blocks of i have n iterations together"""
+    total, values = 0, intervals(phase, code)
+    opened = [1]                        # how often the body of each open loop runs, in all
+    inside = [0]                        # loops that have been closed in each open loop
+    covered: dict[int, int] = {}        # loop → the positions that it passes, in all
+    for i, (op, _, _, src, arg) in enumerate(code):
         if op == "LOOP":
             start, stop = src[:2]
+            inside.append(0)
             if code[start].op == "BEGIN":       # the thread's own group
-                times = 1
-            else:
-                times = max(0, -(-(values[stop][0] - values[start][1]) // arg))
-                total += within[-1] * (times + 1)
-            within.append(within[-1] * times)
+                opened.append(opened[-1])
+                continue
+            is_block = start in covered and _ends_a_block(code, start, stop)
+            each = max(0, values[stop][0] - values[start][1])
+            covered[i] = covered[start] if is_block else opened[-1] * each
+            iterations = -(-covered[i] // arg) if is_block else opened[-1] * -(-each // arg)
+            total += iterations + opened[-1]
+            opened.append(iterations)
         elif op == "ENDLOOP":
-            within.pop()
+            opened.pop()
+            loops = inside.pop()
+            total += loops * opened[-1] if src[0] in covered else 0
+            inside[-1] += loops + 1
     return max(0, total - 1)
+
+
+def _ends_a_block(code: Sequence[Instruction], loop: int, stop: int) -> bool:
+    """Whether `stop` is where a step of a loop ends: min(index + step, its end)."""
+    _, _, _, (_, end, *_), step = code[loop]
+    if code[stop].op != "MIN" or end not in code[stop].src:
+        return False
+    behind = code[next((s for s in code[stop].src if s != end), end)]
+    return behind.op == "ADD" and loop in behind.src and any(code[s].op == "CONST" and code[s].arg == step for s in behind.src)
