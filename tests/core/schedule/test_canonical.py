@@ -1,6 +1,7 @@
 """Canonical forms and kernel keys: what they ignore, what they keep, and that they never change by accident.
 
-`python -m tests.core.schedule.test_canonical` writes golden_keys.json anew; do that only together with a new AST_VERSION."""
+`python -m tests.core.schedule.test_canonical` writes golden_keys.json anew; do that only together with a new AST_VERSION,
+or for a kernel whose operation computes something else now."""
 from __future__ import annotations
 
 import itertools
