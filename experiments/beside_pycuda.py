@@ -19,7 +19,7 @@ __global__ void scale(float *x, float factor, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] *= factor;
 }"""
-THREADS = 256       # of a block
+THREADS = 256       # per block
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ Paths = dict[Any, int]      # from each accumulator, and from terms, the most ad
 
 
 class Chains(NamedTuple):
-    """Of a program, over its float accumulators."""
+    """The longest ones of a program, over its float accumulators."""
 
     longest: int        # additions in a row to one accumulator
     path: int           # additions between a term and any value

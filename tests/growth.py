@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 SHORT, LONG = 50, 200       # steps
-MOST_CALLS = 12_000_000     # of a short chain, which takes a twentieth of them: work that doubles with each step ends here
+MOST_CALLS = 12_000_000     # for a short chain, which takes a twentieth of them: work that doubles with each step ends here
 
 
 class TooMuchWork(Exception):

@@ -215,7 +215,7 @@ READERS = {
 
 
 def inherited_reads(path: Path) -> Iterator[str]:
-    """What a file reads of the process: `os.cpu_count`, `/proc`, `.isatty`."""
+    """The attributes and paths by which a file reads the process: `os.cpu_count`, `/proc`, `.isatty`."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Store):
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id if isinstance(node.value, ast.Name) else ""

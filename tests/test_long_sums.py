@@ -91,7 +91,7 @@ def test_variances(n: int, values: Callable[..., Array], offset: float) -> None:
     """The mean is rounded to float32: 10,000 ± 5e-4, of which the square is above a unit in the last place of a variance of 1."""
     x = values(n) + np.float32(offset)
     want = x.astype(np.float64).var()
-    rounding = 1e-9 * float(np.float32(0.1 + offset)) ** 2 if values is equal else want     # of equal numbers: nothing is left
+    rounding = 1e-9 * float(np.float32(0.1 + offset)) ** 2 if values is equal else want     # equal numbers have no variance
     assert error(Tensor(x).var(correction=0), want, rounding) <= 1e-6
     assert error(Tensor(np.stack([x, x], 1)).var(0, correction=0), want, rounding) <= 1e-6
     assert Tensor(x).std().numpy() >= 0

@@ -1,4 +1,4 @@
-"""What `dir` and completion show of the modules that users import: the public names, and nothing that a module needs itself."""
+"""Names that `dir` and completion show of the modules that users import: the public ones, and none that a module needs itself."""
 from __future__ import annotations
 
 import importlib

@@ -31,7 +31,7 @@ def softmax(a: Any) -> Any:
     return e / e.sum(-1, keepdims=True)
 
 
-# what a step reads beside the value itself: (of a Tensor, of an array)
+# the view that a step reads beside the value itself: (of a Tensor, of an array)
 VIEWS: dict[str, tuple[Step, Step]] = {
     "transpose": (lambda t: t.T, lambda a: a.T),
     "permute of three axes": (

@@ -1,4 +1,4 @@
-"""In which type a node of 16-bit floats is computed, and where it is rounded: in float32, and once, at its end.
+"""The type in which a node of 16-bit floats is computed, and where it is rounded: float32, and once, at its end.
 
     x: float16 ─ widened ─ float32 ─ the operator's function, of any number of steps ─ float32 ─ rounded ─ float16
 
@@ -28,7 +28,7 @@ class Halves:
 
     def __init__(self, device: str | None = None) -> None:
         self._is_host = device is None or device.upper().partition(":")[0] == HOST
-        self._unrounded: dict[UOp, Tensor] = {}     # what a node made, by the node of what that was rounded to
+        self._unrounded: dict[UOp, Tensor] = {}     # results before they were rounded, by the graph node of the rounded one
 
     def computed(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
         """The results of a node for its operands as its function takes them."""

@@ -20,8 +20,9 @@ from svod.tensor import Tensor
 
 Value = Any
 
-_DTYPES = {to_numpy(t): t for t in BY_NAME.values()      # by what NumPy finds fast: its names are slow
+_DTYPES = {to_numpy(t): t for t in BY_NAME.values()      # keyed by NumPy's dtypes, as looking up their names is slow
            if t not in (dtypes.bfloat16, dtypes.index, dtypes.void)}
+
 
 class Undecided(Exception):
     """A branch that has to be chosen before the graph can be walked on: the branch's number in the walk, and the condition, which is

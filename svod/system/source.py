@@ -14,7 +14,7 @@ import secrets
 import sys
 from pathlib import Path
 
-MODULES = tuple(importlib.machinery.all_suffixes())     # of modules: sources, bytecode without a source, compiled extensions
+MODULES = tuple(importlib.machinery.all_suffixes())     # suffixes of modules: sources, bytecode without a source, compiled extensions
 SUFFIXES = (*MODULES, ".ll")
 UNCHECKED = 0b01    # flags of bytecode that is not compared with its source (PEP 552)
 HEADER = 16         # bytes before the code: magic number, flags, time and size of the source
@@ -27,7 +27,7 @@ class Source:
         self._root = root
         self._unknown = f"unknown {secrets.token_hex(6)}"   # as no two processes may take each other's unknown code for their own
         self._files = self._look()
-        self._modules = 0       # that were loaded when the files were last compared
+        self._modules = 0       # modules that were loaded when the files were last compared
         self._digests: dict[tuple[str, ...], str] = {}
 
     def is_known(self) -> bool:
@@ -109,7 +109,7 @@ def _executed(path: str) -> bytes:
 
 
 _SVOD = Source(Path(os.path.abspath(__file__)).parent.parent)
-GENERATOR = ("core", "compile", "system", "config.py", "errors.py")     # what the code that is generated depends on
+GENERATOR = ("core", "compile", "system", "config.py", "errors.py")     # the parts on which generated code depends
 
 
 def source_digest() -> str:

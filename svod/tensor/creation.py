@@ -184,7 +184,7 @@ def array_of_lists(data: Sequence[Any]) -> Array:
         array = np.array(data)
     except ValueError as err:
         raise ShapeError(f"Tensor from nested lists: they must be rectangular ({err})") from err
-    except (TypeError, RuntimeError) as err:        # of tensors of other libraries
+    except (TypeError, RuntimeError) as err:        # raised by tensors of other libraries
         raise DTypeError(f"Tensor from nested lists: {err}; Tensor.stack([Tensor(a), Tensor(b)]) joins tensors") from err
     if array.dtype == object:
         for v in array.flat:

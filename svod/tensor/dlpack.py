@@ -19,7 +19,7 @@ CPU = (CPU_KIND, 0)             # its device 0
 DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's numbers of CUDA's default stream, and of none: nobody waits for anybody
 _BFLOAT = 4                     # kDLBfloat
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool by the kind of a dtype
-_REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # what libraries raise for memory that they cannot share
+_REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # raised by libraries for memory that they cannot share
 _NAME = b"dltensor"   # the name of a capsule that no consumer has taken
 
 
@@ -105,7 +105,7 @@ def stream_of(asked: Any) -> int | None:
 def _handle_of(stream: Any) -> int:
     if hasattr(stream, "__cuda_stream__"):      # a method that returns the protocol's version and the handle
         return int(stream.__cuda_stream__()[1])
-    for attribute in ("handle", "cuda_stream", "ptr"):      # of pycuda, PyTorch, CuPy
+    for attribute in ("handle", "cuda_stream", "ptr"):      # the names in pycuda, PyTorch, CuPy
         if hasattr(stream, attribute):
             return int(getattr(stream, attribute))
     raise DTypeError(f"stream={stream!r}: give a stream's number, or a stream of pycuda, PyTorch or CuPy")

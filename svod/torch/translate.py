@@ -163,7 +163,7 @@ class _Walk:
         return run_in_torch(target, args, kwargs, self.clock)
 
     def _translated(self, operation: Operation, node: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """What svod's function returns, in the dtypes that PyTorch gives: of 16-bit floats it is rounded here."""
+        """The results of svod's function in the dtypes that PyTorch gives. Those of 16-bit floats are rounded here."""
         if _has_foreign(args):
             raise UnsupportedError("it reads values that svod has no dtype for")
         wanted = node.meta.get("val")

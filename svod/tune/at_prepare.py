@@ -45,7 +45,7 @@ from svod.tune.workers.start import make_executor
 
 log = logging.getLogger("svod")
 
-LEAST_SECONDS = 1.0     # of a budget that is worth starting workers for
+LEAST_SECONDS = 1.0     # the least that is left of a budget for which workers are started
 CHECK_SECONDS = 0.3     # the confirmation of one kernel's checked chains
 SETTLE_SECONDS = 2.0    # the timing of a whole plan with and without what a search found, at most …
 SETTLE_SHARE = 0.05     # … and of the budget
@@ -63,10 +63,10 @@ class _Clock:
 
     spent: float = 0.0
     before: float = 0.0         # those that count for no budget any more
-    told: bool = False          # that the budget is used up
+    told: bool = False          # whether it was said that the budget is used up
 
     def left(self, budget: float) -> float:
-        """What is left of a budget; 0 where that is too little to start workers and measure anything."""
+        """Seconds left of a budget; 0 where that is too little to start workers and measure anything."""
         left = budget - (self.spent - self.before)
         return left if left > min(LEAST_SECONDS, budget / 2) else 0.0
 
@@ -220,7 +220,7 @@ def _choices(result: SessionResult, unknown: Mapping[str, Kernel], compiler: Com
 
 
 def _end_of(result: SessionResult) -> str:
-    """What ended a search that had more to try."""
+    """Why a search that had more to try ended, in words."""
     return INTERRUPTED if result.interrupted else BUDGET_SPENT
 
 

@@ -29,7 +29,7 @@ from svod.tune.lock import Locked, locked_lines
 log = logging.getLogger("svod.tune")
 
 NOT_CHECKED = "the chain was measured elsewhere and has not been checked here yet; the next prepare, svod-tune or svod-db verify does"
-MOST_TARGETS = 2        # of a lock file, that are named
+MOST_TARGETS = 2        # most targets of a lock file that are named
 SUSPICIOUS = 4.0        # The cost model is within this factor for sensible chains; forged ones were up to 1,278 times slower.
 
 

@@ -103,9 +103,9 @@ class SessionResult:
     pending: tuple[str, ...] = ()
     unbegun: tuple[str, ...] = ()
     interrupted: bool = False
-    candidates: int = 0           # that were proposed, and the heuristics
-    timed: int = 0                # of them, with new LINEAR, compiled, run, and a sample
-    searches: int = 0             # that have ended
+    candidates: int = 0           # proposed ones, and the heuristics
+    timed: int = 0                # candidates with new LINEAR that were compiled and run, and have a sample
+    searches: int = 0             # ended searches
     seconds: float = 0.0
     rows: int = 0                 # measurements stored
     expected_gain: float = 0.0    # seconds of model time that more search may still save

@@ -33,7 +33,7 @@ def with_what_svod_lacks() -> onnx.ModelProto:
 def test_outputs_leave_out_what_they_do_not_depend_on(tmp_path: Path) -> None:
     m = svod.onnx.load(with_what_svod_lacks(), outputs=["h", "y"])
     assert [i.name for i in m.inputs] == ["x"]
-    for h, y in (m(X), m(x=X), m({"x": X, "text": np.array(["a"])})):      # what is not read may be given
+    for h, y in (m(X), m(x=X), m({"x": X, "text": np.array(["a"])})):      # an input that is not read may be given
         assert h.tolist() == np.maximum(X, 0).tolist()
         np.testing.assert_allclose(y, np.exp(h), rtol=1e-6)
     for wanted in (None, ["distinct"], ["w"], ["h", "words"]):
@@ -101,7 +101,7 @@ def test_an_output_that_is_listed_twice() -> None:
 @pytest.mark.parametrize("x", [np.arange(5, dtype=np.float32), np.zeros(0, np.float32), np.ones(1, np.float32)])
 @pytest.mark.parametrize("step", [-3, -2, -1, 1, 2, 5])
 def test_slices_begin_at_an_element(x: Any, step: int) -> None:
-    """By the text of the operator: for a negative step the start is limited to 0 … n-1, and the end to -1 … n-1."""
+    """The operator's text says: for a negative step the start is limited to 0 … n-1, and the end to -1 … n-1."""
     n = len(x)
     for start in (-100, -6, -5, -1, 0, 2, 4, 5, 100):
         for end in (-200, -6, -5, -2, 0, 3, 5, 100):

@@ -88,7 +88,7 @@ def ints(*values: int) -> Array:
 
 
 KIND = "the type of 16 bits, as TensorProto numbers it"
-LARGE = numbers(3, 2, 6, 6, low=30000, high=60000, scaled=False)        # whose sums are no float16
+LARGE = numbers(3, 2, 6, 6, low=30000, high=60000, scaled=False)        # their sums are beyond float16
 IMAGE, HOLD = numbers(3, 2, 6, 5), np.array([[[0, 1], [2, 0]]])
 
 ROWS: dict[str, list[Row]] = {

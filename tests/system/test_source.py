@@ -1,4 +1,4 @@
-"""What tells one svod from another: files as they were when they were imported, wherever they lie."""
+"""The identity of svod's code: files as they were when they were imported, wherever they lie."""
 from __future__ import annotations
 
 import compileall

@@ -306,7 +306,7 @@ class Late(ReplayedMeasurer):
 
     end: Callable[[], float] = staticmethod(lambda: float("inf"))
     screened = 0
-    stall: Callable[[], None] = staticmethod(lambda: None)      # what happens while the third chunk is timed
+    stall: Callable[[], None] = staticmethod(lambda: None)      # called while the third chunk is timed
 
     def _late(self, candidates: Sequence[Candidate]) -> list[Any] | None:
         return [Failure(Status.LATE, "the budget was over") for _ in candidates] if self.end() <= time.monotonic() else None

@@ -137,7 +137,7 @@ class TuneOptions:
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:
-    """What a script imports, anywhere in it: the full names by those that it gives them."""
+    """The imports of a script, anywhere in it: full names by the names that they have there."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -205,7 +205,7 @@ class _TuneRun:
         self.executor: ExecutorStart | None = None
         self.script: ScriptEnd | None = None
         self.parts: list[_Part] = []
-        self.checks: list[SessionResult] = []       # of what others found
+        self.checks: list[SessionResult] = []       # checks of chains that others found
         self.failed = False                         # one of several targets could not be searched
         self.executor_name = ""
         self.ceilings: Ceilings | None = None

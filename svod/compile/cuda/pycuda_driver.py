@@ -29,7 +29,7 @@ class PycudaDriver(Driver):
     def __init__(self, library: Any, cuda: Any) -> None:
         self._cuda = cuda
         self._held: dict[int, Any] = {}         # pycuda's contexts, memory, streams, modules and functions, by their numbers
-        self._ordinals: dict[int, int] = {}     # by the handle of a device
+        self._ordinals: dict[int, int] = {}     # ordinals by the handles of devices
         self._functions: dict[int, list[int]] = {}      # numbers of a module's functions
         super().__init__(library)
 

@@ -36,7 +36,7 @@ class Builder:
         self.code: list[list[int]] = [[]]
         self.memo: list[dict[tuple[Any, ...], int]] = [{}]
         self.indices: dict[int, int] = {}       # constants of index arithmetic
-        self.multiples: dict[int, int] = {}     # by value what `multiple_of` says of it
+        self.multiples: dict[int, int] = {}     # answers of `multiple_of` by value
         self.open_loops: list[int] = []
         self.round = 0
 

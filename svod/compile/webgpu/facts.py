@@ -1,4 +1,4 @@
-"""What is known of the values of a phase before it is written: the sign of indices and their remainders, and operands to hide.
+"""Facts about the values of a phase before it is written: the sign of indices and their remainders, and operands to hide.
 
     i·16 + 4    from LOOP 0…n step 3    not negative, and 4 modulo 16: vectors of four elements of it begin where a vec4 does
 """

@@ -36,7 +36,7 @@ _SQUARE = 4               # positions side by side from which stores of lanes ar
 _LANE_STORE = 3.0         # cycles of one lane that is taken out of a vector and stored by itself
 _CONTENTION = 0.15        # the share of loads that is not hidden behind arithmetic, or the other way round: they are issued from one queue
 _SPILL_CYCLES = 5.0       # of an accumulator that is kept in memory, each iteration: stored and loaded again before it is used
-_BLOCK_END = 2.0          # of an accumulator where a block of a long sum ends: added to another one, and made zero
+_BLOCK_END = 2.0          # cycles of an accumulator at the end of a block of a long sum: it is added to another one, and made zero
 _SHORT_STEP = 4           # elements between lanes up to which vectors are loaded and shuffled
 
 

@@ -36,7 +36,7 @@ class BlockedLoop(NamedTuple):
     """A loop around the additions of an accumulator."""
 
     sizes: tuple[int, ...]      # iterations of a block, level by level, the innermost first; (): the loop has no blocks
-    additions: int              # that a run of the loop makes to the accumulator around it
+    additions: int              # additions that a run of the loop makes to the accumulator around it
 
 
 class BlockedNest(NamedTuple):

@@ -245,7 +245,7 @@ def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
 
     The work is one visit per node of the result: reads of one stage at the same coordinates are expanded once, without recursion."""
     done: dict[UOp, UOp] = {}
-    values: dict[UOp, UOp] = {}     # by read of a STAGE its value there
+    values: dict[UOp, UOp] = {}     # values of STAGEs by the read of one
     todo = [value]
     while todo:
         u = todo[-1]

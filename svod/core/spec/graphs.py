@@ -1,4 +1,4 @@
-"""What a graph means (docs/ir.md, section 1), computed with NumPy node by node: the values of small graphs, without a kernel.
+"""The meaning of a graph (docs/ir.md, section 1), computed with NumPy node by node: the values of small graphs, without a kernel.
 
     evaluate_graph(node, content_of, most)      the array of a node, or None where its value is not known
 
@@ -22,7 +22,7 @@ from svod.core.spec.library_kernels import apply_library_kernel
 from svod.core.spec.values import Array, apply_alu, bitcast, cast, constant, held_dtype, hold, round_to, unhold
 from svod.errors import ShapeError
 
-MOST_NODES = 4096       # of a graph whose value is asked for
+MOST_NODES = 4096       # most nodes of a graph that is evaluated
 
 
 class _Open(Exception):
@@ -177,7 +177,7 @@ def _of_objects(u: UOp, src: list[Array]) -> Array:
 def _decided(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     try:
         return function(*operands)
-    except (ShapeError, TypeError):     # what a comparison that depends on the value raises, and what None and Dims cannot do
+    except (ShapeError, TypeError):     # a comparison that depends on the value, or an operation that None and Dims do not have
         return None
 
 

@@ -85,7 +85,7 @@ def _chosen(node: Node, condition: Value, new: Sequence[Value], old: Sequence[Va
 
 
 def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) -> Value:
-    """What turns have collected, one after the other. After no turn it has the declared shape and type."""
+    """The values that turns have collected, one after the other. After no turn the result has the declared shape and type."""
     if not values:
         return nothing_of(node, declared)
     if all(is_known(v) for v in values):

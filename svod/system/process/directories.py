@@ -10,7 +10,7 @@ from pathlib import Path
 
 from svod.system.process import STARTED_IN, current_directory
 
-COMMON = "/tmp"     # of all users of a machine, whatever TMPDIR says
+COMMON = "/tmp"     # shared by all users of a machine, whatever TMPDIR says
 
 
 def working_directory() -> Path | None:

@@ -1,4 +1,4 @@
-"""Who may write to a file: what is loaded as code comes from files that nobody but the user and root can change."""
+"""Rights to write to a file: what is loaded as code comes from files that nobody but the user and root can change."""
 from __future__ import annotations
 
 import os
@@ -9,8 +9,8 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def writers(path: Path) -> str:
-    """Who but the user and root may change what lies at `path`, a path without symbolic links: the file itself, or replace it in a
-    folder above, as in `/srv/team may be written by its group`; "" where nobody may. Folders with the sticky bit count as their owner's:
+    """A sentence on who but the user and root may change the file at `path`, a path without symbolic links, or replace it in a folder
+    above, such as "/srv/team may be written by its group"; "" where nobody may. Folders with the sticky bit count as their owner's:
     others may add to them, and own what they add. A group that the user has alone counts as the user. Whoever owns
     the root directory counts as root, who has no number of its own in a user namespace. Raises OSError."""
     if not hasattr(os, "geteuid"):

@@ -293,8 +293,8 @@ class Functions(Elementwise):
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
 
-# by type: k, an argument from which on erfc is 0, P as ERFCX of experiments/polynomials.py fits it (errors 2^-25.3, 2^-54.3), and the low
-# bits that a number loses so that its square is exact
+# For each type k, an argument from which on erfc is 0, P as ERFCX of experiments/polynomials.py fits it (errors 2^-25.3, 2^-54.3), and
+# the low bits that a number loses so that its square is exact
 _ERFCX: dict[str, tuple[float, float, tuple[float, ...], int]] = {
     "float32": (2.0, 10.3, (1.2769784, -0.09276415, -0.16603005, 0.16405778, -0.0542172, -0.008072705, 0.008669676, 0.00134584,
                             -0.0012653936, -0.0004313747), 12),

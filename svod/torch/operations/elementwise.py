@@ -14,7 +14,7 @@ methods("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos at
         "glu logit sinc")
 methods("abs neg ceil floor trunc frac relu relu6 hardtanh hardshrink isnan isinf isfinite isposinf isneginf logical_not signbit "
         "nan_to_num", widens=False)
-aten("_neg_view", widens=False)(Tensor.neg)       # of the imaginary part of a conjugate
+aten("_neg_view", widens=False)(Tensor.neg)       # made by PyTorch for the imaginary part of a conjugate
 methods("add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode "
         "floor_divide pow.Tensor_Tensor pow.Tensor_Scalar atan2 hypot logaddexp xlogy.Tensor lerp.Tensor lerp.Scalar "
         "addcdiv", promotes=True)

@@ -23,8 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Operation(NamedTuple):
-    """What svod does for an ATen operation. `promotes`: its operands are cast to their common type, by PyTorch's rule, before. `widens`: it
-    gets float32 in place of 16-bit floats."""
+    """The function of svod for an ATen operation. `promotes`: its operands are cast to their common type, by PyTorch's rule, before.
+    `widens`: it gets float32 in place of 16-bit floats."""
 
     function: Callable[..., Any]
     promotes: bool = False

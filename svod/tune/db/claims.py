@@ -45,8 +45,8 @@ COLUMNS = ", ".join(Holder._fields)
 
 
 def boot_id() -> str:
-    """What the ids of processes here are counted by: this machine's current boot and, as containers of one machine may have one host name,
-    the namespace; "" where that is not known."""
+    """The space that ids of processes count in: this machine's current boot and, as containers of one machine may have one host name, the
+    namespace; "" where that is not known."""
     boot, namespace = system_files.boot_id(), system_files.process_namespace()
     return f"{boot}/{namespace}" if boot and namespace else ""
 

@@ -1,10 +1,9 @@
 """Where records are read from: databases, JSON Lines files, and memory, in the order of SVOD_TUNE_DB.
 
-A spec is a list of paths joined by `os.pathsep`. A colon inside a path that is there, or in the name of a directory that is there, joins
-nothing. An entry is a database file, a `.jsonl` file, here or on a server (`remote.py`), or a
-directory with such files. The first
-entry is written, and all are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the records
-that ship with svod. `:none:` turns all of them off.
+A spec is a list of paths joined by `os.pathsep`. A colon inside a path that is there, or in the name of a directory that is there,
+separates nothing. An entry is a database file, a `.jsonl` file, here or on a server (`remote.py`), or a directory with such files. The
+first entry is written, and all are read. The rank of a layer is 0 (own) for the first entry, 1 (team) for the others, and 2 for the
+records that ship with svod. `:none:` turns all of them off.
 
 The *user's records* are those of the entries (`DatabasePaths.write` and `read`). *All layers* are these and what ships with svod
 (`DatabasePaths.shipped`). Which method of `TuningDB` reads which is told there.

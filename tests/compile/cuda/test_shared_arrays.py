@@ -141,7 +141,7 @@ def test_runs_come_after_what_is_on_the_programs_stream(fake: FakeDriver, stream
 
 @pytest.mark.parametrize("stream", [None, 9])
 def test_what_an_array_was_last_written_by_comes_first(fake: FakeDriver, stream: int | None) -> None:
-    """Of the stream that the interface names, or the default one."""
+    """The write is on the stream that the interface names, or on the default one."""
     assert gpu().stream == 7
     while fake.create_stream() < 9:
         pass

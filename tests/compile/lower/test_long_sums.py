@@ -88,7 +88,7 @@ def test_threads_of_groups_keep_the_law(target: str, opts: list[Opt]) -> None:
 
 
 def test_one_chain_is_seen() -> None:
-    """What the tests above rely on: without the law the chain has as many additions as terms."""
+    """The tests above rely on this: without the law the chain has as many additions as terms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contraction, "SUMS", SumRule(1 << 30, 1 << 30))
         for opts in ([], [Opt("SWAP", "o0", "r0")], [Opt("UNROLL", "r0", 7)]):

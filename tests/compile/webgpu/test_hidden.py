@@ -1,4 +1,4 @@
-"""What compilers of WGSL must not simplify: which operands are hidden, and what a driver then computes at the edges, beside the CPU."""
+"""Operands that are hidden from compilers of WGSL, and the results of a driver at the edges, beside those of the CPU."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ GIVEN = [("CARRY", (), 0), ("CARRY", (), 1), ("CONST", (), 1.0), ("CONST", (), 0
 
 
 def hidden(*instructions: tuple[str, tuple[int, ...]]) -> set[tuple[int, int]]:
-    """Of instructions that begin with number 4, behind x, y, 1 and 0."""
+    """The hidden operands of instructions that begin with number 4, behind x, y, 1 and 0."""
     code = [Instruction(op, F32, 4, src, arg) for op, src, arg in [*GIVEN, *((op, src, None) for op, src in instructions)]]
     return set(hidden_operands(code))
 

@@ -52,7 +52,7 @@ def test_what_is_too_large_or_unknown_has_no_value() -> None:
 
 
 def test_numbers_of_variables() -> None:
-    """What is the same for all values is known: comparisons that the bounds decide, quotients and remainders by constants."""
+    """Numbers that are the same for all values are known: comparisons that the bounds decide, quotients and remainders by constants."""
     n = Variable("n", 2, 12)
     size = Tensor.from_uop(number_of(n, K.dtype))
 

@@ -1,4 +1,4 @@
-"""Who may write to a file, from its owner and modes and those of the folders above it."""
+"""Rights to write to a file, from its owner and modes and those of the folders above it."""
 from __future__ import annotations
 
 import grp

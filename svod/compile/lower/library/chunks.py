@@ -29,7 +29,7 @@ from svod.core.machine.target import Target
 ALONE = 256                     # positions that a thread takes one after the other without being cut
 LEVELS = (1 << 12, 1 << 21)     # positions up to which one level of totals is enough, and two
 MANY = 1 << 16                  # columns that fill a device
-SCANS = SumRule(16, 16)         # of sums that round in the type of the result
+SCANS = SumRule(16, 16)         # chains of sums that round in the type of the result
 
 
 def lower_by_chunks(node: UOp, target: Target) -> Program:
@@ -91,7 +91,7 @@ class _Chunks:
             return state
 
         def in_blocks(begin: int, end: int, sizes: tuple[int, ...], base: int, exists: int, before: State) -> State:
-            """What the positions from `begin` to `end` combine to, without what comes before them."""
+            """Combine the positions from `begin` to `end`, without what comes before them."""
             if not sizes:
                 return tuple(b.loop(begin, end, lambda i, *carried: position(i, base, exists, before, carried), *none))
 
