@@ -10,7 +10,6 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
-import secrets
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ class Source:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._unknown = f"unknown {secrets.token_hex(6)}"   # as no two processes may take each other's unknown code for their own
+        self._unknown = f"unknown {os.urandom(6).hex()}"   # as no two processes may take each other's unknown code for their own
         self._files = self._look()
         self._modules = 0       # modules that were loaded when the files were last compared
         self._digests: dict[tuple[str, ...], str] = {}

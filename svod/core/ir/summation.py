@@ -46,10 +46,6 @@ class BlockedNest(NamedTuple):
     loops: tuple[BlockedLoop, ...]      # outermost first
     adds_to_memory: bool                # whether accumulators in memory take a sum from each run of the loops inside
 
-    @property
-    def has_blocks(self) -> bool:
-        return self.adds_to_memory or any(loop.sizes for loop in (self.positions, *self.loops))
-
 
 def blocked_loop(rule: SumRule, iterations: int, additions: int) -> BlockedLoop:
     """The blocks of a loop of so many iterations, each of which makes `additions`, not more than the longest chain."""

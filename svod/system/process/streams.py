@@ -53,14 +53,6 @@ def tell(text: str) -> None:
         return
 
 
-def flush_output() -> None:
-    """Flush standard output, where it can be."""
-    try:
-        sys.stdout.flush()
-    except (AttributeError, ValueError, OSError):
-        return
-
-
 def above_standard(number: int) -> int:
     """A file descriptor above 2 in place of `number`, which is closed if it is another: where a process begins with closed streams, files
     that it opens get their numbers, and a child's streams take the place of what it is given under them."""

@@ -5,8 +5,6 @@ import os
 import stat
 from pathlib import Path
 
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
 
 def writers(path: Path) -> str:
     """A sentence on who but the user and root may change the file at `path`, a path without symbolic links, or replace it in a folder

@@ -11,7 +11,7 @@ from svod.compile.lower.lower import lower
 from svod.core.cost.cost_model import cost_of
 from svod.core.cost.sketch import heuristic
 from svod.core.ir import summation
-from svod.core.ir.summation import PRODUCTS, SUMS, BlockedLoop, SumRule, blocked_loop, blocked_nest, longest_path
+from svod.core.ir.summation import PRODUCTS, SUMS, BlockedLoop, BlockedNest, SumRule, blocked_loop, blocked_nest, longest_path
 from svod.core.ir.uop import UOp
 from svod.core.kernel import contraction
 from svod.core.kernel.apply import apply_opts
@@ -140,7 +140,8 @@ def test_blocks_of_a_loop(iterations: int, additions: int, blocks: BlockedLoop) 
 def test_accumulators_in_memory_take_a_sum_from_each_run() -> None:
     nest = blocked_nest(SumRule(64, 16), [10, 1, 20], 1, memory=2)
     assert nest.adds_to_memory and nest.loops == (BlockedLoop((), 10), BlockedLoop((), 1), BlockedLoop((), 20))
-    assert not blocked_nest(SumRule(64, 16), [3, 1, 20], 1, memory=2).has_blocks
+    assert blocked_nest(SumRule(64, 16), [3, 1, 20], 1, memory=2) == BlockedNest(
+        BlockedLoop((), 1), (BlockedLoop((), 60), BlockedLoop((), 20), BlockedLoop((), 20)), False)
     assert summation.longest_path(SUMS, 64) == 64
 
 

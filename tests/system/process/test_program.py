@@ -55,7 +55,6 @@ def test_streams_that_lack_methods(monkeypatch: pytest.MonkeyPatch, capfd: pytes
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(sys, "stdout", stream)
         streams.tell("to nobody")
-        streams.flush_output()
     monkeypatch.undo()
     monkeypatch.setattr(sys, "stderr", None)
     print("to nobody", file=streams.errors())
