@@ -89,11 +89,14 @@ class Use(NamedTuple):
 
 
 def operations(u: UOp) -> int:
-    """The length of the longest chain of operations that a node adds to an expression: its own, or those of its index arithmetic."""
+    """The length of the longest chain of operations that a node adds to an expression: its own, or those of its index arithmetic. Memory is
+    addressed in any shape without more."""
     if u.op is Ops.GATHER:
         return 4
-    merges = u.op is Ops.RESHAPE and [n for n in shape_of(u) if n != 1] != [n for n in shape_of(u.src[0]) if n != 1]
-    return 4 if merges else 1
+    if u.op is not Ops.RESHAPE or u.src[0].op is Ops.BUFFER:
+        return 1
+    shape, source = ([n for n in shape_of(t) if n != 1] for t in (u, u.src[0]))
+    return 1 if shape == source else 4
 
 
 def ids_of(place: Iterable[Coordinate]) -> Ids:
