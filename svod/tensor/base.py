@@ -247,10 +247,6 @@ class TensorBase:
         """This tensor with a float dtype: integers become the default float."""
         return self if self.dtype.is_float else self.cast(dtypes.default_float)
 
-    def _wide_float(self) -> Self:
-        """This tensor in the precision that composite functions are computed in: at least float32."""
-        return self if self.dtype.is_float and self.dtype.bits >= 32 else self.cast(dtypes.float32)
-
     def _float_dtype(self) -> DType:
         """The dtype of a float function's result."""
         return self.dtype if self.dtype.is_float else dtypes.default_float

@@ -9,6 +9,7 @@ from svod.core.ir.dtype import dtypes
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Node, operator
 from svod.tensor import Tensor, where
+from svod.tensor.precision import widened
 
 
 def heads_apart(x: Tensor, heads: int) -> Tensor:
@@ -50,7 +51,7 @@ def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
         return together(out, flat), *present
     # 16-bit floats have 32 bits from here to the probabilities
     root = math.sqrt(scale)
-    scores = query._wide_float().mul(root).matmul(key._wide_float().transpose(-2, -1).mul(root))
+    scores = widened(query).mul(root).matmul(widened(key).transpose(-2, -1).mul(root))
     soft = scores if not capped else scores.div(capped).tanh().mul(capped)
     masked = soft if bias is None else soft.add(bias)
     wide = svod_type(node.get("softmax_precision"), node) if node.get("softmax_precision") else masked.dtype
@@ -128,12 +129,12 @@ def linear_attention(node: Node, query: Tensor, key: Tensor, value: Tensor, past
                      beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A matrix for each head that every step decays and adds a product to: (N, heads, width of keys, width of values)."""
     q_heads, kv_heads, rule = node.need("q_num_heads"), node.need("kv_num_heads"), node.get("update_rule", "gated_delta")
-    q, k, v = (heads_apart(t, h)._wide_float() for t, h in ((query, q_heads), (key, kv_heads), (value, kv_heads)))
+    q, k, v = (widened(heads_apart(t, h)) for t, h in ((query, q_heads), (key, kv_heads), (value, kv_heads)))
     n, _, steps, width = k.shape
-    state = Tensor.zeros(n, kv_heads, width, v.shape[-1], dtype=k.dtype) if past is None else past._wide_float()
+    state = Tensor.zeros(n, kv_heads, width, v.shape[-1], dtype=k.dtype) if past is None else widened(past)
     scale, outputs = node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), []
-    gate = None if decay is None or "gated" not in rule else heads_apart(decay, kv_heads)._wide_float().exp()      # per head, or per key
-    rate = None if beta is None or "delta" not in rule else heads_apart(beta, 1 if beta.shape[-1] == 1 else kv_heads)._wide_float()
+    gate = None if decay is None or "gated" not in rule else widened(heads_apart(decay, kv_heads)).exp()      # per head, or per key
+    rate = None if beta is None or "delta" not in rule else widened(heads_apart(beta, 1 if beta.shape[-1] == 1 else kv_heads))
     for t in range(steps):
         kt, vt = k[:, :, t].unsqueeze(-1), v[:, :, t].unsqueeze(-2)
         if gate is not None:

@@ -135,7 +135,7 @@ def max_pool(node: Node, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
 def average_pool(node: Node, x: Tensor) -> Tensor:
     kernel, strides, dilations, pairs, more = pool_geometry(node, x)
     axes = tuple(range(-len(kernel), 0))
-    total = windows(node, x, 0, pairs, more, kernel, strides, dilations)._wide_float().sum(axes)
+    total = windows(node, x, 0, pairs, more, kernel, strides, dilations).sum(axes)
     ones = Tensor.ones(1, 1, *x.shape[2:], dtype=total.dtype)
     if node.get("count_include_pad", 0):
         ones = ones.pad([(0, 0), (0, 0), *pairs], "constant", 1.0)

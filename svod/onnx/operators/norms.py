@@ -25,9 +25,9 @@ def layer_norm(node: Node, x: Tensor, scale: Tensor, bias: Tensor | None = None)
     out = x.layer_norm(x.shape[axis:], scale, bias, node.get("epsilon", 1e-5)).cast(x.dtype)
     if not any(node.asked[1:]):
         return (out,)
-    axes, wide, stash = tuple(range(axis, x.ndim)), x._wide_float(), svod_type(node.get("stash_type", 1), node)
-    mean = wide.mean(axes, keepdim=True)
-    spread = wide.sub(mean).square().mean(axes, keepdim=True).add(node.get("epsilon", 1e-5)).rsqrt()
+    axes, stash = tuple(range(axis, x.ndim)), svod_type(node.get("stash_type", 1), node)
+    mean = x.mean(axes, keepdim=True)
+    spread = x.sub(mean).square().mean(axes, keepdim=True).add(node.get("epsilon", 1e-5)).rsqrt()
     return out, mean.cast(stash), spread.cast(stash)
 
 
@@ -60,6 +60,5 @@ def lp_normalization(node: Node, x: Tensor) -> Tensor:
 @operator("MeanVarianceNormalization", 9)
 def mean_variance(node: Node, x: Tensor) -> Tensor:
     axes = tuple(node.get("axes") or (0, 2, 3))
-    wide = x._wide_float()
-    centred = wide.sub(wide.mean(axes, keepdim=True))
+    centred = x.sub(x.mean(axes, keepdim=True))
     return centred.div(centred.square().mean(axes, keepdim=True).sqrt().add(1e-9)).cast(x.dtype)

@@ -8,6 +8,7 @@ from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.operators.products import shifted
 from svod.onnx.registry import MICROSOFT, Node, axis_in, operator
 from svod.tensor import Tensor
+from svod.tensor.precision import widened
 
 
 def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
@@ -26,7 +27,7 @@ def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType, prec
     """round(x / scale) + zero, halves to even, limited to what the type holds. The quotient has the scale's type, but 32 bits for 16 as in
     onnxruntime, or that of `precision`; the sum is exact, as float16 does not have all integers of 16 bits."""
     precise = precision or accumulator(scale.dtype)
-    whole = x.cast(precise).div(scale.cast(precise)).round()._wide_float()
+    whole = widened(x.cast(precise).div(scale.cast(precise)).round())
     return clamp_to(whole if zero is None else whole.add(zero.cast(whole.dtype)), kind)
 
 
@@ -48,7 +49,7 @@ def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None)
     s = along(node, x, scale)
     kind = svod_type(node.get("output_dtype"), node) if node.get("output_dtype") else scale.dtype
     whole = x.cast("int32") if zero is None else x.cast("int32").sub(along(node, x, zero).cast("int32"))
-    wide = s._wide_float()
+    wide = widened(s)
     return whole.cast(wide.dtype).mul(wide).cast(kind)
 
 

@@ -62,8 +62,8 @@ reduction("Max", lambda x, axes, keep: extreme(True)(x, axes, keep) if axes else
 reduction("Min", lambda x, axes, keep: extreme(False)(x, axes, keep) if axes else x, exact=True)
 reduction("L1", lambda x, axes, keep: total(x.abs(), axes, keep))
 reduction("SumSquare", lambda x, axes, keep: total(x.mul(x), axes, keep))
-reduction("L2", lambda x, axes, keep: total(real(x).square(), axes, keep)._wide_float().sqrt())
-reduction("LogSum", lambda x, axes, keep: total(real(x), axes, keep)._wide_float().log())
+reduction("L2", lambda x, axes, keep: total(real(x).square(), axes, keep).sqrt())
+reduction("LogSum", lambda x, axes, keep: total(real(x), axes, keep).log())
 reduction("LogSumExp", lambda x, axes, keep: real(x).logsumexp(axes, keep) if axes else x)
 
 

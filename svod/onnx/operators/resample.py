@@ -11,6 +11,7 @@ from svod.errors import UnsupportedError
 from svod.onnx.registry import Array, Node, axes_in, operator
 from svod.onnx.values import numpy_dtype
 from svod.tensor import Tensor, where
+from svod.tensor.precision import widened
 
 
 @operator("Upsample", 7)
@@ -60,7 +61,7 @@ def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None
 
 def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence[float] | None,
             region: Sequence[tuple[float, float]] | None, positions: str, nearest: str) -> Tensor:
-    mode, out = node.get("mode", "nearest"), x._wide_float() if node.get("mode", "nearest") != "nearest" else x
+    mode, out = node.get("mode", "nearest"), x._float() if node.get("mode", "nearest") != "nearest" else x
     outside: Tensor | None = None
     for axis, n in enumerate(x.shape):
         scale = scales[axis] if scales is not None else (sizes[axis] / n if sizes is not None and n else 1.0)
@@ -177,7 +178,7 @@ def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
     positions = []
     for i in range(rank):
         size = x.shape[2 + i]
-        g = grid[..., rank - 1 - i]._wide_float()
+        g = grid[..., rank - 1 - i]
         at = g.add(1).mul((size - 1) / 2) if corners else g.add(1).mul(size).sub(1).mul(0.5)
         if mode != "cubic":     # ties are decided before positions are mirrored
             at = _bordered(at.round() if mode == "nearest" else at, size, padding, corners)
@@ -259,7 +260,7 @@ def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor
 def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
     """The largest element of each part of regions (image, first column, first row, last column, last row); 0 of a part outside."""
     sizes, scale = node.need("pooled_shape"), node.get("spatial_scale", 1.0)
-    scaled = rois[:, 1:]._wide_float().mul(scale)
+    scaled = widened(rois[:, 1:]).mul(scale)
     corners = where(scaled.lt(0), scaled.sub(0.5).ceil(), scaled.add(0.5).floor())
 
     def seen(first: Tensor, last: Tensor, parts: int, n: int) -> Tensor:
@@ -286,8 +287,7 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
         raise UnsupportedError(f"{node} whose number of samples depends on the sizes of the regions (sampling_ratio 0)")
     c, h, w = x.shape[1:]
     count = rois.shape[0]
-    corners = rois._wide_float()
-    first_x, first_y, last_x, last_y = (corners[:, i].mul(scale).sub(offset) for i in range(4))
+    first_x, first_y, last_x, last_y = (rois[:, i].mul(scale).sub(offset) for i in range(4))
     size_x, size_y = last_x.sub(first_x), last_y.sub(first_y)
     if not offset:
         size_x, size_y = size_x.maximum(1.0), size_y.maximum(1.0)
