@@ -76,7 +76,7 @@ class Case:
 NO_WORKERS = r"BEAM=1: the search could not be run \(.*{}.*\); 1 kernel goes without it"
 SEARCHED = r"BEAM=1: searched [\d.]+ s, [1-9]\d* candidate"
 ITSELF = "sys.executable = os.path.abspath(__file__); os.chmod(__file__, 0o755)"
-HIDE = "mount -t tmpfs none {}"
+NO_SYSTEM = "mount -t tmpfs none /dev/shm -o ro,size=4k && mount -t tmpfs none /sys && mount -t tmpfs none /proc"
 READ_ONLY = ("mount --bind / /mnt && mount -o remount,ro,bind /mnt && mount -t proc proc /mnt/proc && mount --rbind /dev /mnt/dev && "
              "mount -t tmpfs none /mnt/dev/shm -o ro && mount --bind $TEST_KEPT /mnt$TEST_KEPT && chroot /mnt sh -c 'cd /; exec \"$@\"' sh")
 NO_TMP = ("mount --bind $TEST_KEPT /mnt && mount -t tmpfs none /tmp && mkdir -p $TEST_KEPT && mount --bind /mnt $TEST_KEPT && "
@@ -126,13 +126,10 @@ CASES = [
          env={"SVOD_TUNE_DB": "tune.db"}, after="import atexit; atexit.register(lambda: os.stat('../../tune.db'))", says=SEARCHED),
     Case("a database that is not there", env={"SVOD_TUNE_DB": "no.db"}, says="there is no tuning database .*/no.db"),
     # what the system shows
-    Case("no /proc", unshare="-m", shell=HIDE.format("/proc"), search=True, says=SEARCHED),
-    Case("no /sys", unshare="-m", shell=HIDE.format("/sys")),
-    Case("no /dev/shm", unshare="-m", shell="mount -t tmpfs none /dev/shm -o ro,size=4k", search=True, says=SEARCHED),
+    Case("no /proc, /sys and /dev/shm", unshare="-m", shell=NO_SYSTEM, search=True, says=SEARCHED),
     Case("no /tmp", unshare="-m", shell=NO_TMP, env={"TMPDIR": "/dev/shm"}, search=True, says=SEARCHED),
     Case("a PID namespace", unshare="-m -p -f --mount-proc", search=True, says=SEARCHED),
     Case("root of a user namespace", unshare="--user --map-root-user", search=True, says=SEARCHED),
-    Case("no memfd_create", before="del os.memfd_create", search=True, says=SEARCHED),
     Case("no affinity", before="del os.sched_getaffinity"),
     # streams
     Case("closed streams", shell="exec <&- >&- 2>&-", search=True, logged=False),
@@ -144,7 +141,7 @@ CASES = [
          end="sys.stdout = sys.stderr = None       # Python's end flushes them"),
     Case("streams in ASCII", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}, search=True, logged=False),
     # the program
-    Case("no list of arguments", before="del sys.argv", search=True, says=SEARCHED),
+    Case("no list of arguments, and no memfd_create", before="del sys.argv, os.memfd_create", search=True, says=SEARCHED),
     Case("no executable", before="sys.executable = ''", search=True, says=NO_WORKERS.format("sys.executable is empty")),
     Case("an executable that is not there", before="sys.executable = '/nowhere/app'", search=True, says=SEARCHED),
     Case("a frozen program", before=f"{ITSELF}; sys.frozen = True", search=True, says=NO_WORKERS.format("this program is frozen")),
@@ -152,8 +149,7 @@ CASES = [
     Case("a program that calls itself the executable", before=ITSELF, search=True, says=SEARCHED),
     Case("svod in a zip", env={"PYTHONPATH": "svod.zip"}, search=True, says=SEARCHED),
     # signals
-    Case("SIGCHLD ignored by who started it", shell="trap '' CHLD", search=True, says=SEARCHED),
-    Case("a background shell", shell="trap '' INT QUIT", search=True, says=SEARCHED),
+    Case("a background shell, SIGCHLD ignored, umask 077", shell="umask 077 && trap '' INT QUIT CHLD", search=True, says=SEARCHED),
     Case("every signal blocked", before="import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())", search=True,
          says=SEARCHED),
     # threads and processes
@@ -162,7 +158,6 @@ CASES = [
     Case("no further thread", before=NO_THREADS, search=True, says=NO_WORKERS.format("can't start new thread")),
     Case("a process that was forked", search=True, runs=2, says=f"(?s){SEARCHED}.*{SEARCHED}",
          end="if (child := os.fork()) == 0: run(56)\nelse: assert os.waitpid(child, 0)[1] == 0"),
-    Case("the strictest umask", shell="umask 077", search=True, says=SEARCHED),
 ]
 
 
