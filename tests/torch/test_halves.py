@@ -22,6 +22,7 @@ from svod.torch.memory import DTYPES  # noqa: E402
 from svod.torch.operations import TABLE  # noqa: E402
 from svod.torch.translate import translate  # noqa: E402
 from tests.graph_reference import evaluate_graph  # noqa: E402
+from tests.torch.test_operations import Module  # noqa: E402
 
 HALVES = {torch.float16: (1.0, 300.0, 40000.0, 1e-4), torch.bfloat16: (1.0, 300.0, 1e18, 1e-4)}
 
@@ -167,6 +168,7 @@ put("index_fill.int_Scalar", lambda d: (d(4, 6), 0, AT, 0.5))
 put("index_put _unsafe_index_put", lambda d: (d(4, 6), [AT], d(3, 6), True))
 put("slice_scatter", lambda d: (d(4, 6), d(4, 2), 1, 1, 3))
 put("select_scatter", lambda d: (d(4, 6), d(4), 1, 2))
+put("diagonal_scatter", lambda d: (d(4, 6), d(4), 1))
 put("masked_scatter", lambda d: (d(4, 6), MASK, d(4, 6)))
 
 # -- reductions and order
@@ -245,7 +247,8 @@ NO_CASE = {
         "empty_permuted arange arange.start arange.start_step linspace scalar_tensor eye eye.m",
     "converts": "_to_copy to.dtype view.dtype",
     "of complex numbers": "_conj",
-    "of integers": "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar "
+    "of integers": "_int_mm "
+                   "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar "
                    "bitwise_left_shift.Tensor bitwise_right_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_not "
                    "bitwise_right_shift.Tensor_Scalar __lshift__.Tensor __lshift__.Scalar __rshift__.Tensor __rshift__.Scalar",
     "no float beside a number": "where.Scalar",
@@ -368,15 +371,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Any]] = {
     "norm": (lambda v: v.norm(), (h([300.0] * 50),), 2122),
     "attention with large scores": (F.scaled_dot_product_attention, (h([[300.0, 300]]), h([[300.0, 300], [1, 1]]), h([[2.0], [7]])), [[2]]),
 }
-
-
-class Module(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
 
 
 DOORS: dict[str, Callable[..., Any]] = {
