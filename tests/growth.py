@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-SHORT, LONG = 50, 200       # steps
+SHORT, LONG = 40, 120       # steps
 MOST_CALLS = 12_000_000     # for a short chain, which takes a twentieth of them: work that doubles with each step ends here
 
 
