@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from svod.system.process.system_files import ROOT, control_groups, read
@@ -32,10 +33,8 @@ def affinity(thread: int = 0) -> tuple[int, ...]:
     """The CPUs that a thread (0: the calling one) may run on, ascending; all where the system does not tell. Raises ProcessLookupError for
     a thread that has ended."""
     if hasattr(os, "sched_getaffinity"):
-        try:
+        with suppress(PermissionError):         # a sandbox refuses the call
             return tuple(sorted(os.sched_getaffinity(thread)))
-        except PermissionError:         # a sandbox refuses the call
-            pass
     return tuple(range(machine_cores()))
 
 

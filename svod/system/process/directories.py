@@ -5,7 +5,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from svod.system.process import STARTED_IN, current_directory
@@ -104,10 +104,8 @@ def kept_folder(prefix: str, parent: Path | None = None) -> Path:
 def anonymous_file(name: str) -> int:
     """The descriptor of a file without a name, in memory where the system can."""
     if hasattr(os, "memfd_create"):
-        try:
+        with suppress(OSError):     # a sandbox refuses the call
             return os.memfd_create(name)
-        except OSError:             # a sandbox refuses the call
-            pass
     fd, path = tempfile.mkstemp(prefix=name, dir=temporary())
     os.unlink(path)
     return fd
