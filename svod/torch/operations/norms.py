@@ -23,6 +23,13 @@ def layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Ten
     return x.layer_norm(tuple(shape), weight, bias, eps), *_moments(x, tuple(range(x.ndim - len(shape), x.ndim)), eps)
 
 
+@aten("_weight_norm_interface")
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """v · g / norm, and the norm of v over all axes but `dim`."""
+    norm = v.norm(dim=tuple(a for a in range(v.ndim) if a != dim % v.ndim), keepdim=True)
+    return v.mul(g.div(norm)), norm
+
+
 @aten("native_group_norm")
 def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, extent: int, groups: int,
                eps: float) -> tuple[Tensor, Later, Later]:
