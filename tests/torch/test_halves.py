@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -380,8 +381,7 @@ DOORS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "door"), [*zip(PROGRAMS, cycle(DOORS), strict=False)])
 def test_programs_overflow_only_in_their_results(name: str, door: str) -> None:
     torch._dynamo.reset()
     function, args, expected = PROGRAMS[name]
@@ -400,8 +400,7 @@ def _layers() -> dict[str, tuple[Any, Any]]:
             "feed forward": (nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), torch.randn(24, 64))}
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "door"), [*zip(HALVES, DOORS, strict=True)], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", _layers())
 def test_errors_of_random_data_are_no_larger_than_pytorch_s(name: str, dtype: Any, door: str) -> None:
     torch._dynamo.reset()
