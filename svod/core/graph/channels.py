@@ -28,6 +28,7 @@ from svod.core.graph.graph import (
     shape_of,
     window,
 )
+from svod.core.graph.widening import widened_last
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
 from svod.core.ir.variable import is_symbolic
@@ -125,6 +126,7 @@ def with_values(sink: UOp, values: Mapping[UOp, UOp]) -> UOp:
 
 def channels_last(sink: UOp, wanted: Callable[[UOp], bool]) -> UOp:
     """The graph with the images and weights of convolutions in this order, where `wanted(image)`."""
+    sink = widened_last(sink)       # an image is what lies in memory
     found = {u: c for u, c in convolutions(sink) if wanted(c.image)}
     if not found:
         return sink

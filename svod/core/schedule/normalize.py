@@ -5,6 +5,7 @@
     DETACH(x)                             →   x
     sum of a sum over other axes          →   one sum over all of them
     RESHAPE(RESHAPE(x))                   →   RESHAPE(x)
+    PAD(CAST(x))                          →   CAST(PAD(x)), for a 16-bit x: what is copied or multiplied has 16 bits
     AFTER(b, STORE(b, x))                 →   AFTER(b, ASSIGN(b, x))
 
 It stands first so that later passes meet neither markers nor chains that rewriting makes.
@@ -19,6 +20,7 @@ from svod.core.graph.callback import is_callback
 from svod.core.graph.graph import base_of, is_kernel_store, is_transfer, part_of_memory, permute, reshape, shape_of, shrink
 from svod.core.graph.join import expand_joins
 from svod.core.graph.stacks import take_stacks_apart
+from svod.core.graph.widening import WIDEN_LAST
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.rewrite import Pattern, PatternMatcher, graph_rewrite
@@ -85,6 +87,7 @@ def _under(op: Ops) -> Pattern:
 RULES = PatternMatcher([
     (Pattern(Ops.DETACH, (Pattern(name="x"),)), lambda x: x),
     (Pattern(MOVEMENT, name="u"), _without_change),
+    WIDEN_LAST,
     (_under(Ops.RESHAPE), lambda outer, inner: reshape(inner.src[0], outer.arg)),
     (_under(Ops.PERMUTE), lambda outer, inner: permute(inner.src[0], [inner.arg[a] for a in outer.arg])),
     (_under(Ops.SHRINK), _shrink_again),

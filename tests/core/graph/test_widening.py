@@ -1,0 +1,34 @@
+"""16-bit floats that are computed in float32 are widened behind what moves them."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from svod.core.graph import graph
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.schedule.normalize import normalize
+from svod.tensor import Tensor
+
+
+def widened_at(t: Tensor) -> list[tuple[int, ...]]:
+    """The shapes of the conversions to float32 in the graph of a tensor, after `normalize`."""
+    sink = normalize(UOp(Ops.SINK, dtypes.void, (t.uop,))).sink
+    return [graph.shape_of(u) for u in sink.toposort() if u.op is Ops.CAST and u.dtype == dtypes.float32]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_windows_of_padded_halves_are_widened_last(dtype: str) -> None:
+    x = Tensor(np.random.default_rng(0).standard_normal((1, 3, 5, 7)).astype(np.float32)).cast(dtype).realize()
+    moved = x.cast("float32").permute(0, 1, 3, 2).pad((1, 1, 2, 0)).flip(3)
+    assert widened_at(moved) == [moved.shape]
+    np.testing.assert_array_equal(moved.numpy(), x.permute(0, 1, 3, 2).pad((1, 1, 2, 0)).flip(3).cast("float32").numpy())
+
+
+def test_what_is_not_exact_in_16_bits_or_repeated_is_widened_first() -> None:
+    x = Tensor(np.arange(6, dtype=np.float16).reshape(2, 3)).realize()
+    filled = x.cast("float32").pad((1, 1), value=0.1)
+    assert widened_at(filled) == [(2, 3)]
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(filled.numpy(), np.pad(numbers, ((0, 0), (1, 1)), constant_values=0.1))
+    assert widened_at(x.cast("float32").unsqueeze(0).expand(4, 2, 3) * 2) == [(1, 2, 3)]
