@@ -190,6 +190,20 @@ def test_options_stand_on_both_sides_and_the_rest_is_the_scripts(tmp_path: Path,
     check(TuneOptions(None, source=path))
 
 
+@pytest.mark.parametrize(("options", "says"), [
+    ([], "no size"), (["--dim", "seq=16"], "seq"), (["--dim", "rows=x"], "give a size or a range"),
+    (["--dim", "rows=2", "--outputs", "z"], "z"),
+    (["--shape", "x=2xhalf"], "give the input and its extents"), (["--shape", "w=2x8"], "no input w")])
+def test_options_that_an_onnx_file_does_not_take_end_with_status_2(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str],
+                                                                   says: str) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the package onnx")
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["rows", 8]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Softmax", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), str(tmp_path / "m.onnx"))
+    done = run(str(tmp_path / "m.onnx"), *options, "--db", ":none:")
+    assert done.exit_code == 2 and says in capfd.readouterr().err and "nothing to tune" not in done.output
+
+
 def test_console_script_answers_bad_input_with_status_2(tmp_path: Path) -> None:
     path = script(tmp_path, "print('hello')")
     done = main(tmp_path, path, "--workers", "many")

@@ -271,6 +271,8 @@ class _TuneRun:
             self.incomplete = EXIT_DAMAGED if captured.problems else EXIT_OK
         self.seconds["capture"] = self.elapsed
         self._say_problems(captured)
+        if not captured.plans and self._was_misused():
+            return EXIT_USAGE
         if not captured.plans:
             say(f"svod-tune: {self.options.subject} {self._nothing_captured()}")
             return EXIT_INTERRUPTED if self.script is not None and self.script.why == "interrupted" else EXIT_NO_KERNEL
@@ -648,6 +650,10 @@ class _TuneRun:
             if p.failure:
                 say(f"svod-tune: {self._of_target(p)}nothing could be measured: every candidate of {count(len(p.wanted), 'kernel')} failed "
                     f"({p.failure}). That is an error of svod's own or of its installation, and not of the program")
+
+    def _was_misused(self) -> bool:
+        """Whether an ONNX file, or an option for it, could not be used, which `svod.onnx.run` has said then."""
+        return self.options.is_onnx and self.script is not None and self.script.why == "failed" and self.script.status == EXIT_USAGE
 
     def _nothing_captured(self) -> str:
         if self.script is None:
