@@ -116,7 +116,8 @@ def test_a_finalist_that_cannot_win_leaves_a_race_at_all_sizes(monkeypatch: pyte
         raced.append(len(contestants))
         slow = 2.0 if len(raced) % 2 else 8.0
         extra = 0 if min_rounds > 1 else 2 + len(raced) % 2         # the sizes get different numbers of rounds
-        return SimpleNamespace(rounds=[(1.0, 0.99 + 0.02 * (r % 2), slow)[:len(contestants)] for r in range(min_rounds + extra)])
+        rounds = [(1.0, 0.99 + 0.02 * (r % 2), slow)[:len(contestants)] for r in range(min_rounds + extra)]
+        return SimpleNamespace(rounds=rounds, noisy=None)
     monkeypatch.setattr(work, "confirm", confirm)
     first, second, third = work.confirm_candidates((built, 6, 1e-9, 0.05, 0, 1.05), context)
     assert raced[:4] == [3, 3, 2, 2] and set(raced[2:]) == {2}
