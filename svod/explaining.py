@@ -29,6 +29,7 @@ from svod.core.graph.callback import call_of, is_callback
 from svod.core.ir.origin import origin_of
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
+from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
 from svod.prepare import arranged, complete_config, prepare_graph
@@ -84,7 +85,7 @@ def _explain_plan(plan: ExecutionPlan) -> str:
         written = ", ".join(f"b{k.buffers[slot]}" for slot in k.spec.outs)
         lines.append(f"  {k.name}  {written} ← {read or 'nothing'}  {k.origin}".rstrip())
         lines.append(f"     because: {'it is an output' if k.cut == 'output' else k.cut}")
-        lines.append(f"     {k.opts_source}: {k.chain or 'no opts'}")
+        lines.append(f"     {k.opts_source}: {k.chain or AS_IT_IS}")
     return "\n".join([*lines, "", str(plan.analyze())] if plan.every else lines)
 
 

@@ -27,7 +27,7 @@ from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.chain_text import chain_text, parse_chain
+from svod.core.kernel.chain_text import chain_text, chain_words, parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
@@ -140,7 +140,7 @@ class HandKernel:
     def __repr__(self) -> str:
         kernel = self.state.kernel
         axes = " × ".join(f"{a.name} {a.extent}" for a in kernel.axes if a.stage == kernel.output)
-        return f"<kernel {self.name} {self.key[:12]}: {axes}; {self.chain or 'no opts'}>"
+        return f"<kernel {self.name} {self.key[:12]}: {axes}; {chain_words(self.opts)}>"
 
     def nest(self) -> str:
         """The loop nest that the chain makes, as text."""
@@ -227,7 +227,7 @@ class HandKernel:
             verification = measurer.verify([c])[0]
             if isinstance(screened, Failure) or not verification.right:
                 why = screened.reason if isinstance(screened, Failure) else verification.reason
-                raise TuneError(f"kernel {self.name} under {chain_text(c.chain) or 'no opts'} is not saved: {why}")
+                raise TuneError(f"kernel {self.name} under {chain_words(c.chain)} is not saved: {why}")
             c.seconds, c.known["how"] = screened.seconds, verification.how
         confirmed = measurer.confirm([heuristic, mine], CONFIRM_SECONDS)
         failed = next((c for c in confirmed if isinstance(c, Failure)), None)
@@ -249,7 +249,7 @@ class HandKernel:
         for c, low, code in zip(candidates, lowered, built, strict=True):
             if isinstance(low, Failure) or isinstance(code, Failure):
                 reason = low.reason if isinstance(low, Failure) else code.reason       # type: ignore[union-attr]
-                raise TuneError(f"kernel {self.name} under {chain_text(c.chain) or 'no opts'} cannot be compiled: {reason}")
+                raise TuneError(f"kernel {self.name} under {chain_words(c.chain)} cannot be compiled: {reason}")
             c.linear, c.size, c.built = low.digest, low.size, code
         return measurer, candidates
 

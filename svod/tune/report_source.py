@@ -16,6 +16,7 @@ from svod.compile.backend import target_with
 from svod.config import BeamConfig, data_dir
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import chain_words, opt_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest
@@ -122,7 +123,7 @@ def _kernel(record: KernelRecord, origins: Sequence[str], winner: Winner | None,
             nest = print_nest(apply_opts(Scheduler(kernel, machine), (Opt.from_json(list(o)) for o in winner.chain)))
     except SvodError as e:
         problem = f"the stored chain or kernel cannot be replayed by this svod: {e}"
-    chain = tuple(str(Opt.from_json(list(o))) for o in winner.chain) if winner else ()
+    chain = tuple(map(opt_text, winner.chain)) if winner else ()
     return TunedKernel(record.kernel, record.name or "kernel", shape, dtype, tuple(origins), flops, moved, chain, seconds, heuristic,
                        winner.interval if winner else None, "", nest, problem, (), timed, share)
 
@@ -174,18 +175,18 @@ def _course(search: Search, measurements: Sequence[Measurement]) -> Course:
     chains: list[tuple[str, ...]] = []
     fates: dict[str, str] = {}
     for m in measurements:
-        candidate = m.linear or m.chain_text
+        candidate = m.linear or m.chain_key
         fate = _STATUS_FATE.get(m.status) or _STEP_FATE[m.step]
         if candidate not in fates or _FURTHEST.index(fate) > _FURTHEST.index(fates[candidate]):
             fates[candidate] = fate
-        words = tuple(str(Opt.from_json(list(o))) if len(o) > 1 else str(o[0]) for o in m.chain)
+        words = tuple(map(opt_text, m.chain))
         if candidate not in numbers:
             numbers[candidate] = len(numbers) + 1
             kinds[candidate] = kind_of_step(words, chains)
             chains.append(words)
         if m.time is not None and m.status in ("ok", "slow") and m.step != "confirm":
             trials.append(Trial(numbers[candidate], max(0.0, m.taken_at - search.started_at), m.time, kinds[candidate], m.step == "race",
-                                " ".join(words) or "as it is"))
+                                chain_words(m.chain)))
     result: Mapping[str, Any] = search.result
     counts = {k: int(v) for k, v in result.items() if isinstance(v, int)}
     baseline = next((m.baseline for m in reversed(measurements) if m.baseline is not None), None)

@@ -383,7 +383,7 @@ class TuneSession:
         """The chains that did best here before: those that may win, then the fastest raced ones."""
         chains = [w.chain for w in self.db.ranking(base.kernel.key, self.target.key)]
         raced = [m for m in known.values() if m.status == "ok" and m.step == "race" and m.ratio is not None]
-        chains += [m.chain for m in sorted(raced, key=lambda m: (m.ratio or 0.0, m.chain_text))]
+        chains += [m.chain for m in sorted(raced, key=lambda m: (m.ratio or 0.0, m.chain_key))]
         states: dict[bytes, Scheduler] = {}
         for chain in chains:
             if len(states) >= max(STORED_SEEDS, self.config.width):

@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 
 from svod.cli.db import verify
 from svod.cli.db.commands import cli
-from svod.cli.db.listing import chain_words
 from svod.compile.cpu.host import host_target
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
@@ -98,7 +97,7 @@ def test_list(path: Path) -> None:
     assert [(x[0], x[2], x[3], x[4], x[5], x[6], x[8]) for x in lines[1:]] == [
         (GEMM[:12], "model.py:7", TARGET, "100 µs", "50.0 µs", "2.00×", "1"), (CONV[:12], "", TARGET, "100 µs", "80.0 µs", "1.25×", "2"),
         (CONV[:12], "", OTHER, "100 µs", "90.0 µs", "1.11×", "1")]
-    assert lines[1][9] == "UPCAST(o0, 8) ORDER(o0, [o0 r0]) NOLOCALS()"
+    assert lines[1][9] == "UPCAST(o0, 8) ORDER(o0, o0,r0) NOLOCALS()"
     data = json.loads(run(path, "list", "--json").output)
     assert [d["kernel"] for d in data] == [GEMM, CONV, CONV] and data[0]["chain"][0] == ["UPCAST", "o0", 8]
     empty = run(path.with_name("none.db"), "list")
@@ -419,7 +418,6 @@ def test_rich_tables_do_not_take_records_for_markup(monkeypatch: pytest.MonkeyPa
 
 def test_words() -> None:
     assert [seconds(x) for x in (None, 2.0, 1.234e-3, 999.6e-6, 5e-5, 1e-9)] == ["–", "2.00 s", "1.23 ms", "1.00 ms", "50.0 µs", "1.00 ns"]
-    assert chain_words([]) == "as it is" and chain_words([["SWAP", "o0", "o1"]]) == "SWAP(o0, o1)"
 
 
 def test_verdicts_of_wrong_are_shown(path: Path) -> None:

@@ -18,13 +18,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from svod import config
-from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chain_words, chosen, in_order, print_rows, print_with_chains, winner_rows
+from svod.cli.db.listing import SHOWN_KEY, Order, WinnerRow, chosen, in_order, print_rows, print_with_chains, winner_rows
 from svod.cli.installation import program
 from svod.cli.outputs import Finite, check_is_there, check_output
 from svod.cli.tune.options import TORCH, TuneOptions
 from svod.compile.backend import backend_named, target_with
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import chain_words
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.show import print_nest

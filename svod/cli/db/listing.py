@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from svod.core.kernel.chain_text import chain_words
 from svod.system.process.streams import is_terminal
 from svod.system.quantities import gain, seconds, times
 from svod.system.tables import print_table, printable, text_table
@@ -172,12 +173,3 @@ def _time(r: WinnerRow) -> str:
 
 def _chain(r: WinnerRow) -> str:
     return f"no winner: {r.why}" if r.chain is None else chain_words(r.chain)
-
-
-def chain_words(chain: Sequence[Any]) -> str:
-    """UPCAST(o0, 8) UNROLL(r0, 4); "as it is" for no opts."""
-    return " ".join(f"{o[0]}({', '.join(_argument(x) for x in o[1:] if x is not None)})" for o in chain) or "as it is"
-
-
-def _argument(x: Any) -> str:
-    return f"[{' '.join(map(str, x))}]" if isinstance(x, (list, tuple)) else str(x)

@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from svod import config
-from svod.cli.db.listing import SHOWN_KEY, chain_words, print_with_chains
+from svod.cli.db.listing import SHOWN_KEY, print_with_chains
 from svod.cli.tune.waiting import say, waiting
 from svod.compile.backend import target_with
 from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.chain_text import chain_words
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target

@@ -10,7 +10,7 @@ from svod.compile.lower.library import lower_library_kernel
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.compile.resources import PhaseResources, least_occupancy, most
-from svod.core.kernel.chain_text import chain_text
+from svod.core.kernel.chain_text import AS_IT_IS, chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
@@ -108,7 +108,7 @@ def compiled_table(kernels: Sequence[CompiledKernel], target: Target, width: int
                  percent(least_occupancy(first.resources))]
         rows.append((f"{k.name} {k.key[:SHOWN]}", str(k.calls), str(len(k.states)), *needs, str(spilling), str(refused)))
     states = sum(len(k.states) for k in kernels)
-    errors = [f"{k.name} {k.key[:SHOWN]}, {s.chain or 'no opts'}: {s.error}" for k in kernels for s in k.states if s.error is not None]
+    errors = [f"{k.name} {k.key[:SHOWN]}, {s.chain or AS_IT_IS}: {s.error}" for k in kernels for s in k.states if s.error is not None]
     header = ("kernel", "calls", "states", "registers", "shared", "spilled", "occupancy", "states that spill", "refused")
     said = "registers, bytes of shared memory and of spills, and occupancy are those of the state predicted fastest"
     if target.has_groups and all(r.registers is None for k in kernels for s in k.states for r in s.resources):

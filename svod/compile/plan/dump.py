@@ -22,6 +22,7 @@ from svod.config import PrepareConfig
 from svod.core.graph.callback import without_functions
 from svod.core.ir.text import format_ast
 from svod.core.ir.uop import UOp
+from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ConfigError
 from svod.system.process.streams import errors
@@ -117,7 +118,7 @@ def _schedule(s: Subject) -> Iterator[Section]:
 
 def _opts(s: Subject) -> Iterator[Section]:
     for k in s.first.values():
-        yield _title(k), f"{k.opts_source}: {k.chain or 'no opts'}\n{k.nest()}"
+        yield _title(k), f"{k.opts_source}: {k.chain or AS_IT_IS}\n{k.nest()}"
 
 
 def _linear(s: Subject) -> Iterator[Section]:

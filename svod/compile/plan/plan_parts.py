@@ -26,6 +26,7 @@ from svod.core.cost.op_count import Work
 from svod.core.graph.buffer import Buffer
 from svod.core.graph.copies import CopyLog
 from svod.core.ir.dtype import DType, dtypes, to_numpy
+from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
 
@@ -127,7 +128,7 @@ class PreparedKernel:
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{dtype.name} {size}" for dtype, size in (self.spec.params[slot] for slot in self.spec.outs))
-        parts = [f"{self.name or self.spec.name}: {shapes}", self.opts_source, self.chain or "no opts", self.origin]
+        parts = [f"{self.name or self.spec.name}: {shapes}", self.opts_source, self.chain or AS_IT_IS, self.origin]
         return f"<PreparedKernel {'; '.join(p for p in parts if p)}>"
 
     @property

@@ -8,18 +8,34 @@ from typing import Any
 from svod.core.kernel.scheduler import Opt
 from svod.errors import KernelOptError
 
+AS_IT_IS = "as it is"       # the empty chain
 _OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,([^()]*))?\)\s*,?")     # takes time in proportion to the text, whatever it is
 _INT = re.compile(r"-?[0-9]{1,18}")
 
 
-def chain_text(chain: Sequence[Opt]) -> str:
-    """`UPCAST(o0, 8) THREAD(o1, 2)`."""
-    return " ".join(map(str, chain))
+def opt_text(opt: Sequence[Any]) -> str:
+    """`ORDER(out, o1,o0)`. An opt of a record, `[op, axis, arg]` as JSON, is written as the Opt that it stands for; one of another svod may
+    have more or fewer words, and is not read back."""
+    op, axis, *args = (*opt, "", "")[:max(2, len(opt))]
+    arg = args[0] if len(args) == 1 else ",".join(map(str, args)) or None
+    return str(Opt(op, "" if axis is None else axis, tuple(arg) if isinstance(arg, list) else arg))
+
+
+def chain_text(chain: Sequence[Sequence[Any]]) -> str:
+    """`UPCAST(o0, 8) THREAD(o1, 2)`, of Opts or of the opts of a record; the empty text for no opts."""
+    return " ".join(map(opt_text, chain))
+
+
+def chain_words(chain: Sequence[Sequence[Any]]) -> str:
+    """The chain as people see it, who would miss an empty text: "as it is" for no opts."""
+    return chain_text(chain) or AS_IT_IS
 
 
 def parse_chain(text: str) -> tuple[Opt, ...]:
-    """The chain that `chain_text` writes, as it stands in reports, tables and DEBUG=2. Commas between opts are allowed. Raises
-    KernelOptError where the text is not a chain."""
+    """The chain that `chain_text` or `chain_words` writes, as it stands in reports, tables and DEBUG=2. Commas between opts are allowed.
+    Raises KernelOptError where the text is not a chain."""
+    if text.strip() == AS_IT_IS:
+        return ()
     chain: list[Opt] = []
     at, end = 0, len(text.rstrip())
     while at < end:

@@ -294,8 +294,8 @@ class Measurement(Record):
         return names
 
     @cached_property
-    def chain_text(self) -> str:
-        """The chain as JSON, which breaks ties."""
+    def chain_key(self) -> str:
+        """The chain as JSON, which breaks ties and names a candidate without a LINEAR."""
         return canonical(self.chain)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from svod.core.kernel.chain_text import chain_words
 from svod.core.machine.target import KEY_FIELDS, parse_key
 from svod.tune.db.records import KernelRecord, Measurement, Search, Verdict
 from svod.tune.db.schema import LAYER_NAMES
@@ -103,7 +104,7 @@ def _nearest_reason(measurements: Sequence[Measurement], verdicts: Sequence[Verd
     elif reason is None:
         again = [drawback(m) for m in measurements if (m.linear, m.codegen) == (best.linear, best.codegen) and m.step == "confirm"]
         reason = next(filter(None, again), "its other measurements speak against it")
-    return f"the nearest, {best.chain_text}: {reason}"
+    return f"the nearest, {chain_words(best.chain)}: {reason}"
 
 
 def describe_searches(searches: Sequence[Search]) -> list[str]:

@@ -197,14 +197,14 @@ def rank_winners(measurements: Iterable[Measurement], verdicts: Iterable[Verdict
         if drawback(middle) is not None:
             continue
         here = [m for m in alone if layer_ranks.get(m.id) == OWN]
-        shown = min(alone, key=lambda m: (len(m.chain), m.chain_text))
+        shown = min(alone, key=lambda m: (len(m.chain), m.chain_key))
         assert middle.ratio is not None and middle.ratio_low is not None and middle.ratio_high is not None, "doubt() saw to it"
         slower = bool(here) and drawback(_upper_median(here)) is not None
         winner = Winner(middle.kernel, middle.target, shown.chain, linear, middle.codegen, middle.compiler, middle.ratio,
                         middle.ratio_low, middle.ratio_high, middle.time, middle.baseline, layer, middle.id,
                          middle.search, middle.baseline_linear, middle.strategy, slower,
                         tuple(s.named(middle.variables) for s in middle.sizes), middle.noisy)
-        standing = Standing(middle.ratio_high, winner.own, len(shown.chain), shown.chain_text, linear)
+        standing = Standing(middle.ratio_high, winner.own, len(shown.chain), shown.chain_key, linear)
         pools.setdefault(age, []).append((standing, winner))
 
     order: list[Winner] = []

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from svod.config import BeamConfig
+from svod.core.kernel.chain_text import AS_IT_IS
 from svod.system.quantities import seconds as in_words
 from svod.tune.workers.executor import Activity
 
-AS_IT_IS = "as it is"       # the empty chain
 LIMIT = "limit"             # the status of a candidate that a limit of the search drops
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.chain_text import chain_text, chain_words, parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.opts import OPTS
 from svod.core.kernel.placement import place_stages
@@ -192,6 +193,24 @@ def test_illegal(op: str, kernel: Kernel, chain: Chain, why: str) -> None:
     with pytest.raises(KernelOptError, match=why):
         apply_opt(before, Opt.from_json(chain[-1]))
     assert before.digest == digest and len(before.applied_opts) == len(chain) - 1
+
+
+@pytest.mark.parametrize("op", OPTS)
+def test_what_is_written_of_an_opt_is_read_back(op: str) -> None:
+    """In chains and alone, as an Opt and as a record has it, with nothing, an amount, and names."""
+    chains = [c[2] for c in LEGAL if c[0] == op]
+    chains += [[[op, "out", None]], [[op, "o0.in", 16]], [[op, "s1", ["mma_bf16", "o1", "o0"]]]]
+    for chain in chains:
+        opts = tuple(map(Opt.from_json, chain))
+        assert chain_text(chain) == chain_words(chain) == chain_text(opts) == " ".join(map(str, opts))
+        assert parse_chain(chain_text(chain)) == opts
+
+
+def test_chains_of_records_that_are_not_read_back() -> None:
+    """Those without opts have words of their own, and opts of another svod are written like ours."""
+    assert chain_words([]) == "as it is" and parse_chain(" as it is\n") == () and chain_text([]) == ""
+    foreign = [["NEW"], ["NEW", None, None], ["SWAP", "o0", "o1"], ["NEW", "o0", 2, "x"]]
+    assert chain_text(foreign) == "NEW() NEW() SWAP(o0, o1) NEW(o0, 2,x)"
 
 
 def test_every_opt_has_a_case() -> None:

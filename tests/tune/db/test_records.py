@@ -114,4 +114,4 @@ def test_json_that_is_none() -> None:
 
 def test_chain_keeps_its_shape() -> None:
     assert confirmed(chain=json.loads(json.dumps(CHAIN))).chain == CHAIN
-    assert confirmed().chain_text == '[["UPCAST","o0",8],["ORDER","o0",["o0","r0"]],["NOLOCALS",null,null]]'
+    assert confirmed().chain_key == '[["UPCAST","o0",8],["ORDER","o0",["o0","r0"]],["NOLOCALS",null,null]]'
