@@ -169,8 +169,15 @@ def test_the_database_may_be_named_before_and_behind_the_command(path: Path) -> 
     expected = run(path, "list").output
     assert expected and runner.invoke(cli, ["list", "--db", str(path)]).output == expected
     assert runner.invoke(cli, ["--db", str(other), "list", "--json", "--db", str(path)]).output == run(path, "list", "--json").output
-    missing = runner.invoke(cli, ["list", "--db", str(other)])
-    assert missing.exit_code == 0 and f"there is no database at {other} yet" in missing.output and f"--db {other}" in missing.output
+
+
+@pytest.mark.parametrize("command", [["list"], ["list", "gemm"], ["list", "--json"], ["stats"], ["stats", "--json"]])
+def test_a_database_that_is_not_there_is_said(tmp_path: Path, command: list[str]) -> None:
+    other = tmp_path / "other.db"
+    missing = CliRunner().invoke(cli, [*command, "--db", str(other)])
+    said = missing.stderr.strip()
+    assert missing.exit_code == 0 and said.startswith(f"there is no database at {other} yet; ") and said.endswith(f"--db {other}")
+    assert not other.exists() and ("--json" not in command or json.loads(missing.stdout) is not None)
 
 
 def test_show(path: Path) -> None:

@@ -198,20 +198,27 @@ def list_kernels(context: click.Context, names: tuple[str, ...], origin: str | N
     db = _open(context)
     every = winner_rows(db)
     rows = in_order(chosen(every, names=names, origin=origin, target=target, least=gain), order)
+    _say_missing(context, db, bool(every))
     if as_json:
         _print_json([r._asdict() for r in rows])
-    elif not every:
-        path = db.path or db.plan.write
-        state = (f"no kernels in {db.plan.read[0]}" if path is None and db.plan.read else
-                 "the database is :none:" if path is None else
-                 f"no kernels in {path}" if path.exists() else f"there is no database at {path} yet")
-        named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
-        _say(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
-    elif not rows:
+    elif every and not rows:
         _say(f"none of the {count(len(every), 'kernel')} fits; svod-db list without filters shows them", err=True)
-    else:
+    elif rows:
         print_rows(rows)
     _report(db.skipped)
+
+
+def _say_missing(context: click.Context, db: TuningDB, has_kernels: bool) -> None:
+    """Say that the database that results go to is not there, or that no kernels are, and how to get some."""
+    path = db.path or db.plan.write
+    if path is not None and not path.exists():
+        state = f"there is no database at {path} yet"
+    elif has_kernels:
+        return
+    else:
+        state = f"no kernels in {path or db.plan.read[0]}" if path is not None or db.plan.read else "the database is :none:"
+    named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
+    _say(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
 
 
 def _complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -391,6 +398,7 @@ def stats(context: click.Context, as_json: bool) -> None:
         "verdicts": {verdict: n for (verdict,), n in db.tally(Verdict, "verdict").items()}, "searches": len(searches),
         "searched_without_a_winner": len(searched.keys() - {(w.kernel, w.target) for w in winners}),
         "skipped": len(db.skipped)}
+    _say_missing(context, db, bool(pairs))
     if as_json:
         _print_json(facts)
         return
