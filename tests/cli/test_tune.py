@@ -242,6 +242,14 @@ def test_json_has_the_standard_output_for_itself(tmp_path: Path) -> None:
     assert "__main__" in done.stderr and "family" in done.stderr, "what the script prints, and the table"
 
 
+@pytest.mark.parametrize(("stdout", "status"), [(">&-", 4), (">/dev/full", 4), (">/dev/null", 0)])
+def test_json_that_the_standard_output_does_not_take_is_said(tmp_path: Path, stdout: str, status: int) -> None:
+    command = [sys.executable, "-m", "svod.cli.tune", script(tmp_path, MODEL), "--dry-run", "--json", "-", "--db", ":none:"]
+    done = subprocess.run(["sh", "-c", f'"$@" {stdout}', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False,
+                          timeout=120)
+    assert done.returncode == status and ("svod-tune: the standard output cannot be written: " in done.stderr) == (status == 4)
+
+
 # -- the script ---------------------------------------------------------------------------------------------------------
 
 def run_captured(tmp_path: Path, text: str, *args: str, **options: Any) -> Any:

@@ -12,6 +12,7 @@ plans checked and ceilings known.
 """
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -67,7 +68,7 @@ from svod.system.files import write_text
 from svod.system.process.directories import temporary, temporary_folder, working_directory
 from svod.system.process.program import python
 from svod.system.process.signals import handle, handled
-from svod.system.process.streams import columns
+from svod.system.process.streams import columns, was_closed
 from svod.system.quantities import count
 from svod.tune import capture
 from svod.tune.capture import Capture, CapturedPlan
@@ -783,6 +784,8 @@ class _TuneRun:
         text = json.dumps({"format": REPORT_FORMAT, "version": 1, "status": status, **content}, indent=1, default=str)
         try:
             if path == "-":
+                if was_closed(sys.stdout):
+                    raise OSError(errno.EBADF, "it is closed")
                 print(text, flush=True)
             else:
                 write_text(Path(path), text + "\n")

@@ -64,6 +64,15 @@ def above_standard(number: int) -> int:
         os.close(number)
 
 
+class _Closed(io.TextIOWrapper):
+    """Stands for a standard stream that the caller has closed; it leads nowhere."""
+
+
+def was_closed(stream: Any) -> bool:
+    """Whether the caller has closed a standard stream, so that what is written to it is lost. /dev/null is the caller's choice."""
+    return stream is None or isinstance(stream, _Closed)
+
+
 def prepare_streams() -> None:
     """Make the standard streams writable. Streams that the caller has closed (`svod-db list >&-`) lead nowhere, so that no file opened
     later gets their numbers. In the others, characters that the encoding lacks become question marks."""
@@ -73,6 +82,6 @@ def prepare_streams() -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream: IO[str] | None = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
+            setattr(sys, name, _Closed(os.fdopen(number, "wb", closefd=False), encoding="utf-8"))
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
