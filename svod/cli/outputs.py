@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from svod.cli.installation import program
 from svod.errors import ConfigError, DatabaseError
 from svod.tune.db import layers
 
@@ -68,7 +69,7 @@ def check_is_there(plan: layers.DatabasePaths) -> None:
     """Raise DatabaseError where `plan` names databases but none of them exists. What ships with svod does not count."""
     files = [p for p in (plan.write, *plan.read) if p is not None]
     if files and not any(p.exists() for p in files):
-        raise DatabaseError(f"there is no database at {files[0]}; svod-tune SCRIPT --db {files[0]} makes one")
+        raise DatabaseError(f"there is no database at {files[0]}; {program('svod-tune')} SCRIPT --db {files[0]} makes one")
 
 
 def check_database(spec: str | None) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from svod.cli.installation import interpreter, program
 from svod.cli.tune.next_steps import Ended, next_steps, why_no_graph
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
@@ -97,6 +98,22 @@ def test_what_svod_db_recommends_is_so(shell: Shell) -> None:
     [command] = re.findall(r"tune something: (.*)$", said, re.M)
     command = command.replace("SCRIPT", "model.py --workers inline --budget 1")
     assert "stored in" in shell(command) and shell.searches
+
+
+@pytest.mark.parametrize("python", ["python", "python3"])
+def test_without_programs_beside_the_python_its_modules_are_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                        python: str) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    for name in (python, "svod-bench"):
+        (folder / name).touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / python))
+    monkeypatch.setattr("svod.cli.installation.python", lambda: str(folder / python))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert program("svod-bench") == f"'{folder}/svod-bench'" and interpreter() == f"'{folder}/{python}'"
+    assert TuneOptions("m y.py").command_line() == f"'{folder}/{python}' -m svod tune 'm y.py' --beam 8 --budget 600"
+    monkeypatch.setenv("PATH", str(folder))
+    assert program("svod-bench") == "svod-bench" and program("svod-db") == f"{python} -m svod db"
 
 
 def test_there_is_always_a_next_step() -> None:

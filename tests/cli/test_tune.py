@@ -233,7 +233,7 @@ def test_a_module_is_run_as_python_runs_it(tmp_path: Path, monkeypatch: pytest.M
     done = main(tmp_path, "-m", "package", "--db", ":none:", "one", "--", "--beam", "9")
     assert done.returncode == 5 and done.stdout == "imported __main__ one --beam 9\n", done.stderr
     options = TuneOptions(None, ("a b",), module="package")
-    assert options.subject == "package" and options.command_line().endswith("svod-tune -m package --beam 8 --budget 600 -- 'a b'")
+    assert options.subject == "package" and options.command_line().endswith(" -m package --beam 8 --budget 600 -- 'a b'")
 
 
 def test_json_has_the_standard_output_for_itself(tmp_path: Path) -> None:

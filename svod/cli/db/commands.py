@@ -218,7 +218,7 @@ def _say_missing(context: click.Context, db: TuningDB, has_kernels: bool) -> Non
     else:
         state = f"no kernels in {path or db.plan.read[0]}" if path is not None or db.plan.read else "the database is :none:"
     named = "" if context.obj is None else f" --db {shlex.quote(context.obj)}"
-    _say(f"{state}; tune something: svod-tune SCRIPT --beam 8{named}", err=True)
+    _say(f"{state}; tune something: {program('svod-tune')} SCRIPT --beam 8{named}", err=True)
 
 
 def _complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -347,7 +347,7 @@ def _captured_kernels(options: TuneOptions) -> list[Captured]:
     script = options.subject
     if not Path(script).is_file():
         raise DatabaseError(f"{script} does not exist")
-    asked = [f"--command={shlex.join([program('svod-db'), 'why', script])}"] if options.is_onnx else []
+    asked = [f"--command={program('svod-db')} {shlex.join(['why', script])}"] if options.is_onnx else []
     with temporary_folder("svod-why-") as directory:
         env = config.child_environment(SVOD_CAPTURE=str(directory))
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from svod.cli.installation import program
+from svod.cli.installation import interpreter, program
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
@@ -51,8 +51,8 @@ def next_steps(options: TuneOptions, outcomes: Sequence[KernelReport], ended: En
         return _numbered([(options.command_line(), "goes on where this one was ended")])
     if ended.not_stored and ended.saved is not None:
         beside = Path() if ended.saved.parent == working_directory() else ended.saved.parent
-        words = [program("svod-db"), "--db", str(beside / "tuning.db"), "import", str(beside / ended.saved.name)]
-        return _numbered([(shlex.join(words), "into a database that can be written")])
+        words = ["--db", str(beside / "tuning.db"), "import", str(beside / ended.saved.name)]
+        return _numbered([(f"{program('svod-db')} {shlex.join(words)}", "into a database that can be written")])
     if ended.not_stored:
         return _numbered([(options.command_line(db="tuning.db"), "a database that can be written")])
     if outcomes and all(x.source == "pending" for x in outcomes):
@@ -68,7 +68,7 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
         return []
     given = {"SVOD_DEVICE": options.device, "SVOD_TUNE_DB": options.db}
     variables = [f"{name}={shlex.quote(value)}" for name, value in given.items() if value]
-    return [(" ".join([*variables, program("python"), shlex.join(options.launched)]), "starts with these kernels")]
+    return [(" ".join([*variables, interpreter(), shlex.join(options.launched)]), "starts with these kernels")]
 
 
 def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) 
     if not outcomes:
         return []
     database = ["--db", options.db] if options.db else []
-    return [(shlex.join([program("svod-db"), *database, "show", outcomes[0].row.key[:8]]), "everything about the first kernel")]
+    return [(f"{program('svod-db')} {shlex.join([*database, 'show', outcomes[0].row.key[:8]])}", "everything about the first kernel")]
 
 
 def _numbered(steps: Sequence[tuple[str, str]]) -> list[str]:

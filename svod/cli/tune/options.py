@@ -127,13 +127,13 @@ class TuneOptions:
             if f.name in CARRIED and getattr(self, f.name) != f.default:
                 values[f.name] = getattr(self, f.name)
         subject = [self.script or ""] if self.is_onnx else self.program
-        words = [program("svod-tune"), *(subject or ("--from", self.source or ""))]
+        words = [*(subject or ("--from", self.source or ""))]
         for name, value in {**values, **changes}.items():
             for one in value if isinstance(value, tuple) else (value,):
                 words += [f"--{name.replace('_', '-')}", *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]
         if self.args:
             words += ["--", *self.args]
-        return shlex.join(words)
+        return f"{program('svod-tune')} {shlex.join(words)}"
 
 
 def _imports(tree: ast.Module) -> dict[str, str]:

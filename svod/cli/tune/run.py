@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from typing import Any, TextIO
 from svod import config
 from svod.bench.roofline import Ceilings, cached_ceilings
 from svod.cli import EXIT_INTERRUPTED, EXIT_USAGE
+from svod.cli.installation import program
 from svod.cli.tune.compile_only import compile_kernels, compiled_table
 from svod.cli.tune.event_log import EventLog
 from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps, why_no_graph
@@ -670,7 +672,7 @@ class _TuneRun:
     def _keep_capture(self, captured: Capture, path: str) -> None:
         try:
             capture.write_capture(path, captured)
-            say(f"svod-tune: the capture is kept in {path}; tune it with svod-tune --from {path}")
+            say(f"svod-tune: the capture is kept in {path}; tune it with {program('svod-tune')} --from {shlex.quote(path)}")
         except OSError as e:
             say(f"svod-tune: the capture cannot be written to {path}: {e.strerror or e}")
             self.unwritten = True
