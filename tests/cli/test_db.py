@@ -93,7 +93,7 @@ def main(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_list(path: Path) -> None:
     lines = [line.split("\t") for line in run(path, "list").output.splitlines()]
-    assert lines[0] == ["kernel", "name", "from", "target", "heuristic", "time", "speed-up", "layer", "records", "opts"]
+    assert lines[0] == ["kernel", "name", "from", "target", "heuristic", "tuned", "gain", "layer", "records", "opts"]
     assert [(x[0], x[2], x[3], x[4], x[5], x[6], x[8]) for x in lines[1:]] == [
         (GEMM[:12], "model.py:7", TARGET, "100 µs", "50.0 µs", "2.00×", "1"), (CONV[:12], "", TARGET, "100 µs", "80.0 µs", "1.25×", "2"),
         (CONV[:12], "", OTHER, "100 µs", "90.0 µs", "1.11×", "1")]

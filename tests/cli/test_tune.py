@@ -558,7 +558,7 @@ def test_progress_in_lines() -> None:
     show(progress, row)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3 and "100 µs →  50.0 µs   2.00× so far" in lines[0] and "2.50×" in lines[1] and "gemm model.py:12" in lines[0]
-    assert lines[2].endswith("candidates: 3 timed (1 too slow), 2 duplicate, 1 melted"), "an unknown status is said as it is"
+    assert lines[2].endswith("candidates: 3 timed (1 slow), 2 duplicate, 1 melted"), "an unknown status is said as it is"
     stream = io.StringIO()
     show(make_progress([row], stream, replace(BEAM, debug=1)), row)
     assert "round 1: 30 proposed, 17 timed" in stream.getvalue() and "budget spent" in stream.getvalue()

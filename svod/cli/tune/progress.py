@@ -131,7 +131,7 @@ class Progress(AbstractContextManager["Progress", None]):
     def destinations(self) -> str:
         """Where the candidates went."""
         slow = self.went[Status.SLOW]
-        timed = f"{self.candidates} timed" + (f" ({slow} too slow)" if slow else "")
+        timed = f"{self.candidates} timed" + (f" ({slow} slow)" if slow else "")
         return ", ".join([timed, *(f"{n} {WENT.get(s, s)}" for s, n in self.went.most_common() if s != Status.SLOW)])
 
     # -- events -------------------------------------------------------------------------------------------------------------
