@@ -45,7 +45,7 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
         fallback: str | None, check: bool, command: str | None) -> None:
     """Run MODEL once.
 
-    The exit status is 2 where the file or an option cannot be used, and 1 where memory runs out."""
+    The exit status is 2 where the file or an option cannot be used, as a size for which there is no memory."""
     try:
         started = time.perf_counter()
         source: Any = with_random_weights(path) if random_weights else path
@@ -60,12 +60,9 @@ def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | Non
         print(f"{path}: {kernels} kernel{'s' * (kernels != 1)}, loaded and run in {time.perf_counter() - started:.1f} s", flush=True)
         if check:
             print(difference(feed, results if isinstance(results, tuple) else (results,), model), flush=True)
-    except (SvodError, OSError) as e:
+    except (SvodError, OSError, MemoryError) as e:
         tell(f"svod: {e}")
         sys.exit(2)
-    except MemoryError as e:
-        tell(f"svod: {e}")
-        sys.exit(1)
 
 
 def dimensions(texts: Sequence[str]) -> dict[str, int | Variable]:
