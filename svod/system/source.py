@@ -72,7 +72,7 @@ class Source:
             if not any(path.endswith(MODULES) for path in found):
                 holder = next((p for p in self._root.parents if p.exists()), self._root)
                 if not holder.is_file():
-                    from svod.system.process import program  # which few starts need
+                    from svod.system.process import program  # Few starts need it.
                     holder = Path(program.frozen_file() or holder)
                 found = {str(holder): _stamp(os.stat(holder))} if holder.is_file() else {}
         except OSError:     # a file that vanishes meanwhile

@@ -51,7 +51,7 @@ def python() -> str:
     except OSError:             # no /proc
         return sys.executable
     if os.path.exists(sys.executable) and os.path.samefile(sys.executable, running):
-        return sys.executable   # which may be a link in a virtual environment
+        return sys.executable   # In a virtual environment this may be a link.
     return running if os.access(running, os.X_OK) else sys.executable
 
 

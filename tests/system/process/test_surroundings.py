@@ -125,7 +125,7 @@ CASES = [
     Case("a database in a directory that the process has left", before="import svod; os.makedirs('run/1'); os.chdir('run/1')", search=True,
          env={"SVOD_TUNE_DB": "tune.db"}, after="import atexit; atexit.register(lambda: os.stat('../../tune.db'))", says=SEARCHED),
     Case("a database that is not there", env={"SVOD_TUNE_DB": "no.db"}, says="there is no tuning database .*/no.db"),
-    # what the system shows
+    # The system shows something else.
     Case("no /proc, /sys and /dev/shm", unshare="-m", shell=NO_SYSTEM, search=True, says=SEARCHED),
     Case("no /tmp", unshare="-m", shell=NO_TMP, env={"TMPDIR": "/dev/shm"}, search=True, says=SEARCHED),
     Case("a PID namespace", unshare="-m -p -f --mount-proc", search=True, says=SEARCHED),
@@ -194,7 +194,7 @@ def environment(case: Case, place: Path, shared: Path) -> dict[str, str]:
         # a search that ends by itself, soon
         "BEAM": "1" if case.search else None, "BEAM_WORKERS": "1", "BEAM_ROUND_SIZE": "1", "BEAM_PATIENCE": "1", "SVOD_BENCH_ROUNDS": "6",
         "SVOD_BENCH_SECONDS": "0.1", "DEBUG": None}
-    if "HOME" in case.env:      # which is where these are otherwise
+    if "HOME" in case.env:      # Both folders lie below HOME otherwise.
         given |= {"SVOD_OBJECT_CACHE": None, "SVOD_TUNE_DB": None}
     given |= case.env
     return {k: v for k, v in {**os.environ, **given}.items() if v is not None}
