@@ -79,8 +79,8 @@ ITSELF = "sys.executable = os.path.abspath(__file__); os.chmod(__file__, 0o755)"
 NO_SYSTEM = "mount -t tmpfs none /dev/shm -o ro,size=4k && mount -t tmpfs none /sys && mount -t tmpfs none /proc"
 READ_ONLY = ("mount --bind / /mnt && mount -o remount,ro,bind /mnt && mount -t proc proc /mnt/proc && mount --rbind /dev /mnt/dev && "
              "mount -t tmpfs none /mnt/dev/shm -o ro && mount --bind $TEST_KEPT /mnt$TEST_KEPT && chroot /mnt sh -c 'cd /; exec \"$@\"' sh")
-NO_TMP = ("mount --bind $TEST_KEPT /mnt && mount -t tmpfs none /tmp && mkdir -p $TEST_KEPT && mount --bind /mnt $TEST_KEPT && "
-          "mount -o remount,ro /tmp && cd $TEST_KEPT")
+NO_TMP = ("mount --bind /tmp /tmp && mount -o remount,ro,bind /tmp && mount --bind $TEST_KEPT $TEST_KEPT && "
+          "mount -o remount,rw,bind $TEST_KEPT")
 NEVER_RUNS = """
 import _thread, threading
 def start_new_thread(function, args, kwargs={}):      # a greenlet runs when the others wait, which native code does not
@@ -127,7 +127,7 @@ CASES = [
     Case("a database that is not there", env={"SVOD_TUNE_DB": "no.db"}, says="there is no tuning database .*/no.db"),
     # The system shows something else.
     Case("no /proc, /sys and /dev/shm", unshare="-m", shell=NO_SYSTEM, search=True, says=SEARCHED),
-    Case("no /tmp", unshare="-m", shell=NO_TMP, env={"TMPDIR": "/dev/shm"}, search=True, says=SEARCHED),
+    Case("a /tmp that nobody may write", unshare="-m", shell=NO_TMP, env={"TMPDIR": "/dev/shm"}, search=True, says=SEARCHED),
     Case("a PID namespace", unshare="-m -p -f --mount-proc", search=True, says=SEARCHED),
     Case("root of a user namespace", unshare="--user --map-root-user", search=True, says=SEARCHED),
     Case("no affinity", before="del os.sched_getaffinity"),
