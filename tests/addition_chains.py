@@ -91,9 +91,11 @@ class _Phase:
             own = value.get((loop, k), 0)
             self.longest = max(self.longest, own * trips)
             result: Paths = {}
-            for key, additions in (*value.items(), *((key, n) for s in first for key, n in self.paths[s].items() if s == first[k])):
+            # what an iteration adds takes part in those after it, what the loop starts from in all
+            for key, additions in (*((key, n + own * max(trips - 1, 0)) for key, n in value.items()),
+                                   *((key, n + own * trips) for key, n in self.paths[first[k]].items())):
                 if not (isinstance(key, tuple) and key[0] == loop):
-                    result[key] = max(result.get(key, 0), additions + own * trips)
+                    result[key] = max(result.get(key, 0), additions)
             self.results[loop].append(result)
 
     def _trips(self, loop: int) -> int:

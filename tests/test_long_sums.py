@@ -1,7 +1,7 @@
 """Long sums of float32 against NumPy's float64: their errors do not grow with the length.
 
 The limits are four times the largest errors of PyTorch 2.13 on a CPU for the same values and lengths (2^12 to 2^22): 1.5e-7 of the sum of
-all elements, 9e-7 of sums along an outer axis; 6e-8 of running sums and products. Sums of products are longer chains there, too."""
+all elements, 9e-7 of sums along an outer axis; 6e-8 of running sums and products; 1.5e-6 of products of matrices up to 2^13."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import pytest
 from svod import PrepareConfig, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-SUM, OUTER, SCAN = 6e-7, 3.6e-6, 2.4e-7
+SUM, OUTER, SCAN, PRODUCT = 6e-7, 3.6e-6, 2.4e-7, 6e-6
 LENGTHS = (1 << 16, 1_000_003, 1 << 22)
 
 
@@ -64,9 +64,21 @@ def test_norms_products_and_exponentials(n: int, values: Callable[..., Array]) -
     softmax = np.exp(x64) / np.exp(x64).sum()
     assert error(Tensor(x).softmax(0), softmax, softmax) <= 2 * SUM
     square = (x64 ** 2).sum()
-    assert error((Tensor(x) * Tensor(x.copy())).sum(), square, square) <= 1e-4
-    assert error(Tensor(y).T @ Tensor(y), y64.T @ y64, np.abs(y64.T) @ np.abs(y64)) <= 1e-4
-    assert error(Tensor.einsum("nk,nk->k", Tensor(y), Tensor(y.copy())), (y64 ** 2).sum(0), (y64 ** 2).sum(0)) <= 1e-4
+    assert error((Tensor(x) * Tensor(x.copy())).sum(), square, square) <= PRODUCT
+    assert error(Tensor(y).T @ Tensor(y), y64.T @ y64, np.abs(y64.T) @ np.abs(y64)) <= PRODUCT
+    assert error(Tensor.einsum("nk,nk->k", Tensor(y), Tensor(y.copy())), (y64 ** 2).sum(0), (y64 ** 2).sum(0)) <= PRODUCT
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("n", [383, 512, 769, 1024, 4096, 8191, 65_537])
+def test_products(n: int, values: Callable[..., Array]) -> None:
+    """Factors of several sizes: rounding errors of equal products add up, and which sizes lose most depends on their bits."""
+    a, b = values(11, n) * np.linspace(0.3, 3, 11, dtype=np.float32)[:, None], values(n, 5)
+    a64, b64 = a.astype(np.float64), b.astype(np.float64)
+    assert error(Tensor(a) @ Tensor(b), a64 @ b64, np.abs(a64) @ np.abs(b64)) <= PRODUCT
+    image, taps = a[:3, :n - n % 9].reshape(1, -1, 3, 9), b[:n - n % 9].T.reshape(5, -1, 3, 3)
+    want = np.stack([np.einsum("chw,ochw->o", image[0, :, :, at:at + 3].astype(np.float64), taps) for at in range(7)], 1)
+    assert error(Tensor(image).conv2d(Tensor(taps))[0, :, 0], want, np.abs(want).max()) <= PRODUCT
 
 
 @pytest.mark.parametrize("values", VALUES)

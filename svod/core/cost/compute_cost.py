@@ -13,7 +13,7 @@ from svod.core.cost.memory_traffic import ANYWHERE, PAGE
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.summation import blocked_nest
 from svod.core.ir.uop import TRANSCENDENTAL
-from svod.core.kernel.contraction import skipping_window, sum_rule
+from svod.core.kernel.contraction import skipping_window
 from svod.core.kernel.intrinsics import rate_of
 from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.loop_nest import LoopNest, StageNest
@@ -232,7 +232,7 @@ class _StageCounter:
 def block_ends(r: ResolvedStage, loops: Sequence[tuple[int, float]], axes: Sequence[Sequence[EmittedLoop]]) -> float:
     """How many blocks of additions end in one run of a stage: 0 where its sums are short. `loops`: (local axis, iterations), outermost
     first; `axes`: all loops per local axis."""
-    rule, outs = sum_rule(r), len(r.stage.outs)
+    rule, outs = r.stage.sum_rule, len(r.stage.outs)
     if rule is None:
         return 0.0
     unrolled = math.prod([p.extent for own in axes[outs:] for p in own if p.role == UNROLL])

@@ -9,7 +9,8 @@ loop that would make a chain longer than `SumRule.longest` into blocks with accu
 partial results of UPCAST, threads of GROUP, and parts of THREAD and SPLITK make chains shorter; UNROLL and TILE do not.
 
 A sum of products of two values has longer blocks, as in libraries of linear algebra: its tile of accumulators may take all registers, and
-then each block ends with stores and loads of all of them.
+then each block ends with stores and loads of all of them. Where both factors have at most 16 bits they are further from what they stand
+for than the sum of their products is from its true value, so its blocks are longer still.
 
 Integers, extrema and products need no blocks: they do not round, or each operation rounds relative to the result, in any order.
 """
@@ -18,6 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
+
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
 
 
 class SumRule(NamedTuple):
@@ -28,8 +32,32 @@ class SumRule(NamedTuple):
 
 
 SUMS = SumRule(64, 16)
-PRODUCTS = SumRule(8192, 128)
+PRODUCTS = SumRule(384, 384)
+NARROW_PRODUCTS = SumRule(8192, 128)
 SUMMING = ("ADD", "EXPSUM")     # the combiners that add; those of EXPSUM are sums of products
+
+
+def sum_rule(reduce: UOp) -> SumRule | None:
+    """The rule of a REDUCE; None where it adds no floats. What a mask is multiplied by is no product: its terms may all be equal."""
+    combiner, values = reduce.arg[0], reduce.src[:reduce.arg[1]]
+    if combiner not in SUMMING or not values[0].dtype.is_float:
+        return None
+    if combiner == "EXPSUM":
+        return PRODUCTS
+    term = _before_conversions(values[0])
+    if term.op is not Ops.MUL:
+        return SUMS
+    factors = tuple(_before_conversions(v) for v in term.src)
+    if factors[0] is factors[1] or any(f.op is Ops.CONST or f.dtype == dtypes.bool for f in factors):
+        return SUMS
+    return NARROW_PRODUCTS if all(f.dtype.itemsize <= 2 for f in factors) else PRODUCTS
+
+
+def _before_conversions(x: UOp) -> UOp:
+    """A value before it was converted to another type, or kept in a stage."""
+    while x.op is Ops.CAST or (x.op is Ops.INDEX and x.src[0].op is Ops.STAGE):
+        x = x.src[0] if x.op is Ops.CAST else x.src[0].src[0]
+    return x
 
 
 class BlockedLoop(NamedTuple):
@@ -51,10 +79,16 @@ def blocked_loop(rule: SumRule, iterations: int, additions: int) -> BlockedLoop:
     """The blocks of a loop of so many iterations, each of which makes `additions`, not more than the longest chain."""
     if iterations * additions <= rule.longest:
         return BlockedLoop((), iterations * additions)
-    sizes = [max(1, rule.block // additions)]
-    while -(-iterations // sizes[-1]) > rule.block:
-        sizes.append(sizes[-1] * rule.block)
-    return BlockedLoop(tuple(sizes), -(-iterations // sizes[-1]))
+    sizes, left, most = [1], iterations, max(1, rule.block // additions)
+    while len(sizes) == 1 or left > rule.block:
+        sizes.append(sizes[-1] * _block_size(left, most))
+        left, most = -(-iterations // sizes[-1]), rule.block
+    return BlockedLoop(tuple(sizes[1:]), left)
+
+
+def _block_size(iterations: int, most: int) -> int:
+    """Iterations of a block. Without a remainder it is a loop whose length is known."""
+    return next((n for n in range(most, -(-2 * most // 3) - 1, -1) if iterations % n == 0), most)
 
 
 def blocked_nest(rule: SumRule, iterations: Sequence[int], positions: int, memory: int = -1) -> BlockedNest:

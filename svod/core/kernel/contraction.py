@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from svod.core.ir.summation import PRODUCTS, SUMMING, SUMS, SumRule
-from svod.core.kernel.kernel import Kernel, Node, ReduceNode, ResolvedStage
+from svod.core.kernel.kernel import Kernel, Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
@@ -17,22 +16,6 @@ def product_of(r: ResolvedStage) -> Node | None:
         return None
     node, = through_casts(r, r.reductions[0].values)
     return r.nodes[node] if r.nodes[node].kind == "alu" and r.nodes[node].op == "MUL" else None
-
-
-def sum_rule(r: ResolvedStage) -> SumRule | None:
-    """How long the chains of additions of a stage may be: those of its sums of floats with the shortest; None where it has none."""
-    rules = [PRODUCTS if red.combiner == "EXPSUM" or _sums_products(r, red) else SUMS
-             for red in r.reductions if red.combiner in SUMMING and red.dtypes[0].is_float]
-    return min(rules, default=None)
-
-
-def _sums_products(r: ResolvedStage, red: ReduceNode) -> bool:
-    """Whether the terms are products of two different values."""
-    node, = through_casts(r, red.values)
-    if r.nodes[node].kind != "alu" or r.nodes[node].op != "MUL":
-        return False
-    a, b = through_casts(r, r.nodes[node].src)
-    return a != b and all(r.nodes[n].kind != "const" for n in (a, b))
 
 
 def through_casts(r: ResolvedStage, nodes: tuple[int, ...]) -> tuple[int, ...]:

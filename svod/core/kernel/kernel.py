@@ -12,6 +12,7 @@ from typing import Any
 
 from svod.core.graph.library_kernel import library_kernel_of
 from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.summation import SumRule, sum_rule
 from svod.core.ir.symbolic import extent_of, is_symbolic
 from svod.core.ir.uop import ALU, Ops, UOp
 from svod.core.schedule.canonical import key_of_canonical
@@ -45,6 +46,7 @@ class Stage:
     reds: tuple[int, ...]         # axis indices of its REDUCEs
     is_output: bool
     dtype: DType
+    sum_rule: SumRule | None      # of its sums of floats the one with the shortest chains
 
     @property
     def has_reduce(self) -> bool:
@@ -112,7 +114,9 @@ class Kernel:
                 self.axis_of[r] = axis.index
                 self.axes.append(axis)
                 ids[kind].append(axis.index)
-        self.stages.append(Stage(index, name, node, value, tuple(ids["o"]), tuple(ids["r"]), is_output, value.dtype))
+        rules = [rule for r in own_reduces(value) if (rule := sum_rule(r)) is not None]
+        self.stages.append(Stage(index, name, node, value, tuple(ids["o"]), tuple(ids["r"]), is_output, value.dtype,
+                                 min(rules, default=None)))
 
     @cached_property
     def variables(self) -> dict[str, tuple[int, int]]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from svod.core.ir.summation import PRODUCTS
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.groups import check_groups, has_block_rows
 from svod.core.kernel.kernel import Kernel, LinearIndex, ResolvedStage
@@ -516,9 +515,10 @@ def _check_products(state: Scheduler, stage: int, axis: int, dot: Dot, what: str
     """Raises KernelOptError where tiles of floats that cannot be added to one another would sum up too many products in a row."""
     others = prod([state.kernel.axes[a].extent for a in state.kernel.stages[stage].reds if a != axis])
     products = -(-state.kernel.axes[axis].extent // dot.positions) * others
-    if dot.is_tile and not dot.fragments and dot.accumulator.is_float and products > PRODUCTS.longest:
+    rule = state.kernel.stages[stage].sum_rule
+    if dot.is_tile and not dot.fragments and rule is not None and products > rule.longest:
         raise KernelOptError(f"{what}: a tile would sum up {products} products in a row, rounding each time; at most "
-                             f"{PRODUCTS.longest} are right, as tiles are not added to one another")
+                             f"{rule.longest} are right, as tiles are not added to one another")
 
 
 def _named_intrinsic(arg: Any, what: str) -> tuple[Dot, list[str]]:

@@ -51,7 +51,7 @@ from typing import NamedTuple
 
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.param import Param
-from svod.core.ir.summation import PRODUCTS, SUMS, SumRule, longest_path
+from svod.core.ir.summation import SumRule, longest_path, sum_rule
 from svod.core.ir.uop import COMPARISONS, Ops, UOp
 from svod.tune.measure.value_ranges import ValueRange, range_of
 
@@ -129,26 +129,10 @@ def _reaches(distance: UOp, e: UOp) -> UOp:
 COMBINED = 64       # additions of partial results: of lanes, of a thread's accumulators, of threads, of parts
 
 
-def summation_factor(n: int, unit: float, rule: SumRule = PRODUCTS) -> float:
+def summation_factor(n: int, unit: float, rule: SumRule) -> float:
     """g of a sum of n terms: min(m, 6·√m + 8)·u, m additions between a term and the sum."""
     m = min(n, longest_path(rule, n) + COMBINED)
     return min(float(m), 6.0 * math.sqrt(m) + 8.0) * unit
-
-
-def sum_rule(x: UOp) -> SumRule:
-    """How long the chains of additions of a sum of `x` may be."""
-    term = _without_conversions(x)
-    if term.op is not Ops.MUL:
-        return SUMS
-    a, b = (_without_conversions(v) for v in term.src)
-    return SUMS if a is b or Ops.CONST in (a.op, b.op) else PRODUCTS
-
-
-def _without_conversions(x: UOp) -> UOp:
-    """A value before it was converted to another type, or kept in a stage."""
-    while x.op is Ops.CAST or (x.op is Ops.INDEX and x.src[0].op is Ops.STAGE):
-        x = x.src[0] if x.op is Ops.CAST else x.src[0].src[0]
-    return x
 
 
 @dataclass
@@ -316,7 +300,9 @@ class _Analysis:
         unit = UNIT[u.dtype]
         if combiner == "ADD":
             b = self.bounds[x]
-            factor = summation_factor(terms(u), unit, sum_rule(x)) + b.rel + self._rounded_factors(x)
+            rule = sum_rule(u)
+            assert rule is not None     # a sum of floats
+            factor = summation_factor(terms(u), unit, rule) + b.rel + self._rounded_factors(x)
             magnitude = UOp(Ops.REDUCE, x.dtype, (_magnitude(x), *ranges), ("ADD", 1))
             own = None if b.abs is None else UOp(Ops.REDUCE, F64, (b.abs, *ranges), ("ADD", 1))
             return ErrorBound(unit, _add(_wide(magnitude) * _const(factor), own))

@@ -35,14 +35,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from svod.core.ir.dtype import DType, dtypes, to_numpy
-from svod.core.ir.summation import SUMMING, SUMS
+from svod.core.ir.summation import SUMMING, SUMS, sum_rule
 from svod.core.ir.uop import ALU, Ops, UOp
 from svod.core.kernel.kernel import Kernel, own_reduces, reduce_parts
 from svod.core.schedule.regions import regions_of
 from svod.core.spec.evaluate import MATMUL_GAIN, evaluate, evaluate_points, store_addresses, store_extents
 from svod.core.spec.values import Array, from_float, to_float
 from svod.system.quantities import percent
-from svod.tune.measure.bounds import error_bounds, may_be_undecidable, read_as, sum_rule, terms
+from svod.tune.measure.bounds import error_bounds, may_be_undecidable, read_as, terms
 from svod.tune.measure.measurer import Verification
 
 GUARD = 4096                     # bytes before and after each buffer: more than any vector store reaches
@@ -241,7 +241,7 @@ class Reference:
         """Whether the kernel has long sums of floats, and all their terms are added in short chains. Of equal terms the error of chains as
         long as those of products is above the bound, which allows for errors of either sign."""
         sums = [u for u in self.kernel.ast.walk(Ops.REDUCE) if u.arg[0] in SUMMING and u.dtype.is_float]
-        return any(terms(u) >= LONG_SUM for u in sums) and all(u.arg[0] == "ADD" and sum_rule(u.src[0]) == SUMS for u in sums)
+        return any(terms(u) >= LONG_SUM for u in sums) and all(sum_rule(u) == SUMS for u in sums)
 
     def _bounds_of(self, integers: int | None) -> list[UOp | None]:
         """The bounds of inputs that are integers of at most this magnitude; None: reals."""

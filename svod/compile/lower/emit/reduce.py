@@ -22,7 +22,7 @@ from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.summation import BlockedNest, blocked_nest
-from svod.core.kernel.contraction import skipping_window, sum_rule
+from svod.core.kernel.contraction import skipping_window
 from svod.core.kernel.layout import is_exact
 from svod.core.kernel.online import masked_limits
 from svod.core.kernel.placement import EmittedLoop
@@ -117,7 +117,7 @@ class ReduceLoops:
 
     def _blocks(self, stage: OpenStage, k: int, end: int) -> BlockedNest | None:
         """How the loops from number k on are cut into blocks. Accumulators in memory are read and written inside loop number `end`."""
-        rule = sum_rule(stage.r)
+        rule = stage.r.stage.sum_rule
         if rule is None:
             return None
         outs, iterations = stage.num_outs, [1] * k
@@ -216,14 +216,22 @@ class ReduceLoops:
     def _in_blocks(self, stage: OpenStage, sizes: tuple[int, ...], stride: int, bounds: tuple[int, int], accs: list[int],
                    scratch: ScratchAccumulators | None, run: Run) -> list[int]:
         """`run` between two bounds, in blocks of so many iterations, level by level."""
-        start, stop = bounds
-        if not sizes:
-            return run(start, stop, accs, scratch)
-        b, step = self.b, sizes[-1] * stride
-        index, carried = b.open(start, stop, step, tuple(accs))
-        end = b.alu("MIN", dtypes.index, 1, b.add(index, b.index(step)), stop)
-        return self._close(stage, index, self._block(stage, carried, scratch, lambda own, memory: self._in_blocks(
-            stage, sizes[:-1], stride, (index, end), own, memory, run)))
+        b = self.b
+
+        def blocks(sizes: tuple[int, ...], start: int, stop: int, positions: int | None, own: list[int],
+                   memory: ScratchAccumulators | None) -> list[int]:
+            if not sizes:
+                return run(start, stop, own, memory)
+            step = sizes[-1] * stride
+            index, carried = b.open(start, stop, step, tuple(own))
+            end, whole = b.add(index, b.index(step)), None
+            if positions is not None and positions % step == 0:
+                whole = step
+            else:
+                end = b.alu("MIN", dtypes.index, 1, end, stop)
+            return self._close(stage, index, self._block(stage, carried, memory, lambda *to: blocks(sizes[:-1], index, end, whole, *to)))
+        start, stop = (b.known(bound) for bound in bounds)
+        return blocks(sizes, *bounds, stop - start if start is not None and stop is not None else None, accs, scratch)
 
     def _block(self, stage: OpenStage, accs: list[int], scratch: ScratchAccumulators | None, body: Inside) -> list[int]:
         """Accumulators and what `body` adds to new ones."""

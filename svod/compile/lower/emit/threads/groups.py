@@ -18,7 +18,6 @@ from svod.compile.lower.emit.threads.shared import SharedMemory
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.summation import blocked_loop
-from svod.core.kernel.contraction import sum_rule
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, exchanging_threads, thread_digits
 from svod.core.kernel.intrinsics import held_layout, held_threads, sharing_digits, shuffles_of
 from svod.core.kernel.kernel import ResolvedStage
@@ -202,7 +201,7 @@ class GroupThreads:
             loop, carried = b.open(start, stop, sizes[-1], self._identities(r, accs))
             end = b.alu("MIN", INDEX, 1, b.add(loop, b.index(sizes[-1])), stop)
             return b.close(loop, tuple(self._both(r, carried, combined(loop, end, sizes[:-1]), alu)))
-        count, rule = own.reducers // lanes, sum_rule(r)
+        count, rule = own.reducers // lanes, r.stage.sum_rule
         return combined(b.index(0), b.index(count), blocked_loop(rule, count, 1).sizes if rule is not None else ())
 
     def _identities(self, r: ResolvedStage, accs: list[int]) -> tuple[int, ...]:
