@@ -105,9 +105,8 @@ def least_iterations(phase: PhaseSpec, code: Sequence[Instruction]) -> int:
 
 
 def _ends_a_block(code: Sequence[Instruction], loop: int, stop: int) -> bool:
-    """Whether `stop` is where a step of a loop ends: min(index + step, its end)."""
+    """Whether `stop` is where a step of a loop ends: index + step, or min(index + step, its end)."""
     _, _, _, (_, end, *_), step = code[loop]
-    if code[stop].op != "MIN" or end not in code[stop].src:
-        return False
-    behind = code[next((s for s in code[stop].src if s != end), end)]
-    return behind.op == "ADD" and loop in behind.src and any(code[s].op == "CONST" and code[s].arg == step for s in behind.src)
+    places = [s for s in code[stop].src if s != end] if code[stop].op == "MIN" and end in code[stop].src else [stop]
+    return any(code[s].op == "ADD" and loop in code[s].src and any(code[n].op == "CONST" and code[n].arg == step for n in code[s].src)
+               for s in places)

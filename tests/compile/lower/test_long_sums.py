@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from svod.compile.lower.intervals import least_iterations
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.core.cost.cost_model import cost_of
@@ -139,6 +140,13 @@ def test_blocks_give_the_right_numbers(name: str, monkeypatch: pytest.MonkeyPatc
         run_interpreted(case, program, rng.randint(1, 3))
         if has_native(case, target):
             run_native(case, program, target, 2, passes=False)
+
+
+@pytest.mark.parametrize("n", [64, 2003, 2048, 65_536, 70_001])
+def test_iterations_of_blocks_are_counted(n: int) -> None:
+    """A thread with one sum has as many as terms, and a few for each block that ends."""
+    program = lower(Scheduler(Kernel(kernel_of(data(n, 2).sum(0))), TARGETS["cpu"]))
+    assert n <= sum(least_iterations(*pair) for pair in zip(program.spec.phases, program.code, strict=True)) <= 1.4 * n
 
 
 def test_blocks_cost_something() -> None:
