@@ -78,3 +78,36 @@ def test_the_tail_of_erfc() -> None:
         got = evaluate(Tensor(x.astype(dtype)).erfc())
         np.testing.assert_allclose(got, [math.erfc(v) for v in x], rtol=bound, atol=np.finfo(dtype).tiny)
     assert np.isnan(evaluate(Tensor([math.nan]).erfc()))
+
+
+def gelu(x: Array) -> Array:
+    return x / 2 * np.array([math.erfc(-v / math.sqrt(2)) for v in x])
+
+
+def gelu_tanh(x: Array) -> Array:
+    return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+
+
+TAILS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Array], Array]]] = {
+    "gelu": (Tensor.gelu, gelu), "gelu_tanh": (lambda t: t.gelu("tanh"), gelu_tanh), "silu": (Tensor.silu, lambda x: x / (1 + np.exp(-x))),
+    "sigmoid": (Tensor.sigmoid, lambda x: 1 / (1 + np.exp(-x))), "softplus": (Tensor.softplus, lambda x: np.log1p(np.exp(x))),
+    "logsigmoid": (Tensor.logsigmoid, lambda x: -softplus(-x)), "mish": (Tensor.mish, lambda x: x * np.tanh(np.log1p(np.exp(x))))}
+
+
+@pytest.mark.parametrize("name", TAILS)
+def test_activations_do_not_cancel_where_they_vanish(name: str) -> None:
+    """float32 is within 3e-6, times the size of an exponent; 16-bit floats are rounded once."""
+    ours, exact = TAILS[name]
+    for low, high, bound in ((-1, 10, 2e-6), (-3, -1, 3e-6), (-5, -3, 1e-5), (-8, -5, 1e-4)):
+        x = np.linspace(low, high, 4099).astype(np.float32)
+        np.testing.assert_allclose(evaluate(ours(Tensor(x))), exact(x.astype(np.float64)), rtol=bound, atol=1e-38)
+        for kind, unit, least in (("float16", 2.0 ** -11, 2.0 ** -24), ("bfloat16", 2.0 ** -8, 1e-38)):
+            halves = evaluate(Tensor(x).cast(kind).cast("float32")).astype(np.float64)
+            np.testing.assert_allclose(evaluate(ours(Tensor(x).cast(kind)).cast("float32")), exact(halves), rtol=1.1 * unit, atol=least)
+        np.testing.assert_allclose(evaluate(ours(Tensor(x.astype(np.float64)))), exact(x.astype(np.float64)), rtol=1e-13)
+
+
+def test_the_ends_of_gelu() -> None:
+    for kind in ("float32", "float64", "float16", "bfloat16"):
+        got = evaluate(Tensor([0.0, -200.0, 200.0, -30000.0, 30000.0, math.inf, math.nan], dtype=kind).gelu().cast("float32"))
+        np.testing.assert_array_equal(got, np.array([0, 0, 200, 0, 30000 if kind != "bfloat16" else 29952, math.inf, math.nan], np.float32))
