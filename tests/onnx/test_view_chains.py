@@ -16,6 +16,8 @@ N = 8
 X = np.random.default_rng(0).standard_normal((N, N)).astype(np.float32)
 KNOWN = {"half": np.array(0.5, np.float32), "wide": np.array([4, 16]), "square": np.array([N, N]), 
          "last": np.array([-1]), "end": np.array([-N - 1]), "back": np.array([-1]), "axis": np.array([0]),
+         "order": np.array([3, 1, -4, 1, 5, 2, 6, 0]), "grid": np.broadcast_to(np.array([3, 1, 4, 1, 5, 2, -2, 0]), (N, N)),
+         "points": np.array([[3], [1], [4], [1], [5], [-6], [6], [0]]),
          "image": np.array([1, 1, N, N]), "twice": np.array([2, 1]), "zero": np.array([0]), "first": np.array([4])}
 Views = dict[str, tuple[list[tuple[str, list[str], dict[str, Any]]], Callable[[Any], Any]]]
 
@@ -26,6 +28,9 @@ VIEWS: Views = {
                 lambda a: a.reshape(4, 16).T.reshape(N, N)),
     "Slice": ([("Slice", ["last", "end", "axis", "back"], {}), ("Transpose", [], {})], lambda a: a[::-1].T),
     "Tile": ([("Slice", ["zero", "first", "axis"], {}), ("Tile", ["twice"], {})], lambda a: np.tile(a[:4], (2, 1))),
+    "Gather": ([("Gather", ["order"], {"axis": 1}), ("Transpose", [], {})], lambda a: a[:, KNOWN["order"]].T),
+    "GatherElements": ([("GatherElements", ["grid"], {"axis": 1}), ("Transpose", [], {})], lambda a: a[:, KNOWN["grid"][0]].T),
+    "GatherND": ([("GatherND", ["points"], {}), ("Transpose", [], {})], lambda a: a[KNOWN["points"][:, 0]].T),
     "AveragePool": ([("Reshape", ["image"], {}),
                      ("AveragePool", [], {"kernel_shape": [3, 1], "pads": [1, 0, 1, 0], "count_include_pad": 1}),
                      ("Reshape", ["square"], {}), ("Transpose", [], {})],

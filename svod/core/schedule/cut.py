@@ -503,8 +503,9 @@ class Cut:
         elif u.op is Ops.GATHER:
             x, index = u.src
             end = u.arg + len(shape_of(index))
-            ids, looked_up = ids_of(use.place[u.arg:end]), Tag(made=b"gather%d" % self.position[index], gathered=True)
-            self.want(u, x, use._replace(place=(*use.place[:u.arg], (ids, looked_up), *use.place[end:]), barrier=compute_node(x)))
+            ids, tag = made_of(use.place[u.arg:end], "gather", self.position[index])
+            looked_up = ids, tag._replace(gathered=True)
+            self.want(u, x, use._replace(place=(*use.place[:u.arg], looked_up, *use.place[end:]), barrier=compute_node(x)))
             self.want(u, index, use._replace(place=use.place[u.arg:end], barrier=compute_node(index)))
         else:
             for s in u.src:

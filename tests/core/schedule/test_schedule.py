@@ -10,7 +10,7 @@ import pytest
 from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.schedule.cut import MAX_DEPTH
+from svod.core.schedule.cut import MAX_DEPTH, MAX_READS
 from svod.core.schedule.schedule import Schedule, create_schedule
 from svod.errors import ScheduleError
 from svod.tensor import Tensor
@@ -251,6 +251,17 @@ def test_memory_keeps_the_narrow_type(narrow: str) -> None:
         assert len(calls) >= 4 and {d.itemsize for d in stored} == {2, 4}
         wide = [c for c in calls if any(p.dtype == dtypes.float32 for p in c.ast.walk(Ops.PARAM))]
         assert all(c.name_hint in ("copy", "elementwise") for c in wide), "only the leaves are 32 bits wide"
+
+
+def test_positions_of_positions_are_other_places() -> None:
+    """The elements at p[i] and at p[p[i]] are two: a step that reads a value directly and at positions doubles the places of a kernel."""
+    order = np.array([3, 1, 4, 1, 5, 2, 6, 0])
+    t = Tensor(np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32))
+    expected, p, steps = t.numpy(), Tensor(order), 24
+    for i in range(steps):
+        t, expected = t + t.take(p, i % 2), expected + expected.take(order, i % 2)
+    assert words(t) == ["gather"] * (steps // int(np.log2(MAX_READS)))
+    np.testing.assert_allclose(t.numpy(), expected, rtol=1e-4)
 
 
 def test_every_kernel_says_why() -> None:
