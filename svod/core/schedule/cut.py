@@ -92,7 +92,7 @@ def operations(u: UOp) -> int:
     """The length of the longest chain of operations that a node adds to an expression: its own, or those of its index arithmetic. Memory is
     addressed in any shape without more."""
     if u.op is Ops.GATHER:
-        return 4
+        return 8        # a position from the end, both bounds, two loads
     if u.op is not Ops.RESHAPE or u.src[0].op is Ops.BUFFER:
         return 1
     shape, source = ([n for n in shape_of(t) if n != 1] for t in (u, u.src[0]))

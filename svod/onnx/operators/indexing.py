@@ -20,24 +20,24 @@ def wrapped(index: Tensor, n: int) -> Tensor:
     return where(index.lt(0), index.add(n), index) if index.dtype.is_signed else index
 
 
-def positions(node: Node, index: Tensor, n: Any) -> Tensor:
-    """Positions in an axis of extent n, counted from the beginning. Raises ShapeError for one outside of it, if the indices are known."""
+def checked(node: Node, index: Tensor, n: Any) -> Tensor:
+    """Positions in an axis of extent n, as they are. Raises ShapeError for one outside of it, if they are known."""
     known = node.walk.known(index)
     if known is not None and not isinstance(n, Dim) and (outside := known[(known < -n) | (known >= n)]).size:
         raise ShapeError(f"the index {outside[0]} is outside of an axis of {n}")
-    return wrapped(index, n)
+    return index
 
 
 @operator("Gather", exact=True)
 def gather(node: Node, x: Tensor, index: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
-    return x.take(positions(node, index, x.shape[axis]), axis)
+    return x.take(checked(node, index, x.shape[axis]), axis)
 
 
 @operator("GatherElements", 11, exact=True)
 def gather_elements(node: Node, x: Tensor, index: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
-    return x.gather(axis, positions(node, index, x.shape[axis]))
+    return x.gather(axis, checked(node, index, x.shape[axis]))
 
 
 @operator("GatherND", 11, exact=True)
@@ -62,7 +62,7 @@ def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int =
         if a < batch:
             at = Tensor.arange(n).reshape(*(n if place == a else 1 for place in range(len(places))))
         else:
-            at = positions(node, index[..., a - batch].cast("int64"), n)
+            at = wrapped(checked(node, index[..., a - batch].cast("int64"), n), n)
         flat = flat.mul(n).add(at)
     return flat
 
@@ -71,7 +71,7 @@ def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int =
 @operator("ScatterElements", 11, exact=True)
 def scatter_elements(node: Node, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     axis = axis_in(node.get("axis", 0), x.ndim)
-    return put(node, x, axis, positions(node, index, x.shape[axis]).cast("int64"), updates)
+    return put(node, x, axis, wrapped(checked(node, index, x.shape[axis]), x.shape[axis]).cast("int64"), updates)
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}

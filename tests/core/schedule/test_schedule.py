@@ -264,6 +264,14 @@ def test_positions_of_positions_are_other_places() -> None:
     np.testing.assert_allclose(t.numpy(), expected, rtol=1e-4)
 
 
+def test_a_gather_is_eight_operations_deep() -> None:
+    """Each position of a chain waits for the one before it, with its bounds: a kernel has 16 of them."""
+    t, p = Tensor(np.ones((8, 8), np.float32)), Tensor(np.array([3, 1, 4, 1, 5, 2, 6, 0]))
+    for i in range(4 * MAX_DEPTH // 8):
+        t = t.take(p, i % 2)
+    assert words(t).count("gather") == 4
+
+
 def test_every_kernel_says_why() -> None:
     calls = create_schedule(graph.sink((data(9, 5).layer_norm(5) @ data(5, 7)).uop)).calls
     assert [bool(c.why) for c in calls] == [True, True]
