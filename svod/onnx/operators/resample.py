@@ -13,20 +13,22 @@ from svod.onnx.values import numpy_dtype
 from svod.tensor import Tensor, where
 from svod.tensor.precision import widened
 
+TIE = 1e-6      # distance from the middle of two elements up to which onnxruntime takes a position for the middle
+
 
 @operator("Upsample", 7)
 def upsample_old(node: Node, x: Tensor) -> Tensor:
-    return resized(node, x, None, list(node.need("scales")), None, "asymmetric", "floor")
+    return resized(node, x, None, list(node.need("scales")), None, "asymmetric", "simple")
 
 
 @operator("Upsample", 9, known=("scales",))
 def upsample(node: Node, x: Tensor, scales: Array) -> Tensor:
-    return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "floor")
+    return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "simple")
 
 
 @operator("Resize", 10, known=("scales",))
 def resize_old(node: Node, x: Tensor, scales: Array) -> Tensor:
-    return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "floor")
+    return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "simple")
 
 
 @operator("Resize", 11, known=("roi", "scales", "sizes"))
@@ -61,15 +63,20 @@ def resize(node: Node, x: Tensor, roi: Array | None = None, scales: Array | None
 
 def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence[float] | None,
             region: Sequence[tuple[float, float]] | None, positions: str, nearest: str) -> Tensor:
+    """Each axis resized in turn. With the mode nearest, positions are computed in float32 as onnxruntime computes them: which element is
+    next to a position between two depends on how it was rounded."""
     mode, out = node.get("mode", "nearest"), x._float() if node.get("mode", "nearest") != "nearest" else x
+    kind: Any = np.float32 if mode == "nearest" else np.float64
     outside: Tensor | None = None
     for axis, n in enumerate(x.shape):
-        scale = scales[axis] if scales is not None else (sizes[axis] / n if sizes is not None and n else 1.0)
-        new = sizes[axis] if sizes is not None else math.floor(n * scale)
+        scale = float(kind(scales[axis] if scales is not None else sizes[axis] / n if sizes is not None and n else 1.0))
+        new = sizes[axis] if sizes is not None else math.floor(np.float32(n) * np.float32(scale))
         area = region[axis] if region is not None else (0.0, 1.0)
         if new == n and scale == 1.0 and positions != "tf_crop_and_resize":
             continue
-        at = source_positions(positions, n, new, scale, area)
+        # onnxruntime aligns the corners of the result; the standard's examples of the other modes, those of its length before rounding
+        length = float(new) if mode == "nearest" else scale * n
+        at = source_positions(positions, n, np.arange(new, dtype=kind), scale, length, area)
         if mode == "nearest":
             out = out.index_select(axis, [int(i) for i in nearest_of(at, nearest, scale).clip(0, n - 1)])
         else:
@@ -85,45 +92,51 @@ def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence
     return out.cast(x.dtype)
 
 
-def source_positions(mode: str, old: int, new: int, scale: float, area: tuple[float, float]) -> Array:
-    """The position in the operand of each element of the result."""
-    at = np.arange(new, dtype=np.float64)
+def source_positions(mode: str, old: int, at: Array, scale: float, length: float, area: tuple[float, float]) -> Any:
+    """The positions in the operand, of `old` elements, of the elements `at` of the result, in the type of `at`: (new,). `length`: the
+    extent of the result, which corners are aligned with."""
+    kind: Any = at.dtype.type
+    new = len(at)
+    factor = kind(scale)
     match mode:
         case "half_pixel":
-            return (at + 0.5) / scale - 0.5
+            return (at + kind(0.5)) / factor - kind(0.5)
         case "half_pixel_symmetric":
             # the middle of the operand is the middle of the result, although its length was rounded
-            adjustment = new / (scale * old)
-            return old / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
+            adjustment = float(kind(new) / (factor * kind(old)))
+            offset = float(kind(old / 2 * (1 - adjustment)))
+            return (offset + (at.astype(np.float64) + 0.5) / scale - 0.5).astype(kind)
         case "pytorch_half_pixel":
-            return (at + 0.5) / scale - 0.5 if new > 1 else np.zeros(new)
+            return (at + kind(0.5)) / factor - kind(0.5) if new > 1 else np.zeros_like(at)
         case "align_corners":
-            length = scale * old        # before it was rounded
-            return at * (old - 1) / (length - 1) if new > 1 else np.zeros(new)
+            return at * kind(old - 1) / kind(length - 1) if new > 1 else np.zeros_like(at)
         case "asymmetric":
-            return at / scale
+            return at / factor
         case "tf_half_pixel_for_nn":
-            return (at + 0.5) / scale
+            return (at + kind(0.5)) / factor
         case "tf_crop_and_resize":
-            first, last = area
+            first, last = (kind(v) for v in area)
             if new > 1:
-                return first * (old - 1) + at * (last - first) * (old - 1) / (new - 1)
-            return np.full(new, 0.5 * (first + last) * (old - 1))
+                return first * kind(old - 1) + at * (last - first) * kind(old - 1) / kind(new - 1)
+            return np.full_like(at, 0.5 * float(first + last) * (old - 1))
     raise UnsupportedError(f"resizing with the positions {mode!r}")
 
 
 def nearest_of(at: Array, mode: str, scale: float) -> Array:
     """The element next to each position."""
-    near = np.round(at, 9)      # what is meant to be a half is one
+    low = np.floor(at)
+    part = at - low
     match mode:
         case "round_prefer_floor":
-            return np.asarray(np.ceil(near - 0.5))
+            return np.asarray(low + (part >= 0.5 + TIE))
         case "round_prefer_ceil":
-            return np.asarray(np.floor(near + 0.5))
+            return np.asarray(low + (part > 0.5 - TIE))
         case "floor":
-            return np.asarray(np.floor(near))
+            return np.asarray(low)
         case "ceil":
-            return np.asarray(np.ceil(near))
+            return np.asarray(np.ceil(at))
+        case "simple":      # of the operator sets before 11
+            return np.asarray(np.ceil(at) if scale < 1 else low)
     raise UnsupportedError(f"resizing to the nearest by {mode!r}")
 
 
