@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from svod.bench.results import CaseResult, Run, Settings
     from svod.bench.suites.cases import Case
 
-INSTALL_PEERS = f"{shlex.quote(python())} -m pip install 'svod[peers]'"
 TORCH_NEEDS = ("torch", "torchvision", "transformers")
 NEW_SEEDS = 1_000_000   # drawn seeds are below this: short enough to type
 SETTLE_SECONDS = 0.5    # how long the machine is watched before a run
@@ -220,7 +219,7 @@ def _run_cases(cases: Sequence[Case], names: Sequence[str], settings: Settings, 
     libraries, infos = load_peers(names, target.threads, {c.op if c.alone else "kernels" for c in cases})
     left_out = [f"{i.name} ({i.missing})" for i in infos if i.missing is not None]
     if left_out:
-        _say(f"left out: {', '.join(left_out)}. The extra brings them: {INSTALL_PEERS}")
+        _say(f"left out: {', '.join(left_out)}. The extra brings them: {shlex.quote(python())} -m pip install 'svod[peers]'")
     path, ceilings = _ceilings_path(), None
     if backend_named(target.device).ceilings is None:
         _say(f"nothing measures what the device {target.device} can do at best; the kernels have no bounds")

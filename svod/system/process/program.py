@@ -10,18 +10,17 @@ from importlib import resources
 
 def name() -> str:
     """The name of the program that people know this process by; "python" where none was given, as in an embedded Python."""
-    first = getattr(sys, "argv", None)
-    return os.path.basename(first[0] if first else "") or "python"
+    return os.path.basename((command() or [""])[0]) or "python"
 
 
 def arguments() -> list[str]:
     """The arguments of the program, without its name."""
-    return list(getattr(sys, "argv", ())[1:])
+    return command()[1:]
 
 
 def command() -> list[str]:
     """The name of the program as it was given, and its arguments."""
-    return list(getattr(sys, "argv", ()))
+    return list(getattr(sys, "argv", None) or [])
 
 
 def become(words: list[str]) -> None:
@@ -46,13 +45,14 @@ def why_no_python() -> str:
 def python() -> str:
     """The file of the Python that runs this process: `sys.executable`, unless the program has made that the name of another file than the
     one that runs."""
+    named = sys.executable or ""
     try:
         running = os.readlink("/proc/self/exe")
     except OSError:             # no /proc
-        return sys.executable
-    if os.path.exists(sys.executable) and os.path.samefile(sys.executable, running):
-        return sys.executable   # In a virtual environment this may be a link.
-    return running if os.access(running, os.X_OK) else sys.executable
+        return named
+    if not os.access(running, os.X_OK) or (os.path.exists(named) and os.path.samefile(named, running)):
+        return named            # In a virtual environment this may be a link. An update may have replaced the file that runs.
+    return running
 
 
 def frozen_file() -> str:

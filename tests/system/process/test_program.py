@@ -17,6 +17,8 @@ from svod.system.process import program, streams, threads
 def test_the_name_of_the_program(argv: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", argv)
     assert program.name() == name and program.arguments() == argv[1:] and program.command() == argv
+    monkeypatch.setattr(sys, "argv", None)
+    assert program.name() == "python" and program.arguments() == program.command() == []
     monkeypatch.delattr(sys, "argv")
     assert program.name() == "python" and program.arguments() == program.command() == []
 
@@ -40,6 +42,15 @@ def test_the_python_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         monkeypatch.setattr(sys, "executable", name)
         found = program.python()
         assert found != name and subprocess.run([found, "-c", "import sys; sys.exit(5)"], check=False).returncode == 5
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/exe"), reason="needs /proc")
+def test_a_python_that_an_update_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system names the file that runs "… (deleted)". The new file of its name can be run."""
+    monkeypatch.setattr(os, "readlink", lambda path: f"{sys.executable} (deleted)")
+    assert program.python() == sys.executable and program.why_no_python() == ""
+    monkeypatch.setattr(sys, "executable", None)
+    assert program.python() == "" and program.why_no_python()
 
 
 class Poor:
