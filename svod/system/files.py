@@ -1,10 +1,12 @@
 """Writes files that users name: whole or not at all, wherever the system allows that. Only regular files are replaced.
 
 A new file has the mode that the umask leaves, one that is replaced keeps its mode and owner. A file whose directory cannot be written, or
-that cannot be replaced (it is mounted on its own, or belongs to somebody else), is written in place.
+that cannot be replaced (it is mounted on its own, or belongs to somebody else), is written in place. A full disk is no reason to: the old
+file would be lost.
 """
 from __future__ import annotations
 
+import errno
 import io
 import os
 import secrets
@@ -13,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # of a new file beside the old one, or of its name
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -34,8 +38,8 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     temporary = path.parent / f".svod-{secrets.token_hex(8)}.part"
     try:
         beside = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)      # less what the umask takes
-    except OSError:
-        if not path.is_file():
+    except OSError as e:
+        if e.errno not in REFUSALS or not path.is_file():
             raise
         content = io.BytesIO()
         write(content)
@@ -74,8 +78,8 @@ def _replace(temporary: Path, path: Path) -> bool:
     """Give a file the name of another. False where that other can only be written in place."""
     try:
         os.replace(temporary, path)
-    except OSError:
-        if not path.is_file():
+    except OSError as e:
+        if e.errno not in REFUSALS or not path.is_file():
             raise
         return False
     return True

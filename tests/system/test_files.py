@@ -119,6 +119,19 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place(call: str, tmp_path:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.parametrize("call", ["open", "replace"])
+def test_a_full_disk_leaves_the_old_file(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("old")
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(tmp_path / "a", "new")
+    monkeypatch.undo()
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
+
+
 def test_what_fails_leaves_a_file_that_is_written_in_place_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
     path.write_text("old")
