@@ -107,6 +107,17 @@ def test_variances(n: int, values: Callable[..., Array], offset: float) -> None:
     assert Tensor(x).std().numpy() >= 0
 
 
+@pytest.mark.parametrize("scale", [1e17, 1e30])
+def test_variances_of_large_numbers(scale: float) -> None:
+    """Neither the sum of the squared distances of 1e30 nor the square of the sum of all distances is a float32."""
+    x = normal(1000) * np.float32(scale)
+    x[0] *= 0.37
+    with np.errstate(over="ignore"):
+        want = x.astype(np.float64).var().astype(np.float32)
+    np.testing.assert_allclose(Tensor(x).var(correction=0).numpy(), want, rtol=1e-6)
+    np.testing.assert_allclose(Tensor(x).std(correction=0).numpy(), np.sqrt(want), rtol=1e-6)
+
+
 @pytest.mark.parametrize(("n", "values"), [(LENGTHS[0], normal), (LENGTHS[1], uniform), (LENGTHS[2], normal)])
 def test_norms_of_long_rows(n: int, values: Callable[..., Array]) -> None:
     x = values(n)

@@ -94,8 +94,9 @@ class Reduction(Indexing):
         x = self._float()
         distances, keep = x.sub(x.mean(axes, keepdim=True)), keepdim or keepdims
         count = x._number(self._count(axes))
-        excess = distances._reduce("ADD", axes, keep).square().div(count)
-        total = distances.square()._reduce("ADD", axes, keep).sub(excess).maximum(0)
+        off = distances._reduce("ADD", axes, keep)
+        squares = distances.square()._reduce("ADD", axes, keep)
+        total = squares.sub(off.mul(off.div(count))).maximum(0).where(squares < math.inf, squares)
         rest = max(0.0, count - correction) if isinstance(count, float) else count.sub(correction).maximum(0)
         return total.div(rest)
 
