@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 
 from svod.system.process.cores import parse_cpu_list
-from svod.system.process.system_files import ROOT, read
+from svod.system.process.system_files import ROOT, entries, read
 
 FALLBACK_CACHES = (32 << 10, 512 << 10, 8 << 20)  # l1, l2, l3 where the system does not tell (macOS, some containers)
 
@@ -23,7 +23,7 @@ def cache_sizes(root: Path = ROOT, cpu: int = 0) -> tuple[int, int, int]:
     base = root / "sys/devices/system/cpu" / f"cpu{cpu}"
     siblings = max(1, len(parse_cpu_list(read(base / "topology/thread_siblings_list"))))
     sizes: dict[int, int] = {}
-    for index in sorted((base / "cache").glob("index*")):
+    for index in entries(base / "cache", "index*"):
         level = read(index / "level")
         if read(index / "type") not in ("Data", "Unified") or not level.isdigit():
             continue

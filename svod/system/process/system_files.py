@@ -17,6 +17,14 @@ def read(path: Path) -> str:
         return ""
 
 
+def entries(path: Path, pattern: str) -> list[Path]:
+    """The files of a directory with a name of such a pattern, in order; none where it cannot be searched."""
+    try:
+        return sorted(path.glob(pattern))
+    except OSError:
+        return []
+
+
 def boot_id() -> str:
     """The id of this machine's current boot; "" where that is not known."""
     return read(ROOT / "proc/sys/kernel/random/boot_id")
@@ -39,7 +47,7 @@ def processes_with(setting: str) -> list[int]:
     """Ids of this user's other processes that have `setting` (NAME=VALUE) in their environment; none without /proc."""
     wanted = setting.encode()
     pids = []
-    for entry in (ROOT / "proc").glob("[0-9]*"):
+    for entry in entries(ROOT / "proc", "[0-9]*"):
         try:
             if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 pids.append(int(entry.name))
@@ -53,7 +61,7 @@ def processes_of(directory: str) -> list[int]:
     have overwritten their arguments. None without /proc."""
     parents: dict[int, int] = {}
     found: set[int] = set()
-    for entry in (ROOT / "proc").glob("[0-9]*"):
+    for entry in entries(ROOT / "proc", "[0-9]*"):
         with contextlib.suppress(OSError):      # gone meanwhile
             pid = int(entry.name)
             parents[pid] = int((entry / "stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -9,6 +10,7 @@ from svod.system.process import memory
 from svod.system.process.cores import QUOTA_SECONDS, Quota, cpu_quota, parse_cpu_list, usable_cores
 from svod.system.process.memory import group_memory, usable_memory
 from svod.system.process.processor import FALLBACK_CACHES, cache_sizes, host_facts
+from svod.system.process.system_files import processes_of, processes_with
 
 CPU = "sys/devices/system/cpu"
 MAX = "max 100000"
@@ -49,6 +51,15 @@ CGROUPS: dict[str, tuple[str, dict[str, str], float | None]] = {
 def write(root: Path, path: str, text: str) -> None:
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text + "\n")
+
+
+def test_a_system_that_may_not_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may search every directory, so its refusal is imitated."""
+    def refuse(*args: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert cache_sizes(tmp_path) == FALLBACK_CACHES
+    assert processes_with("A=B") == processes_of("/tmp") == []
 
 
 @pytest.mark.parametrize("name", MACHINES)
