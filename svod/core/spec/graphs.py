@@ -130,7 +130,9 @@ def _converted(u: UOp, src: list[Array], alike: bool) -> Array:
     if x.dtype == object:
         if u.dtype.bits < 32 or not u.dtype.is_int:
             raise _Open
-        return np.array([int(n) if isinstance(n, bool) else n for n in x.reshape(-1)], object).reshape(x.shape)
+        out = np.empty(x.size, object)
+        out[:] = [_held(int(n) if isinstance(n, bool) else n, u.dtype) for n in x.reshape(-1)]
+        return out.reshape(x.shape)
     if alike and source.is_float and u.dtype.is_int and x.size and not ((x > u.dtype.min - 1.0) & (x < u.dtype.max + 1.0)).all():
         raise _Open
     return cast(x, source, u.dtype)
@@ -168,10 +170,8 @@ def _of_objects(u: UOp, src: list[Array]) -> Array:
     shape = np.broadcast_shapes(*(s.shape for s in src))
     flat = [np.broadcast_to(s, shape).reshape(-1).tolist() for s in src]
     out = np.empty(len(flat[0]), object)
-    out[:] = [_decided(function, operands) for operands in zip(*flat, strict=True)]
-    if any(n is None for n in out) or u.dtype.kind == "b":
-        return out.reshape(shape) if any(n is None for n in out) else out.reshape(shape).astype(np.bool_)
-    return _simplest(out.reshape(shape), u.dtype)
+    out[:] = [_held(_decided(function, operands), u.dtype) for operands in zip(*flat, strict=True)]
+    return out.reshape(shape) if any(n is None for n in out) else _simplest(out.reshape(shape), u.dtype)
 
 
 def _decided(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
@@ -179,6 +179,14 @@ def _decided(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         return function(*operands)
     except (ShapeError, TypeError):     # a comparison that depends on the value, or an operation that None and Dims do not have
         return None
+
+
+def _held(value: Any, dtype: DType) -> Any:
+    """A number as an integer of `dtype` holds it, modulo a power of two; None for a Dim that it does not hold for all values."""
+    if isinstance(value, Dim):
+        low, high = value.bounds
+        return value if dtype.min <= low and high <= dtype.max else None
+    return (value - dtype.min) % (1 << dtype.bits) + dtype.min if type(value) is int else value
 
 
 def _equal(a: Any, b: Any) -> bool | None:

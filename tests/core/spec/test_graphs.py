@@ -8,6 +8,7 @@ import pytest
 
 from svod import Tensor, Variable, where
 from svod.core.graph.buffer import buffer_of
+from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import UOp
 from svod.core.ir.variable import number_of
 from svod.core.spec.graphs import evaluate_graph
@@ -65,3 +66,19 @@ def test_numbers_of_variables() -> None:
     assert value(size.eq(5)) is None and value(size.cast("float32")) is None
     assert str(value(where(size.lt(0), size.add(12), size))) == "n" and value(where(size.eq(5), 1, 0)) is None
     assert value(size.maximum(1).eq(size)) is True and str(value(size.neg().abs())) == "n"
+
+
+def test_integers_beside_variables_are_held_in_their_type() -> None:
+    """Some elements depend on a Variable, the others are numbers modulo 2^64 or 2^32 as in a kernel."""
+    size = Tensor.from_uop(number_of(Variable("n", 2, 12), K.dtype))
+    both = Tensor.stack([size, Tensor(np.int64(3))], 0)
+
+    def value(t: Tensor) -> Any:
+        found = evaluate_graph(t.uop, content, 100)
+        return None if found is None else found.tolist()
+    assert both.dtype == dtypes.int64
+    large = both.mul(2 ** 62)[1:]
+    assert value(large) == [3 * 2 ** 62 - 2 ** 64] == Tensor(np.array([3])).mul(2 ** 62).tolist()
+    assert value(large.minimum(5)) == [-2 ** 62] and value(large.mul(2)) == [-2 ** 63] and value(large.mul(4).add(5)) == [5]
+    assert value(both.mul(2 ** 62)) is None, "for some n it is no int64"
+    assert value(both.add(2 ** 31).cast("int32")[1:]) == [3 - 2 ** 31]
