@@ -194,7 +194,7 @@ class GpuDevice:
     def _shared_context(self) -> int:
         """The calling thread's context if it is one of this device, so that the thread's memory and streams can be used; else 0."""
         context = self.driver.current_context()
-        return context if context and self.driver.current_device() == self.handle else 0
+        return self.driver.adopt_context() if context and self.driver.current_device() == self.handle else 0
 
     @contextlib.contextmanager
     def current(self) -> Iterator[Driver]:

@@ -90,6 +90,10 @@ class Driver:
         self._call("cuCtxGetCurrent", byref(out))
         return out.value or 0
 
+    def adopt_context(self) -> int:
+        """The calling thread's context, which `enter_context` takes from now on."""
+        return self.current_context()
+
     def current_device(self) -> int:
         """The handle of the device of the calling thread's context, which is there."""
         out = c_int()

@@ -70,8 +70,11 @@ class PycudaDriver(Driver):
     def current_context(self) -> int:
         """The thread's context as pycuda knows it; 0 also where another library has put its own on top."""
         context = self._cuda.Context.get_current()
-        if context is None or int(context.handle) != super().current_context():
-            return 0
+        current = super().current_context()
+        return current if context is not None and int(context.handle) == current else 0
+
+    def adopt_context(self) -> int:
+        context = self._cuda.Context.get_current()
         return self._hold(int(context.handle), context)
 
     def enter_context(self, context: int) -> None:
