@@ -209,9 +209,12 @@ def is_computed_once(state: Scheduler, placement: Placement, s: int) -> bool:
 
 def _needed(placement: Placement, s: int, through: Callable[[int], bool]) -> list[ResolvedStage]:
     """A stage, and the stages for which `through` holds that it reads, itself or through these; each once."""
-    needed = [s]
+    needed, seen = [s], {s}
     for q in needed:
-        needed += [n for n in placement.stage(q).reads if n not in needed and through(n)]
+        for n in placement.stage(q).reads:
+            if n not in seen and through(n):
+                seen.add(n)
+                needed.append(n)
     return [placement.stage(q) for q in needed]
 
 

@@ -71,8 +71,7 @@ def check(state: Scheduler, rule: SumRule, terms: int) -> None:
     validate(program)
     chains = addition_chains(program)
     what = [o.to_json() for o in state.applied_opts]
-    # a remainder is one more block
-    assert chains.longest <= rule.longest + 1, what
+    assert chains.longest <= rule.longest, what
     assert chains.path <= longest_path(rule, terms) + COMBINED, what
 
 
