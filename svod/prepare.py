@@ -486,7 +486,7 @@ def checked_choices(unbound: UnboundPlan, choices: Mapping[str, Choice], compile
 
 def searched_choices(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
                      db: TuningDB) -> dict[str, Choice]:
-    """The chains of all kernels, of which those that have more to try were searched now, within the budget of this process."""
+    """The chains of all kernels, after a search of the unfinished ones within this process's budget."""
     assert config.beam is not None
     unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, compiler.target, config.beam, db)}
     if not unknown:

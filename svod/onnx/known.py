@@ -41,7 +41,7 @@ class Known:
         """The result of a node with known operands: an array, if its value is certain and small, else the tensor."""
         if not isinstance(value, Tensor):
             return value
-        found = _evaluated(value, _stored, alike=True)
+        found = _evaluated(value, _stored, bit_exact=True)
         if found is None or found.dtype == object:
             self.note(value)
             return value
@@ -51,7 +51,7 @@ class Known:
         """The array that a value is known to be, with Dims for numbers that depend on Variables; None: it is not known."""
         if isinstance(value, np.ndarray):
             return value
-        return _evaluated(value, self._contents.get, alike=False) if isinstance(value, Tensor) else None
+        return _evaluated(value, self._contents.get, bit_exact=False) if isinstance(value, Tensor) else None
 
 
 def _stored(node: UOp) -> Array | None:
@@ -60,8 +60,8 @@ def _stored(node: UOp) -> Array | None:
     return buffer.array if buffer is not None and buffer.is_allocated else None
 
 
-def _evaluated(tensor: Tensor, content_of: Contents, alike: bool) -> Array | None:
-    found = evaluate_graph(tensor.uop, content_of, MOST_KNOWN, alike=alike)
+def _evaluated(tensor: Tensor, content_of: Contents, bit_exact: bool) -> Array | None:
+    found = evaluate_graph(tensor.uop, content_of, MOST_KNOWN, bit_exact=bit_exact)
     return ml_bfloat16(found) if found is not None and tensor.dtype is dtypes.bfloat16 else found
 
 

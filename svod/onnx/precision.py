@@ -44,7 +44,7 @@ class Halves:
         return self._unrounded[half.uop] if half.uop in self._unrounded else widened(half)
 
     def _is_handed_on(self, half: Tensor) -> bool:
-        """Whether nodes read what was not rounded to it, if it is a result."""
+        """Whether later nodes read the float32 value behind this float16 result."""
         return self._is_host and half.dtype is dtypes.float16 and half.device == HOST
 
     def _rounded(self, result: Value, kind: DType | None) -> Value:

@@ -12,7 +12,7 @@ output.
 
 Operands of 16-bit floats come as float32, and the results are rounded (`svod.onnx.precision`). With `exact` they come as they are, unless
 they come from nodes that did not round: for functions that move, choose or compare elements, or that look at their operands' types. With
-`multiplies` they come as they are where there are matrix instructions for them: for functions that round between two products.
+`multiplies` they stay 16-bit where the device has matrix instructions for them: such a function rounds between its two products.
 """
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Walk:
 
     def deciding_inputs(self) -> set[str]:
         """The names of the graph's inputs on whose values shapes, axes or branches depend: they are part of a plan's key. Only numbers and
-        short lists of integers are, and what such an operand is given as it is: a plan for each image is none."""
+        short lists of integers count; an image never does, as each would need a plan of its own."""
         deciding: set[str] = set()
         direct: set[str] = set()
         self._collect_deciding(self.nodes, deciding, direct)

@@ -35,7 +35,7 @@ ENTRY = 'torch.compile(backend="svod")'
 NEEDS_GRADIENTS = ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or "
                    "torch.no_grad(), or give its parameters requires_grad_(False)")
 _said: set[tuple[str, str]] = set()     # graphs that PyTorch runs, and why: each is said once
-_trained = WeakTensorKeyDictionary()    # the first parameters of graphs that need gradients, for which that was said
+_trained = WeakTensorKeyDictionary()    # first parameters of the graphs for which it was said that they need gradients
 log = logging.getLogger("svod.torch")
 
 

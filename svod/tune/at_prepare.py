@@ -45,7 +45,7 @@ from svod.tune.workers.start import make_executor
 
 log = logging.getLogger("svod")
 
-LEAST_SECONDS = 1.0     # the least that is left of a budget for which workers are started
+LEAST_SECONDS = 1.0     # With less left of a budget no workers are started.
 CHECK_SECONDS = 0.3     # the confirmation of one kernel's checked chains
 SETTLE_SECONDS = 2.0    # the timing of a whole plan with and without what a search found, at most …
 SETTLE_SHARE = 0.05     # … and of the budget

@@ -61,7 +61,7 @@ log = logging.getLogger("svod.tune")
 STORED_SEEDS = 4              # at least this many chains of the database start a search: as many as its beam is wide
 CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
 MIN_CONFIRM_SECONDS = 0.2
-OVERRUN = 6.0                 # seconds after its budget at which a session gives up what is not answered (`TuneSession._may_overrun`)
+OVERRUN = 6.0                 # seconds past its budget after which a session abandons unanswered candidates (`TuneSession._may_overrun`)
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})
 _RECORDED: dict[Status, RecordedStatus] = {
     Status.SLOW: "slow", Status.SCREENED: "ok", Status.RACED: "ok", Status.VERIFIED: "ok", Status.WRONG: "wrong",

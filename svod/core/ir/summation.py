@@ -38,7 +38,8 @@ SUMMING = ("ADD", "EXPSUM")     # the combiners that add; those of EXPSUM are su
 
 
 def sum_rule(reduce: UOp) -> SumRule | None:
-    """The rule of a REDUCE; None where it adds no floats. What a mask is multiplied by is no product: its terms may all be equal."""
+    """The rule of a REDUCE; None where it adds no floats. A value times a mask counts as a plain sum: all its
+    terms may be equal."""
     combiner, values = reduce.arg[0], reduce.src[:reduce.arg[1]]
     if combiner not in SUMMING or not values[0].dtype.is_float:
         return None
@@ -106,8 +107,8 @@ def blocked_nest(rule: SumRule, iterations: Sequence[int], positions: int, memor
 
 
 def longest_path(rule: SumRule, terms: int) -> int:
-    """Additions between one of so many terms and their sum, at most, in a program that keeps the law: chains, each of which leaves one
-    number for as many terms as it has, and a remainder of each, in a chain of its own."""
+    """The most additions between one of `terms` terms and their sum in a program that keeps the law: a chain leaves one number for all its
+    terms, and so does its remainder."""
     levels, left = 0, terms
     while left > rule.longest:
         levels, left = levels + 1, -(-left // rule.longest)

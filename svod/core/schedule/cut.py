@@ -449,8 +449,8 @@ class Cut:
         return problem
 
     def merged(self, uses: list[Use]) -> list[Use]:
-        """One use of those that read the same elements by different paths: rules ask for the lowest node to realise on any path, and the
-        number of paths doubles with each value that is read directly and through a movement."""
+        """The uses, those that read the same elements along different paths as one: rules ask for the lowest node to realise on any path,
+        and the number of paths doubles with each value that is read directly and through a movement."""
         if len(uses) == 1:
             return uses
         groups: dict[Hashable, list[Use]] = {}

@@ -25,18 +25,18 @@ from svod.errors import ShapeError
 MOST_NODES = 4096       # most nodes of a graph that is evaluated
 
 
-class _Open(Exception):
+class _NotKnown(Exception):
     """A value that is not known before a plan runs."""
 
 
 Contents = Callable[[UOp], Array | None]
 
 
-def evaluate_graph(node: UOp, content_of: Contents, most: int, *, alike: bool = True) -> Array | None:
+def evaluate_graph(node: UOp, content_of: Contents, most: int, *, bit_exact: bool = True) -> Array | None:
     """The value of a node in memory form (`svod.core.spec.values`), in the node's shape. None: it depends on memory with an unknown
     content, or a value on the way has more than `most` elements.
 
-    `alike`: None as well where a kernel may give other bits than NumPy: transcendental functions, sums and products of many floats, the
+    `bit_exact`: None as well where a kernel may give other bits than NumPy: transcendental functions, sums and products of many floats, the
     larger of 0 and -0, floats beyond the integers that they are cast to. Numbers that depend on Variables make an array of ints and Dims.
     """
     values: dict[UOp, Any] = {}
@@ -47,8 +47,8 @@ def evaluate_graph(node: UOp, content_of: Contents, most: int, *, alike: bool = 
         with np.errstate(all="ignore"):
             for u in order:
                 if u.op is not Ops.UNIQUE and u.op is not Ops.DEVICE and u.dtype != dtypes.index:
-                    values[u] = _value(u, values, content_of, most, alike)
-    except _Open:
+                    values[u] = _value(u, values, content_of, most, bit_exact)
+    except _NotKnown:
         return None
     found = values[node]
     if found.dtype != object:
@@ -56,22 +56,22 @@ def evaluate_graph(node: UOp, content_of: Contents, most: int, *, alike: bool = 
     return None if any(n is None for n in found.reshape(-1)) else found
 
 
-def _value(u: UOp, values: Mapping[UOp, Any], content_of: Contents, most: int, alike: bool) -> Any:
+def _value(u: UOp, values: Mapping[UOp, Any], content_of: Contents, most: int, bit_exact: bool) -> Any:
     """The value of one node in held form; a tuple for a node of several components."""
     shape = shape_of(u)
     if is_symbolic(shape) or math.prod(shape) > most:
-        raise _Open
+        raise _NotKnown
     if u.op is Ops.BUFFER:
         content = content_of(u)
         if content is None:
-            raise _Open
+            raise _NotKnown
         return hold(content, u.dtype)
     if u.op is Ops.CAST and u.src[0].dtype == dtypes.index:
         return _simplest(np.array(dim_of(u.src[0]), object), u.dtype)
     rule = _RULES.get(u.op) or (_elementwise if u.op in ALU else None)
     if rule is None:
-        raise _Open
-    return rule(u, [values[s] for s in u.src if s in values], alike)
+        raise _NotKnown
+    return rule(u, [values[s] for s in u.src if s in values], bit_exact)
 
 
 def _simplest(x: Array, dtype: DType) -> Array:
@@ -79,20 +79,20 @@ def _simplest(x: Array, dtype: DType) -> Array:
     return x if any(isinstance(n, Dim) for n in x.reshape(-1)) else x.astype(held_dtype(dtype))
 
 
-def _reduced(u: UOp, src: list[Array], alike: bool) -> Any:
+def _reduced(u: UOp, src: list[Array], bit_exact: bool) -> Any:
     combiner, axes = u.arg
     x = src[0]
     if combiner in ("ADD", "MUL"):
-        if u.dtype.is_float and alike:
-            raise _Open
+        if u.dtype.is_float and bit_exact:
+            raise _NotKnown
         function = np.add if combiner == "ADD" else np.multiply
         wide = np.dtype(np.float64) if u.dtype.is_float else x.dtype
         total = np.asarray(function.reduce(x.astype(wide, copy=False), axis=axes, keepdims=True, dtype=wide))
         return round_to(total, u.dtype) if u.dtype.is_float else total
     if any(s.dtype == object for s in src):
-        raise _Open
-    if alike and u.dtype.is_float and _zeros_differ(x, x):
-        raise _Open
+        raise _NotKnown
+    if bit_exact and u.dtype.is_float and _zeros_differ(x, x):
+        raise _NotKnown
     if len(src) == 1:
         ufunc: Any = {"MAX": np.maximum, "MIN": np.minimum, "AND": np.bitwise_and, "OR": np.bitwise_or}[combiner]
         return np.asarray(ufunc.reduce(x, axis=axes, keepdims=True))
@@ -107,7 +107,7 @@ def _zeros_differ(x: Array, y: Array) -> bool:
     return any(s.any() for s in signs) and not all(s.all() for s in signs)
 
 
-def _windows(u: UOp, src: list[Array], alike: bool) -> Array:
+def _windows(u: UOp, src: list[Array], bit_exact: bool) -> Array:
     x = src[0]
     for axis, size, stride, dilation in u.arg:
         count = (x.shape[axis] - dilation * (size - 1) - 1) // stride + 1
@@ -115,48 +115,48 @@ def _windows(u: UOp, src: list[Array], alike: bool) -> Array:
     return x
 
 
-def _taken(u: UOp, src: list[Array], alike: bool) -> Array:
+def _taken(u: UOp, src: list[Array], bit_exact: bool) -> Array:
     x, index = src
     if index.dtype == object:
-        raise _Open
+        raise _NotKnown
     n, axis = x.shape[u.arg], u.arg
     inside = (index >= 0) & (index < n)
     taken = np.take(x, np.where(inside, index, 0).astype(np.int64), axis)
     return np.where(inside.reshape(inside.shape + (1,) * (x.ndim - axis - 1)), taken, np.zeros((), x.dtype))
 
 
-def _converted(u: UOp, src: list[Array], alike: bool) -> Array:
+def _converted(u: UOp, src: list[Array], bit_exact: bool) -> Array:
     x, source = src[0], u.src[0].dtype
     if x.dtype == object:
         if u.dtype.bits < 32 or not u.dtype.is_int:
-            raise _Open
+            raise _NotKnown
         out = np.empty(x.size, object)
         out[:] = [_held(int(n) if isinstance(n, bool) else n, u.dtype) for n in x.reshape(-1)]
         return out.reshape(x.shape)
-    if alike and source.is_float and u.dtype.is_int and x.size and not ((x > u.dtype.min - 1.0) & (x < u.dtype.max + 1.0)).all():
-        raise _Open
+    if bit_exact and source.is_float and u.dtype.is_int and x.size and not ((x > u.dtype.min - 1.0) & (x < u.dtype.max + 1.0)).all():
+        raise _NotKnown
     return cast(x, source, u.dtype)
 
 
-def _bits(u: UOp, src: list[Array], alike: bool) -> Array:
+def _bits(u: UOp, src: list[Array], bit_exact: bool) -> Array:
     if src[0].dtype == object:
-        raise _Open
+        raise _NotKnown
     return bitcast(src[0], u.src[0].dtype, u.dtype)
 
 
-def _library_kernel(u: UOp, src: list[Array], alike: bool) -> Array:
+def _library_kernel(u: UOp, src: list[Array], bit_exact: bool) -> Array:
     name, options = u.arg
     adds = name in ("SCAN", "SCATTER") and options[0] in ("ADD", "MUL", "LOGADDEXP")
-    if name == "CALLBACK" or any(s.dtype == object for s in src) or (alike and adds and u.dtype.is_float):
-        raise _Open
+    if name == "CALLBACK" or any(s.dtype == object for s in src) or (bit_exact and adds and u.dtype.is_float):
+        raise _NotKnown
     return apply_library_kernel(name, options, src, [s.dtype for s in u.src], u.dtype, True).reshape(shape_of(u))
 
 
-def _elementwise(u: UOp, src: list[Array], alike: bool) -> Array:
+def _elementwise(u: UOp, src: list[Array], bit_exact: bool) -> Array:
     if any(s.dtype == object for s in src):
         return _of_objects(u, src)
-    if alike and u.dtype.is_float and (u.op in TRANSCENDENTAL or (u.op in (Ops.MAX, Ops.MIN) and _zeros_differ(*src))):
-        raise _Open
+    if bit_exact and u.dtype.is_float and (u.op in TRANSCENDENTAL or (u.op in (Ops.MAX, Ops.MIN) and _zeros_differ(*src))):
+        raise _NotKnown
     return apply_alu(u.op, u.dtype, src)
 
 
@@ -166,7 +166,7 @@ def _of_objects(u: UOp, src: list[Array]) -> Array:
     values of the Variables: it matters only where it is chosen."""
     function = _ON_DIMS.get(u.op)
     if function is None:
-        raise _Open
+        raise _NotKnown
     shape = np.broadcast_shapes(*(s.shape for s in src))
     flat = [np.broadcast_to(s, shape).reshape(-1).tolist() for s in src]
     out = np.empty(len(flat[0]), object)
@@ -224,15 +224,15 @@ _ON_DIMS: dict[Ops, Callable[..., Any]] = {
     Ops.AND: _both, Ops.OR: _either, Ops.NOT: lambda a: not a if isinstance(a, bool) else ~a, Ops.WHERE: _chosen}
 
 _RULES: dict[Ops, Callable[[UOp, list[Any], bool], Any]] = {
-    Ops.CONST: lambda u, src, alike: constant(u.dtype, u.arg),
-    Ops.IOTA: lambda u, src, alike: np.arange(u.arg, dtype=held_dtype(u.dtype)),
-    Ops.RESHAPE: lambda u, src, alike: src[0].reshape(u.arg),
-    Ops.PERMUTE: lambda u, src, alike: src[0].transpose(u.arg),
-    Ops.EXPAND: lambda u, src, alike: np.broadcast_to(src[0], u.arg),
-    Ops.PAD: lambda u, src, alike: np.pad(src[0], u.arg[0], constant_values=u.arg[1]) if u.arg[0] else src[0],
-    Ops.SHRINK: lambda u, src, alike: src[0][tuple(slice(b, e) for b, e in u.arg)],
-    Ops.FLIP: lambda u, src, alike: np.flip(src[0], u.arg),
+    Ops.CONST: lambda u, src, bit_exact: constant(u.dtype, u.arg),
+    Ops.IOTA: lambda u, src, bit_exact: np.arange(u.arg, dtype=held_dtype(u.dtype)),
+    Ops.RESHAPE: lambda u, src, bit_exact: src[0].reshape(u.arg),
+    Ops.PERMUTE: lambda u, src, bit_exact: src[0].transpose(u.arg),
+    Ops.EXPAND: lambda u, src, bit_exact: np.broadcast_to(src[0], u.arg),
+    Ops.PAD: lambda u, src, bit_exact: np.pad(src[0], u.arg[0], constant_values=u.arg[1]) if u.arg[0] else src[0],
+    Ops.SHRINK: lambda u, src, bit_exact: src[0][tuple(slice(b, e) for b, e in u.arg)],
+    Ops.FLIP: lambda u, src, bit_exact: np.flip(src[0], u.arg),
     Ops.WINDOW: _windows, Ops.GATHER: _taken, Ops.REDUCE_AXIS: _reduced, Ops.CUSTOM_FUNCTION: _library_kernel,
-    Ops.GEP: lambda u, src, alike: src[0][u.arg], Ops.CAT: lambda u, src, alike: np.concatenate(src, u.arg),
+    Ops.GEP: lambda u, src, bit_exact: src[0][u.arg], Ops.CAT: lambda u, src, bit_exact: np.concatenate(src, u.arg),
     Ops.CAST: _converted, Ops.BITCAST: _bits,
-    Ops.CONTIGUOUS: lambda u, src, alike: src[0], Ops.DETACH: lambda u, src, alike: src[0]}
+    Ops.CONTIGUOUS: lambda u, src, bit_exact: src[0], Ops.DETACH: lambda u, src, bit_exact: src[0]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from svod.system.process.system_files import ROOT, control_groups, read
 
-QUOTA_SECONDS = 1.0     # for which a quota that was read is taken to be the same: reading it takes longer than preparing a small kernel
+QUOTA_SECONDS = 1.0     # A quota is read again after so long: reading it takes longer than preparing a small kernel.
 
 
 def parse_cpu_list(text: str) -> list[int]:

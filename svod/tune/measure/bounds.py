@@ -126,7 +126,7 @@ def _reaches(distance: UOp, e: UOp) -> UOp:
     return (zero <= distance) & (e * _const(SAFETY) < distance).alu(Ops.OR, e <= zero).alu(Ops.NOT)
 
 
-COMBINED = 64       # additions of partial results: of lanes, of a thread's accumulators, of threads, of parts
+COMBINED = 64       # additions of partial results, level by level: lanes, accumulators of a thread, threads of a group, parts
 
 
 def summation_factor(n: int, unit: float, rule: SumRule) -> float:
