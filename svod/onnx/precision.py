@@ -32,13 +32,23 @@ class Halves:
 
     def computed(self, node: Node, operator: Operator, operands: Sequence[Value]) -> list[Value]:
         """The results of a node for its operands as its function takes them."""
-        halves = {i: o.dtype for i, o in enumerate(operands) if isinstance(o, Tensor) and is_half(o.dtype)}
-        if (operator.raw or (operator.multiplies and not all(self._is_handed_on(operands[i]) for i in halves))
-                or (operator.exact and not (any(operands[i].uop in self._unrounded for i in halves) and _types_follow(node, halves)))):
+        taken = {i: o for i, o in enumerate(operands) if isinstance(o, Tensor) and is_half(o.dtype)}
+        halves = {i: o.dtype for i, o in taken.items()}
+        if not self._widens(node, operator, list(taken.values()), halves):
             halves = {}
         results = operator.function(node, *(self._widened(o) if i in halves else o for i, o in enumerate(operands)))
         made = list(results) if isinstance(results, tuple) and not hasattr(results, "_fields") else [results]
         return [self._rounded(r, _kind(node, halves, i)) for i, r in enumerate(made)] if halves else made
+
+    def _widens(self, node: Node, operator: Operator, taken: Sequence[Tensor], halves: dict[int, DType]) -> bool:
+        """Whether an operator's function is given float32 for operands of 16-bit floats, `taken`, and its results are rounded."""
+        if operator.raw:
+            return False
+        if operator.multiplies:     # matrix instructions take what was rounded
+            return all(self._is_handed_on(half) for half in taken)
+        if operator.exact:          # rounding changes nothing but what nodes before did not round
+            return any(half.uop in self._unrounded for half in taken) and _types_follow(node, halves)
+        return True
 
     def _widened(self, half: Tensor) -> Tensor:
         return self._unrounded[half.uop] if half.uop in self._unrounded else widened(half)
