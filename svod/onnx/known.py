@@ -1,7 +1,8 @@
 """Values that are known while a graph is walked: shapes, axes, branches, and what is computed from weights.
 
 A node with known operands is computed by its operator's own function, like any other; the small graph that this makes is evaluated at once
-(`svod.core.spec.graphs`), without a kernel. So a node has one meaning, and one set of errors, whether its operands are known or not.
+(`svod.core.spec.graphs`), without a kernel, and each node of a graph once in a walk. So a node has one meaning, and one set of errors,
+whether its operands are known or not.
 
 What NumPy may compute to other bits than a kernel, such as an exponential, stays a tensor, and so does what depends on a Variable. Such a
 tensor is evaluated where an operator needs its value, for a shape or an axis.
@@ -16,7 +17,7 @@ from svod.core.graph import graph
 from svod.core.graph.traits import VARIABLES, traits_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
-from svod.core.spec.graphs import Contents, evaluate_graph
+from svod.core.spec.graphs import GraphValues
 from svod.onnx.registry import Array
 from svod.onnx.values import Value, ml_bfloat16
 from svod.tensor import Tensor
@@ -29,19 +30,23 @@ class Known:
 
     def __init__(self) -> None:
         self._contents: dict[UOp, Array] = {}
+        self._noted: set[UOp] = set()       # nodes that depend on nothing else
+        self._certain = GraphValues(_stored, MOST_KNOWN)
+        self._computed = GraphValues(self._contents.get, MOST_KNOWN, bit_exact=False)
 
     def note(self, tensor: Tensor) -> None:
         """Note that a tensor depends on nothing that differs from run to run: the memory under it is known."""
-        base = graph.base_of(tensor.uop)
-        for u in (base,) if base.op is Ops.BUFFER else base.toposort(gate=lambda n: n.op is not Ops.BUFFER):
+        for u in graph.base_of(tensor.uop).toposort(gate=lambda n: n.op is not Ops.BUFFER and n not in self._noted):
+            self._noted.add(u)
             if u.op is Ops.BUFFER and u not in self._contents and (content := _stored(u)) is not None:
                 self._contents[u] = content
+                self._computed.forget_unknown()
 
     def settled(self, value: Value) -> Value:
         """The result of a node with known operands: an array, if its value is certain and small, else the tensor."""
         if not isinstance(value, Tensor):
             return value
-        found = _evaluated(value, _stored, bit_exact=True)
+        found = _evaluated(self._certain, value)
         if found is None or found.dtype == object:
             self.note(value)
             return value
@@ -51,7 +56,7 @@ class Known:
         """The array that a value is known to be, with Dims for numbers that depend on Variables; None: it is not known."""
         if isinstance(value, np.ndarray):
             return value
-        return _evaluated(value, self._contents.get, bit_exact=False) if isinstance(value, Tensor) else None
+        return _evaluated(self._computed, value) if isinstance(value, Tensor) else None
 
 
 def _stored(node: UOp) -> Array | None:
@@ -60,8 +65,8 @@ def _stored(node: UOp) -> Array | None:
     return buffer.array if buffer is not None and buffer.is_allocated else None
 
 
-def _evaluated(tensor: Tensor, content_of: Contents, bit_exact: bool) -> Array | None:
-    found = evaluate_graph(tensor.uop, content_of, MOST_KNOWN, bit_exact=bit_exact)
+def _evaluated(values: GraphValues, tensor: Tensor) -> Array | None:
+    found = values.of(tensor.uop)
     return ml_bfloat16(found) if found is not None and tensor.dtype is dtypes.bfloat16 else found
 
 

@@ -12,10 +12,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import svod.onnx
+from svod.core.ir.uop import UOp
+from svod.core.spec import graphs
 from svod.errors import SvodError, UnsupportedError
 from svod.onnx import OnnxError, operators
+from svod.onnx.known import Known
 from svod.onnx.operators import elementwise
 from svod.onnx.registry import _operators
+from svod.tensor import Tensor
 from tests.onnx.test_model import info, model
 from tests.onnx.test_numbers import results
 
@@ -258,3 +262,42 @@ def test_a_mistake_has_one_error(case: tuple[str, dict[str, Any], list[Any], str
     assert f"{op} 'o0'" in said[0]
     if op != "Cast":
         assert all(str(o.shape) in said[0] for o in operands)
+
+
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_a_node_is_evaluated_once_in_a_walk(monkeypatch: pytest.MonkeyPatch, is_certain: bool) -> None:
+    """In a chain of known nodes, each of them read, and in one of nodes that a kernel may compute to other bits."""
+    computed: list[UOp] = []
+    visited: list[UOp] = []
+    one, order = graphs._value, UOp.toposort
+
+    def counted_value(u: UOp, *rest: Any) -> Any:
+        computed.append(u)
+        return one(u, *rest)
+
+    def counted_order(u: UOp, gate: Any = None) -> list[UOp]:
+        visited.extend(order(u, gate))
+        return order(u, gate)
+    monkeypatch.setattr(graphs, "_value", counted_value)
+    monkeypatch.setattr(UOp, "toposort", counted_order)
+    known, length = Known(), 50
+    t = Tensor(np.arange(5, dtype=F))
+    known.note(t)
+    if not is_certain:
+        t = t.exp()
+    for i in range(length):
+        t = t + float(i)
+        want = (np.arange(5) if is_certain else np.exp(np.arange(5.0))) + sum(range(i + 1))
+        np.testing.assert_allclose(known.value(t), want, rtol=1e-6)
+        settled = known.settled(t)
+        assert isinstance(settled, np.ndarray) == is_certain
+    nodes = len(order(t.uop))
+    assert len(computed) <= 2 * nodes and len(visited) <= 8 * nodes, (len(computed), len(visited), nodes)
+
+
+def test_a_value_is_known_once_its_memory_is() -> None:
+    known, t = Known(), Tensor(np.arange(5, dtype=F))
+    u = t + 1.0
+    assert known.value(u) is None
+    known.note(t)
+    np.testing.assert_array_equal(known.value(u), np.arange(5) + 1)

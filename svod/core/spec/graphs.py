@@ -1,6 +1,6 @@
 """The meaning of a graph (docs/ir.md, section 1), computed with NumPy node by node: the values of small graphs, without a kernel.
 
-    evaluate_graph(node, content_of, most)      the array of a node, or None where its value is not known
+    GraphValues(content_of, most).of(node)      the array of a node, or None where its value is not known
 
 `content_of` gives the content of a BUFFER, flat and in memory form, or None where that is not known. Numbers that depend on Variables are
 known as well: a node of an integer type may hold Dims, in an array of objects, as a shape that is computed from the extents of an operand
@@ -32,28 +32,49 @@ class _NotKnown(Exception):
 Contents = Callable[[UOp], Array | None]
 
 
-def evaluate_graph(node: UOp, content_of: Contents, most: int, *, bit_exact: bool = True) -> Array | None:
-    """The value of a node in memory form (`svod.core.spec.values`), in the node's shape. None: it depends on memory with an unknown
-    content, or a value on the way has more than `most` elements.
+class GraphValues:
+    """The values of nodes of graphs, each computed once however many graphs share it."""
 
-    `bit_exact`: None as well where a kernel may give other bits than NumPy: transcendental functions, sums and products of many floats, the
-    larger of 0 and -0, floats beyond the integers that they are cast to. Numbers that depend on Variables make an array of ints and Dims.
-    """
-    values: dict[UOp, Any] = {}
-    try:
-        order = node.toposort(gate=lambda u: u.op is not Ops.BUFFER and u.dtype != dtypes.index)
+    def __init__(self, content_of: Contents, most: int, *, bit_exact: bool = True) -> None:
+        """`most`: the number of elements beyond which a node is not computed.
+
+        `bit_exact`: nothing is computed where a kernel may give other bits than NumPy: transcendental functions, sums and products of many
+        floats, the larger of 0 and -0, floats beyond the integers that they are cast to."""
+        self._content_of, self._most, self._bit_exact = content_of, most, bit_exact
+        self._known: dict[UOp, Any] = {}        # in held form; a tuple for a node of several components
+        self._unknown: set[UOp] = set()
+
+    def of(self, node: UOp) -> Array | None:
+        """The value of a node in memory form (`svod.core.spec.values`), in the node's shape. None: it depends on memory with an unknown
+        content, or a value on the way is not computed. Numbers that depend on Variables make an array of ints and Dims."""
+        order = node.toposort(gate=lambda u: u.op is not Ops.BUFFER and u.dtype != dtypes.index and not self._is_done(u))
         if len(order) > MOST_NODES:
             return None
         with np.errstate(all="ignore"):
             for u in order:
-                if u.op is not Ops.UNIQUE and u.op is not Ops.DEVICE and u.dtype != dtypes.index:
-                    values[u] = _value(u, values, content_of, most, bit_exact)
-    except _NotKnown:
-        return None
-    found = values[node]
-    if found.dtype != object:
-        return np.ascontiguousarray(unhold(found, node.dtype)).reshape(found.shape)
-    return None if any(n is None for n in found.reshape(-1)) else found
+                if u.op is not Ops.UNIQUE and u.op is not Ops.DEVICE and u.dtype != dtypes.index and not self._is_done(u):
+                    self._compute(u)
+        if node in self._unknown:
+            return None
+        found = self._known[node]
+        if found.dtype != object:
+            return np.ascontiguousarray(unhold(found, node.dtype)).reshape(found.shape)
+        return None if any(n is None for n in found.reshape(-1)) else found
+
+    def forget_unknown(self) -> None:
+        """Let nodes that were not known be computed again, because `content_of` knows more."""
+        self._unknown.clear()
+
+    def _is_done(self, u: UOp) -> bool:
+        return u in self._known or u in self._unknown
+
+    def _compute(self, u: UOp) -> None:
+        try:
+            if any(s in self._unknown for s in u.src):
+                raise _NotKnown
+            self._known[u] = _value(u, self._known, self._content_of, self._most, self._bit_exact)
+        except _NotKnown:
+            self._unknown.add(u)
 
 
 def _value(u: UOp, values: Mapping[UOp, Any], content_of: Contents, most: int, bit_exact: bool) -> Any:

@@ -11,7 +11,7 @@ from svod.core.graph.buffer import buffer_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import UOp
 from svod.core.ir.variable import number_of
-from svod.core.spec.graphs import evaluate_graph
+from svod.core.spec.graphs import GraphValues
 from tests.graph_reference import evaluate_graph as reference
 
 RNG = np.random.default_rng(0)
@@ -36,20 +36,20 @@ def content(node: UOp) -> Any:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_values_of_graphs(name: str) -> None:
     tensor = GRAPHS[name]()
-    found, wanted = evaluate_graph(tensor.uop, content, 1000, bit_exact=False), reference(tensor.uop)
+    found, wanted = GraphValues(content, 1000, bit_exact=False).of(tensor.uop), reference(tensor.uop)
     assert found is not None and found.shape == wanted.shape
     if name in ("functions", "float sums"):
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
-        assert evaluate_graph(tensor.uop, content, 1000) is None, "a kernel may round it otherwise"
+        assert GraphValues(content, 1000).of(tensor.uop) is None, "a kernel may round it otherwise"
     else:
         np.testing.assert_array_equal(found, wanted)
 
 
 def test_what_is_too_large_or_unknown_has_no_value() -> None:
-    assert evaluate_graph(K.add(1).uop, content, 23) is None
-    assert evaluate_graph(K.add(1).uop, lambda u: None, 24) is None
-    assert evaluate_graph(Tensor([1e10, np.nan]).cast("int32").uop, content, 24) is None
-    assert evaluate_graph(Tensor([0.0, -0.0]).max().uop, content, 24) is None
+    assert GraphValues(content, 23).of(K.add(1).uop) is None
+    assert GraphValues(lambda u: None, 24).of(K.add(1).uop) is None
+    assert GraphValues(content, 24).of(Tensor([1e10, np.nan]).cast("int32").uop) is None
+    assert GraphValues(content, 24).of(Tensor([0.0, -0.0]).max().uop) is None
 
 
 def test_numbers_of_variables() -> None:
@@ -58,7 +58,7 @@ def test_numbers_of_variables() -> None:
     size = Tensor.from_uop(number_of(n, K.dtype))
 
     def value(t: Tensor) -> Any:
-        found = evaluate_graph(t.uop, content, 100)
+        found = GraphValues(content, 100).of(t.uop)
         return None if found is None else found.tolist()
     assert str(value(size.mul(3).add(1))) == "3*n+1" and str(value(size.div(2, rounding_mode="trunc"))) == "(n//2)"
     assert str(value(Tensor.stack([size, Tensor(7)], 0))) == "[n, 7]"
@@ -74,7 +74,7 @@ def test_integers_beside_variables_are_held_in_their_type() -> None:
     both = Tensor.stack([size, Tensor(np.int64(3))], 0)
 
     def value(t: Tensor) -> Any:
-        found = evaluate_graph(t.uop, content, 100)
+        found = GraphValues(content, 100).of(t.uop)
         return None if found is None else found.tolist()
     assert both.dtype == dtypes.int64
     large = both.mul(2 ** 62)[1:]
