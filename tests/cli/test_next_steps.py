@@ -3,14 +3,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from svod.cli.installation import interpreter, program
+from svod.cli.tune.command import cli as tune_command
 from svod.cli.tune.next_steps import Ended, next_steps, why_no_graph
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
@@ -64,7 +66,7 @@ def recommended(output: str) -> list[tuple[str, str]]:
 def test_what_svod_tune_recommends_is_so(shell: Shell) -> None:
     said = shell("svod-tune model.py --db t.db --workers inline --beam 1 --budget 0.001")
     longer, goes_on = recommended(said)[-1]
-    assert goes_on == "goes on with 1 search that ended with the budget"
+    assert goes_on == "goes on with 1 kernel for which the budget was too short"
     assert shell.searches[-1].outcome == BUDGET_SPENT and shell.searches[-1].config["budget"] == 0.001
     before = len(shell.searches)
     assert "1 kernel to search" in shell(longer) and len(shell.searches) == before + 1
@@ -131,6 +133,27 @@ def test_there_is_always_a_next_step() -> None:
     elsewhere = next_steps(replace(options, device="WEBGPU:1"), [tuned], replace(ended, not_stored=False))[1]
     assert elsewhere.startswith("next: SVOD_DEVICE=WEBGPU:1 SVOD_TUNE_DB='a b.db' ")
     assert next_steps(options, [replace(tuned, source="heuristic")], replace(ended, not_stored=False))[1].startswith("next: ")
+
+
+NOT_REPEATED = {"fresh", "resume", "dry_run", "compile_only", "json_path", "lock_path", "log_json", "capture_to", "verbose"}
+VALUES: dict[str, object] = {
+    "script": "a b.onnx", "args": ("--x", "1 2"), "beam": 3, "budget": 40.0, "workers": "local:2", "address": "auto", "target": ("k", "l"),
+    "db": "a b.db", "device": "WEBGPU:1", "top": 3, "only": ("conv", "gemm x"), "capture_for": 2.5, "module": "m.n", "source": "c.jsonl",
+    "actions": "reference", "strategy": "optuna", "optuna_storage": "sqlite:///s.db", "dim": ("batch=1", "length=1..512"),
+    "shape": ("x=1x3",), "inputs": "i n.npz", "random_weights": True, "outputs": ("a,b",), "fallback": "reference", "torch": "modules"}
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(TuneOptions) if f.name not in NOT_REPEATED])
+def test_a_recommended_command_repeats_the_option(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by the command line itself, it gives the option the value that it had. What only says how a run is written down is left out."""
+    monkeypatch.chdir(tmp_path)
+    Path("i n.npz").touch()
+    given = {"script": None if name in ("module", "source") else "model.py", name: VALUES[name]}
+    options = TuneOptions(**given)      # type: ignore[arg-type]
+    words = shlex.split(options.command_line())[1:]
+    words = words[words.index("tune") + 1:] if "tune" in words else words
+    read = tune_command.make_context("svod-tune", words).params
+    assert read[name] == getattr(options, name), words
 
 
 @pytest.mark.parametrize(("text", "torch", "says"), [

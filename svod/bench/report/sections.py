@@ -1,7 +1,9 @@
 """The data of the report's sections. Each function returns None or an empty list where its data is missing."""
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,6 +33,7 @@ from svod.system import quantities as q
 
 PEER_CLASSES = ("peer-a", "peer-b", "peer-c", "peer-d", "peer-e", "peer-f")
 NEXT = 6                # kernels in "what to tune next"
+CARRIED = ("--device", "--db", "--budget", "--peers")      # options of a run that a command which searches further has as well
 
 
 class Column(NamedTuple):
@@ -283,8 +286,16 @@ def _search_command(case: CaseResult, run: Run) -> str:
     database that the command finds may know the kernel from a wider search, so the command asks for a fresh one."""
     settings = run.settings
     drawn = f" --seed {settings.seed} --count {settings.count}" if settings.count is not None and case.suite not in SUITES else ""
+    given = "".join(f" {name} {shlex.quote(value)}" for name, value in _options(settings.command) if name in CARRIED)
     how = f"{2 * settings.beam}" if settings.beam is not None and search_seconds(case) else f"{settings.beam or NEXT_WIDTH} --fresh"
-    return f"svod-bench run --suite {case.suite} --kernels {case.name}{drawn} --beam {how}"
+    return f"svod-bench run --suite {case.suite} --kernels {case.name}{drawn}{given} --beam {how}"
+
+
+def _options(command: str) -> list[tuple[str, str]]:
+    """The options of a command and their values, written as two words or as one: --db t.db, --db=t.db."""
+    words = shlex.split(command)
+    apart = [word.partition("=") for word in words if word.startswith("--") and "=" in word]
+    return [*itertools.pairwise(words), *((name, value) for name, _, value in apart)]
 
 
 def cut_short(tuning: Tuning | None) -> list[TunedKernel]:

@@ -232,6 +232,9 @@ def test_commands_ask_for_more_than_was_searched(page: Page) -> None:
         words = shlex.split(row["kernel"][row["kernel"].index("svod-bench"):])
         assert words[:2] == ["svod-bench", "run"] and words[-2:] == ["--beam", "8"]
     run = read_run(DATA / "run.json")
+    asked = replace(run, settings=replace(run.settings, command="svod-bench run --device CUDA --db='a b.db' --peers none --json run.json"))
+    for row in Page(render_html([asked], None)).table("Room below the ceiling"):
+        assert shlex.split(row["kernel"])[-8:] == ["--device", "CUDA", "--peers", "none", "--db", "a b.db", "--beam", "8"]
     known = [replace(c, contestants=tuple(replace(o, search_seconds=None) for o in c.contestants)) for c in run.cases]
     again = Page(render_html([replace(run, cases=tuple(known))], None))
     assert all(row["kernel"].endswith("--beam 4 --fresh") for row in again.table("Room below the ceiling"))
