@@ -84,12 +84,11 @@ class InPlan:
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """Seconds of one run of the plan. `ratio`: tuned over heuristic, paired, with its 95 % interval. `predicted`: the heuristic plan's time
-    less the promised gain. `changed`: kernels with another chain than the heuristic's. `kernels`: those whose chains changed or that
-    promise something, timed inside the plan, if there was time; those that differ most from their promise first."""
+    """`heuristic`: seconds of one run of the plan. `ratio`: tuned over heuristic, paired, with its 95 % interval. `predicted`: the
+    heuristic plan's time less the promised gain. `changed`: kernels with another chain than the heuristic's. `kernels`: those whose
+    chains changed or that promise something, timed inside the plan, if there was time; those that differ most from their promise first."""
 
     heuristic: float
-    tuned: float
     ratio: Ratio
     promised: float
     rounds: int
@@ -105,8 +104,13 @@ class PlanCheck:
         return max(0.0, self.heuristic - self.promised)
 
     @property
+    def measured(self) -> float:
+        """Seconds with the tuned chains: the heuristic's by the paired ratio, as the two medians are of different moments."""
+        return self.heuristic * self.ratio.median
+
+    @property
     def gained(self) -> float:
-        return self.heuristic * (1.0 - self.ratio.median)
+        return self.heuristic - self.measured
 
     @property
     def differs(self) -> bool:
@@ -181,7 +185,7 @@ def check_plan(unbound: UnboundPlan, heuristic: Mapping[str, Compiled], tuned: M
     race = confirm(contestants, min_rounds=min_rounds, precision=bench.precision, budget_seconds=max(0.1, 0.5 * left()), rng=rng,
                     min_sample=bench.min_sample * 1e-6)
     changed = [k for k in unbound.kernels if heuristic[k].chain != tuned[k].chain]
-    check = PlanCheck(race.seconds(0), race.seconds(1), race.ratios[1], promised_gain(unbound, gains), len(race.rounds), race.noisy,
+    check = PlanCheck(race.seconds(0), race.ratios[1], promised_gain(unbound, gains), len(race.rounds), race.noisy,
                       bytes_touched(unbound), len(changed), at=values)
     wanted = [k for k in unbound.kernels if k in changed or k in gains]
     if not (changed or check.differs) or left() < 4 * MIN_ROUNDS * check.heuristic:

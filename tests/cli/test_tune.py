@@ -44,6 +44,7 @@ from svod.compile.plan.plan_parts import VariableSpec
 from svod.core.cost.op_count import count_operations
 from svod.errors import ConfigError, FormatError, SvodError, TuneError
 from svod.system.process.system_files import processes_with
+from svod.system.quantities import seconds as in_words
 from svod.tune import capture
 from svod.tune.db import Measurement, Search, TuningDB, Verdict, files, layers
 from svod.tune.db.records import SizeTime
@@ -728,8 +729,13 @@ def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fak
     assert "30 candidates timed in 2 s, 15 per second" in first.output
     data = json.loads(report.read_text())
     assert data["format"] == "svod-tune-report" and data["status"] == 0 and len(data["plans"]) >= 1
+    stored = int(re.findall(r"^(\d+) measurements? stored in", first.output, re.M)[0])
     assert {k["source"] for k in data["kernels"]} == {"database"} and all(k["speedup"] for k in data["kernels"])
-    assert [data["search"][name] for name in ("candidates", "timed", "searches")] == [40, 30, 3] and data["database"]["path"] == db
+    assert [data["search"][name] for name in ("proposed", "timed", "searches", "measurements")] == [40, 30, 3, stored]
+    assert data["database"]["path"] == db
+    for name in ("heuristic", "measured"):
+        shown = re.findall(rf"^  {name} +(\S+ \S+)", first.output, re.M)
+        assert shown == [in_words(p[f"{name}_seconds"]) for p in data["plans"]], "the terminal and the file have one figure by one name"
     assert "whole plan" in first.output and "measured" in first.output and "next:" in first.output
     assert NoExecutor.started == 1
     second = run("--from", file, "--db", db)
@@ -1018,7 +1024,7 @@ def test_each_target_of_a_cluster_is_searched_and_reported(tmp_path: Path, fake:
     assert both.exit_code == 0 and searched[1:] == [far.key, TARGET.key]
     assert f"\ntarget {far.key}\n" in both.output and f"\ntarget {TARGET.key}\n" in both.output
     data = json.loads(report.read_text())
-    assert {k["target"] for k in data["kernels"]} == {TARGET.key, far.key} and data["search"]["candidates"] == 80 and data["plans"]
+    assert {k["target"] for k in data["kernels"]} == {TARGET.key, far.key} and data["search"]["proposed"] == 80 and data["plans"]
     assert "--target far --target t2" in TuneOptions("m.py", target=("far", "t2")).command_line()
     alone = run(*arguments, "--fresh", "--target", "far")
     assert alone.exit_code == 0 and searched[3:] == [far.key] and not json.loads(report.read_text())["plans"]

@@ -32,7 +32,7 @@ def test_a_plan_is_timed_both_ways() -> None:
     found = check_plan(unbound, compiled(unbound, tuned=False), compiled(unbound, tuned=True), gains, TARGET, seconds=0.4,
                        rng=random.Random(1))
     assert found.promised == pytest.approx(2e-6) and found.predicted == pytest.approx(found.heuristic - 2e-6)
-    assert found.changed == 2 and found.heuristic > 0 and found.tuned > 0 and found.rounds >= 1
+    assert found.changed == 2 and found.heuristic > 0 and found.measured > 0 and found.rounds >= 1
     assert found.gained == pytest.approx(found.heuristic * (1 - found.ratio.median))
     assert found.bytes_touched == 4 * (64 * 96 * 2 + 64 * 64 + 64 * 96) == bytes_touched(unbound)
 
@@ -143,7 +143,7 @@ def test_a_difference_is_beyond_noise_and_goes_both_ways(promised: float, ratio:
 
 
 def test_explanations() -> None:
-    check = PlanCheck(1.0, 0.9, Ratio(0.9, 0.89, 0.91), 0.5, 15, None, 1, 2)
+    check = PlanCheck(1.0, Ratio(0.9, 0.89, 0.91), 0.5, 15, None, 1, 2)
 
     def kernel(name: str, promised: float, measured: float, width: float = 0.01) -> InPlan:
         return InPlan(name, 1, Gain(promised, 0.0), Gain(measured, 0.0), measured - width, measured + width, f"{name} is to blame")

@@ -49,7 +49,7 @@ def timing(db: TuningDB, ratios: dict[str, Ratio], noisy: str | None = None) -> 
         changed = [k for k, c in choices.items() if c.source == "database"]
         asked.append(changed)
         kernels = tuple(InPlan(k, 1, None, Gain(1e-6, ratios[k].median * 1e-6), 0.0, 0.0, ratio=ratios[k]) for k in changed)
-        check = PlanCheck(1e-3, 1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, noisy, 1, len(changed), kernels)
+        check = PlanCheck(1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, noisy, 1, len(changed), kernels)
         return BothWays(check, compile_all(UNBOUND.kernels, heuristics, COMPILER), compile_all(UNBOUND.kernels, choices, COMPILER))
     return timed, asked
 
@@ -101,7 +101,7 @@ def test_what_a_search_at_prepare_found_is_settled_inside_the_plan(monkeypatch: 
     def check(unbound: Any, heuristic: Any, tuned: Any, *a: Any, **k: Any) -> PlanCheck:
         slower = [key for key in (GEMM,) if tuned[key].chain != heuristic[key].chain]
         kernels = tuple(InPlan(key, 1, None, Gain(1e-6, 1.3e-6), 0.0, 0.0, ratio=SLOWER) for key in slower)
-        return PlanCheck(1e-3, 1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, None, 1, len(slower), kernels)
+        return PlanCheck(1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, None, 1, len(slower), kernels)
     monkeypatch.setattr(at_prepare, "check_plan", check)
     found = {k: Choice((), "beam", "2.00× the heuristic") for k in (GEMM, SOFTMAX)}
     config = PrepareConfig(object_cache=":none:", beam=BeamConfig(width=1))

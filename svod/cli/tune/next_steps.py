@@ -77,8 +77,8 @@ def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) 
         return []
     cut_short = [x for x in outcomes if BUDGET_SPENT in x.why]
     if cut_short:
-        return [(options.command_line(budget=f"{2 * options.budget:g}"), f"goes on with {count(len(cut_short), 'search')} that ended with "
-                                                                         "the budget")]
+        remark = f"goes on with {count(len(cut_short), 'kernel')} for which the budget was too short"
+        return [(options.command_line(budget=f"{2 * options.budget:g}"), remark)]
     if ended.wider and (ended.fell_short or not options.program):
         return [(options.command_line(beam=2 * options.beam), "a wider beam searches on")]
     if not outcomes:

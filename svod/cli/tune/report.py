@@ -179,7 +179,7 @@ def plan_lines(check: PlanCheck, name: str, kernels: int) -> list[str]:
         return [*lines, "  tuned      the same: every kernel keeps the heuristic's chain"]
     rounds = count(check.rounds, "interleaved round")
     lines += [f"  predicted  {predicted}",
-              f"  measured   {in_words(check.heuristic * r.median):>8}   {1 / r.median:.2f}×   {rounds}{interval}"]
+              f"  measured   {in_words(check.measured):>8}   {1 / r.median:.2f}×   {rounds}{interval}"]
     if check.differs:
         promised = f"{in_words(check.promised)} were promised" if check.promised > 0 else "nothing was promised"
         way = "gained" if check.gained >= 0 else "lost"
@@ -213,8 +213,8 @@ def row_json(row: SurveyRow) -> dict[str, Any]:
 def plan_json(check: PlanCheck, plan: str, unbound: Any) -> dict[str, Any]:
     r = check.ratio
     finite = r.high < float("inf")
-    return {"plan": plan, "heuristic_seconds": check.heuristic, "tuned_seconds": check.tuned,
-            "predicted_seconds": check.predicted,
+    return {"plan": plan, "heuristic_seconds": check.heuristic, "predicted_seconds": check.predicted,
+            "measured_seconds": check.measured, "gain": 1 / r.median,
             "promised_gain": check.promised, "measured_gain": check.gained, "ratio": r.median, "ratio_low": r.low if finite else None,
             "ratio_high": r.high if finite else None, "rounds": check.rounds, "changed": check.changed, "noisy": check.noisy,
             "bytes_touched": check.bytes_touched, "at": dict(check.at), "differs": check.differs, "explanation": list(check.explanation),

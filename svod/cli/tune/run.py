@@ -767,9 +767,9 @@ class _TuneRun:
             "script": None if self.script is None else asdict(self.script),
             "kernels": [{"target": p.target.key, **kernel} for p in self.parts for kernel in self._kernels_json(p)],
             "plans": [plan_json(check, plan.digest, plan.unbound) for p in self.parts for plan, check in p.checks],
-            "search": None if r is None else {"executor": self.executor_name, "candidates": r.candidates, "timed": r.timed,
+            "search": None if r is None else {"executor": self.executor_name, "proposed": r.candidates, "timed": r.timed,
                                               "searches": r.searches, "seconds": r.seconds,
-                                              "rows": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
+                                              "measurements": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
             "database": {"path": None if self.db.path is None else str(self.db.path), "problem": self.db.problem,
                          "saved": None if self.saved is None else str(self.saved)},
             "ceilings": None if ceilings is None else asdict(ceilings)})
