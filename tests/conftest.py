@@ -3,7 +3,6 @@ the session."""
 from __future__ import annotations
 
 import dataclasses
-import gc
 import signal
 from collections.abc import Iterator
 
@@ -53,10 +52,3 @@ def environment(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         patch.setattr(layers, "shipped_files", lambda: ())      # a search has no seeds that depend on the machine's kind
         patch.setenv("SVOD_OBJECT_CACHE", str(tmp_path_factory.mktemp("objects")))
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def collected() -> Iterator[None]:
-    """After each file the machine code that nobody uses is freed: LLVM has aborted a process that held too much."""
-    yield
-    gc.collect()

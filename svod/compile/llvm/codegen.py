@@ -212,7 +212,8 @@ class LoadedProgram:
         context = llvm.create_context()
         # MCJIT wants a module to start from, and owns the machine it is given
         empty = llvm.parse_assembly(f'target triple = "{TRIPLES[arch]}"', context)
-        engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0))
+        # llvmlite's memory manager puts sections side by side: code reaches constants 2 GiB away, and LLVM's own ends the process beyond.
+        engine = llvm.create_mcjit_compiler(empty, _new_machine(arch, "", 0), use_lmm=True)
         # Held here, not by this object: in a cycle of garbage Python ends objects in any order, and an engine must not outlive its context.
         self._free = weakref.finalize(self, _free, engine, context)
         self._free.atexit = False       # threads may still be in the code

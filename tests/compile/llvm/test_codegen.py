@@ -5,6 +5,8 @@ import concurrent.futures
 import gc
 import multiprocessing
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -42,6 +44,34 @@ def run_scale(factor: float) -> bool:
         for address in loaded.addresses:
             call_phase(address, [x.ctypes.data], [], 0, 0, 64)
     return bool((x == np.arange(64, dtype=np.float32) * np.float32(factor) + 1).all())
+
+
+FULL_MEMORY = """
+import ctypes, mmap
+from tests.compile.llvm.test_codegen import run_scale
+
+system = ctypes.CDLL(None)
+system.mmap.restype = ctypes.c_void_p
+system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+def reserve(nbytes):
+    return system.mmap(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+run_scale(2.5)
+large = reserve(6 << 30)
+while reserve(mmap.PAGESIZE) > large:      # no free page is left above
+    pass
+for place in (1 << 20, 5 << 30):           # the free pages that come next are 5 GiB apart
+    system.munmap(large + place, mmap.PAGESIZE)
+assert run_scale(3.5)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs mmap as Linux places it")
+def test_sections_lie_side_by_side_in_a_process_with_little_room() -> None:
+    done = subprocess.run([sys.executable, "-c", FULL_MEMORY], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("passes", [False, True])
