@@ -1,12 +1,12 @@
-"""Fits the polynomials of svod/compile/lower/math.py, ERFCX of svod/tensor/operations/functions.py and TAIL of activations.py beside it:
-weighted minimax by the Remez exchange, in 60-digit decimal arithmetic.
+"""Fits the polynomials of svod/compile/lower/math.py, and ERFCX of svod/tensor/operations/functions.py: weighted minimax by the Remez
+exchange, in 60-digit decimal arithmetic.
 
     python experiments/polynomials.py            # every table, as Python source, with its error in bits
     python experiments/polynomials.py EXP        # those whose name contains EXP
 
 A fit is `target(x) ≈ sum of c[j] * x**powers[j]` on an interval, and its error is measured times `weight(x)`, so that the result's
 relative (or absolute) error is what is levelled. The first coefficients are rounded to the working type one after the other, the rest
-being fitted again around them, because they carry the result's last bits. The rational functions (TANH, ERF, TAIL of float32) are fitted by
+being fitted again around them, because they carry the result's last bits. The rational functions (TANH, ERF of float32) are fitted by
 reweighted linear least squares in float64, which is ample for 24 bits.
 
 No library of special functions is needed: exp and ln are `decimal`'s own, the rest are Taylor series.
@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal as D
 from decimal import getcontext
-from typing import Any
 
 import numpy as np
 
@@ -225,42 +224,29 @@ def polynomial_fits() -> list[Fit]:
 
 
 # -- rational functions -----------------------------------------------------------------------------
-def rational(target: Real, lead: float, limit: float, n: int, m: int, power: int = 2,
-             weight: Callable[[Any], Any] = np.ones_like) -> tuple[list[float], list[float], float]:
-    """target(x) ≈ P(z)/Q(z), z = x^power, on [0, limit], degrees n and m, with Q(0) = 1 and P(0) = `lead`: (P, Q, relative error times
-    weight(x)).
+def rational(function: Real, lead: float, limit: float, n: int, m: int) -> tuple[list[float], list[float], float]:
+    """function(x) ≈ x P(z)/Q(z), z = x², on [0, limit], degrees n and m, with Q(0) = 1 and P(0) = `lead`: (P, Q, relative error).
 
     Linearised least squares: |P - g Q| / (g Q of the round before), reweighted towards the largest errors (Lawson)."""
     count = 1200
     x = limit * (1 - np.cos(np.pi * (np.arange(count) + 0.5) / count)) / 2 + 1e-6
-    g = np.array([float(target(D(repr(float(v))))) for v in x])
-    z = (x / limit) ** power
+    g = np.array([float(function(D(repr(float(v)))) / D(repr(float(v)))) for v in x])
+    z = (x / limit) ** 2
     lawson, q_old, best = np.ones(count), np.ones(count), (np.inf, [0.0], [0.0])
     for _ in range(400):
-        w = np.sqrt(lawson) * weight(x) / (g * q_old)
+        w = np.sqrt(lawson) / (g * q_old)
         columns = [z ** k for k in range(1, n + 1)] + [-g * z ** k for k in range(1, m + 1)]
         answer = np.linalg.lstsq(np.stack(columns, 1) * w[:, None], (g - lead) * w, rcond=None)[0]
         p = lead + sum(c * z ** (k + 1) for k, c in enumerate(answer[:n]))
         q = 1 + sum(c * z ** (k + 1) for k, c in enumerate(answer[n:]))
-        error = np.abs(p / q / g - 1) * weight(x)
+        error = np.abs(p / q / g - 1)
         if error.max() < best[0]:
-            scale = limit ** -float(power)
+            scale = limit ** -2.0
             best = (float(error.max()), [lead, *(c * scale ** (k + 1) for k, c in enumerate(answer[:n]))],
                     [1.0, *(c * scale ** (k + 1) for k, c in enumerate(answer[n:]))])
         lawson = lawson * (error / error.max() + 1e-3) ** 0.5
         lawson, q_old = lawson / lawson.mean(), q
     return [float(np.float32(c)) for c in best[1]], [float(np.float32(c)) for c in best[2]], best[0]
-
-
-def tail(x: D) -> D:
-    """(2Φ(-x))^(1/8) for x ≥ 0 with the normal distribution Φ: 2Φ(-x) = 1 - erf(x / sqrt(2))."""
-    u = x / D(2).sqrt()
-    return ((-u * u).exp() * erfcx(u)) ** D("0.125")
-
-
-def tail_weight(x: Any) -> Any:
-    """Lets errors of the eighth power grow with x, as the rounding errors of an exponential do, and faster from 4 on."""
-    return 8 / (1 + x * x / 2) / (1 + (x / 4) ** 4)
 
 
 def show(name: str, coefficients: Sequence[float], error: float, bits: int) -> None:
@@ -288,13 +274,9 @@ def main(wanted: str) -> None:
             coefficients, error = fit.run()
             show(fit.name, coefficients, error, fit.bits)
     erf_slope = float(2 / PI.sqrt())
-    rationals: list[tuple[str, Callable[[], tuple[list[float], list[float], float]]]] = [
-        ("TANH_32", lambda: rational(lambda x: tanh(x) / x, 1.0, 9.03125, 6, 3)),
-        ("ERF_32", lambda: rational(lambda x: erf(x) / x, erf_slope, 3.9375, 6, 5)),
-        ("TAIL", lambda: rational(tail, 1.0, 9.0, 6, 6, 1, tail_weight))]
-    for name, fitted in rationals:
+    for name, function, lead, limit, n, m in (("TANH_32", tanh, 1.0, 9.03125, 6, 3), ("ERF_32", erf, erf_slope, 3.9375, 6, 5)):
         if wanted in name:
-            p, q, error = fitted()
+            p, q, error = rational(function, lead, limit, n, m)
             show(name + "_P", p, error, 24)
             show(name + "_Q", q, error, 24)
 

@@ -22,7 +22,7 @@ N = 24                      # and 2·N; windows and groups of fixed size fit it
 GROWTH = 1.1                # borders of windows and terms of lower order
 MOST_COPIES = 4.0           # times the bytes of operands and result: a few intermediates of their size
 MOST_OPERATIONS = 24        # per iteration of the direct loop
-SERIES = {"erfc": 40, "gelu": 40, **dict.fromkeys(("logsigmoid", "softplus", "mish", "acosh", "logaddexp", "binary_cross_entropy",
+SERIES = {"erfc": 40, **dict.fromkeys(("logsigmoid", "softplus", "mish", "acosh", "logaddexp", "binary_cross_entropy",
                                        "binary_cross_entropy_with_logits"), 44)}     # the same for functions with a series, as of log1p
 
 
