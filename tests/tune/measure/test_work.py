@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def test_the_load_is_that_since_the_last_look(monkeypatch: pytest.MonkeyPatch) -
         pauses.append(seconds)
         clock[0] += seconds
     monkeypatch.setattr(work, "watch_machine", watched)
-    monkeypatch.setattr("time.sleep", pause)
+    monkeypatch.setattr(work, "time", SimpleNamespace(sleep=pause))       # threads of other tests may be waiting
     monkeypatch.setattr(work, "_load_since_last_look", None)
     steals = []
     for seconds in (0.0, 0.25, 0.5):
