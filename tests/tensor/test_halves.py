@@ -68,7 +68,8 @@ STEPS: dict[str, Case] = {
     "inner": of(lambda x, y: x.inner(y), (3, 5), (2, 5)),
     "einsum": of(lambda x, y, z: Tensor.einsum("ij,jk,k->i", x, y, z), (3, 4), (4, 5), (5,), most=1e6),     # float32 holds their product
     "tanhshrink": of(lambda x: x.tanhshrink(), lost=2.0 ** -23),        # a difference of nearly equal numbers
-    "pow": of(lambda x: (x.abs() ** 1.5, x ** 3, x ** -2, x.abs() ** 0.5, 2 ** x.clamp(-8, 8), x.abs() ** x.clamp(-2, 2))),
+    "pow": of(lambda x: (x.abs() ** 1.5, x ** 3, x ** -2, x.abs() ** 1.7, 1.1 ** x.clamp(-30, 30),
+                      x.abs() ** 0.5, 2 ** x.clamp(-8, 8), x.abs() ** x.clamp(-2, 2))),
     "round": of(lambda x: (x.round(), x.round(1), x.round(-2))),
     "threshold": of(lambda x: x.threshold(0.25, -3.0)),
     "prelu": of(lambda x, w: x.prelu(w), (2, 3, 4), (3,)),

@@ -20,7 +20,7 @@ from svod.core.machine.target import HOST
 from svod.errors import DTypeError
 from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operand_uops, without_numpy
 from svod.tensor.operations.movement import Movement
-from svod.tensor.precision import rounds_once
+from svod.tensor.precision import is_half, rounded, rounds_once, widened
 
 Operand = Any  # a tensor, a Python scalar, or what a tensor can be made of
 
@@ -185,6 +185,8 @@ class Elementwise(Movement):
     def _power(self, x: Operand, y: Operand) -> Self:
         a, b = self._operand(x), self._operand(y)
         dtype = common_dtype("pow", a, b)
+        if is_half(dtype):
+            return rounded(self._power(*widened((a, b))), dtype)        # numbers keep their value
         if dtype.kind == "b":
             dtype = dtypes.int8
         if dtype.is_int and is_scalar(b) and b < 0:
@@ -197,7 +199,6 @@ class Elementwise(Movement):
             return self.from_uop(base)._whole_power(int(b))
         return self._integer_power(base, exponent)
 
-    @rounds_once
     def _float_power(self, exponent: Operand, number: Scalar | None) -> Self:
         """self ** exponent, of one shape and float dtype. `number`: the exponent where it is a number."""
         if number is not None and abs(number) <= 32 and number == int(number):
