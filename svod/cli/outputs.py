@@ -37,6 +37,8 @@ def check_output(option: str, path: str | os.PathLike[str] | None, *read: str | 
         return
     if os.fspath(path) == "-":
         raise ConfigError(f"{option} -: this goes to a file, not to the standard output; name one")
+    if os.fspath(path).startswith("--"):
+        raise ConfigError(f"{option} {path}: {path} is an option; name a file, or ./{path} if that is its name")
     file = Path(path).absolute()
     if file.is_dir():
         raise ConfigError(f"{option} {path}: this is a directory; name a file in it")
