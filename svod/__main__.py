@@ -23,7 +23,10 @@ def main() -> NoReturn:
     asked = name in ("-h", "--help")
     lines = [*([] if asked else [f"svod: there is no tool {name!r}"]), "usage: python -m svod TOOL …", "",
              *(f"  {tool:7}{f'svod-{tool}:':13}{what}" for tool, what in TOOLS.items()), "", "python -m svod TOOL --help says more"]
-    print("\n".join(lines), file=sys.stdout if asked else errors())
+    try:
+        print("\n".join(lines), file=sys.stdout if asked else errors(), flush=True)
+    except OSError as e:
+        sys.exit(f"svod: the list of tools cannot be written: {e.strerror}")
     sys.exit(0 if asked else 2)
 
 
