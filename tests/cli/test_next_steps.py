@@ -135,12 +135,13 @@ def test_there_is_always_a_next_step() -> None:
     assert next_steps(options, [replace(tuned, source="heuristic")], replace(ended, not_stored=False))[1].startswith("next: ")
 
 
-NOT_REPEATED = {"fresh", "resume", "dry_run", "compile_only", "json_path", "lock_path", "log_json", "capture_to", "verbose"}
+NOT_REPEATED = {"fresh", "resume", "dry_run", "compile_only", "json_path", "log_json", "capture_to", "verbose"}
 VALUES: dict[str, object] = {
     "script": "a b.onnx", "args": ("--x", "1 2"), "beam": 3, "budget": 40.0, "workers": "local:2", "address": "auto", "target": ("k", "l"),
     "db": "a b.db", "device": "WEBGPU:1", "top": 3, "only": ("conv", "gemm x"), "capture_for": 2.5, "module": "m.n", "source": "c.jsonl",
     "actions": "reference", "strategy": "optuna", "optuna_storage": "sqlite:///s.db", "dim": ("batch=1", "length=1..512"),
-    "shape": ("x=1x3",), "inputs": "i n.npz", "random_weights": True, "outputs": ("a,b",), "fallback": "reference", "torch": "modules"}
+    "shape": ("x=1x3",), "inputs": "i n.npz", "random_weights": True, "outputs": ("a,b",), "fallback": "reference", "torch": "modules",
+    "lock_path": "m.lock.jsonl"}
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(TuneOptions) if f.name not in NOT_REPEATED])

@@ -12,7 +12,7 @@ DEFAULT_BEAM = 8
 DEFAULT_BUDGET = 600.0
 #: Options that a command to paste has where this one has them, beside the beam's width and the budget.
 CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
-                     "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch"})
+                     "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch", "lock_path"})
 REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # what --json and --lock write, and may replace
 TORCH = ("compile", "modules", "off")       # what --torch takes
 _WITH_TORCH = ("torch", "torchvision", "transformers")      # packages whose import says that a script is one of PyTorch's
@@ -129,8 +129,9 @@ class TuneOptions:
         subject = [self.script or ""] if self.is_onnx else self.program
         words = [*(subject or ("--from", self.source or ""))]
         for name, value in {**values, **changes}.items():
+            option = f"--{name.removesuffix('_path').replace('_', '-')}"
             for one in value if isinstance(value, tuple) else (value,):
-                words += [f"--{name.replace('_', '-')}", *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]
+                words += [option, *([] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)])]
         if self.args:
             words += ["--", *self.args]
         return f"{program('svod-tune')} {shlex.join(words)}"
