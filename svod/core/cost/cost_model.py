@@ -16,7 +16,7 @@ from svod.core.cost.op_count import count_operations
 from svod.core.kernel.loop_nest import StageNest, loop_nest, stored_bytes
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import is_computed_once
-from svod.core.kernel.scheduler import Scheduler, cores_of
+from svod.core.kernel.scheduler import Derived, Scheduler, cores_of
 
 _LAUNCH_CYCLES = 2000.0   # of a phase that wakes other cores
 _OVERLAP = 0.4            # the share that is not hidden of what does not bound a stage
@@ -37,10 +37,7 @@ class Cost:
 
 def cost_of(state: Scheduler) -> Cost:
     """The predicted cost of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
-    if state._cost is None:
-        state._cost = _cost_of(state)
-    cost: Cost = state._cost
-    return cost
+    return _COST.of(state)
 
 
 def _cost_of(state: Scheduler) -> Cost:
@@ -70,6 +67,9 @@ def _cost_of(state: Scheduler) -> Cost:
         if compute.multiply_adds > most_multiply_adds:
             most_multiply_adds, loads_per_fma = compute.multiply_adds, compute.loads / compute.multiply_adds
     return Cost(total, int(accumulators), loads_per_fma, scratch, flops, moved)
+
+
+_COST = Derived(_cost_of)
 
 
 def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -> float:

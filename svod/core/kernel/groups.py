@@ -20,7 +20,7 @@ from typing import NamedTuple
 from svod.core.kernel.intrinsics import held_threads
 from svod.core.kernel.layout import AREA, is_exact
 from svod.core.kernel.placement import Placement, first_reduce, fit, is_derived, place_stages, vector_row
-from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Scheduler
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, Derived, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
@@ -250,25 +250,28 @@ class PhaseThreads(NamedTuple):
 
 def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThreads:
     """The threads of the phase that stores stage `root`, remembered on the state."""
-    if state._threads is None:
-        state._threads = {}
-    found: PhaseThreads | None = state._threads.get(root)
+    phases = _PHASE_THREADS.of(state)
+    found = phases.get(root)
     if found is None:
         stages = tuple(stages_of(state, placement, root))
         where = positions_of(state, placement, stages)
-        found = state._threads[root] = PhaseThreads(stages, where, _threads_of(state, where))
+        found = phases[root] = PhaseThreads(stages, where, _threads_of(state, where))
     return found
+
+
+_PHASE_THREADS: Derived[dict[int, PhaseThreads]] = Derived(lambda state: {})     # by root, those that were asked for
 
 
 def keep_threads(state: Scheduler, new: Scheduler) -> None:
     """What is known of the phases of a state whose loops an opt has left as they were holds for the state after it."""
-    if not state._threads or new.kernel is not state.kernel or new.dots is not state.dots:
+    phases = _PHASE_THREADS.known(state)
+    if not phases or new.kernel is not state.kernel or new.dots is not state.dots:
         return
     before, after = place_stages(state), place_stages(new)
     if after.paths == before.paths and after.resolved is before.resolved:
         stages = state.kernel.stages
-        new._threads = {root: phase for root, phase in state._threads.items() if all(
-            new.axis_rows[a] is state.axis_rows[a] for s in phase.stages for a in (*stages[s].outs, *stages[s].reds))}
+        _PHASE_THREADS.give(new, {root: phase for root, phase in phases.items() if all(
+            new.axis_rows[a] is state.axis_rows[a] for s in phase.stages for a in (*stages[s].outs, *stages[s].reds))})
 
 
 def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:

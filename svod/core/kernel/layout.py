@@ -15,8 +15,8 @@ from svod.core.cost.memory_traffic import LINE
 from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
-from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, span, vector_row
-from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Scheduler
+from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, place_stages, span, vector_row
+from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Derived, Scheduler
 from svod.core.machine.isa import LINE as LINE_BYTES
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
@@ -137,15 +137,16 @@ class Layouts(NamedTuple):
     rows: set[int]
 
 
-def layouts(state: Scheduler, plan: Placement) -> Layouts:
+def layouts(state: Scheduler) -> Layouts:
     """How the stages of a state lie in memory, from what reads them, remembered on it."""
-    if state._layouts is None:
-        state._layouts = _layouts(state, plan)
-    found: Layouts = state._layouts
-    return found
+    return LAYOUTS.of(state)
 
 
-def _layouts(state: Scheduler, plan: Placement) -> Layouts:
+LAYOUTS = Derived(lambda state: _layouts(state))
+
+
+def _layouts(state: Scheduler) -> Layouts:
+    plan = place_stages(state)
     result = Layouts({}, {}, {}, {}, {}, {}, set())
     for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
         r = plan.resolved[s]

@@ -31,7 +31,7 @@ from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts, swizzled_lines
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
-from svod.core.kernel.scheduler import LOOP, Scheduler
+from svod.core.kernel.scheduler import LOOP, Derived, Scheduler
 from svod.core.kernel.shared.banks import AT_ONCE, Digit, SharedRead, matrix_read, padded_rows
 from svod.core.kernel.shared.copy import GroupCopy, group_copy, rows_in_bulk
 from svod.core.kernel.shared.held import Holders, is_computed_in_place
@@ -100,10 +100,10 @@ class LoopNest(NamedTuple):
 
 def loop_nest(state: Scheduler) -> LoopNest:
     """The loop nest of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
-    if state._loop_nest is None:
-        state._loop_nest = LoopNestMaker(state).make()
-    nest: LoopNest = state._loop_nest
-    return nest
+    return _LOOP_NEST.of(state)
+
+
+_LOOP_NEST = Derived(lambda state: LoopNestMaker(state).make())
 
 
 def copied_ahead(state: Scheduler, nest: LoopNest) -> int:
@@ -155,7 +155,7 @@ class LoopNestMaker:
     def __init__(self, state: Scheduler) -> None:
         self.state = state
         self.placement = place_stages(state)
-        self.layouts = layouts(state, self.placement)
+        self.layouts = layouts(state)
         self.stages: dict[int, StageNest] = {}
         roots = self.placement.roots if has_block_rows(state) else ()
         self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores

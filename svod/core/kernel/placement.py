@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from svod.core.kernel.kernel import Node, ResolvedStage, Stage
-from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Loop, Scheduler, StagePlace
+from svod.core.kernel.scheduler import AUTO, INLINE, LOOP, ROOT, UPCAST, Derived, Loop, Scheduler, StagePlace
 from svod.core.machine.isa import DOTS
 from svod.errors import KernelOptError
 
@@ -46,10 +46,10 @@ def place_stages(state: Scheduler) -> Placement:
 
     The result depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, but on no extent and no hint:
     `apply_opt` keeps it where those stay."""
-    if state._placement is None:
-        state._placement = _Placer(state).place()
-    placement: Placement = state._placement
-    return placement
+    return PLACEMENT.of(state)
+
+
+PLACEMENT = Derived(lambda state: _Placer(state).place())
 
 
 class _Placer:

@@ -6,7 +6,8 @@ opt; `svod.core.cost.cost_model` prices a state."""
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
@@ -94,16 +95,39 @@ class Pipelined(NamedTuple):
     buffers: int
 
 
+T = TypeVar("T")
+
+
+class Derived(Generic[T]):
+    """A value that follows from a state: made once, and remembered on the state. Each kind of value is one object of this class."""
+
+    def __init__(self, make: Callable[[Scheduler], T]) -> None:
+        self._make = make
+
+    def of(self, state: Scheduler, make: Callable[[Scheduler], T] | None = None) -> T:
+        """The value of a state. `make`: another way to the same value. Raises as the function that makes it."""
+        found: T | None = state._derived.get(self)
+        if found is None:
+            found = state._derived[self] = (make or self._make)(state)
+        return found
+
+    def give(self, new: Scheduler, value: T | None) -> None:
+        """Let `new` remember a value that is known to be its own; None is forgotten."""
+        if value is not None:
+            new._derived[self] = value
+
+    def known(self, state: Scheduler) -> T | None:
+        """The value that a state remembers; None where it was not asked for."""
+        found: T | None = state._derived.get(self)
+        return found
+
+
 class Scheduler:
     """A state. Fields are read-only; equal states have equal `digest`."""
 
     __slots__ = (
-        "_cost",
+        "_derived",
         "_digest",
-        "_layouts",
-        "_loop_nest",
-        "_placement",
-        "_threads",
         "applied_opts",
         "axis_rows",
         "dots",
@@ -139,11 +163,7 @@ class Scheduler:
     online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE, (stage, 0) of FLATTEN; `kernel` is what they made
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
-    _cost: Any                               # what svod.core.cost.cost_model derives of a state, once
-    _loop_nest: Any                          # and svod.core.kernel.loop_nest
-    _placement: Any                          # and svod.core.kernel.placement
-    _layouts: Any                            # and svod.core.kernel.layout
-    _threads: Any                            # and svod.core.kernel.groups
+    _derived: dict[Derived[Any], Any]
 
     def __init__(self, kernel: Kernel, target: Target):
         self.kernel, self.target = kernel, target
@@ -160,7 +180,7 @@ class Scheduler:
         self.dots = (None,) * len(kernel.stages)
         self.online = ()
         self.applied_opts = ()
-        self._digest = self._cost = self._placement = self._loop_nest = self._threads = self._layouts = None
+        self._digest, self._derived = None, {}
 
     def copy(self, **changes: Any) -> Scheduler:
         """This state with some fields replaced."""
@@ -173,7 +193,7 @@ class Scheduler:
         new.applied_opts = self.applied_opts
         for name, value in changes.items():
             setattr(new, name, value)
-        new._digest = new._cost = new._placement = new._loop_nest = new._threads = new._layouts = None
+        new._digest, new._derived = None, {}
         return new
 
     # -- looking up -----------------------------------------------------------------------------

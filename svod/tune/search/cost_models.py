@@ -18,7 +18,6 @@ import numpy as np
 
 from svod.compile.backend import backend_named
 from svod.config import BeamConfig
-from svod.core.cost.cost_model import cost_of
 from svod.errors import KernelOptError, TuneError
 from svod.tune.measure.candidate import Candidate
 from svod.tune.search.features import COSTS, features
@@ -103,7 +102,8 @@ def relative(of: Sequence[float], anchor: Sequence[float]) -> tuple[float, ...]:
 def evidence_of(state: Any, heuristic: Any, ratio: float) -> Evidence | None:
     """What a model learns from a state that took `ratio` times as long as the heuristic's; None where its opts do not go together."""
     try:
-        predicted = cost_of(state).cycles / cost_of(heuristic).cycles
+        cost = backend_named(state.target.device).cost
+        predicted = cost(state).cycles / cost(heuristic).cycles
         return Evidence(relative(features(state), features(heuristic)), ratio, log(ratio / predicted))
     except KernelOptError:
         return None

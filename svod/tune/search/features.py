@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from math import log2, prod
 from typing import Any
 
-from svod.core.cost.cost_model import cost_of
+from svod.compile.backend import backend_named
 from svod.core.kernel.scheduler import DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST
 
 COSTS = 6
@@ -31,7 +31,7 @@ def _log(values: Iterable[float]) -> float:
 
 
 def _costs(state: Any) -> tuple[float, ...]:
-    cost = cost_of(state)
+    cost = backend_named(state.target.device).cost(state)
     cycles = max(cost.cycles, 1.0)
     return (log2(cycles), log2(1 + cost.scratch_bytes), log2(1 + cost.flops), log2(1 + cost.bytes_moved), cost.flops / cycles,
             cost.bytes_moved / cycles, cost.accumulators, cost.loads_per_fma)

@@ -6,17 +6,17 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import isfinite, log
 
 import numpy as np
 import pytest
 
-from svod.compile.backend import backend_named
+from svod.compile.backend import Backend, backend_named
 from svod.config import BeamConfig
-from svod.core.cost.cost_model import cost_of
-from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
 from svod.errors import KernelOptError, TuneError
 from svod.tune.db import KernelRecord, Measurement, Search, TuningDB
 from svod.tune.measure.candidate import Candidate, Origin, Status
@@ -26,6 +26,8 @@ from svod.tune.search.evidence import MOST_OF_A_KERNEL, evidence_from
 from svod.tune.search.features import COSTS, NAMES, features
 from svod.tune.search.strategies.registry import check_strategy
 from svod.tune.workers.executor import InlineExecutor
+from tests.compile.cuda.target import card_target
+from tests.core.cost.groups.test_group_cost import SOFTWARE
 from tests.tune.replay import BASE, ReplayedMeasurer, make_search, run
 from tests.tune.search_kernels import TARGET, elementwise, gather, gemm, row_reduce, softmax
 from tests.tune.sessions import replayed_session
@@ -42,22 +44,26 @@ def states(kernel: Kernel, count: int) -> list[Scheduler]:
         for _ in range(chance.randint(1, 5)):
             try:
                 state = apply_opt(state, chance.choice(list(default_actions(state, 16))))
-                cost_of(state)
+                BACKEND.cost(state)
             except KernelOptError:
                 break
             found[state.digest] = state
     return list(found.values())[:count]
 
 
+def cycles(state: Scheduler) -> float:
+    return backend_named(state.target.device).cost(state).cycles
+
+
 def seconds(state: Scheduler) -> float:
     """The analytic model is wrong where cores share the work, and where loops are tiled; and by up to a tenth, by the state's digest."""
     tiles = sum(len(ids) - 1 for ids in state.axis_rows)
-    return 1e-9 * cost_of(state).cycles * (10.0 if state.thread is not None else 1.0) * 3.0**tiles * (1 + 0.1 * state.digest[0] / 255)
+    return 1e-9 * cycles(state) * (10.0 if state.thread is not None else 1.0) * 3.0**tiles * (1 + 0.1 * state.digest[0] / 255)
 
 
 def measured(state: Scheduler) -> Candidate:
     time = seconds(state)
-    return Candidate(state, state.applied_opts, Origin.ACTION, predicted=cost_of(state).cycles, status=Status.SCREENED, samples=(time,),
+    return Candidate(state, state.applied_opts, Origin.ACTION, predicted=cycles(state), status=Status.SCREENED, samples=(time,),
                      seconds=time)
 
 
@@ -73,6 +79,25 @@ def test_every_state_of_every_kernel_has_the_same_features(kernel: Kernel) -> No
     rows = [features(s) for s in states(kernel, 30)]
     assert all(len(row) == len(NAMES) and all(map(isfinite, row)) for row in rows)
     assert len(set(rows)) > 20, "states differ in them"
+
+
+@pytest.mark.parametrize("kernel", [gemm(512, 512, 512), row_reduce(100, 640), elementwise(1000), softmax(64, 96)],
+                         ids=["gemm", "sum", "pointwise", "softmax"])
+@pytest.mark.parametrize("target", [card_target("sm_90", 256), replace(SOFTWARE, device="WEBGPU")], ids=["CUDA", "WEBGPU"])
+def test_states_on_groups_have_the_costs_of_their_device(target: Target, kernel: Kernel) -> None:
+    """Evidence makes states anew from records: nothing has priced them before."""
+    base, device = Scheduler(kernel, target), backend_named(target.device)
+    heuristic, model = device.heuristic(base), LearnedCost(base, seed=0)
+    own = []
+    for state in device.sketches(base)[:40]:
+        fresh, anchor = (apply_opts(Scheduler(kernel, target), s.applied_opts) for s in (state, heuristic))
+        evidence = evidence_of(fresh, anchor, 2.0)
+        assert evidence is not None and isfinite(evidence.error) and len(evidence.features) == len(NAMES)
+        ratio = device.cost(fresh).cycles / device.cost(anchor).cycles
+        assert evidence.error == log(2.0 / ratio) and device.cost(fresh) == device.cost(state)
+        own.append(measured(fresh))
+    model.learn(own)
+    assert all(map(isfinite, model.predictions(own)))
 
 
 def test_features_say_what_opts_did() -> None:
@@ -170,7 +195,7 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest
 
 
 def test_evidence_of_a_state_whose_opts_contradict_each_other_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def contradict(state: Scheduler) -> None:
+    def contradict(self: Backend, state: Scheduler) -> None:
         raise KernelOptError("they contradict each other")
-    monkeypatch.setattr("svod.tune.search.cost_models.cost_of", contradict)
+    monkeypatch.setattr(type(BACKEND), "cost", contradict)
     assert evidence_of(BASE, BASE, 1.0) is None

@@ -52,7 +52,7 @@ from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
-from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Scheduler
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Derived, Scheduler
 from svod.core.kernel.shared.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
@@ -134,11 +134,15 @@ class PhaseCost(NamedTuple):
 def group_cost(state: Scheduler) -> Cost:
     """The predicted cost of a state on a target with groups, remembered on it: `cycles` of the device. Raises KernelOptError when its
     placements contradict each other, or a group stages more than its shared memory holds."""
-    if state._cost is None:
-        nest = loop_nest(state)
-        state._cost = cost_of_phases([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
-    cost: Cost = state._cost
-    return cost
+    return GROUP_COST.of(state)
+
+
+def _group_cost(state: Scheduler) -> Cost:
+    nest = loop_nest(state)
+    return cost_of_phases([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
+
+
+GROUP_COST = Derived(_group_cost)
 
 
 def cost_of_phases(phases: Sequence[PhaseCost]) -> Cost:

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 
 from svod.core.cost.cost_model import Cost
 from svod.core.cost.groups.device import FAR, LAUNCH, device_of
-from svod.core.cost.groups.group_cost import Phase, PhaseCost, PhasePricer, StageCounter, combining_phase, cost_of_phases, phase_cycles
+from svod.core.cost.groups.group_cost import (
+    GROUP_COST,
+    Phase,
+    PhaseCost,
+    PhasePricer,
+    StageCounter,
+    combining_phase,
+    cost_of_phases,
+    phase_cycles,
+)
 from svod.core.cost.groups.spread import distinct
 from svod.core.cost.groups.stage_shape import StageShape, computed_blocks
 from svod.core.kernel.groups import check_groups, grid_rows, group_of, phase_of, phase_threads
@@ -65,11 +74,11 @@ class GroupPrices:
 
     def cost(self, state: Scheduler) -> Cost:
         """`group_cost` of a state, remembered on it."""
-        if state._cost is None:
-            maker = LoopNestMaker(state)
-            state._cost = cost_of_phases([self._phase(maker, root) for root in maker.placement.roots])
-        cost: Cost = state._cost
-        return cost
+        return GROUP_COST.of(state, self._cost)
+
+    def _cost(self, state: Scheduler) -> Cost:
+        maker = LoopNestMaker(state)
+        return cost_of_phases([self._phase(maker, root) for root in maker.placement.roots])
 
     def _phase(self, maker: LoopNestMaker, root: int) -> PhaseCost:
         key = _whole_key(maker.state, _key(maker.state, maker, root), root)
