@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import svod
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,21 +84,20 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "svod"
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_imports_point_one_way(path: Path) -> None:
-    own = path.parts[1] if len(path.parts) > 2 else path.stem
-    for module in imports_of(path):
-        part = part_of(module)
-        if part == own:
-            continue
-        if own in ALLOWED:
-            assert part in ALLOWED[own], f"{path} imports {module}: {own} may import {sorted(ALLOWED[own])}"
-        elif own == "errors":
-            pytest.fail(f"{path} imports {module}: it stands below everything")
-        elif own == "config":
-            assert part in ("errors", "system"), f"{path} imports {module}: it stands below everything but errors and system"
-        elif path.as_posix() != "svod/__main__.py":
-            assert part != "cli", f"{path} imports {module}: the command lines stand above everything"
+#: What the parts that no entry of `ALLOWED` names may import.
+BELOW = {"errors": set[str](), "config": {"errors", "system"}}
+
+
+def test_imports_point_one_way() -> None:
+    astray = []
+    for path in FILES:
+        own = path.parts[1] if len(path.parts) > 2 else path.stem
+        allowed = ALLOWED.get(own, BELOW.get(own))
+        for module in imports_of(path):
+            part = part_of(module)
+            if part != own and path.as_posix() != "svod/__main__.py" and (part == "cli" if allowed is None else part not in allowed):
+                astray.append(f"{path} imports {module}: {own} may import {sorted(allowed) if allowed is not None else 'all but cli'}")
+    assert not astray
 
 
 # -- the shape of the house ---------------------------------------------------------------------------
@@ -177,23 +174,20 @@ def complexity(function: Function) -> int:
     return total
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_functions_can_be_read(path: Path) -> None:
-    for f in ast.walk(tree_of(path)):
-        if not isinstance(f, Function):
-            continue
-        lines = (f.end_lineno or f.lineno) - f.lineno + 1
-        assert lines <= MOST_LINES, f"{path}:{f.lineno}: {f.name} has {lines} lines"
-        assert complexity(f) <= MOST_BRANCHES, f"{path}:{f.lineno}: {f.name} has a complexity of {complexity(f)}"
+def test_functions_can_be_read() -> None:
+    functions = [(path, f) for path in FILES for f in ast.walk(tree_of(path)) if isinstance(f, Function)]
+    long = [f"{path}:{f.lineno}: {f.name} has {n} lines" for path, f in functions
+            if (n := (f.end_lineno or f.lineno) - f.lineno + 1) > MOST_LINES]
+    branched = [f"{path}:{f.lineno}: {f.name} has a complexity of {n}" for path, f in functions if (n := complexity(f)) > MOST_BRANCHES]
+    assert functions and not long + branched
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.as_posix() != "svod/config.py"], ids=str)
-def test_only_config_reads_the_environment(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
-            assert node.attr not in ("environ", "environb", "getenv", "putenv", "unsetenv"), f"{path}:{node.lineno} reads the environment"
-        if isinstance(node, ast.ImportFrom) and node.module == "os":
-            assert not {"environ", "getenv"} & {a.name for a in node.names}, f"{path}:{node.lineno} reads the environment"
+def test_only_config_reads_the_environment() -> None:
+    names = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+    astray = [f"{path}:{node.lineno}" for path in FILES if path.as_posix() != "svod/config.py" for node in ast.walk(tree_of(path))
+              if (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os" and node.attr in names)
+              or (isinstance(node, ast.ImportFrom) and node.module == "os" and names & {a.name for a in node.names})]
+    assert not astray
 
 
 PROCESS = Path("svod/system/process")
@@ -319,12 +313,12 @@ def test_folders_beside_the_package_are_there() -> None:
     assert folders and all((ROOT / f).is_dir() for f in folders)
 
 
-@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]))
-def test_links_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-        if "://" not in target:
-            assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+def test_links_lead_somewhere() -> None:
+    pages = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
+    dead = [f"{page.relative_to(ROOT)} links to {target}" for page in pages
+            for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
+            if "://" not in target and not (page.parent / target).exists()]
+    assert pages and not dead
 
 
 # -- the project file ---------------------------------------------------------------------------------

@@ -92,11 +92,8 @@ def test_an_elementwise_stage_is_computed_together() -> None:
     """exp of a row once, by all threads, into shared memory; its sum and the quotient read it."""
     kernel = Kernel(softmax(12, 40))
     names = [s.name for s in kernel.stages if not s.is_output and not s.has_reduce]
+    assert names
     for name in names:
-        try:
-            apply_opts(Scheduler(kernel, TOY), [Opt.from_json(o) for o in [*ROWS, ["STAGE", name, "o0"]]])
-        except KernelOptError:
-            continue
         phase, = run(softmax(12, 40), [*ROWS, ["STAGE", name, "o0"]]).spec.phases
         assert phase.shared_bytes >= 40 * 4
 
