@@ -19,6 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--random-plans", type=int, default=12, metavar="N", help="random graphs that run through the whole pipeline (12)")
     parser.addoption("--device", metavar="NAME", help="the device of tests that name none, such as WEBGPU (CPU); made for tests/tensor")
     parser.addoption("--draws", type=float, default=1.0, metavar="X", help="random tests draw X times as many examples (1)")
+    parser.addoption("--update-goldens", action="store_true", help="write the generated code of tests/compile/goldens anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
