@@ -38,9 +38,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[None]:
-    """For the session and the processes that tests start: they can be interrupted, also where a shell put this into the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """For the session and the processes that tests start: signals end them, also in the background of a shell and under nohup."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)      # type: ignore[arg-type]
     variables = {o.variable for c in CONFIGS for f in dataclasses.fields(c)  # type: ignore[arg-type]
                  if (o := f.metadata.get("option")) is not None and o.variable is not None}
     with pytest.MonkeyPatch.context() as patch:

@@ -361,7 +361,6 @@ def test_a_closed_terminal_ends_the_script_too(tmp_path: Path) -> None:
     path = script(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)")
     command = [sys.executable, "-m", "svod.cli.tune", path, "--db", ":none:"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
-                          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),      # the tests themselves may run under nohup
                           env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
@@ -932,11 +931,7 @@ def test_what_was_found_before_an_early_end_is_kept_and_said(tmp_path: Path, fak
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.db").write_text("no database" * trouble)
     monkeypatch.setenv("SVOD_TUNE_DB", str(tmp_path / "t.db"))
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)      # under nohup it is ignored, and svod-tune leaves it so
-    try:
-        done = run("--from", captured(tmp_path))
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    done = run("--from", captured(tmp_path))
     kept = "what was found is kept in " if trouble else "6 measurements kept in "
     assert done.exit_code == status and f"svod-tune: {said}{kept}" in done.output, done.output
     assert len(list(tmp_path.glob("svod-tuned-*.jsonl"))) == trouble

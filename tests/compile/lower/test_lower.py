@@ -20,7 +20,6 @@ from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.copy_loops import copy_step
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import lay_out, layouts
-from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import ProgramTooLong
 from tests.agreement import Case, has_native, run_interpreted, run_native
@@ -74,7 +73,7 @@ def test_staged_tiles_that_overlap(seed: int) -> None:
         turned = Opt("ORDER", "out", ("o1", "o0"))
         states += [apply_opt(state, turned), apply_opts(state, [Opt("UPCAST", "o0", 2), Opt("INLINE", "s1"), Opt("STAGE", "s1", "o0")])]
     for s in states:
-        assert lay_out(s, layouts(s, place_stages(s)), 1, (depth, n)).overlaps
+        assert lay_out(s, layouts(s), 1, (depth, n)).overlaps
         program = lower(s)
         validate(program)
         run_interpreted(case, program, 2)
@@ -90,7 +89,7 @@ def test_tiles_that_are_not_moved_back_lie_in_rows(name: str, chain: Chain) -> N
     case = case_of(name)
     state = apply_opts(Scheduler(case.kernel, WIDTHS[64]), [Opt.from_json(o) for o in chain])
     extents = tuple(case.kernel.axes[a].extent for a in case.kernel.stages[1].outs)
-    assert lay_out(state, layouts(state, place_stages(state)), 1, extents).tiled < 0
+    assert lay_out(state, layouts(state), 1, extents).tiled < 0
     run_interpreted(case, lower(state), 2)
 
 

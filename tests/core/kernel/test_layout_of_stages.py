@@ -14,7 +14,6 @@ from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import SET_STRIDE, Layout, Swizzle, lay_out, layouts, left_out
-from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.kernel.shared import banks
 from svod.core.schedule.schedule import create_schedule
@@ -30,7 +29,7 @@ def staged(m: int, n: int, depth: int, rows: int, columns: int) -> tuple[Layout,
     state = Scheduler(Kernel(gemm(m, n, depth)), SERVER)
     for opt in (Opt("UPCAST", "o0", rows), Opt("UPCAST", "o1", columns), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root")):
         state = apply_opt(state, opt) if opt.arg != 1 else state
-    found = layouts(state, place_stages(state))
+    found = layouts(state)
     return lay_out(state, found, 0, (m, depth)), lay_out(state, found, 1, (depth, n))
 
 
