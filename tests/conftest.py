@@ -16,6 +16,7 @@ from tests import draws
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run slow tests, too; they run anyway where files are named, or with -m")
     parser.addoption("--random-plans", type=int, default=12, metavar="N", help="random graphs that run through the whole pipeline (12)")
     parser.addoption("--device", metavar="NAME", help="the device of tests that name none, such as WEBGPU (CPU); made for tests/tensor")
     parser.addoption("--draws", type=float, default=1.0, metavar="X", help="random tests draw X times as many examples (1)")
@@ -24,9 +25,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     draws.SCALE = config.getoption("--draws")
+    if not hasattr(config, "workerinput") and (config.option.markexpr or config.args_source is not pytest.Config.ArgsSource.TESTPATHS):
+        config.option.all = True        # workers are given the options
     # a busy machine is an ordinary case: how long an example takes is no property of what is tested
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.all:
+        return
+    slow = [i for i in items if i.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [i for i in items if not i.get_closest_marker("slow")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

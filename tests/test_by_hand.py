@@ -101,6 +101,7 @@ def test_one_of_several_kernels() -> None:
         svod.kernel(drawn(3))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_times_and_checks() -> None:
     k = svod.kernel(product()).heuristic()
     timing, check = k.time(), k.check()
@@ -153,6 +154,7 @@ def test_a_wrong_kernel_is_not_saved(database: str, monkeypatch: pytest.MonkeyPa
     assert "wrong: element 3 is 7" in str(svod.kernel(product()).check())
 
 
+@pytest.mark.slow
 def test_a_search_from_there(database: str) -> None:
     k = svod.kernel(product(), config=PrepareConfig(db=database, beam=BeamConfig(width=0)))
     found = k.search(beam=2, budget=4)

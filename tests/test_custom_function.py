@@ -383,6 +383,7 @@ def test_a_capture_has_the_other_kernels(tmp_path: Path, monkeypatch: pytest.Mon
         svod.call_kernel(schedule.calls[1].ast, Tensor(np.zeros(24)), Tensor(np.zeros(24)))
 
 
+@pytest.mark.slow
 def test_a_search_is_of_the_other_kernels(tmp_path: Path) -> None:
     y = svod.custom_function(twice, Tensor(values(5, 3)) + 1, shape=(5, 3), dtype="float64").sum(0)
     beam = BeamConfig(width=1, budget=0.5, executor="inline", kernel_budget=0.1)

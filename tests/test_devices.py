@@ -195,6 +195,7 @@ def test_copies_pickles_and_clones(toys: tuple[Counting, Counting]) -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(half.to("TOY"))).numpy(), half.numpy())
 
 
+@pytest.mark.slow
 def test_a_module_on_a_device(toys: tuple[Counting, Counting]) -> None:
     model = nn.Sequential(nn.Linear(18, 13), nn.ReLU(), nn.Linear(13, 7))
     Tensor.realize_batch(model.parameters())
@@ -246,6 +247,7 @@ def test_an_array_that_somebody_has_is_written_by_each_run(toys: tuple[Counting,
 
 
 # -- plans over several devices -------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_plan_over_three_devices(toys: tuple[Counting, Counting]) -> None:
     x = Tensor(X.copy())
     first = (x * 2).relu()

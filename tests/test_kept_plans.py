@@ -138,6 +138,7 @@ def test_threads() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_the_oldest_goes_first() -> None:
     for i in range(graphs.LIMIT + 5):
         assert (Tensor(np.ones(2, np.float32)) * (i + 1)).tolist() == [i + 1] * 2

@@ -39,6 +39,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "variables"), [(body, {}) for body in BODIES] + [("realize", {"DEBUG": "2"}), ("jit", {"DEBUG": "2"})])
 def test_a_long_chain_of_shared_values(body: str, variables: dict[str, str], tmp_path: Path) -> None:
     text = PROGRAM.format(length=LENGTH, body=BODIES[body]) + "\nassert np.allclose(found, expected, rtol=1e-4), (found, expected)"
@@ -48,6 +49,7 @@ def test_a_long_chain_of_shared_values(body: str, variables: dict[str, str], tmp
     assert ("phase 0" in run.stdout + run.stderr) == ("DEBUG" in variables)
 
 
+@pytest.mark.slow
 def test_a_capture_and_the_nests_of_a_report(tmp_path: Path) -> None:
     text = PROGRAM.format(length=LENGTH, body=BODIES["realize"])
     environment = {**os.environ, "SVOD_TUNE_DB": ":none:", "SVOD_CAPTURE": str(tmp_path)}
@@ -61,6 +63,7 @@ def test_a_capture_and_the_nests_of_a_report(tmp_path: Path) -> None:
             assert lines[0].startswith("phase 0") and max(map(len, lines)) < 2 * MAX_EXPRESSION
 
 
+@pytest.mark.slow
 def test_random_numbers_with_debug() -> None:
     """The generator's graph shares its words: weights of every layer are made of it."""
     run = subprocess.run([sys.executable, "-c", "from svod import Tensor; Tensor.rand(4).realize()"],

@@ -64,6 +64,7 @@ def test_a_weight_that_is_assigned_to_is_packed_anew(rng):
     assert packed_of(g.plans[0]) == packed_of(f.plans[0]) != packed_of(before)
 
 
+@pytest.mark.slow
 def test_an_array_of_numpy_that_was_free_to_change_is_packed_anew(rng):
     array = weights(rng)
     w = Tensor(array)

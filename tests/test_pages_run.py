@@ -31,6 +31,7 @@ def program_of(page: Path) -> str:
     return "".join(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     file = tmp_path / f"page_{page.stem}.py"     # onnx.py would be imported by the page itself

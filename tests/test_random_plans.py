@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import pytest
 
 import svod
 from svod import Tensor, Variable
@@ -144,6 +145,7 @@ ROWS, COLUMNS = 37, 21
 Sizes = tuple[int, int]
 
 
+@pytest.mark.slow
 def test_random_plans_of_symbolic_sizes(symbolic_plan: int) -> None:
     """One plan at one size after the other; at four sizes from four threads, which hold its lock until they have read; replicas of it, and
     the same tensors with bound variables and a jitted function, at four sizes at once."""

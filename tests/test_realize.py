@@ -105,6 +105,7 @@ def test_every_live_tensor_reads_what_was_computed() -> None:
     assert [len(p.kernels) for p in (after.prepare(), (twin + 1).prepare())] == [1, 1]
 
 
+@pytest.mark.slow
 def test_realize_leaves_no_memory_but_the_results() -> None:
     x = Tensor(np.ones((64, 64), np.float32))
     y = ((x @ x).softmax(0) @ x).realize()
@@ -136,6 +137,7 @@ def test_realize_and_prepare_take_a_configuration() -> None:
             ask(4)
 
 
+@pytest.mark.slow
 def test_outputs_are_the_memory_of_their_tensors_run_after_run() -> None:
     x = Tensor(X.copy())
     y = x + 1

@@ -90,6 +90,7 @@ def test_layouts_of_arguments() -> None:
 
 # -- weights --------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SIZES)
 def test_a_numpy_array_that_a_function_reads_cannot_be_written(shape: tuple[int, int]) -> None:
     w, x = drawn(*shape), drawn(4, shape[0], seed=1)
@@ -174,6 +175,7 @@ def reference(model: Model, x: Array) -> Array:
     return (hidden @ model.second.weight.numpy().T + model.second.bias.numpy()) * model.scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 7, 64])
 def test_modules(n: int) -> None:
     model, x = Model(n), drawn(5, n)

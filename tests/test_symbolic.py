@@ -135,6 +135,7 @@ def kernels() -> list[Kernel]:
     return list(found.values())
 
 
+@pytest.mark.slow
 def test_random_chains_agree_with_the_evaluator() -> None:
     rng, numbers = random.Random(3), np.random.default_rng(3)
     target = host_target(2)
@@ -259,6 +260,7 @@ def test_a_mean_in_float64_divides_by_the_exact_count() -> None:
     assert Tensor.ones(n, dtype="float64").mean().item() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "int64", "float32", "float16", "bfloat16"])
 def test_a_variable_is_an_operand(dtype: str) -> None:
     """Its number in the run, which widens no tensor; on both sides of operators, in masks, of comparisons the reflected ones too."""

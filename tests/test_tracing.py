@@ -320,6 +320,7 @@ def test_origins_survive_views_of_views() -> None:
     assert [k.origin for k in y.prepare().kernels] == ["inner"]
 
 
+@pytest.mark.slow
 def test_rows_of_one_array_are_writable_again_when_nothing_reads_them() -> None:
     table = np.ones((2, 4), np.float32)
     rows = [table[0], table[1]]

@@ -89,6 +89,7 @@ def check(step: Step, array_step: Step, start: Any = X, tolerance: float = 1e-5)
     check_growth(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_value_and_a_view_of_it(name: str) -> None:
     view, array_view = VIEWS[name]
@@ -99,6 +100,7 @@ def test_a_value_and_a_view_of_it(name: str) -> None:
 NO_TWO_COMMUTE = ("transpose", "permute of three axes", "flip and transpose", "positions", "reshape to extents without a common divisor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), list(zip(NO_TWO_COMMUTE, (*NO_TWO_COMMUTE[1:], NO_TWO_COMMUTE[0]), strict=True)))
 def test_two_views_in_turn(first: str, second: str) -> None:
     """Views that do not commute: no two paths through the chain read the same element."""
@@ -106,18 +108,21 @@ def test_two_views_in_turn(first: str, second: str) -> None:
     check(lambda t: ((t + f(t)) + g(t + f(t))) * 0.25, lambda a: ((a + array_f(a)) + array_g(a + array_f(a))) * 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transpose", "reshape", "flip and transpose", "tile"])
 def test_values_that_read_no_memory(name: str) -> None:
     view, array_view = VIEWS[name]
     check(lambda t: (t + view(t)) * 0.5, lambda a: (a + array_view(a)) * 0.5, lambda: Tensor.arange(N * N).reshape(N, N).float() * 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reshape to extents without a common divisor", "positions and transpose", "roll and transpose"])
 def test_views_alone(name: str) -> None:
     """Index arithmetic that does not simplify is written down once."""
     check(*VIEWS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transpose", "flip and reshape", "tile"])
 def test_conditions(name: str) -> None:
     """Chains of conditions over positions, and over what is read there."""

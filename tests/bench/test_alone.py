@@ -104,6 +104,7 @@ def test_libraries_without_the_suite_stay_out(run: Callable[..., Run]) -> None:
     assert all(suite in LIBRARIES[name].suites for suite, name in REFERENCE.items())
 
 
+@pytest.mark.slow
 def test_known_results_stay(run: Callable[..., Run]) -> None:
     first = run({"heuristic": 2e-3, "onnxruntime": 3e-3})
     other = whole_model("other", "another", "onnx", "files", 1e-3)
@@ -117,6 +118,7 @@ def test_known_results_stay(run: Callable[..., Run]) -> None:
 
 # -- a real process -----------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_a_child_says_what_it_cannot_do_and_ends() -> None:
     process = Process("heuristic")
     with pytest.raises(AloneError, match="nonsuch"):

@@ -56,6 +56,7 @@ def test_what_a_kernel_of_memory_moves(kind, elements):
     np.testing.assert_allclose(evaluate(kernel.ast, arguments(kernel, data, np.array([3], np.float32)))[0], want)
 
 
+@pytest.mark.slow
 def test_a_quick_measurement_of_the_adapter():
     try:
         target = adapter_target()
@@ -67,6 +68,7 @@ def test_a_quick_measurement_of_the_adapter():
     assert all(1e7 < rate < 1e15 for rate in rates) and 0 < found.dispatch[0] < 1e-1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "name", "tile"), [
     ("sm_80", "mma_bf16", (64, 64)), ("sm_75", "mma_f16k8", (64, 64)), ("sm_80", "mma_s8", (64, 64)), ("sm_75", "mma_s8k16", (32, 64)),
     ("sm_80", "mma_tf32", (64, 64)), ("sm_90a", "wgmma_bf16n256", (64, 256))])

@@ -37,6 +37,7 @@ def test_figures():
         c.bytes_per_second("write")
 
 
+@pytest.mark.slow
 def test_quick_measurement_of_this_machine():
     c = measure_ceilings(host_target(), quick=True)
     assert c.quick and set(c.flops) - set(loops.INSTRUCTIONS) == {"float32"} and set(c.bandwidth) == {"memory"}

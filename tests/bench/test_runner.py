@@ -243,6 +243,7 @@ def suite_of(world: World, cases: Sequence[Case], *peers: FakePeer, **listeners:
                      watch=world.watch, place=anywhere, **listeners)
 
 
+@pytest.mark.slow
 def test_a_suite_is_one_run() -> None:
     world = World()
     said: list[str] = []
@@ -367,6 +368,7 @@ def test_a_neighbour_is_no_competitor() -> None:
     assert len(timing.seconds[1]) == len(timing.seconds[2]) > 20
 
 
+@pytest.mark.slow
 def test_arithmetic_takes_part_in_the_rounds_of_what_it_limits() -> None:
     """A machine that got half as fast after its ceilings were measured slows both alike: the share stays what it is. Arithmetic that cannot
     be run costs itself; kernels that memory limits are held against their traffic."""
@@ -409,6 +411,7 @@ class Breaking(FakePeer):
         return replace(prepared, run=run)
 
 
+@pytest.mark.slow
 def test_what_breaks_while_it_is_timed_leaves_the_others() -> None:
     world = World()
     found = run(world, FakePeer(world, "heuristic", identity="h"), Breaking(world, "torch"), FakePeer(world, "numpy", 2e-3))

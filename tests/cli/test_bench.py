@@ -101,6 +101,7 @@ def test_what_cannot_be_run_or_written_is_said_at_once(call: Call, tmp_path: Pat
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix) == ["old.json"]
 
 
+@pytest.mark.slow
 def test_the_script_itself_answers_in_one_line() -> None:
     done = subprocess.run([sys.executable, "-m", "svod.cli.bench", "run", "--suite", "huge"], capture_output=True, text=True, check=False,
                           cwd=Path(__file__).parents[2])
@@ -159,6 +160,7 @@ def test_list_of_random_kernels_says_its_seed(call: Call) -> None:
     assert call("run", "--list").stderr == ""
 
 
+@pytest.mark.slow
 def test_run(call: Call, tmp_path: Path) -> None:
     result = call("run", "--suite", "odd", "--kernels", "gemm_255*", "--peers", "numpy", "--json", "run.json")
     assert result.exit_code == 0, result.output
@@ -173,6 +175,7 @@ def test_run(call: Call, tmp_path: Path) -> None:
     assert call("compare", "run.json", "run.json").exit_code == 0
 
 
+@pytest.mark.slow
 def test_missing_peers_are_said_once(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "jax", "onnxruntime"):
         monkeypatch.setitem(LIBRARIES, name, LIBRARIES[name]._replace(needs=(f"no_{name}",)))
@@ -182,6 +185,7 @@ def test_missing_peers_are_said_once(call: Call, monkeypatch: pytest.MonkeyPatch
     assert "torch (no_torch is not installed), onnxruntime" in said[0] and "pip install 'svod[peers]'" in said[0]
 
 
+@pytest.mark.slow
 def test_run_with_the_heuristic_alone_and_without_peers(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = call("run", "--kernels", "gemm_256", "--peers", "none", "--heuristic", "--json", "run.json")
     assert result.exit_code == 0, result.output

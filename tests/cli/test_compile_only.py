@@ -46,6 +46,7 @@ def compile_only(path: str, report: Path) -> tuple[int, str, dict[str, object]]:
     return done.exit_code, done.output, json.loads(report.read_text())
 
 
+@pytest.mark.slow
 def test_every_state_is_compiled_and_reported(captured: str, tmp_path: Path) -> None:
     status, output, report = compile_only(captured, tmp_path / "r.json")
     assert status == 0 and "target nvptx64/sm_80" in output and "compiled" in output, output
@@ -65,6 +66,7 @@ def test_every_state_is_compiled_and_reported(captured: str, tmp_path: Path) -> 
             assert phase["spill_stores"] == phase["spill_loads"] == phase["stack"] == 0
 
 
+@pytest.mark.slow
 def test_a_state_that_is_refused_is_an_error_of_its_own(captured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Nvptx, source: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[ptxas.KernelReport, ...]]:
         if "cp.async.wait.group(i32 1)" in source:      # of three buffers

@@ -228,6 +228,7 @@ def test_a_kernel_that_was_searched_in_vain_is_shown(path: Path) -> None:
     assert (stats["kernels"], stats["winners"], stats["searched_without_a_winner"]) == (3, 3, 1)
 
 
+@pytest.mark.slow
 def test_why_of_a_script(path: Path, tmp_path: Path) -> None:
     script = tmp_path / "model.py"
     script.write_text("import json, os, sys\n"
@@ -245,6 +246,7 @@ def test_why_of_a_script(path: Path, tmp_path: Path) -> None:
     assert done.returncode == 2 and done.stderr.strip() == f"svod-db: {script} prepared no kernel"
 
 
+@pytest.mark.slow
 def test_why_of_an_onnx_file(path: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs the package onnx")
     rows, hidden = onnx.helper.make_tensor_value_info, ["rows", 8]
@@ -300,6 +302,7 @@ def test_export_import_merge_retract_gc(path: Path, tmp_path: Path) -> None:
     assert "0 void claims removed" in run(other, "gc", "--older-than", "0").output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), [
     (["show", "zz"], "no kernel in the database"),
     (["show", "gemm"], "means 2 kernels"),
@@ -366,6 +369,7 @@ def test_a_file_that_is_read_alone_is_named(tmp_path: Path) -> None:
     assert f"no kernels in {tmp_path / 'none.jsonl'}; tune something" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["list", "stats", "gc", "retract x"])
 def test_a_database_that_is_none(tmp_path: Path, command: str) -> None:
     bad = tmp_path / "bad.db"
@@ -396,6 +400,7 @@ def test_ctrl_c_is_one_line_whenever_it_comes(tmp_path: Path, where: str) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "svod-x: interrupted\n")
 
 
+@pytest.mark.slow
 def test_streams_that_cannot_take_what_is_said(path: Path) -> None:
     done = main("--db", str(path), "list", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and GEMM[:12] in done.stdout and " ?s\t" in done.stdout and not done.stderr

@@ -20,6 +20,7 @@ def python(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False, env={**os.environ, **env})
 
 
+@pytest.mark.slow
 def test_python_m_svod_lists_the_tools_and_runs_them() -> None:
     listed = python("-m", "svod")
     assert listed.returncode == 0 and all(f"svod-{tool}" in listed.stdout for tool in ("tune", "db", "bench"))
@@ -31,6 +32,7 @@ def test_python_m_svod_lists_the_tools_and_runs_them() -> None:
     assert python("-m", "svod", "tune", "none.py").stderr.startswith("Usage: svod-tune")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tool", "words", "completed"), [
     ("tune", "svod-tune --bu", "--budget"), ("tune", "svod-tune --actions ref", "reference"), ("db", "svod-db sh", "show"),
     ("bench", "svod-bench ce", "ceilings")])

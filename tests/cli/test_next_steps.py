@@ -63,6 +63,7 @@ def recommended(output: str) -> list[tuple[str, str]]:
     return steps or [(command, remark) for remark, command in re.findall(r"^nothing to search with beam \d+; (.*?): (.*)$", output, re.M)]
 
 
+@pytest.mark.slow
 def test_what_svod_tune_recommends_is_so(shell: Shell) -> None:
     said = shell("svod-tune model.py --db t.db --workers inline --beam 1 --budget 0.001")
     longer, goes_on = recommended(said)[-1]
@@ -80,6 +81,7 @@ def test_what_svod_tune_recommends_is_so(shell: Shell) -> None:
     assert everything == "everything about the first kernel" and shell.searches[-1].kernel in shell(show)
 
 
+@pytest.mark.slow
 def test_what_a_dry_run_recommends_is_so(shell: Shell) -> None:
     dry = "svod-tune model.py --db t.db --workers inline --beam 1 --budget 20 --dry-run"
     [command] = re.findall(r"^next: (.*)$", shell(dry), re.M)
@@ -95,6 +97,7 @@ def test_what_a_dry_run_recommends_is_so(shell: Shell) -> None:
         pytest.fail("nothing was recommended")
 
 
+@pytest.mark.slow
 def test_what_svod_db_recommends_is_so(shell: Shell) -> None:
     said = shell("svod-db --db t.db list")
     [command] = re.findall(r"tune something: (.*)$", said, re.M)

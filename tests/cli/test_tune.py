@@ -191,6 +191,7 @@ def test_options_stand_on_both_sides_and_the_rest_is_the_scripts(tmp_path: Path,
     check(TuneOptions(None, source=path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "says"), [
     ([], "no size"), (["--dim", "seq=16"], "seq"), (["--dim", "rows=x"], "give a size or a range"),
     (["--dim", "rows=2", "--outputs", "z"], "z"),
@@ -205,6 +206,7 @@ def test_options_that_an_onnx_file_does_not_take_end_with_status_2(tmp_path: Pat
     assert done.exit_code == 2 and says in capfd.readouterr().err and "nothing to tune" not in done.output
 
 
+@pytest.mark.slow
 def test_console_script_answers_bad_input_with_status_2(tmp_path: Path) -> None:
     path = script(tmp_path, "print('hello')")
     done = main(tmp_path, path, "--workers", "many")
@@ -226,6 +228,7 @@ def test_scripts_that_give_nothing_to_tune(tmp_path: Path, capfd: pytest.Capture
         CliRunner().invoke(cli, ["--from", str(tmp_path / "bad.jsonl")], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
@@ -237,12 +240,14 @@ def test_a_module_is_run_as_python_runs_it(tmp_path: Path, monkeypatch: pytest.M
     assert options.subject == "package" and options.command_line().endswith(" -m package --beam 8 --budget 600 -- 'a b'")
 
 
+@pytest.mark.slow
 def test_json_has_the_standard_output_for_itself(tmp_path: Path) -> None:
     done = main(tmp_path, script(tmp_path, MODEL), "--dry-run", "--json", "-", "--db", ":none:")
     assert done.returncode == 0 and json.loads(done.stdout)["format"] == "svod-tune-report"
     assert "__main__" in done.stderr and "family" in done.stderr, "what the script prints, and the table"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stdout", "status"), [(">&-", 4), (">/dev/full", 4), (">/dev/null", 0)])
 def test_json_that_the_standard_output_does_not_take_is_said(tmp_path: Path, stdout: str, status: int) -> None:
     command = [sys.executable, "-m", "svod.cli.tune", script(tmp_path, MODEL), "--dry-run", "--json", "-", "--db", ":none:"]
@@ -261,6 +266,7 @@ def run_captured(tmp_path: Path, text: str, *args: str, **options: Any) -> Any:
     return end, capture.read_capture(directory)
 
 
+@pytest.mark.slow
 def test_a_script_runs_as_main_with_its_arguments_and_streams(tmp_path: Path, capfd: pytest.CaptureFixture[str],
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEAM", "4")
@@ -272,6 +278,7 @@ def test_a_script_runs_as_main_with_its_arguments_and_streams(tmp_path: Path, ca
     assert len(found.plans) == 1 and set(met) <= set(found.kernels)
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_captured_as_far_as_it_got(tmp_path: Path) -> None:
     end, found = run_captured(tmp_path, MODEL + "raise SystemExit(7)")
     assert end.why == "failed" and end.failure == "ended with status 7" and len(found.plans) == 1
@@ -293,6 +300,7 @@ class Clock:
         self.ahead += seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_script_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
     waits = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if stubborn else ""
@@ -304,12 +312,14 @@ def test_a_script_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.M
     assert end.why == "idle" and not end.failure and len(found.plans) == 1
 
 
+@pytest.mark.slow
 def test_the_first_kernel_is_waited_for(tmp_path: Path) -> None:
     """Importing svod alone takes longer than this script may be idle later on."""
     end, found = run_captured(tmp_path, MODEL, idle=0.01, first=500.0)
     assert not end.failure and len(found.plans) == 1
 
 
+@pytest.mark.slow
 def test_a_capture_ends_after_its_time_at_the_next_prepare(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = MODEL + "try:\n    while True: (x + 1).numpy()\nfinally: print('clean end')"
     clock = Clock()
@@ -320,6 +330,7 @@ def test_a_capture_ends_after_its_time_at_the_next_prepare(tmp_path: Path, capfd
     assert "clean end" in out.out and "Traceback" not in out.err
 
 
+@pytest.mark.slow
 def test_a_script_is_ended_with_its_share_once_there_is_a_plan(tmp_path: Path) -> None:
     clock = Clock()
     clock.jump(1000)        # a script that has prepared nothing is not ended
@@ -357,6 +368,7 @@ def test_a_script_is_gone_whatever_ends_its_run(tmp_path: Path) -> None:
     assert not processes_with(f"SVOD_CAPTURE={tmp_path}")
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_the_script_too(tmp_path: Path) -> None:
     path = script(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)")
     command = [sys.executable, "-m", "svod.cli.tune", path, "--db", ":none:"]
@@ -721,6 +733,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
     return FakeSession
 
 
+@pytest.mark.slow
 def test_a_second_run_finds_everything_and_starts_no_workers(tmp_path: Path, fake: type[FakeSession]) -> None:
     file, db, report = captured(tmp_path), str(tmp_path / "t.db"), tmp_path / "r.json"
     first = run("--from", file, "--db", db, "--json", str(report))
@@ -868,6 +881,7 @@ def test_kernels_that_another_process_searches_are_left_to_it(tmp_path: Path, fa
     assert done.output.rstrip().endswith("# when the other search has ended")
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_status_4(tmp_path: Path, fake: type[FakeSession], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*a: Any) -> None:
         raise OSError(28, "No space left on device", str(tmp_path / "r.json"))
@@ -1039,6 +1053,7 @@ def test_without_workers(tmp_path: Path, fake: type[FakeSession], monkeypatch: p
 
 # -- for real -----------------------------------------------------------------------------------------------------------
 
+@pytest.mark.slow
 def test_end_to_end(tmp_path: Path) -> None:
     """A real script, a real search on a local worker; then again, with everything known."""
     path = script(tmp_path, MODEL + "print(sys.stdin.read())\nraise RuntimeError('late')")
@@ -1079,6 +1094,7 @@ run_command("svod-tune", "svod.cli.tune.command")
 """
 
 
+@pytest.mark.slow
 def test_the_third_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STUBBORN, "--from", captured(tmp_path), "--db", str(tmp_path / "t.db"), "--workers", "inline"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
@@ -1114,6 +1130,7 @@ def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert shown.rstrip().endswith("\x1b[2K"), "the line is taken away"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_first_the_script_then_the_tuning(tmp_path: Path) -> None:
     path = script(tmp_path, MODEL + "import time\ntime.sleep(100)")
     command = [sys.executable, "-m", "svod.cli.tune", path, "--db", str(tmp_path / "t.db"), "--workers", "local:1", "--budget", "60"]

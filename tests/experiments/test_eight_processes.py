@@ -9,6 +9,7 @@ import pytest
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
 
+@pytest.mark.slow
 def test_processes_share_a_database_and_nothing_is_lost_refused_or_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXPERIMENTS)
     report = importlib.import_module("eight_processes").run(tmp_path, processes=4, seconds=12.0, kill_every=6.0)

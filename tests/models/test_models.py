@@ -32,6 +32,7 @@ def module_of(script: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "name", "arguments", "shape"), SMALL)
 def test_model_agrees_with_numpy(script: str, name: str, arguments: dict[str, Any], shape: tuple[int, ...],
                                  monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,7 @@ def test_model_agrees_with_numpy(script: str, name: str, arguments: dict[str, An
     assert len(f.plans) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "name", "arguments", "shape", "paths"), [
     ("resnet18", "ResNet18", {"width": 4, "classes": 3}, (1, 3, 32, 32),
      {"conv1", "maxpool", "layer1.0.conv1", "layer3.1.conv2", "layer4.0.conv1", "fc"}),
@@ -65,6 +67,7 @@ def test_docstring_has_the_command_line(script: str) -> None:
     assert f"python experiments/models/{script}.py" in (MODELS / f"{script}.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_script_reports(tmp_path: Path) -> None:
     """In another directory and without svod installed: the checkout beside the script is used."""
     done = subprocess.run([sys.executable, str(MODELS / "mlp.py"), "--runs=3"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -75,6 +78,7 @@ def test_script_reports(tmp_path: Path) -> None:
     assert re.search(r"^latency: \d+\.\d+ ms \(median of 3 runs", done.stdout, re.M)
 
 
+@pytest.mark.slow
 def test_a_block_runs_at_several_lengths(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     block = module_of("bert_block", monkeypatch)
     model = block.BertBlock(hidden=16, heads=2, intermediate=16)
@@ -89,6 +93,7 @@ def test_a_block_runs_at_several_lengths(monkeypatch: pytest.MonkeyPatch, capsys
         block.run_model(None, model, x, model.reference, tokens=1)
 
 
+@pytest.mark.slow
 def test_script_refuses_a_wrong_output(tmp_path: Path) -> None:
     program = (f"import sys; sys.path.insert(0, {str(MODELS)!r}); from run_model import run_model; import numpy as np\n"
                "run_model(None, lambda x: x + 1, np.ones(5, np.float32), lambda x: x + 1.001)")

@@ -18,6 +18,7 @@ from tests.models.test_models import module_of
 LAYERS, TOKENS, HIDDEN = 12, 16, 48
 
 
+@pytest.mark.slow
 def test_twelve_equal_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     compile_object: Callable[..., bytes] = backend.compile_object

@@ -200,6 +200,7 @@ def fill(module: nn.Module) -> None:
     module.load_state_dict({n: drawn(*t.shape, seed=i) * 0.3 for i, (n, t) in enumerate(module.state_dict().items())})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("length", [1, 7])
 def test_transformer_layers(length: int, norm_first: bool) -> None:

@@ -56,11 +56,13 @@ def check(kind: str, part: int = 0, parts: int = 1) -> None:
     assert not (REFUSED & set(names)) - refused, f"take them off refused.txt: {sorted((REFUSED & set(names)) - refused)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(GROUPS))
 def test_nodes(part: int) -> None:
     check("Node", part, GROUPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PyTorchConverted", "PyTorchOperator", "Real", "Simple"])
 def test_models(kind: str) -> None:
     check(kind)

@@ -98,6 +98,7 @@ def test_an_output_that_is_listed_twice() -> None:
     assert [a.tolist() for a in m(X)] == [np.maximum(X, 0).tolist()] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [np.arange(5, dtype=np.float32), np.zeros(0, np.float32), np.ones(1, np.float32)])
 @pytest.mark.parametrize("step", [-3, -2, -1, 1, 2, 5])
 def test_slices_begin_at_an_element(x: Any, step: int) -> None:

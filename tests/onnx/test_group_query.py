@@ -64,6 +64,7 @@ def reference(case: dict[str, Any], feeds: dict[str, Any], batch: int) -> tuple[
     return out.reshape(steps, -1), keys, values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_groups_of_heads_share_keys_and_values(name: str) -> None:
     plain = {"N": 1, "S": 1, "P": 0, "H": 4, "K": 2, "E": 16, "turned": 0, "pairs": False, "places": None, "packed": False, "window": -1,

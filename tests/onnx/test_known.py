@@ -91,6 +91,7 @@ def takes(op: str, kind: np.dtype[Any]) -> bool:
     return f"tensor({word})" in onnx.defs.get_schema(op, OPSET).inputs[0].types
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TYPES)
 def test_functions_of_elements(name: str) -> None:
     """All operators of one and two operands, over the edges of a type, which include division by zero, what is beyond 2⁵³, and NaN."""

@@ -339,6 +339,7 @@ def of_its_own_size() -> onnx.ModelProto:
     return model(nodes, [info("x", [1, "n", 6])], [info("y", None), info("z", None)], weights)
 
 
+@pytest.mark.slow
 def test_what_a_graph_computes_from_a_variables_size_is_symbolic() -> None:
     proto = of_its_own_size()
     one_plan, each = svod.onnx.load(proto, dims={"n": Variable("n", 1, 12)}), svod.onnx.load(proto)

@@ -51,6 +51,7 @@ def test_each_run_draws_other_numbers(op: str, known: bool) -> None:
     np.testing.assert_array_equal(run(drawing(op, known), op), first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", DRAWS)
 def test_a_seed_gives_the_same_numbers_in_every_session(op: str) -> None:
     a, b, other = drawing(op, seed=1.0), drawing(op, seed=1.0), drawing(op, seed=2.0)

@@ -38,6 +38,7 @@ VIEWS: Views = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_value_and_a_view_of_it(name: str) -> None:
     steps, array_view = VIEWS[name]

@@ -145,6 +145,7 @@ def test_a_renewal_or_a_claim_is_the_first_thing_a_child_does(tmp_path: Path) ->
         assert db.holder("k", "t") is not None
 
 
+@pytest.mark.slow
 def test_a_child_realizes_while_a_thread_of_its_parent_does() -> None:
     numbers = np.arange(12, dtype=np.float32)
     stop = threading.Event()

@@ -154,6 +154,7 @@ print([k.opts_source for k in plan.kernels])
 '''
 
 
+@pytest.mark.slow
 def test_an_update_under_a_running_process_reaches_neither_the_cache_nor_the_workers(tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "svod")
     script = tmp_path / "server.py"

@@ -75,6 +75,7 @@ def test_arithmetic(op: Callable[[Any, Any], Any], x: tuple[Tensor, Array], seed
     same(t * Tensor(np.full(a.shape, 3, np.int32)), a * np.float32(3))
 
 
+@pytest.mark.slow
 @few
 @given(x=views("bfloat16", special=True), seed=seeds)
 def test_choices_and_comparisons(x: tuple[Tensor, Array], seed: int) -> None:

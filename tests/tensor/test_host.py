@@ -79,6 +79,7 @@ def test_what_linear_algebra_refuses(call: Any, said: str) -> None:
         linalg.inv(np.ones((2, 2), bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 7, 30, 97, 523, 1026])      # 523 is prime: NumPy; 1026 = 27 · 38
 def test_transforms(n: int) -> None:
     x = drawn(3, n, 2)

@@ -269,6 +269,7 @@ def test_contiguous_and_clone() -> None:
     assert copy.tolist() == [[1, 2], [3, 4]] and t.detach().tolist() == [[0, 0], [0, 0]]
 
 
+@pytest.mark.slow
 def test_memory_lives_as_long_as_a_tensor_needs_it() -> None:
     import gc
     import weakref

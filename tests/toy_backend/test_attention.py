@@ -30,6 +30,7 @@ def test_no_thread_is_ahead_of_what_it_reads(kind: str, dtype: str, monkeypatch:
         case.check(rng.choice(found)[1].applied_opts, TOY.device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype", "shape", "chain"), [
     ("added", "float16", (1, 1, 3, 3, 3), "ONLINE(s6, 2)"),     # the only row: its maximum has no axis
     # the mask is read for the columns of tiles, of which it has fewer

@@ -95,6 +95,7 @@ def test_right_results_tell_kernels_from_zeros() -> None:
                                                     for slot, w in zip(case_of(name).slots, case_of(name).want, strict=True))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_random_chains_on_groups(name: str, ran: Counter[str]) -> None:
     case = case_of(name)
@@ -128,6 +129,7 @@ VARIABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "chain"), [
     ("mean_var", [["LOCAL", "s1.o0", 5], ["STAGE", "s0", "o0"]]),
     ("log_softmax", [["STAGE", "s0", "o0"], ["LOCAL", "s3.o0", 3]]),
@@ -172,6 +174,7 @@ def test_threads_of_a_column_are_no_neighbours(axis: int, threads: tuple[int, in
     assert program.spec.phases[-1].block == threads[0] * threads[1] * (1 if neighbours else threads[axis])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_threads_of_a_row_share_its_reductions(seed: int) -> None:
     """Of all kernels that reduce rows and compute something for each element: several rows a group, the reductions of a row shared by the

@@ -94,6 +94,7 @@ def test_random_shapes_and_chains(dtype: DType, name: str, staged: bool, ran: Co
         ran.update(matrix=uses(program, "MMA"), shared=uses(program, "MMA") and any(p.shared_bytes for p in program.spec.phases))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k"), [(17, 13, 11), (16, 8, 33)])
 def test_sketches_with_the_instruction(m: int, n: int, k: int) -> None:
     """The heuristic of a larger product is one of them; so few numbers may be summed up faster without it."""

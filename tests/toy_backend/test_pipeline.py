@@ -27,6 +27,7 @@ BULK = replace(TOY, bulk_row=16)
 WITHOUT = replace(TOY, has_async_copies=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [TOY, WITHOUT], ids=["asynchronous", "by way of registers"])
 @pytest.mark.parametrize("buffers", [2, 3, 4])
 @pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 16, 16), (9, 17, 70), (8, 19, 17)])
@@ -36,6 +37,7 @@ def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -
     assert ("COPY_ASYNC" in ops(program)) == target.has_async_copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffers", [2, 3])
 @pytest.mark.parametrize(("extents", "bulk"), [((16, 32, 32), True), ((8, 16, 16), True), ((16, 32, 64), True), ((17, 33, 30), False),
                                                ((9, 17, 70), False)])
@@ -81,6 +83,7 @@ def test_one_barrier_an_iteration() -> None:
     assert [code[k].op for k in range(main, ends[main])].count("BARRIER") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["conv3x3", "conv1x1", "gemm_batched", "gemm_f16", "gemm_tn", "gemm_nt"])
 @pytest.mark.parametrize("target", [TOY, WITHOUT], ids=["asynchronous", "by way of registers"])
 def test_other_contractions(name: str, target: Target) -> None:

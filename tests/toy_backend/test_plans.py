@@ -176,6 +176,7 @@ def test_what_is_timed_reads_the_inputs_that_were_loaded_last() -> None:
         np.testing.assert_array_equal(plan.outputs[0].reshape(X.shape), expected)
 
 
+@pytest.mark.slow
 def test_a_search_uses_the_compiler_that_the_device_names(tmp_path: Path) -> None:
     db = tmp_path / "tune.db"
     beam = BeamConfig(width=1, executor="inline", budget=60.0, kernel_budget=60.0, patience=1)
@@ -206,6 +207,7 @@ def test_without_its_entry_there_is_no_such_device(monkeypatch: pytest.MonkeyPat
         (Tensor(X) + 1).prepare(CONFIG)
 
 
+@pytest.mark.slow
 def test_a_search_measures_on_the_device(tmp_path: Path) -> None:
     db = tmp_path / "tune.db"
     beam = BeamConfig(width=1, executor="inline", budget=60.0, kernel_budget=60.0, patience=1)
@@ -219,6 +221,7 @@ def test_a_search_measures_on_the_device(tmp_path: Path) -> None:
     assert {status for _, status in rows} <= {"ok", "slow", "limit"}, "nothing that is proposed is wrong or fails"
 
 
+@pytest.mark.slow
 def test_a_search_verifies_kernels_with_constants(tmp_path: Path) -> None:
     """Each set of inputs reaches the device, that of the constants too."""
     db, w = tmp_path / "tune.db", Tensor(W[:6, :5].copy()).realize()

@@ -46,6 +46,7 @@ def ops(program: Program, phase: int = -1) -> list[str]:
     return [i.op for i in program.code[phase]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 17, 9), (9, 16, 16), (31, 16, 41)])
 def test_the_tiled_product(extents: tuple[int, int, int]) -> None:
     program = run(gemm(*extents), TILED)
@@ -98,6 +99,7 @@ def test_an_elementwise_stage_is_computed_together() -> None:
         assert phase.shared_bytes >= 40 * 4
 
 
+@pytest.mark.slow
 def test_a_stage_with_loops_of_its_own_in_shared_memory() -> None:
     """Scores of attention: a product that all threads compute for their row, before each of them sums up its columns."""
     chain = [["LOCAL", "o2", 4], ["LOCAL", "s2.o2", 3], ["STAGE", "s2", "o1"]]
@@ -129,6 +131,7 @@ def test_too_much_shared_memory() -> None:
         run(gemm(16, 32, 32), TILED, replace(TOY, shared_bytes=512))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemm", "gemm_tn", "gemm_batched", "conv3x3", "conv_stride", "layer_norm", "attention", "softmax"])
 def test_random_stages_of_random_tiles(name: str) -> None:
     """Chains that stage every operand somewhere, after loops were bound to threads."""

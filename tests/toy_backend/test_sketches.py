@@ -45,6 +45,7 @@ def check(case: Case, state: Scheduler, seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_sketches_compute_what_the_kernel_means(name: str) -> None:
     case = case_of(name)
@@ -58,6 +59,7 @@ def test_sketches_compute_what_the_kernel_means(name: str) -> None:
             check(case, state, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORPUS)
 def test_sketches_respect_the_limits(name: str) -> None:
     for target in (SMALL, WIDE, SINGLE):

@@ -69,6 +69,7 @@ def run(case: Case, program: Program, seed: int = 0) -> None:
     case.check(args, "toy device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_random_shapes_and_chains(name: str) -> None:
     ran: Counter[str] = Counter()
@@ -119,6 +120,7 @@ def test_a_subgroup_adds_the_parts_of_a_result(name: str, subgroup: int) -> None
         run(Case(kernel, parts), program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffers", [2, 3])
 @pytest.mark.parametrize("summed", [10, 12, 13])
 def test_a_part_may_have_no_whole_iteration(summed: int, buffers: int) -> None:
@@ -131,6 +133,7 @@ def test_a_part_may_have_no_whole_iteration(summed: int, buffers: int) -> None:
         run(Case(kernel, seed), program, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffers", [2, 3])
 def test_rows_are_copied_in_bulk_inside_a_part(buffers: int) -> None:
     program = lower(split(Opt("SPLITK", "r0", 3), Opt("PIPELINE", "r0", buffers), target=BULK))

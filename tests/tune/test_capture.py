@@ -285,6 +285,7 @@ for _ in range(41):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forks", [False, True])
 def test_prepare_captures(tmp_path: Path, forks: bool) -> None:
     script = tmp_path / "s.py"

@@ -63,6 +63,7 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         db.close()
 
 
+@pytest.mark.slow
 def test_a_chain_of_others_is_measured_once_before_it_is_used(team: Callable[[list[Record]], PrepareConfig],
                                                              caplog: pytest.LogCaptureFixture) -> None:
     t, wanted = product()
@@ -134,6 +135,7 @@ def test_what_is_slower_here_is_not_used_however_often_others_praise_it(tmp_path
         assert objection(winner, kernel, compiler, db, "trust") == "the chain of others is slower than the heuristic here"
 
 
+@pytest.mark.slow
 def test_a_relatives_chain_is_checked_and_used(team: Callable[[list[Record]], PrepareConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     relative, compiler = kernel_of(product(192, 192, 192)[0])
     kernel, _ = kernel_of(product(128, 160, 96)[0])

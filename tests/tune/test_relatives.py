@@ -28,6 +28,7 @@ def gemm(m: int, n: int, k: int) -> tuple[Tensor, np.ndarray[Any, Any]]:
     return (Tensor(a) @ Tensor(b)).relu(), np.maximum(a @ b, 0)
 
 
+@pytest.mark.slow
 @draws(12)
 @given(EXTENT, EXTENT, EXTENT)
 def test_a_re_derived_chain_gives_right_numbers(m: int, n: int, k: int) -> None:

@@ -399,6 +399,7 @@ def test_where_everything_fails_the_result_says_how(db: TuningDB, executor: Exec
     assert late.failure == "" and "before anything was measured" in late.findings[RELU.key].why
 
 
+@pytest.mark.slow
 def test_the_first_kernel_is_searched_before_the_ceilings_are_asked_for(db: TuningDB, executor: Executor,
                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[SearchEvent] = []
@@ -432,6 +433,7 @@ def search_for_real(executor: Executor, kernel: Kernel) -> tuple[SessionResult, 
     return result, events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [gemm(61, 67, 33), row_reduce(50, 300)], ids=["gemm", "sum"])
 def test_a_search_with_local_workers(kernel: Kernel) -> None:
     result, events = search_for_real(LocalExecutor(1), kernel)

@@ -37,6 +37,7 @@ def test_every_measurement_decides_about_a_described_kernel() -> None:
                             [v for v in verdicts if isinstance(v, Verdict) and (v.kernel, v.target) == (kernel, target)], {})
 
 
+@pytest.mark.slow
 def test_no_kernel_of_the_benchmarks_or_the_experiments_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(EXPERIMENTS), *sys.path])
     import heuristics

@@ -33,6 +33,7 @@ def report_of(shell: Shell, *args: str) -> str:
     return html.unescape((shell.directory / "r.html").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--beam 1", "--heuristic"])
 def test_what_a_report_of_a_run_recommends_searches_more(shell: Shell, how: str) -> None:
     """Also where the database knows the kernel from a search that was as wide as the recommended one."""
@@ -47,6 +48,7 @@ def test_what_a_report_of_a_run_recommends_searches_more(shell: Shell, how: str)
         assert len(shell.searches) > before, command
 
 
+@pytest.mark.slow
 def test_what_a_report_of_a_database_recommends_goes_on(shell: Shell) -> None:
     shell("svod-tune model.py --beam 1 --budget 10 --workers inline")
     page = report_of(shell, "--db", "t.db")
@@ -58,6 +60,7 @@ def test_what_a_report_of_a_database_recommends_goes_on(shell: Shell) -> None:
     assert "Searches with more to try" not in report_of(shell, "--db", "t.db")
 
 
+@pytest.mark.slow
 def test_a_report_of_a_run_shows_a_database_on_request_only(shell: Shell) -> None:
     shell("svod-bench run --kernels gemm_256 --beam 1 --peers none --json run.json")
     alone = report_of(shell, "run.json")

@@ -148,6 +148,7 @@ def test_stop_and_start_again():
         pool.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_plan_that_runs_while_python_ends_does_not_wait_for_threads():
     """From an object's end, after the pool's workers have returned: no thread starts any more."""

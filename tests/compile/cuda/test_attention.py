@@ -38,6 +38,7 @@ CARDS = {"sm_80": A100, "sm_90": H100}
 TRIES = 50      # random cases for each that is checked: some have no pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_passes_of_random_shapes(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +63,7 @@ def attention(heads: int, queries: int, keys: int, width: int, dtype: str) -> Ke
     return Kernel(kernel_of(q.scaled_dot_product_attention(k, v, is_causal=True)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "dtype"), [("sm_75", "float16"), ("sm_80", "bfloat16"), ("sm_90", "float32"), ("sm_90a", "bfloat16")])
 def test_ptxas_accepts_the_fastest_pass(arch: str, dtype: str) -> None:
     """One phase, in which nothing is spilled and no thread has memory of its own."""
@@ -131,6 +133,7 @@ def test_one_pass_is_predicted_faster_than_phases_where_scores_outgrow_the_cache
     assert fastest < 0.8 * phases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_passes_in_registers(kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +194,7 @@ def test_tiles_that_read_sums(chain: str) -> None:
         check(Case(kernel, seed), apply_opts(Scheduler(kernel, card_target("sm_80", group_threads=128)), parse_chain(chain)), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "row"), [(32, "UPCAST(s3.o1, 2)"), (32, ""), (64, "LOCAL(s3.o1, 2)")])
 def test_what_does_not_stay_in_registers_is_right_too(queries: int, row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that HOLD has laid out lies in shared memory where its reader has other threads."""

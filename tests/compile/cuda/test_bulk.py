@@ -55,6 +55,7 @@ def run(case: Case, source: str, program: Program) -> None:
     case.check(args, "LLVM IR for NVIDIA's GPUs")
 
 
+@pytest.mark.slow
 def test_random_shapes() -> None:
     """Primes among them: rows that are cut off, and rows that begin anywhere, are not copied in bulk."""
     ran = {True: 0, False: 0}
@@ -108,6 +109,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", FAULTS)
 def test_faults_are_found(planted: str) -> None:
     """What is read without a wait is what shared memory held before."""
@@ -149,6 +151,7 @@ def test_what_they_are_expected_to_cost(upcast: int) -> None:
     assert in_bulk > by_threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "bulk"), [(512, True), (510, False)])
 def test_rows_that_are_long_enough_for_a_card(columns: int, bulk: bool) -> None:
     """A tile of 256 columns has rows of 512 bytes. Rows of 510 elements do not all begin at a multiple of 16 bytes."""

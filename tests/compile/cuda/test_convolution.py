@@ -52,6 +52,7 @@ def convolution(rng: random.Random, dtype: str) -> Tensor:
     return y.permute(0, 2, 3, 1).contiguous() if rng.random() < 0.6 else y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", CHAINS)
 def test_random_convolutions(arch: str) -> None:
     dtype, ran = "float16" if arch == "sm_75" else "bfloat16", 0
@@ -87,6 +88,7 @@ CASES = {"3x3": (2, 16, 24, 7, 3, {"padding": 1}), "3x3_s2": (2, 16, 8, 9, 3, {"
          "dilated": (1, 8, 16, 8, 3, {"padding": 2, "dilation": 2}), "grouped": (1, 32, 32, 6, 3, {"padding": 1, "groups": 2})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [A100, H100], ids=["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_heuristics_plan(name: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +113,7 @@ def conv_3x3(channels: int) -> Kernel:
     return Kernel(kernel_of(x.permute(0, 3, 1, 2).conv2d(w.permute(0, 3, 1, 2), padding=1).permute(0, 2, 3, 1).contiguous()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
 def test_windows_are_copied_in_lines(arch: str) -> None:
     """Sixteen bytes of channels at a time, of which none are read outside of the image; nothing is spilled."""
@@ -158,6 +161,7 @@ def test_the_kernels_of_another_device() -> None:
     np.testing.assert_array_equal(y.cast("float32").numpy(), again.cast("float32").numpy())
 
 
+@pytest.mark.slow
 def test_a_batch_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pixels of an image are merged, images are not: how many there are is told before each run."""
     stand_in(FakeDriver(sizes=A100), monkeypatch)

@@ -40,6 +40,7 @@ def check_case(case: Case) -> str:
     return str([k.chain for k in prepared.kernels])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_the_heuristic_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(FakeDriver(sizes=H100), monkeypatch)
@@ -47,6 +48,7 @@ def test_the_heuristic_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert ("'TC'" in chains) == (name in NARROW) and ("wgmma" in chains or "float16" not in name), chains
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NARROW)
 def test_the_heuristic_is_right_on_ampere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(FakeDriver(sizes=A100), monkeypatch)

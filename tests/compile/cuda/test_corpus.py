@@ -142,6 +142,7 @@ def test_a_transpose_in_registers(dtype: DType, shape: tuple[int, int]) -> None:
     case.check(args, "a transpose")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [3, 16, 31, 33, 64, 96, 129])
 def test_rows_in_registers(columns: int) -> None:
     """Softmax and a norm, short rows in one thread, longer ones in several. Each element is loaded once, where none are masked."""

@@ -184,6 +184,7 @@ def test_what_a_consumer_puts_on_its_stream_comes_after_svods_work(fake: FakeDri
     np.testing.assert_array_equal(seen[0], X * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [1, 8])
 def test_memory_that_was_lent_is_used_again_after_what_its_borrower_did(fake: FakeDriver, stream: int) -> None:
     """The borrower lets go of a result while its kernels that read it have still to run; the next result lies in the same memory."""

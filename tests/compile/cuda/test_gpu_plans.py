@@ -69,6 +69,7 @@ def test_a_plan_is_a_graph_from_its_second_run_on(cuda: Any) -> None:
         np.testing.assert_allclose(plan.outputs[0].reshape(64, 10), want, rtol=1e-4, atol=1e-6, err_msg=f"run {run}")
 
 
+@pytest.mark.slow
 def test_scans_sorts_and_scatter(cuda: Any) -> None:
     rng = np.random.default_rng(0)
     n = 300 if cuda is not None else 1_000_003          # an emulator takes its time

@@ -12,6 +12,7 @@ from svod.errors import CompileError
 from tests.draws import count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES)[::1 if count(1) > 1 else 3])
 def test_every_operation_on_every_type(arch: str) -> None:
     """Of the architectures every third, of all where more is drawn."""

@@ -64,6 +64,7 @@ def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arch", "dtype"), INSTRUCTIONS, ids=lambda v: v if isinstance(v, str) else v.name)
 def test_random_shapes_and_chains(name: str, arch: str, dtype: DType) -> None:
     ran = 0
@@ -102,6 +103,7 @@ def test_operands_in_shared_memory_are_read_by_ldmatrix(transposed: bool, want: 
     assert (lines, turned) == want and ptx.count("mma.sync") == 4 and "cvta" not in ptx
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("block", [2, 4, 8])
 def test_neither_copies_nor_loads_meet_in_a_bank(block: int, transposed: bool) -> None:
@@ -136,6 +138,7 @@ def test_lines_that_change_places_otherwise_give_wrong_numbers(planted: str, mon
         checked()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("further", "between"), [([Opt("UNROLL", "r0.in2", 0)], True), ([], False)], ids=["unrolled", "loop"])
 def test_copies_begin_between_products(further: list[Opt], between: bool) -> None:
     """In two parts, where the block is one piece of code: the first behind the loads of the first products; before them where it has a
@@ -151,6 +154,7 @@ def test_copies_begin_between_products(further: list[Opt], between: bool) -> Non
     assert ops.index("COMMIT") > max(k for k, op in enumerate(ops) if op == "COPY_ASYNC")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k", "buffers", "parts"), [
     (64, 32, 256, 2, 1), (50, 40, 290, 3, 1), (33, 32, 96, 4, 3), (64, 40, 65, 3, 3), (50, 40, 290, 2, 3), (64, 32, 160, 4, 1)])
 def test_the_next_operands_are_loaded_before_the_last_products(m: int, n: int, k: int, buffers: int, parts: int) -> None:
@@ -175,6 +179,7 @@ def test_the_next_operands_are_loaded_before_the_last_products(m: int, n: int, k
     assert body[body.index("BARRIER"):] == ["BARRIER", *["LOADMATRIX"] * 3, *["MMA"] * 2]
 
 
+@pytest.mark.slow
 def test_operands_loaded_before_the_barrier_are_found() -> None:
     """The barrier of the loop is what they wait for."""
     kernel = gemm(64, 64, 256, BF16, BF16)
@@ -188,6 +193,7 @@ def test_operands_loaded_before_the_barrier_are_found() -> None:
         Case(kernel, 1).check(args, "without the barrier of the loop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arch", "further"), [
     ("mma_bf16", "sm_80", [Opt("UPCAST", "o1", 4), Opt("LOCAL", "o1", 2)]),
     ("mma_bf16", "sm_80", [Opt("LOCAL", "o1", 2), Opt("UPCAST", "o1", 4)]),
@@ -265,6 +271,7 @@ def test_rows_that_lie_gigabytes_apart(length: int, bits: int) -> None:
     assert all(abs(int(n)) < 1 << 31 for n in re.findall(r" (?:add|mul) i32 %\w+, (-?\d+)", text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arch", "dtype"), [("mma_f16k8", "sm_75", F16), ("mma_s8k16", "sm_75", I8), ("mma_s8", "sm_80", I8), *[
     (name, arch, dtype) for name, dtype in (("mma_bf16", BF16), ("mma_f16", F16)) for arch in ("sm_80", "sm_90")]])
 def test_ptxas_accepts_a_matmul(name: str, arch: str, dtype: DType) -> None:

@@ -592,6 +592,7 @@ def test_an_error_names_the_kernels_that_were_running(fake: FakeDriver) -> None:
         second.wait()
 
 
+@pytest.mark.slow
 def test_memory_and_code_are_used_until_the_device_is_done(fake: FakeDriver) -> None:
     """A plan and its memory go while its kernels have still to run; the memory is the next one's."""
     results = []
@@ -637,6 +638,7 @@ def test_a_device_runs_the_code_of_an_older_one(fake: FakeDriver) -> None:
         backend_named("CUDA:1:sm_90a").target()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reached", [True, False])
 def test_copies_between_devices(fake: FakeDriver, reached: bool) -> None:
     """Directly where they reach each other's memory, else by the host's; each asks once, and opens the other's memory once. Tensors of the

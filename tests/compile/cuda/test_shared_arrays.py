@@ -261,6 +261,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["ctypes", "pycuda"])
 def test_a_program_with_a_context_of_its_own(library: Path, through: str) -> None:
     if through == "pycuda" and importlib.util.find_spec("pycuda") is None:

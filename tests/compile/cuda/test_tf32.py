@@ -96,6 +96,7 @@ def test_verification_allows_for_the_rounding_and_no_more() -> None:
     assert differs(6, 11) == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_heuristics_matmul(transposed: bool) -> None:
     """The heuristic takes it; the machine code has the product and asynchronous copies, and nothing is spilled."""

@@ -59,6 +59,7 @@ def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("wgmma_bf16n64", BF16), ("wgmma_f16n128", F16), ("wgmma_bf16n256", BF16),
                                              ("wgmma_s8n64", I8)])
 @pytest.mark.parametrize("transposed", [False, True])
@@ -98,6 +99,7 @@ def test_tiles_side_by_side_and_two_warpgroups() -> None:
     assert [len(members) for members in together.values()] == [4], "two tiles, two instructions along the sum"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wgmma_bf16n64", "mma_bf16"])
 def test_parts_of_a_sum(name: str) -> None:
     """Three parts of seven blocks, of which the last has one; each group copies the blocks of its part ahead."""
@@ -147,6 +149,7 @@ def turns() -> tuple[int, int, int, int]:
     return sum(most[0]), len(copies), sum(most[1]), len(matrices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swizzled", [True, False])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("block", [1, 2, 4, 8])
@@ -208,6 +211,7 @@ def test_a_result_that_is_used_at_once_is_waited_for(user: list[tuple[str, tuple
     assert left_under_way(code, products_together(code)) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", [[], [Opt("UPCAST", "o0", 2)], [Opt("UNROLL", "r0.in2", 0)], [Opt("SPLITK", "r0", 2)]],
                          ids=["block", "tiles", "unrolled", "parts"])
 @pytest.mark.parametrize("buffers", [4, 5])

@@ -84,6 +84,7 @@ def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.Monkey
         compare(kernel_of("SCAN", (combiner,), dtype, [shape], [source]), [x], native)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 7, 19), (3, 37, 1), (1, 71, 1), (2, 9, 3), (1, 211, 2), (1, 1, 1), (5, 2, 1), (2, 125, 1)], ids=str)
 @pytest.mark.parametrize("combiner", ["ADD", "MUL", "MAX", "MIN", "LOGADDEXP", "ARGMAX", "ARGMIN"])
 def test_scans_in_chunks(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +98,7 @@ def test_scans_in_chunks(combiner: str, shape: tuple[int, ...], monkeypatch: pyt
             compare_on_groups(kernel, [x], target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "most"), [(TOY, 6.1e-8), (WITHOUT_FLOAT64, 7e-7)], ids=["float64", "blocks"])
 @pytest.mark.parametrize(("combiner", "n", "scan_of"), [("ADD", 331, np.cumsum), ("LOGADDEXP", 53, np.logaddexp.accumulate)])
 def test_long_scans_round_a_few_times(combiner: str, n: int, scan_of: Any, target: Target, most: float,
@@ -133,6 +135,7 @@ def test_elements_are_converted_as_they_are_loaded(source: str) -> None:
     compare(kernel_of("SCAN", ("ADD",), "int32", [ROWS], [source]), [make(ROWS, source, 0)], True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint64", "bool"])
 def test_sorting(dtype: str) -> None:
     for shape, native in (((3, 11), False), ((2, 37), True), ((1, 1), False)):

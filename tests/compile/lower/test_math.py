@@ -143,6 +143,7 @@ def test_every_sixteen_bit_float(op: Ops, dtype: DType) -> None:
     check(op, dtype, domain(op, dtype, hold(memory, dtype)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", UNARY, ids=lambda op: op.value)
 def test_a_million_float32(op: Ops) -> None:
     for x in spread(op, F32, 270_000):
@@ -244,6 +245,7 @@ def test_sine_stays_bounded_beyond_its_domain(dtype: DType) -> None:
         assert np.abs(run(op, dtype, x)).max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.name)
 def test_pow(dtype: DType) -> None:
     draw = np.random.default_rng(4)

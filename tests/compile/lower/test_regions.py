@@ -26,6 +26,7 @@ CHAINS = 4              # of each kernel
 LEAST_EQUAL = 0.98      # of the stages inside loops: the others are those of remainders, which cover less
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [replace(AVX512, threads=4), AVX2, TOY], ids=["avx512", "avx2", "toy"])
 def test_regions_and_loops_are_those_of_the_loop_nest(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: dict[int, list[tuple[tuple[int, ...], object]]] = {}

@@ -64,6 +64,7 @@ def test_squares_are_transposed(dtype: DType, lanes: int, stride: int, count: in
     assert left == count % lanes
 
 
+@pytest.mark.slow
 @TARGETS
 @pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.float16, dtypes.bfloat16, dtypes.int8, dtypes.uint16,

@@ -152,6 +152,7 @@ def _write_and_read(directory: str, number: int) -> int:
     return good
 
 
+@pytest.mark.slow
 def test_concurrent_writers_never_mix(tmp_path: Path) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         assert sum(threads.map(lambda n: _write_and_read(str(tmp_path), n), range(4))) == 80

@@ -132,6 +132,7 @@ def test_names_for_perf(tmp_path: Path) -> None:
         assert int(size, 16) > 0 and name.startswith(f"svod gemm_0 {kernel.key[:12]} svod_p")
 
 
+@pytest.mark.slow
 def test_the_variables(tmp_path: Path) -> None:
     program = "import numpy as np, svod\nf = svod.jit(lambda x: x @ x)\nfor _ in range(3): f(np.ones((8, 8), np.float32))\n" \
               "import os; print(os.getpid())"

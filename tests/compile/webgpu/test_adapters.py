@@ -85,6 +85,7 @@ def second(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebGpu]:
     adapter._target.cache_clear()
 
 
+@pytest.mark.slow
 def test_two_at_once(second: WebGpu) -> None:
     """Each has memory, pipelines and a queue of its own; values are copied from one to the other, and belong on one of them."""
     x, w = Tensor(A).to("WEBGPU").realize(), Tensor(B).to("WEBGPU:1").realize()

@@ -100,6 +100,7 @@ def test_functions_at_the_edges(webgpu: Target, name: str) -> None:
     agree(FUNCTIONS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_numbers_have_the_type_of_16_bit_operands(webgpu: Target, dtype: str) -> None:
     """30000 is 29952 in bfloat16, 1000.3 is 1000.5 in float16, and 1e9 is infinite there."""

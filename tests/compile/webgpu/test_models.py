@@ -53,6 +53,7 @@ def encoder_layer(x: Array, w: dict[str, Array], causal: bool) -> Array:
     return norm(x + hidden @ w["linear2.weight"].T + w["linear2.bias"], "norm2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_block_of_a_transformer(causal: bool, webgpu: Target) -> None:
     rng = np.random.default_rng(causal)
@@ -114,6 +115,7 @@ def network(x: Array, w: dict[str, Array]) -> Array:
     return np.asarray(x.mean((2, 3)) @ w["fc.weight"].T + w["fc.bias"])
 
 
+@pytest.mark.slow
 def test_a_network_of_residual_blocks(webgpu: Target) -> None:
     rng = np.random.default_rng(2)
     model = Network()

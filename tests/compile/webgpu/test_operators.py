@@ -122,6 +122,7 @@ def test_loops_that_a_driver_in_software_ends_are_refused(columns: int, chain: l
         render(program, target)
 
 
+@pytest.mark.slow
 def test_the_end_of_each_loop_counts(webgpu: Target) -> None:
     if not webgpu.software_lanes:
         pytest.skip("the adapter is no driver in software")

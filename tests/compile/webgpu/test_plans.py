@@ -34,6 +34,7 @@ def convolution(x: Array, w: Array) -> Array:
     return np.einsum("nchwij,ocij->nohw", windows, w)
 
 
+@pytest.mark.slow
 def test_weights_are_packed_before_there_are_inputs(webgpu: Target) -> None:
     config = PrepareConfig(device="WEBGPU", db=":none:", opts={"": (("STAGE", "s0", "root"), ("LOCAL", "o0", 8))})
     f = svod.jit(lambda x: x.conv2d(Tensor(W), padding=1), config=config)

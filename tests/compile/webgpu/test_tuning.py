@@ -22,6 +22,7 @@ RNG = np.random.default_rng(0)
 X, W = (RNG.standard_normal(6).astype(np.float32) for _ in range(2))        # few chains differ
 
 
+@pytest.mark.slow
 def test_a_search_measures_and_verifies_on_the_adapter(webgpu: Target, tmp_path: Path) -> None:
     db, w = tmp_path / "tune.db", Tensor(W).realize()
     config = PrepareConfig(device="WEBGPU", db=str(db))

@@ -34,6 +34,7 @@ def case_of(name: str) -> Case:
     return Case(Kernel(KERNELS[name]()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_sketch_is_correct(name: str) -> None:
     """As LINEAR for all targets, as machine code for one that the host can run."""

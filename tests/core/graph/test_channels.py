@@ -42,6 +42,7 @@ def computed(sink: UOp) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.array(plan.outputs[0]).ravel()
 
 
+@pytest.mark.slow
 def test_the_same_is_computed() -> None:
     for seed in range(count(8)):
         sink = graph.sink(network(seed).uop)

@@ -51,6 +51,7 @@ def test_gemm_comes_back_as_the_same_object() -> None:
     assert ast_to_data(ast) == ast_to_data(travelled(ast))
 
 
+@pytest.mark.slow
 def test_a_graph_deeper_than_the_recursion_limit() -> None:
     u = UOp.const(dtypes.float32, 1.0)
     for _ in range(50_000):
@@ -73,6 +74,7 @@ def test_every_kind_of_arg(arg: object) -> None:
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.recursive(scalars, lambda s: st.lists(s, max_size=4).map(tuple), max_leaves=8))
 def test_random_args(arg: object) -> None:
@@ -129,6 +131,7 @@ def test_nesting_without_end_is_a_format_error() -> None:
         data_to_ast({"format": 1, "nodes": [["CUSTOM_FUNCTION", "void", [], deep]]})
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_any_change_to_the_data_gives_a_graph_or_a_format_error(data: st.DataObject) -> None:

@@ -21,6 +21,7 @@ def calls_of(*tensors: Tensor) -> tuple[KernelCall, ...]:
     return create_schedule(without_binds(graph.sink(*(t.uop for t in tensors)))[0]).calls
 
 
+@pytest.mark.slow
 def test_a_deep_expression_is_shown() -> None:
     n: Dim = N
     for _ in range(2000):

@@ -79,6 +79,7 @@ def test_loops_over_padding_are_skipped_and_cost_less() -> None:
     assert loops.index("r1") < loops.index("r0") and loops.index("r2") < loops.index("r0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_stay(seed: int) -> None:
     """Sketches and random chains, extents and strides drawn, against the evaluator: tiles that do not divide, output loops inside reduce

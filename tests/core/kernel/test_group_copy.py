@@ -90,6 +90,7 @@ def values_at(r: ResolvedStage, at: tuple[int, ...]) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_what_moves_evenly_in_vectors(width: int) -> None:
     """Each claim holds at every position where a vector begins, and many of what is divided move evenly."""

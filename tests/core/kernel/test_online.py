@@ -63,6 +63,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_chain_computes_what_the_kernel_did(kind: str) -> None:
     rng = random.Random(kind)

@@ -101,6 +101,7 @@ def test_golden_keys() -> None:
     assert {name: found.get(name) for name in golden} == golden, "kernel keys changed: stored tuning results would be lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hash_seed", ["0", "4711"])
 def test_keys_are_equal_in_other_processes(hash_seed: str) -> None:
     code = "import json; from tests.core.schedule.test_canonical import current_keys; print(json.dumps(current_keys()))"

@@ -200,6 +200,7 @@ def environment(case: Case, place: Path, shared: Path) -> dict[str, str]:
     return {k: v for k, v in {**os.environ, **given}.items() if v is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_svod_runs(case: Case, tmp_path: Path, shared: Path) -> None:
     if case.unshare and (missing := why_not(case.unshare)):
@@ -257,6 +258,7 @@ def in_group(group: Path) -> list[str]:
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
 
 
+@pytest.mark.slow
 def test_the_quota_of_a_group_binds_and_its_change_is_seen(tmp_path: Path, shared: Path) -> None:
     program = """
 import time
@@ -292,6 +294,7 @@ def test_workers_have_half_of_the_memory_of_a_group(tmp_path: Path, shared: Path
     assert int(done.stdout) == 5 << 28
 
 
+@pytest.mark.slow
 def test_a_group_that_allows_no_further_thread(tmp_path: Path, shared: Path) -> None:
     case = Case("", search=True)
     script = tmp_path / "app.py"
@@ -318,6 +321,7 @@ def test_a_file_that_is_mounted_alone_is_written_in_place(mounts: str, tmp_path:
     assert (tmp_path / "file").read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_is_said_where_sigchld_is_ignored(tmp_path: Path, shared: Path) -> None:
     (tmp_path / "f.py").write_text("raise SystemExit(7)")
     words = [sys.executable, "-m", "svod.cli.tune", "f.py", "--dry-run"]

@@ -172,6 +172,7 @@ POSITIVE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Array], Array]]]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 @draws(9)
 @given(x=views(st.sampled_from(["float16", "float32", "float64", "int8", "int32"])))
@@ -242,6 +243,7 @@ def test_integer_power_with_tensor_exponents() -> None:
     check(Tensor([2, 1, -1, -1]) ** Tensor([-1, -3, -2, -3]), np.array([0, 1, 1, -1], np.int32))
 
 
+@pytest.mark.slow
 @few
 @given(pair=pairs(st.sampled_from(["bool", "int8", "uint16", "int32", "uint64"])))
 def test_bits_and_logic(pair: tuple[Array, Array]) -> None:

@@ -66,6 +66,7 @@ UNARY: dict[str, Callable[[Array], Any]] = {
 SMALL = np.array([0.0, -0.0, 1e-6, -1e-6, 0.3, -0.7, 1.0, 5.0, -20.0])
 
 
+@pytest.mark.slow
 @few
 @given(dtype=float_dtype, seed=seeds)
 def test_functions(dtype: str, seed: int) -> None:

@@ -126,6 +126,7 @@ def test_lists_arrays_and_new_axes_in_an_index() -> None:
     check(Tensor(empty)[[0, 2], [1, 3]], empty[[0, 2], [1, 3]])
 
 
+@pytest.mark.slow
 @few
 @given(shape=shapes(1, 3, zero=False), seed=seeds, data=st.data())
 def test_gather(shape: tuple[int, ...], seed: int, data: st.DataObject) -> None:

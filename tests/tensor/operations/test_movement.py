@@ -17,6 +17,7 @@ from tests.tensor.strategies import Array, any_dtype, make, seeds, shapes, views
 few = draws(15)
 
 
+@pytest.mark.slow
 @few
 @given(x=views(any_dtype), data=st.data())
 def test_order_and_repetition(x: tuple[Tensor, Array], data: st.DataObject) -> None:

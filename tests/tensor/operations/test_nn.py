@@ -143,6 +143,7 @@ def test_pools_of_other_kinds() -> None:
     check(Tensor(f).max_pool2d(2, 1, dilation=2), np.maximum.reduce([f[:, :, a:a + 4, b:b + 2] for a in (0, 2) for b in (0, 2)]))
 
 
+@pytest.mark.slow
 @few
 @given(x=views(st.sampled_from(["float16", "float32", "float64"]), least=1, zero=False), data=st.data())
 def test_rows(x: tuple[Tensor, Array], data: st.DataObject) -> None:
@@ -195,6 +196,7 @@ def test_embedding_is_a_gather() -> None:
     check(y, table[index])
 
 
+@pytest.mark.slow
 @few
 @given(batch=st.sampled_from([(), (2,), (2, 3)]), rows=st.integers(1, 5), columns=st.integers(1, 5), width=st.sampled_from([1, 4, 7]),
        out=st.integers(1, 4), mode=st.sampled_from(["plain", "causal", "bool", "float"]), seed=seeds)

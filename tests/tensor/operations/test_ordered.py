@@ -49,6 +49,7 @@ def test_scans(x: tuple[Tensor, Array], data: st.DataObject) -> None:
     check(t.logcumsumexp(axis), logs.astype(a.dtype if a.dtype.kind == "f" else np.float32), 8)
 
 
+@pytest.mark.slow
 @few
 @given(x=views(any_dtype, least=1, most=3, special=True), data=st.data())
 def test_running_extrema(x: tuple[Tensor, Array], data: st.DataObject) -> None:

@@ -29,6 +29,7 @@ def reductions(draw: st.DrawFn, dtype: st.SearchStrategy[str] = any_dtype, speci
     return t, a, axes, draw(st.booleans())
 
 
+@pytest.mark.slow
 @few
 @given(case=reductions())
 def test_sums(case: tuple[Tensor, Array, int | tuple[int, ...] | None, bool]) -> None:
@@ -45,6 +46,7 @@ def test_sums(case: tuple[Tensor, Array, int | tuple[int, ...] | None, bool]) ->
     check(t.sum(axes, dtype="float32"), a.astype(np.float32).sum(axes), 8)
 
 
+@pytest.mark.slow
 @few
 @given(case=reductions(st.sampled_from(["float16", "float32", "float64", "int32", "uint8", "bool"]), zero=False))
 def test_moments(case: tuple[Tensor, Array, int | tuple[int, ...] | None, bool]) -> None:
@@ -77,6 +79,7 @@ def test_extrema(case: tuple[Tensor, Array, int | tuple[int, ...] | None, bool])
     check(t.min(axis=axes, keepdims=keep), smallest)
 
 
+@pytest.mark.slow
 @few
 @given(x=views(any_dtype, special=True, zero=False), data=st.data())
 def test_positions_of_extrema(x: tuple[Tensor, Array], data: st.DataObject) -> None:

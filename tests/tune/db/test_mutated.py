@@ -31,6 +31,7 @@ def quiet_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "_said", set())
 
 
+@pytest.mark.slow
 def test_mutated_files_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXPERIMENTS)
     mutated = importlib.import_module("mutated_records")
@@ -136,6 +137,7 @@ def test_rows_that_are_no_records_are_not_listed(tmp_path: Path) -> None:
 LONG = 200_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["(" * LONG, "UPCAST(" * LONG, "a" * LONG, f"UPCAST(o0, {'9' * LONG})", "UPCAST(o0, 4" + "," * LONG,
                                   "UPCAST(o0," + " " * LONG, "UPCAST(o0, 2" + " " * LONG + "(", " " * LONG + "x", "UPCAST(o0, 2)" * LONG])
 def test_any_text_is_read_as_a_chain_or_refused_in_a_moment(text: str) -> None:

@@ -294,6 +294,7 @@ with TuningDB.open(directory / "t.db") as db:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [0, 20_000, 200_000])
 def test_files_that_cannot_grow(tmp_path: Path, limit: int) -> None:
     """A full disk, at any moment of a database's life: nothing raises, what was stored stays, and what was there before is whole."""
@@ -329,6 +330,7 @@ with TuningDB.open(sys.argv[1]) as db:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_mid_write_loses_nothing_that_it_has_stored(tmp_path: Path) -> None:
     path, said = tmp_path / "t.db", 0
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

@@ -276,6 +276,7 @@ def _write_many(path: str, worker: int, barrier: mp.synchronize.Barrier, answers
         answers.put((added, db.problem))
 
 
+@pytest.mark.slow
 def test_many_processes_write_at_once(tmp_path: Path) -> None:
     context = mp.get_context("spawn")
     barrier, answers = context.Barrier(4), context.Queue()

@@ -148,6 +148,7 @@ POOL: list[Record] = [*CONTENT, confirmed(0.3, "ee"), verdict("verified", "ee"),
                       replace(confirmed(0.3, "gg"), extra={"power": 65.0}), verdict(linear="gg")]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sets(st.integers(0, len(POOL) - 1), max_size=6), min_size=3, max_size=3))
 def test_merging_is_idempotent_commutative_and_associative(tmp_path_factory: pytest.TempPathFactory, parts: list[set[int]]) -> None:

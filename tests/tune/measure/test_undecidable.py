@@ -146,6 +146,7 @@ def judge(k: Kernel, run: Run, reference: Reference | None = None, **more: Any) 
     return verify(reference or Reference(k), run, GuardedBuffers(k), **more)
 
 
+@pytest.mark.slow
 def test_right_programs_of_random_kernels_pass_and_wrong_ones_do_not() -> None:
     kernels = found = 0
     for seed in range(draws.count(60)):
@@ -300,6 +301,7 @@ def test_an_element_with_a_large_bound_does_not_hide_other_elements(monkeypatch:
     assert result.right is False and f"element {unseen}" in result.reason
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_long_chain_of_quotients_is_short() -> None:
     """Newton's √y = ½·(√y + y/√y), 40 times, summed: each quotient may be undecidable, and each step reads the one before twice."""
     i, r = axis(0, 5), axis(1, 7)

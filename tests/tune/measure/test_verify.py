@@ -399,6 +399,7 @@ def in_chains(x: np.ndarray[Any, Any], *lengths: int) -> np.ndarray[Any, Any]:
     return x[:, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lengths", "is_right"), [((1 << 22,), False), ((1 << 11, 1 << 11), False), ((16, 16, 16, 16, 16, 4), True),
                                                    ((64, 64, 64, 16), True)])
 def test_a_long_sum_in_one_chain_is_refused(lengths: tuple[int, ...], is_right: bool) -> None:

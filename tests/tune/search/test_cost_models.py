@@ -112,6 +112,7 @@ def test_features_say_what_opts_did() -> None:
     assert tiled["cycles"] < plain["cycles"]
 
 
+@pytest.mark.slow
 def test_a_model_learns_where_the_analytic_one_is_wrong() -> None:
     known, unseen = states(BASE.kernel, 300)[:150], states(BASE.kernel, 300)[150:]
     model = LearnedCost(BASE, seed=0)
@@ -142,6 +143,7 @@ def test_measurements_of_another_kernel_help_before_there_are_any() -> None:
     assert order(model, candidates) > before + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["beam", "evolve"])
 def test_a_search_with_a_learned_model_has_one_trace_and_is_no_worse(strategy: str) -> None:
     def best(cost_model: str) -> tuple[float, list[tuple[str, tuple[str, ...]]]]:
@@ -160,6 +162,7 @@ def db() -> Iterator[TuningDB]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_search_leaves_evidence_that_the_next_one_begins_with(db: TuningDB) -> None:
     assert evidence_from(db, TARGET, BACKEND) == []
     with InlineExecutor() as executor:

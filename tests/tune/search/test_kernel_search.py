@@ -278,6 +278,7 @@ def test_a_gain_that_lasts_starts_patience_anew() -> None:
     assert len(run(make_search(measurer, width=4, round_size=6), 14).history) == 14
 
 
+@pytest.mark.slow
 def test_the_luck_of_races_does_not_add_up() -> None:
     """Sixteen rounds, each won by the luckiest of its race: the score stays within the luck of one."""
     errors = []
@@ -461,6 +462,7 @@ def test_the_heuristic_is_kept_where_no_gain_is_sure(gain: float, kept: bool) ->
     assert (found.winner is search.baseline) is (found.source == "heuristic") is kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_search_finds_is_what_the_database_says(seed: int) -> None:
     measurer = ReplayedMeasurer(width=0.002)

@@ -229,6 +229,7 @@ print(child.run(call("fault", sys.argv[2], 60.0)).describe(), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["spin native", "sleep"])
 def test_killing_the_driver_leaves_nothing_running(tmp_path: Path, fault: str) -> None:
     """A script without a __main__ guard, killed by SIGKILL in the middle of a candidate."""
@@ -256,6 +257,7 @@ def test_interrupts_reach_only_the_driver(tmp_path: Path) -> None:
     assert "ok" in driver.communicate()[0]
 
 
+@pytest.mark.slow
 def test_a_deadline_that_passes_while_the_machine_stands_still_says_nothing_about_the_item() -> None:
     """The process that waits is stopped, as on a frozen node, and goes on after the deadline: the item may run again."""
     waiting = subprocess.Popen([sys.executable, "-c", f"""import sys; sys.path.insert(0, {ROOT!r})

@@ -39,6 +39,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 @pytest.mark.parametrize("executor", ["inline", *ISOLATING], indirect=True, scope="module")
 class TestEveryExecutor:
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["compile", "bench"])
     def test_every_item_gets_one_outcome(self, executor: Executor, kind: executor_module.Kind) -> None:
         batch = executor.submit(f"{JOBS}:echo", range(20), kind=kind, deadline=LONG)
@@ -116,6 +117,7 @@ class TestEveryExecutor:
 class TestIsolation:
     """What inline cannot give."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["compile", "bench"])
     def test_hangs_and_crashes_cost_only_themselves(self, executor: Executor, kind: executor_module.Kind) -> None:
         items = [1, "segfault", 2, "spin native", 3, "raise", "spin python", "abort", 4, "exit"]
@@ -152,6 +154,7 @@ class TestIsolation:
         assert not [(b, c) for b in benches for c in compiles if b[0] < c[1] and c[0] < b[1]]
         assert all(a[1] <= b[0] for a, b in pairwise(benches))
 
+    @pytest.mark.slow
     def test_timing_waits_for_the_machine_lock_and_its_deadline_does_not(self, executor: Executor) -> None:
         lock = MachineLock("TEST")
         assert lock.acquire()
@@ -205,6 +208,7 @@ class TestLocal:
         assert [o.kind for _, o in batch] == ["closed"]
         lock.release()
 
+    @pytest.mark.slow
     def test_a_killed_fork_server_costs_nothing_but_time(self, caplog: pytest.LogCaptureFixture) -> None:
         with LocalExecutor(2, CONFIG, "TEST") as executor, caplog.at_level(logging.INFO, "svod.tune"):
             server = executor.run(f"{JOBS}:facts", [None], kind="compile", deadline=LONG)[0].value["ppid"]
@@ -215,6 +219,7 @@ class TestLocal:
             assert [o.status for o in outcomes] == ["ok"] * 4 and sum(o.attempts > 1 for o in outcomes) >= 1
             assert "starting another" in caplog.text
 
+    @pytest.mark.slow
     def test_an_item_that_loses_three_workers_is_lost(self) -> None:
         with LocalExecutor(1, CONFIG, "TEST") as executor:
             # the item itself kills the server above it: what only the infrastructure does
@@ -242,6 +247,7 @@ class TestLocal:
         executor.close()
         assert is_gone(server)
 
+    @pytest.mark.slow
     def test_a_fork_server_that_does_not_answer_makes_room_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(forkserver, "REQUEST_DEADLINE", 0.3)
         with LocalExecutor(1, CONFIG, "TEST") as executor:
@@ -277,6 +283,7 @@ class TestLocal:
             outcome = executor.run("svod.tune.measure.work:no_such_job", [None], kind="compile", deadline=LONG)[0]
             assert (outcome.kind, "has no function 'no_such_job'" in outcome.message) == ("TuneError", True)
 
+    @pytest.mark.slow
     def test_the_default_workers_have_the_hosts_compiler_loaded(self) -> None:
         """Each child would take a tenth of a second to import it."""
         with LocalExecutor(1, WorkerConfig(job_modules=CONFIG.job_modules, paths=CONFIG.paths)) as executor:
@@ -303,6 +310,7 @@ class TestChoosing:
         with pytest.raises(ConfigError, match="ray:N, local:N"):
             make_executor(spec)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("spec", "address", "message"), [
         ("local:2", "auto", "needs ray workers"), ("ray:2", "ray://head:10001", "host:port"), ("ray:2", "head", "auto or host:port")])
     def test_bad_addresses(self, spec: str, address: str, message: str) -> None:

@@ -94,6 +94,7 @@ def children() -> set[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("fault", ["timeout", "crash", "wrong", "overrun", "error"])
 def test_a_faulty_candidate_costs_itself_only(fault: str) -> None:
@@ -143,6 +144,7 @@ def often(c: Candidate) -> str:
     return {1: "timeout", 3: "crash", 5: "error"}.get(c.digest[0] % 6, "") if c.origin is not Origin.HEURISTIC else ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("workers", ["local:1", pytest.param("ray:1", marks=pytest.mark.ray)])
 def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> None:

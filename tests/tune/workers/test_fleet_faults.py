@@ -93,6 +93,7 @@ def nodes(tmp_path: Path) -> Iterator[dict[str, Node]]:
             node.stop()
 
 
+@pytest.mark.slow
 def test_a_search_in_which_everything_fails_is_the_clean_search(tmp_path: Path, nodes: dict[str, Node], monkeypatch: pytest.MonkeyPatch,
                                                                 caplog: pytest.LogCaptureFixture) -> None:
     thaws = threading.Timer(FREEZE_SECONDS, lambda: nodes["frozen"].signal(signal.SIGCONT))

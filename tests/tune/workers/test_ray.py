@@ -53,6 +53,7 @@ def run_driver(body: str, *, timeout: float = 600.0, **environment: str) -> subp
     return done
 
 
+@pytest.mark.slow
 def test_an_embedded_ray_has_manners(tmp_path: Path) -> None:
     """Silent on both streams though an actor is killed, SIGTERM handler kept, RAY_ADDRESS ignored, a home that cannot be
     written, a temporary path too long for sockets; afterwards no session, no process, no variable but Ray's own is left."""
@@ -93,6 +94,7 @@ print(json.dumps({
     assert list(home.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_own_ray_that_stands_still_is_ended() -> None:
     done = run_driver("""
 import signal, time
@@ -124,6 +126,7 @@ def test_a_place_is_waited_for_in_a_cluster_alone(embedded: bool, monkeypatch: p
     assert caplog.text.count("waiting for a place") == (not embedded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("up", "why"), [({"c"}, "can bench has started: they take"), (set(), "can compile has started: no")])
 def test_an_own_ray_without_a_worker_of_each_kind_by_its_deadline_is_not_ready(up: set[str], why: str) -> None:
     carriers = [SimpleNamespace(name="c", kind="compile"), SimpleNamespace(name="b", kind="bench")]
@@ -136,6 +139,7 @@ def test_an_own_ray_without_a_worker_of_each_kind_by_its_deadline_is_not_ready(u
     ray_executor.RayExecutor.wait_until_ready(owner)
 
 
+@pytest.mark.slow
 def test_a_small_shared_memory_and_a_ray_that_is_too_slow() -> None:
     done = run_driver("""
 import svod.tune.workers.ray_executor as r
@@ -155,6 +159,7 @@ with make_executor("ray:1", config=CONFIG, start_deadline=START) as e:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.slow
 def test_a_ray_of_the_users_is_used_and_left_alone() -> None:
     run_driver("""
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -179,6 +184,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(base)
 
 
+@pytest.mark.slow
 def test_killing_the_driver_leaves_nothing_running_and_the_next_one_clears_up(temporary: Path) -> None:
     driver = subprocess.Popen([sys.executable, "-c", PRELUDE + """
 e = make_executor("ray:1", config=CONFIG, start_deadline=START)
@@ -216,6 +222,7 @@ def test_a_directory_that_could_not_be_removed_is_left_to_the_next(temporary: Pa
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_another_version_at_the_other_end_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "LLVM": "1.2.3"})
@@ -245,6 +252,7 @@ def cluster() -> Iterator[Any]:
     patch.undo()
 
 
+@pytest.mark.slow
 def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
     with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=START) as executor:
         assert executor.workers("compile") == 3 and executor.workers("bench") == 1 and cluster.address in executor.description
@@ -278,6 +286,7 @@ def test_the_last_node_that_times_a_target_is_named() -> None:
     assert lost("1", {"0", "2", "3"}) == lost("3", {"0", "1", "2"}) == lost("4", {"0"}) == ""
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any) -> None:
     """Its workers wait for a place that never comes, and hold no items meanwhile."""
     node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
@@ -294,6 +303,7 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
         assert [o.status for o in executor.run(f"{JOBS}:sleep", [0.0] * 9, kind="compile", deadline=LONG)] == ["ok"] * 9
 
 
+@pytest.mark.slow
 def test_each_target_is_timed_where_it_is(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that joins with another target is used; one that leaves and is not replaced is waited for, then said."""
     own = host_target()
@@ -314,6 +324,7 @@ def test_each_target_is_timed_where_it_is(cluster: Any, monkeypatch: pytest.Monk
         assert wait_until(lambda: [t.key for t in executor.targets()] == [own.key], LONG)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_answer_is_an_error() -> None:
     done = run_driver("""
 from svod.errors import TuneError
@@ -323,6 +334,7 @@ except TuneError as e: print(e)
     assert "127.0.0.3:1" in done.stdout and "cannot tune on the Ray cluster" in done.stdout
 
 
+@pytest.mark.slow
 def test_actors_that_die_at_once_are_not_tried_for_ever() -> None:
     with make_executor("ray:1", config=CONFIG, start_deadline=START) as executor:
         import ray
@@ -343,6 +355,7 @@ def test_actors_that_die_at_once_are_not_tried_for_ever() -> None:
         assert any("in a row could not be started" in o.message or "lost under it" in o.message for o in outcomes)
 
 
+@pytest.mark.slow
 def test_interrupting_the_driver_stops_ray() -> None:
     driver = subprocess.Popen([sys.executable, "-c", PRELUDE + """
 with make_executor("ray:1", config=CONFIG, start_deadline=START) as e:
@@ -361,12 +374,14 @@ print("closed", flush=True)
     assert all(wait_until(lambda p=p: is_gone(p)) for p in pids)  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_an_unusable_cluster_is_a_tune_error(monkeypatch: pytest.MonkeyPatch, cluster: Any) -> None:
     monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "Python": "2.7"})
     with pytest.raises(TuneError, match=r"Python 2\.7 here"):
         make_executor("ray:1", cluster.address, config=CONFIG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_during_rays_start_ends_the_command_and_all_processes(tmp_path: Path, number: signal.Signals, status: int) -> None:
     script = tmp_path / "model.py"

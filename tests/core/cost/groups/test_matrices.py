@@ -26,6 +26,7 @@ def best(arch: str, dtype: DType, tensor_cores: bool = True) -> Scheduler:
     return group_heuristic(Scheduler(gemm(EXTENT, EXTENT, EXTENT, dtype, dtype), target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "dtype", "name"), [("sm_75", F16, "mma_f16k8"), ("sm_80", BF16, "mma_bf16"), ("sm_90", I8, "mma_s8"),
                                                      ("sm_75", I8, "mma_s8k16"), ("sm_90a", BF16, "wgmma_bf16n128")])
 def test_what_the_instruction_gains(arch: str, dtype: DType, name: str) -> None:
@@ -47,6 +48,7 @@ def test_types_without_an_instruction(arch: str, dtype: DType) -> None:
     assert not any(best(arch, dtype).dots)
 
 
+@pytest.mark.slow
 def test_lines_of_operands_lie_in_different_banks() -> None:
     """Rows of 32 or 64 bfloat16 would meet in a few banks: their lines change places."""
     state = best("sm_80", BF16)

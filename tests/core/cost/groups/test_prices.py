@@ -41,6 +41,7 @@ class Exhaustive(GroupPrices):
         return cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_choice_is_that_of_pricing_everything(kernel: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ def zeros(*shape: int) -> Tensor:
     return Tensor(np.zeros(shape, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [
     lambda: zeros(512, 256) @ zeros(256, 512), lambda: (zeros(512, 256).cast("float16") @ zeros(256, 512).cast("float16")),
     lambda: zeros(1, 3, 224, 224).conv2d(zeros(64, 3, 7, 7), stride=2, padding=3).relu(), lambda: zeros(128, 1000).softmax(-1),

@@ -169,6 +169,7 @@ def test_a_round_of_seeds_alone_is_no_round_without_a_gain() -> None:
 
 
 # -- widening -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> None:
     """The same lowerings, builds, timings, races and verdicts, in the same order; nothing found is worse."""

@@ -74,6 +74,7 @@ def test_enough_measurements_find_what_is_nearly_the_best(strategy: str) -> None
     assert search.best <= 1.1 * best_nearby() and search.incumbent is not search.baseline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_state_is_proposed_twice_and_a_round_has_its_size(strategy: str) -> None:
     proposed: list[bytes] = []
@@ -103,6 +104,7 @@ def test_the_first_walk_is_lowered_before_the_last_is_found() -> None:
     assert len(queued) == 8 * FIRST_WIDTH and queued[-1] - queued[0] == len(queued) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_seed_decides_the_trace(strategy: str) -> None:
     def trace(seed: int) -> list[Any]:
@@ -112,6 +114,7 @@ def test_the_seed_decides_the_trace(strategy: str) -> None:
     assert trace(1) == trace(1) != trace(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_round_had_no_time_for_is_proposed_again(strategy: str) -> None:
     now = [0.0]
@@ -146,6 +149,7 @@ def test_a_search_ends_where_nothing_is_left(strategy: str) -> None:
     assert len(measurer.built) == len(set(measurer.built)) <= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_candidates_that_fail_cost_themselves_only(strategy: str) -> None:
     measurer = ReplayedMeasurer(seconds=seconds, wrong=lambda c: c.digest[1] % 4 == 0,
@@ -156,6 +160,7 @@ def test_candidates_that_fail_cost_themselves_only(strategy: str) -> None:
     assert any(c.status in FAILED for c in strategy_of(search).seen.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_wide_search_begins_as_a_narrow_one(strategy: str) -> None:
     search = make_search(ReplayedMeasurer(seconds=lambda c: 1e-3), width=8, strategy=strategy)
@@ -215,6 +220,7 @@ def finished(study: optuna.Study, state: optuna.trial.TrialState) -> Sequence[op
     return study.get_trials(deepcopy=False, states=(state,))
 
 
+@pytest.mark.slow
 def test_the_study_is_mirrored_to_a_storage_that_optuna_reads(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/studies.db"
     crash = is_failure(Status.CRASH)
@@ -241,6 +247,7 @@ def test_a_storage_that_cannot_be_opened_is_said_before_anything_runs(tmp_path: 
             make_strategy(BASE, BeamConfig(strategy="optuna", optuna_storage=url))
 
 
+@pytest.mark.slow
 def test_a_storage_that_fails_later_ends_the_mirror_and_not_the_search(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "studies.db"
     search = search_for("optuna", optuna_storage=f"sqlite:///{path}")
