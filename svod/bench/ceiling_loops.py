@@ -33,7 +33,7 @@ from svod.core.ir.dtype import BY_NAME, DType, dtypes, to_numpy
 from svod.core.machine.isa import DOTS
 from svod.core.machine.target import Target
 
-REVISION = 9                    # of the loops below: cached figures of another revision are measured again
+REVISION = 9                    # version of the loops below: cached figures of another version are measured again
 UNROLL = 8                      # vectors per turn of a memory loop
 # (loads a turn, parts of a vector) of read loops. The best counts: eight loads are 3 % faster from L1, four are 9 % faster from L2, and an
 # AMD Zen 4 reads memory faster by half vectors.
@@ -43,7 +43,7 @@ GAP = 16 << 10                  # bytes between the slices of threads: a prefetc
 MAX_MEMORY = 512 << 20          # bytes of all threads, at most, unless twice the last-level cache is more
 QUICK_MEMORY = 128 << 20        # bytes of all threads in a quick measurement; a large last-level cache holds part of it
 SAMPLE_SECONDS = 2e-3
-SHARED_SECONDS = 1e-2           # of a memory loop of several threads: the first pass may find its slice in another core's cache
+SHARED_SECONDS = 1e-2           # time of a memory loop of several threads: the first pass may find its slice in another core's cache
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
 INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # of operands: vectors, tiles

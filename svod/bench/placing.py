@@ -26,7 +26,7 @@ from svod.system.process.cores import affinity
 
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 20e-3        # a contestant runs this long, at least once, to see which threads work
-WORKING_SHARE = 0.1         # of the processor time of the busiest thread: a thread that uses less only waits
+WORKING_SHARE = 0.1         # share of the busiest thread's processor time: a thread that uses less only waits
 
 Place = Callable[[Sequence[Contestant], Callable[[], None]], AbstractContextManager[None]]      # `placed`, or a stand-in in tests
 

@@ -42,7 +42,7 @@ from svod.core.machine.target import Target
 from svod.errors import SvodError, UnsupportedError
 
 PAUSE_SECONDS = 12e-3           # between contestants: libraries' threads spin for up to 10 ms after a run
-WARM_SECONDS = 25e-3            # of untimed runs before a sample: after a pause threads sleep, clocks are low, caches hold other data
+WARM_SECONDS = 25e-3            # time of untimed runs before a sample: after a pause threads sleep, clocks are low, caches hold other data
 SLOW_FACTOR = 8.0               # a contestant slower than the fastest by this factor …
 SLOW_SECONDS = 10e-3            # … and slower than this sits out after SLOW_ROUNDS, which are enough for an interval
 SLOW_ROUNDS = 7

@@ -39,7 +39,7 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, parse_key, threads_of
 from svod.errors import DeviceError, UnsupportedError
 
-MOST_THREADS = 4096     # that a key may ask for
+MOST_THREADS = 4096     # most threads that a key may ask for
 COLD_RUNS = 32          # most runs of a sample that begin with a cache filled with something else: filling may take longer than a run
 BACKENDS = {HOST: "svod.compile.cpu.backend", "WEBGPU": "svod.compile.webgpu.backend", "CUDA": "svod.compile.cuda.backend"}
 """Device name → the module whose `BACKEND` it is, imported when the device is first asked for."""
@@ -169,7 +169,7 @@ class Backend(ABC):
 
     def lend(self, memory: Memory, stream: int | None) -> int | None:
         """`lead`, for memory that the other library then uses: when that lets go of it, its next user comes after what the library did.
-        The stream if it is there as long as the device, else None: who follows later cannot follow that."""
+        The stream if it outlives the buffer, else None: it may be gone when the buffer is used again."""
         self.lead(stream)
         return None
 

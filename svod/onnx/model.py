@@ -295,7 +295,7 @@ class Model:
             return None if given is None else [np.asarray(v) for v in given] if isinstance(given, (list, tuple)) else np.asarray(given)
         try:
             value = _taken(given, i.dtype)
-        except (SvodError, ValueError, TypeError, OverflowError, BufferError) as e:     # of NumPy, or of the library that a tensor is of
+        except (SvodError, ValueError, TypeError, OverflowError, BufferError) as e:     # raised by NumPy, or by the library of the tensor
             problems.append(f"{i.name}: {e}; the model wants {_words(i)}")
             return given
         kind = value.dtype.name

@@ -21,7 +21,7 @@ from svod.torch.translate import Missing, unsupported
 from svod.torch.watch import form_of
 from svod.torch.weights import Weights
 
-MOST_PLANS = 64             # of one set of weights; the one that was used longest ago is dropped for another
+MOST_PLANS = 64             # most plans for one set of weights; the least recently used one is dropped
 MOST_WEIGHTS = 64           # sets of weights of one graph
 MOST_CHANGES = 8            # changes of weights after which they are read anew in every run
 log = logging.getLogger("svod.torch")

@@ -26,7 +26,7 @@ DTYPES: dict[Any, DType] = {
     torch.uint32: dtypes.uint32, torch.int32: dtypes.int32, torch.uint64: dtypes.uint64, torch.int64: dtypes.int64,
     torch.float16: dtypes.float16, torch.bfloat16: dtypes.bfloat16, torch.float32: dtypes.float32, torch.float64: dtypes.float64,
 }
-MOST_WORK = 10_000          # of NumPy, to tell whether two views share an element
+MOST_WORK = 10_000          # most work for NumPy to tell whether two views share an element
 TORCH_DTYPES: dict[DType, Any] = {v: k for k, v in DTYPES.items()}
 
 

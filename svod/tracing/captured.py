@@ -41,7 +41,7 @@ class Captured:
     def __init__(self, prepared: Prepared, inputs: Sequence[UOp], structure: Any, results: Sequence[UOp], draws: int = 0) -> None:
         self.prepared, self.plan, self.structure = prepared, prepared.plan, structure
         self.draws = draws              # keys of random numbers that a run takes
-        self.changed: Callable[[], str] = lambda: ""    # what the function reads beside its arguments and is another one than at capture
+        self.changed: Callable[[], str] = lambda: ""    # the name of a captured value that has changed since; "" for none
         numbers = [prepared.numbers.get(u) for u in inputs]      # None: the function does not read that input
         self.reads = [(i, n) for i, n in enumerate(numbers) if n is not None]
         made = {prepared.nodes[i]: i for i in prepared.unbound.outputs if prepared.is_new(i)}

@@ -21,7 +21,7 @@ from svod.tracing.capture import capture, is_capturing
 from svod.tracing.captured import Captured
 from svod.tracing.lengths import Form, Lengths, OnePlan, form_of
 
-MOST_PLANS = 64         # of one function; the one that was used longest ago is dropped for another
+MOST_PLANS = 64         # most plans that one function keeps; the least recently used one is dropped
 RECAPTURES_SAID = 8     # captures of one signature after which a warning says why there are so many
 log = logging.getLogger("svod.jit")
 

@@ -26,7 +26,7 @@ from svod.tracing.arguments import Leaf, as_tensor, is_leaf, mapped
 from svod.tracing.captured import Captured
 
 FEW = 4         # lengths after which a function that is not dynamic is said to have many plans
-LEAST = 16      # of the bound of a variable; else it is twice the largest value so far, rounded up to a power of two
+LEAST = 16      # least bound of a variable; else it is twice the largest value so far, rounded up to a power of two
 
 
 class Place(NamedTuple):

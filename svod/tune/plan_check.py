@@ -29,8 +29,8 @@ from svod.core.machine.target import Target
 from svod.system.quantities import seconds as duration
 from svod.tune.measure.plan_sizes import plan_sizes
 
-TOLERANCE = 0.15            # of the promised gain; more, either way, is looked into
-WORTH_EXPLAINING = 0.02     # of the plan's time: a smaller difference is within what a plan varies by
+TOLERANCE = 0.15            # share of the promised gain; a larger difference, either way, is looked into
+WORTH_EXPLAINING = 0.02     # share of the plan's time; a plan varies by smaller differences
 MIN_ROUNDS = 7              # interleaved rounds: enough for an interval
 MOST_PASSES = 25            # kernel by kernel
 EXPLAINED = 3               # kernels that are named

@@ -59,7 +59,7 @@ from svod.tune.workers.executor import Executor
 log = logging.getLogger("svod.tune")
 
 STORED_SEEDS = 4              # at least this many chains of the database start a search: as many as its beam is wide
-CONFIRM_SHARE = 0.25          # of a session's budget, kept for the confirmations
+CONFIRM_SHARE = 0.25          # share of a session's budget that is kept for the confirmations
 MIN_CONFIRM_SECONDS = 0.2
 OVERRUN = 6.0                 # seconds past its budget after which a session abandons unanswered candidates (`TuneSession._may_overrun`)
 UNFINISHED = frozenset({BUDGET_SPENT, INTERRUPTED})

@@ -19,7 +19,7 @@ from svod.system.quantities import seconds as duration
 from svod.tune.db import Measurement, TuningDB
 from svod.tune.plan_check import InPlan, PlanCheck, name_of
 
-ROUNDS = 3      # of timing and giving up: the chain that comes next may lose as well
+ROUNDS = 3      # rounds of timing and giving up: the chain that comes next may lose as well
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ WIDE, NARROW = 860.0, 250.0     # widths in pixels that labels are placed for
 LETTER = 6.3                    # pixels of one character of a label, on average
 ROOF_HEIGHT = 400
 COURSE_HEIGHT = 190
-MAX_POINTS = 400                # of one course; beyond it the slowest are left out
+MAX_POINTS = 400                # most points of a course; beyond it the slowest are left out
 SLOWEST_SHOWN = 5.0             # times the heuristic; slower points are drawn at the upper edge
 
 #: The symbol of each kind of step: shape as well as colour tells them apart.

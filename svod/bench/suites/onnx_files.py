@@ -21,7 +21,7 @@ from svod.errors import UnsupportedError
 
 Feed = dict[str, Any]
 Draw = Callable[[np.random.Generator], Feed]
-INTEGERS = 0.05         # of the largest output, the difference that is allowed for a file of integer products: one step of a rounding
+INTEGERS = 0.05         # allowed difference for a file of integer products, as a share of the largest output: one step of a rounding
 
 
 @dataclass(frozen=True)

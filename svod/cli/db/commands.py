@@ -53,7 +53,7 @@ from svod.tune.db.records import parse_json
 from svod.tune.db.transfer import FORMAT
 from svod.tune.db.why import describe_searches, explain
 
-EXIT_SKIPPED = 1        # of import and merge: not all records could be used
+EXIT_SKIPPED = 1        # exit status of import and merge where some records could not be used
 SCRIPT_SECONDS = 600.0  # `why` ends a script after this
 
 

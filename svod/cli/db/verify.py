@@ -25,7 +25,7 @@ from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.start import make_executor
 
-CONFIRM_SECONDS = 0.5       # of one kernel
+CONFIRM_SECONDS = 0.5       # time for the confirmation of one kernel
 
 
 class Checked(NamedTuple):

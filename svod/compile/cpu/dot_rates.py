@@ -32,7 +32,7 @@ ACCUMULATORS = 16       # hide the latency of eight cycles at two instructions a
 TURNS = 40_000
 SAMPLES = 9
 COSTS = tuple(2.0 ** n for n in range(-1, 5))
-REVISION = 1            # of the loops and of what is made of their times
+REVISION = 1            # version of the loops and of the figures that are made of their times
 
 
 @lru_cache(maxsize=16)

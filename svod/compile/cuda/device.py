@@ -29,7 +29,7 @@ GRAIN = 512                 # bytes: memory is kept in sizes of so many, and fro
 STAGED = 1 << 20            # bytes from which on copies to the host go through pinned memory
 CHUNK = 4 << 20             # bytes of such a copy, and of one to the device, at a time
 RING = 3 * CHUNK            # bytes of pinned memory: two chunks side by side, wherever the first one begins
-MOST_COPIES = 256           # whose bytes are in the ring
+MOST_COPIES = 256           # most copies with bytes in the ring
 NAMED = 8                   # kernels that an error names
 DEFAULT_STREAM = 1          # CUDA's legacy one, as the driver and DLPack call it: it is there as long as the device
 
@@ -98,7 +98,7 @@ class Pool:
                 self._given.append((size, address))
 
     def _take_back(self) -> None:
-        """Let what others have used be used again after what they have begun to do with it."""
+        """Return lent buffers to the pool, ordered after the work that their borrowers have begun."""
         with self.device.working() as driver:
             back = [self._lent.popleft() for _ in range(len(self._lent))]
             for stream in {stream for _, _, lent in back for stream in lent}:

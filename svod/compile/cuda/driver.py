@@ -26,7 +26,7 @@ POINTER_CONTEXT, POINTER_DEVICE = 1, 9      # CUpointer_attribute
 DYNAMIC_SHARED = 8      # CUfunction_attribute: bytes of shared memory that a launch may ask for
 PEER_IS_OPEN = 704      # CUresult
 NOT_READY = 600         # CUresult: of a stream that has something to do
-RELAXED_CAPTURE = 2     # of this thread's calls on the stream only
+RELAXED_CAPTURE = 2     # CUDA's mode of capture that concerns this thread's calls on the stream only
 
 
 class OutOfMemory(DeviceError):

@@ -28,7 +28,7 @@ WORD = 4                # bytes of a register
 ROUND = "llvm.nvvm.f2tf32.rna"
 
 
-MOST_MATRICES = 4       # of one ldmatrix
+MOST_MATRICES = 4       # most matrices that one ldmatrix loads
 LINES_TOGETHER = 8      # lines behind which those of a row change places otherwise
 _BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # what they write is not read before a wait
 _ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _BEGIN)})

@@ -24,7 +24,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.isa import DOTS
 
 F32 = dtypes.float32
-FENCED_LEVELS = 2                   # of shuffles of shuffles
+FENCED_LEVELS = 2                   # levels of shuffles of shuffles that are fenced
 Core = Callable[[Writer, DType, int, list[str], tuple[int, ...]], str]
 """Writes one operation on operands of one dtype and returns the right-hand side of its last instruction."""
 

@@ -107,7 +107,7 @@ class ExecutionPlan:
         self.keep: object = None            # what has to live as long as the plan: owners of memory that it uses
         self.carried: frozenset[int] = frozenset()      # buffers whose content is the state that a run starts from and changes
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
-        self.runs = 0                       # of all kernels: what a capture weighs plans by
+        self.runs = 0                       # runs of all kernels, by which a capture weighs plans
         self.bindings = 0                   # how often an input or output got memory: who bound one last can tell
         self._outputs = tuple(outputs)
         self.names: Mapping[int, str] = {}  # of inputs, by buffer, where they are arguments of a function

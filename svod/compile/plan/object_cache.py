@@ -40,7 +40,7 @@ log = logging.getLogger("svod.object_cache")
 MAGIC = b"svodobj1"
 HEADER = struct.Struct("<8s16sI")
 DEFAULT_MAX_BYTES = 1 << 30
-EVICT_TO = 0.8  # of the limit, so that not every store has to evict
+EVICT_TO = 0.8  # share of the limit that eviction leaves, so that not every store has to evict
 
 
 def object_key(kernel: str, chain: str, target: str, codegen_revision: int, compiler: str, passes: bool = True) -> str:

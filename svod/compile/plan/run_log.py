@@ -30,7 +30,7 @@ from svod.system.quantities import seconds as duration
 from svod.system.tables import text_table
 
 FIRST_TRACK = 1 << 30       # the number of the first device's track, beyond those of threads
-MOST_EVENTS = 1_000_000     # of a trace: what comes later is counted and left out
+MOST_EVENTS = 1_000_000     # most events of a trace: later ones are counted and left out
 WIDTH = 120                 # columns of the table
 
 

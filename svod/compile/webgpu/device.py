@@ -61,7 +61,7 @@ class Device:
         self.process = os.getpid()
         self.lost = ""
         self._begun: dict[str, None] = {}       # names of kernels that were submitted and not waited for
-        self._submissions = 0                   # of them
+        self._submissions = 0                   # number of those submissions
         self.lock = threading.Lock()            # of what reads by way of the staging buffer
         self._usage = wgpu.BufferUsage
         self.first: int = (number + 1) * OWN if lost is None else lost.next + GRAIN

@@ -22,7 +22,7 @@ from svod.compile.webgpu.device import WORD, Device
 from svod.compile.webgpu.render import OTHER, groups_of, launch_bytes
 from svod.errors import LaunchError
 
-MOST_DISPATCHES = 256       # of a submission: drivers end what keeps a device from everything else for too long
+MOST_DISPATCHES = 256       # most dispatches of a submission: drivers end work that blocks a device for too long
 MOST_TIMED = 256            # passes of a run that the device times
 SLOT = 256                  # bytes between the launches' numbers: offsets of uniform buffers are multiples of it
 

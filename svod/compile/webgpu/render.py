@@ -27,7 +27,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
 
 ENTRY, OTHER = "main", "OTHER"
-SOFTWARE_ITERATIONS = 65535     # of all loops of a thread, after which Mesa's software driver ends them without an error
+SOFTWARE_ITERATIONS = 65535     # iterations of all loops of a thread after which Mesa's software driver ends them without an error
 MOST_ELEMENTS = (1 << 31) - (1 << 16)       # of an argument: indices have 32 bits, and go a little beyond what they may touch
 REFUSED = frozenset({"DOT", "SCALEB", "POW2", "TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 

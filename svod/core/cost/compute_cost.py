@@ -24,7 +24,7 @@ _COSTLY = frozenset(op.value for op in TRANSCENDENTAL)
 _COMBINED = {2: 6.0, 3: 30.0}     # operations that combine two results of so many components: ARGMAX; EXPSUM, with its exponential
 _LATENCY = 4.0            # cycles of a multiply-add or add
 _WINDOW = 400.0           # instructions that a core looks ahead: sums that end within them overlap with the next ones
-_LOOP_CYCLES = 1.5        # of one iteration's bookkeeping
+_LOOP_CYCLES = 1.5        # cycles of bookkeeping in an iteration
 _LANE_LOAD = 1.5          # loads' worth of one lane that is loaded by itself
 _LANE_MASKED = 6.0        # the same under a mask
 _MASK = 2.0               # operations that make the mask of a load whose lanes differ from one iteration to the next
@@ -35,7 +35,7 @@ _LANE_TURNED = 0.5        # the same where squares are transposed in registers
 _SQUARE = 4               # positions side by side from which stores of lanes are transposed in registers
 _LANE_STORE = 3.0         # cycles of one lane that is taken out of a vector and stored by itself
 _CONTENTION = 0.15        # the share of loads that is not hidden behind arithmetic, or the other way round: they are issued from one queue
-_SPILL_CYCLES = 5.0       # of an accumulator that is kept in memory, each iteration: stored and loaded again before it is used
+_SPILL_CYCLES = 5.0       # cycles for an accumulator in memory in each iteration: stored, and loaded again before it is used
 _BLOCK_END = 2.0          # cycles of an accumulator at the end of a block of a long sum: it is added to another one, and made zero
 _SHORT_STEP = 4           # elements between lanes up to which vectors are loaded and shuffled
 

@@ -18,7 +18,7 @@ from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import is_computed_once
 from svod.core.kernel.scheduler import Derived, Scheduler, cores_of
 
-_LAUNCH_CYCLES = 2000.0   # of a phase that wakes other cores
+_LAUNCH_CYCLES = 2000.0   # cycles for a phase that wakes other cores
 _OVERLAP = 0.4            # the share that is not hidden of what does not bound a stage
 _TRANSLATED = 0.3         # the share of translations that is never hidden: what waits for them are the oldest instructions
 

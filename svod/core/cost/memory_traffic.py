@@ -20,7 +20,7 @@ from svod.core.graph.allocator import HUGE_PAGE
 from svod.core.machine.target import Target
 
 LINE = 64
-PAGE = 4096                 # of ordinary memory; also the bytes of one way of a first-level cache, which is indexed by the offset in a page
+PAGE = 4096                 # bytes of a page of memory; also of one way of a first-level cache, which is indexed by the offset in a page
 ANYWHERE = PAGE + LINE      # bytes between neighbours of a gathered axis: another page, another set
 L2_WAYS = 16
 KEPT = 0.75                 # the share of a cache that the data of a loop may take and still be kept

@@ -315,8 +315,8 @@ def map_file(path: str | os.PathLike[str]) -> Array:
 
 
 def give_back(array: Array) -> None:
-    """Let the system have the memory of a part of a mapped file that nobody will read soon. Who reads it gets it from the file again. Of an
-    array that is no part of a read-only mapping nothing is given back."""
+    """Let the system have the memory of a part of a mapped file that nobody will read soon. Later reads get it from the file again.
+    Nothing happens for an array that is no part of a read-only mapping."""
     base: Any = array
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj

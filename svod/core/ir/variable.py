@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 else:
     _Integer = object
 
-_SIGNIFICANT_BITS = 4   # of a rounded bound: it is at most 1/8 larger or smaller
+_SIGNIFICANT_BITS = 4   # significant bits of a rounded bound: it is at most 1/8 larger or smaller
 _declared_any: set[bool] = set()    # not empty once there is a Variable: graphs of processes without one need not be looked through
 
 

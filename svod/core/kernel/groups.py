@@ -174,14 +174,12 @@ def phase_of(placement: Placement, stage: int) -> int:
 
 
 class Positions(NamedTuple):
-    """Whose threads move what a stage computes: `owner`, the stage whose LOCAL loops do, or -1 where all threads compute the same; whether
-    the threads of a shared reduction do, each of which reads another part; which axes of the owner do; and whether the threads that hold a
-    tile of a reader do, each at its own elements."""
+    """Which threads of a group compute different elements of a stage."""
 
-    owner: int
-    by_reducers: bool
-    axes: frozenset[int] = frozenset()
-    by_tiles: bool = False
+    owner: int              # the stage whose LOCAL loops index the value; -1 where it is the same in all threads
+    by_reducers: bool       # It differs between threads that share a reduction, as each reads a part of it.
+    axes: frozenset[int] = frozenset()      # the axes of the owner that index it
+    by_tiles: bool = False  # It differs between threads that hold a tile of a reader, each at its own elements.
 
 
 def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) -> dict[int, Positions]:

@@ -25,7 +25,7 @@ from svod.core.machine.isa import DOTS, LINE, TILES, Digit, Dot, Fragment
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
-LEAST_POWER = -126.0     # of two that is a normal number of float32
+LEAST_POWER = -126.0     # exponent of the least power of two that is a normal number of float32
 WORD = dtypes.uint32     # what a dot instruction sums up for one of its results
 
 

@@ -20,7 +20,7 @@ from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Derived, Scheduler
 from svod.core.machine.isa import LINE as LINE_BYTES
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
-MOST_LINES = 8                  # of a row whose lines change places: those of 128 bytes
+MOST_LINES = 8                  # most lines of a row that change places: those of 128 bytes
 WIDE = 2                        # bytes of numbers of which an instruction turns lines that lie across the sum
 AREA = 64                       # bytes: areas of shared memory begin at multiples of this
 SWIZZLED = 1024                 # bytes: those of such rows begin at multiples of this
@@ -319,8 +319,8 @@ def swizzled_lines(layouts: Layouts, s: int, extents: tuple[int, ...]) -> Layout
 
 
 def left_out(lines: int, parts: int) -> int:
-    """Lines to leave out behind so many of each of `parts`, so that threads that copy the parts of a row beside each other, and then the
-    next row's, meet in no bank: the parts are an odd multiple of an eighth, a quarter or half of the banks apart."""
+    """Padding after each part of `lines` 16-byte lines, so that threads that copy neighbouring parts hit different banks: parts begin an
+    odd multiple of an eighth, a quarter or half of the banks apart."""
     apart = max(1, MOST_LINES // parts)
     return (apart - lines) % (2 * apart)
 

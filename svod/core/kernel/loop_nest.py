@@ -39,7 +39,7 @@ from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.errors import KernelOptError
 
 NO_START: Lin = ({}, 0)
-LATE_BUFFERS = 4        # from which products go on behind the next barrier: copies that run one iteration ahead take longer than it
+LATE_BUFFERS = 4        # buffers from which on products go on behind the next barrier: copies one iteration ahead take longer than it
 
 
 class AroundLoop(NamedTuple):

@@ -80,7 +80,7 @@ class _RowMaximum(NamedTuple):
     source: UOp                     # X
     at: tuple[int | UOp, ...]       # per dim of X: which c, -1 for k, or a constant
     extent: int                     # of k
-    scale: float = 1.0              # by which X is multiplied yet
+    scale: float = 1.0              # factor that X still has to be multiplied by
 
     def read(self, coords: tuple[UOp, ...], k: UOp) -> UOp:
         """X at the row with these coordinates, position k."""
@@ -236,7 +236,7 @@ def _limits_of(kernel: Kernel) -> Iterator[Limit]:
             k = terms.pop(r, 0)
             const += k * read.dims[dim].const
             for a, c in read.dims[dim].coefs:
-                if a >= inside:             # of the positions of a block the one that is kept the longest
+                if a >= inside:             # the position of a block that stays unmasked the longest
                     const += max(0, k * c) * (kernel.axes[blocks.axes[a]].extent - 1)
                     continue
                 const += k * c * peak.dims[a].const
@@ -410,7 +410,7 @@ class _Rewriter:
         """`value` with its loads gated, and `fill` beyond the row. A value computed from gated loads need not be 0 there, nor finite (a
         quotient), and a weight of 0 would not cancel it."""
         gated = plain = self._gated(value, k)
-        while plain.op in (Ops.CAST, Ops.BITCAST):      # of zeros they are zeros
+        while plain.op in (Ops.CAST, Ops.BITCAST):      # casts of zero are zero
             plain = plain.src[0]
         is_load = plain.op is Ops.LOAD and len(plain.src) == 3 and plain.src[1].op is Ops.CONST and plain.src[1].arg == 0
         if fill == 0 and k in plain.toposort() and (is_load or plain.op is Ops.INDEX):

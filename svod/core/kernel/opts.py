@@ -672,8 +672,8 @@ def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 def group(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     """n threads of a group share a reduction; neighbouring threads take neighbouring positions. Threads of a subgroup combine their
     partial results by shuffles, in a tree; those of several subgroups, or of a target without shuffles, through shared memory. All n
-    have the result. What is the same for all positions of LOCAL loops is shared by the threads of all of them; what is the same for n
-    neighbouring ones, such as the maximum of a row for its elements, by these. Else each position of LOCAL loops has n threads of its own.
+    have the result. A reduction that no LOCAL loop indexes is shared by all threads; one that is constant over n neighbouring threads,
+    such as the maximum of a row for its elements, by those n. Else each position of LOCAL loops has n threads of its own.
 
         for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(r*n + t);  p[t] = acc;  barrier;  acc = Σ p
     """

@@ -128,7 +128,7 @@ class Dot:
     sources: tuple[DType, ...]
     group: int
     llvm: str                          # LLVM's intrinsic; of vectors, its name goes on with the bits of a register
-    rows: int = 1                      # of a tile of results; 1: vectors
+    rows: int = 1                      # rows of a tile of results; 1: vectors
     columns: int = 1
     depth: int = 1                     # groups that one instruction sums up
     base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured

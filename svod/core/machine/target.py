@@ -55,11 +55,11 @@ class Target:
     bulk_row: int = 0               # least bytes of a row that is copied in bulk, counted by a barrier in shared memory; 0: none is
     registers_per_thread: int = 0   # most 32-bit registers of a thread; this and what follows are 0 where they are not known
     group_registers: int = 0        # registers of a unit, which the groups on it divide; a group has at most all of them
-    units: int = 0                  # of the device: streaming multiprocessors, compute units, Xe cores; each runs several groups at a time
+    units: int = 0                  # streaming multiprocessors, compute units or Xe cores of the device; each runs several groups at a time
     unit_threads: int = 0           # most threads on a unit
     unit_groups: int = 0            # most groups on a unit
     unit_shared_bytes: int = 0      # shared memory of a unit, which the groups on it divide
-    group_reserved_bytes: int = 0   # of it, taken by each group beside its own
+    group_reserved_bytes: int = 0   # shared memory that each group takes beside its own
     software_lanes: int = field(default=0, compare=False)   # threads that a driver in software runs in lockstep on a processor; 0: hardware
     clock: float = field(default=0.0, compare=False)        # cycles per second of the units
     memory_rate: float = field(default=0.0, compare=False)  # bytes per second of the device's memory at best

@@ -197,8 +197,8 @@ def _check_launch(ast: UOp, values: Mapping[str, int]) -> None:
 
 def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
                    known: dict[UOp, tuple[UOp, tuple[int, ...]]]) -> tuple[UOp, tuple[int, ...], tuple[int, ...]]:
-    """The canonical AST with its variables given; by slot of it the slot of `ast`, and with which element of that the PARAM begins. What
-    differs only in where it begins is one kernel, and found in `known`."""
+    """The canonical AST with its variables given; for each of its slots the slot of `ast`, and the first element of the PARAM. Calls
+    that differ only in first elements are one kernel, found in `known`."""
     given = dict(values)
     _check_launch(ast, given)
     over_positions, ast = bool(positions_of(ast)), over_ranges(ast)

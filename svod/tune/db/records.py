@@ -409,8 +409,7 @@ def anonymised(record: Record) -> Record | None:
 
 
 def changed(records: Iterable[Record], change: Callable[[Record], Record | None]) -> list[Record]:
-    """What `change` makes of these records, without those that it makes None of. Another content has another digest, by which a `restored`
-    verdict names what it takes back: these names change as well."""
+    """Apply `change` to each record, and drop those that become None. Ids are digests of contents, so verdicts name new ones in `lifts`."""
     pairs = [(r, new) for r in records if (new := change(r)) is not None]
     digests = {old.id: new.id for old, new in pairs}
     return [replace(new, lifts=tuple(sorted(digests.get(i, i) for i in new.lifts))) if isinstance(new, Verdict) and new.lifts else new

@@ -51,7 +51,7 @@ def range_of(u: UOp, known: Mapping[UOp, ValueRange]) -> ValueRange:
         return _reduced(u.arg[0], src[0])
     if u.op in POSITIVE_RESULTS or (u.op in POSITIVE_OF_POSITIVE and all(r.low >= 0 for r in src)):
         return POSITIVE
-    if u.op is Ops.MOD:     # of the sign of the divisor
+    if u.op is Ops.MOD:     # MOD has the sign of the divisor
         return ValueRange(0.0, src[1].high) if src[1].low >= 0 else ANY
     low, high = _ends(u, src)
     return ValueRange(_rounded(low, u.dtype, -math.inf), _rounded(high, u.dtype, math.inf))

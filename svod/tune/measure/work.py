@@ -38,7 +38,7 @@ from svod.tune.measure.verify import Baseline, verify
 from svod.tune.workers.child import step_limit
 from svod.tune.workers.jobs import machine_name
 
-LOOK_SECONDS = 0.05          # for which a machine's load is looked at when nothing was timed before
+LOOK_SECONDS = 0.05          # time for which a machine's load is watched when nothing was timed before
 ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")     # of `host_facts`
 
 

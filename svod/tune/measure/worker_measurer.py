@@ -34,8 +34,8 @@ FACTS_SECONDS = 10.0
 RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0
 CONFIRM_EXTRA_ALONE = 5.0     # where the finalists are confirmed one by one
-RESTLESS_REPEATS = 1          # of void rounds, after a race in which repeating them did not help
-LEAST_ROUNDS = 6              # of a confirmation: with fewer there is no interval of 95 %
+RESTLESS_REPEATS = 1          # repeats of void rounds, after a race in which repeating them did not help
+LEAST_ROUNDS = 6              # least rounds of a confirmation: fewer have no interval of 95 %
 REPEAT_SECONDS = 1.5          # most seconds spent on repeating void rounds: the end of a budget counts on races of about equal length
 RACE_SLACK = 1.1              # a race has few rounds, so it drops only what is this much beyond the worst ratio that is allowed
 GIVEN_UP = Outcome("lost", kind="budget", message="the budget was over before a worker answered")

@@ -23,7 +23,7 @@ from svod.tune.measure.candidate import Candidate
 from svod.tune.search.features import COSTS, features
 
 LEAST_SAMPLES = 32         # measurements of its own that a model without evidence needs
-EVIDENCE_WEIGHT = 0.2      # of a measurement of another search, beside one of its own
+EVIDENCE_WEIGHT = 0.2      # weight of a measurement of another search, beside 1 of an own one
 TREES, LEAVES, LEAST_LEAF, RATE = 60, 8, 8, 0.08
 
 

@@ -19,7 +19,7 @@ from svod.tune.search.cost_models import Evidence, evidence_of
 
 log = logging.getLogger("svod.tune")
 
-MOST_KERNELS = 24          # of which evidence is read
+MOST_KERNELS = 24          # most kernels whose evidence is read
 MOST_OF_A_KERNEL = 100     # measurements, drawn at random
 
 

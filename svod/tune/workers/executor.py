@@ -58,10 +58,10 @@ log = logging.getLogger("svod.tune")
 Kind = Literal["compile", "bench"]
 MOST_WORKERS = 4096
 MAX_ATTEMPTS = 3            # workers that may be lost under one item
-YIELD_SECONDS = 5.0         # that a compile item waits for another process that times on the same few cores
+YIELD_SECONDS = 5.0         # longest pause of a compile item while another process times on these cores
 OVERDUE = 3.0               # seconds after all deadlines of a compile worker's items at which idle workers start them as well
 OVERDUE_POLL = 1.0          # seconds between looks for such items
-CLOSE_SECONDS = 2.0         # that workers have to end before what they depend on is killed
+CLOSE_SECONDS = 2.0         # time for workers to end before their surroundings are killed
 CLOSED = Outcome("lost", kind="closed")
 SWITCH_SECONDS = 5e-4       # that one thread may keep the others from running: Python's 5 ms hold up each item on its way to a worker
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing

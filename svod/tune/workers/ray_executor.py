@@ -51,12 +51,12 @@ LOCK_SLICE = 1.0            # seconds of one wait for the machine lock inside an
 MAX_START_FAILURES = 3      # actors of one carrier that may die in a row before their first answer
 NODE_POLL = 1.0             # seconds between looks at the cluster's nodes
 PENDING_NOTICE = 10.0       # seconds that an actor waits for a place before a message
-PLACE_SECONDS = 60.0        # that a cluster has to bring up the first worker of a kind, or one when the last is lost
+PLACE_SECONDS = 60.0        # time for a cluster to bring up the first worker of a kind, or a new one when the last is lost
 BENCH = "bench"             # the resource of nodes whose machines time; any amount
-BENCH_SHARE = 0.001         # of it that a bench worker takes: the machine lock makes drivers take turns, and none waits for a place
-LEAVE_SECONDS = 15.0        # that the connection to a cluster has to end
-OWN_LEAVE_SECONDS = 4.0     # that an own Ray has to stop before its processes are killed
-HEAD_SECONDS = 20.0         # of a silent head after which a cluster is given up: after 60 s Ray ends this process
+BENCH_SHARE = 0.001         # of BENCH for each bench worker; tiny, because the machine lock makes drivers take turns anyway
+LEAVE_SECONDS = 15.0        # time for the connection to a cluster to end
+OWN_LEAVE_SECONDS = 4.0     # time for an own Ray to stop before its processes are killed
+HEAD_SECONDS = 20.0         # silence of a head after which a cluster is given up: after 60 s Ray ends this process
 PROBE_SECONDS = 2.0         # one attempt to reach the head
 
 # One token for every Ray that this process starts: Ray's core reads it once and keeps it.

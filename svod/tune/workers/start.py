@@ -14,7 +14,7 @@ from svod.tune.workers.jobs import WorkerConfig
 
 log = logging.getLogger("svod.tune")
 RAY_START_DEADLINE = 15.0   # seconds until the local executor takes over
-CLOSE_SECONDS = 5.0         # that a start which is not wanted any more is waited for
+CLOSE_SECONDS = 5.0         # longest wait for a start that is not wanted any more
 
 
 def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = HOST,

@@ -292,7 +292,7 @@ class Accumulators:
 
     def held_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
         """The elements that this thread holds of each tile: those beside each other in a row as a vector, where partial results are added;
-        or whole lines, of which threads that share rows have exchanged their parts."""
+        or whole 16-byte lines, for which threads that share rows have exchanged elements."""
         count = len(stage.partial)
         assert plan.dot.fragments is not None
         results = plan.dot.fragments[0]

@@ -25,7 +25,7 @@ class PhaseContext:
         self.open_stages: dict[int, OpenStage] = {}     # stages whose loops are open
         self.split: SplitReduction | None = None        # the reduction that the phase computes parts of
         self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1), {})
-        self.part = -1                                  # which part: the index of the launch
+        self.part = -1                                  # number of the part: the index of the launch
 
     def allocate(self, nbytes: int) -> int:
         """The offset of a new scratch area."""

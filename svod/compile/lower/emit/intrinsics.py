@@ -193,8 +193,8 @@ class Intrinsics:
         return stage.memo[key]
 
     def tile_at(self, stage: OpenStage, plan: TensorizePlan, o: Operand, axes: tuple[int, int]) -> TileAddress:
-        """Where the tile of an operand at the current position lies; its rows and columns are along local axes. Where an axis beside them
-        is beyond its end, that at the start of all is read, as nobody stores what comes of that."""
+        """Where the tile of an operand at the current position lies; its rows and columns are along local axes. If another axis is out of
+        range, it is the first tile: its result is never stored."""
         b, dims = self.b, stage.r.nodes[o.node].dims
         layout = self.ctx.staged_value(o.stage).layout
         if layout is None or layout.swizzle is None:

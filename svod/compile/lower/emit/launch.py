@@ -216,7 +216,7 @@ class LaunchEmitter:
         return some, everything, latest
 
     def _and(self, a: int, b: int) -> int:
-        """The conjunction of two conditions, of which -1 is none."""
+        """`a AND b`; -1 stands for no condition."""
         return b if a < 0 else self.b.alu("AND", dtypes.bool, 1, a, b)
 
     def _where(self, condition: int, body: Callable[[int], None]) -> None:

@@ -14,7 +14,7 @@ from svod.core.kernel.placement import EmittedLoop, span
 from svod.core.kernel.required import Lin
 from svod.core.kernel.scheduler import LOOP, UPCAST
 
-NO_POINT = -1                   # of a copy loop: no stage lives there
+NO_POINT = -1                   # point of a copy loop: no stage lives there
 
 
 class StageLoop(NamedTuple):

@@ -32,8 +32,8 @@ class Loops(Builder):
         return self.pure("BEGIN", INDEX, 1, ()), self.pure("END_", INDEX, 1, ())
 
     def thread(self, it: int, block: int, count: int) -> tuple[int, int]:
-        """Which of `count` threads this one is, in groups of `block` of which `it` is one, and whether there are so many; those beyond take
-        the last one's number."""
+        """(the number of this thread among all, at most `count - 1`; whether it is below `count`). `it`: the number of its group.
+        `block`: the threads of a group."""
         number = self.calc("ADD", self.mul(it, block), self.pure("LOCAL_ID", INDEX, 1, ()))
         exists = self.below(number, self.index(count))
         return self.least(number, self.index(count - 1)), exists

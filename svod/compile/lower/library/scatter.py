@@ -11,7 +11,7 @@ from svod.compile.lower.program import Program
 from svod.core.ir.uop import UOp
 from svod.core.machine.target import Target
 
-BLOCK_BYTES = 256        # of one row that a core works on while it goes through the positions
+BLOCK_BYTES = 256        # bytes of a row that a core works on while it goes through the positions
 
 
 def lower_scatter(node: UOp, target: Target) -> Program:

@@ -33,7 +33,7 @@ from svod.core.machine.isa import DOTS, Dot
 _BLOCKS = (32, 64, 128)         # keys at a time
 _QUERIES = (32, 64, 128)        # of a group
 _WIDE = (4, 8, 16)              # columns of a thread's tile
-_BUFFERS = 2                    # of keys and values that are copied ahead
+_BUFFERS = 2                    # buffers of keys and values that are copied ahead
 _HIGH = (1, 2)                  # tiles of queries of a subgroup, where scores stay in registers
 _CHAINS = 4                     # partial maxima and sums of a row beside each other
 _BESIDE = 64                    # registers of a thread beside what it holds
@@ -214,7 +214,7 @@ def _thread_tile(state: Scheduler, part: _Part, down: int, across: int, threads:
 
 
 def _power_below(n: int) -> int:
-    """The largest power of two up to n. So many threads along an axis, in several rounds, cover what others read beyond its end."""
+    """The largest power of two up to n. Full rounds of so many threads cover positions that readers touch past an axis' end."""
     return 1 << (n.bit_length() - 1)
 
 
@@ -229,8 +229,8 @@ def _row_threads(state: Scheduler, s: int, axis: int, queries: int, threads: int
 
 
 def _heads_together(state: Scheduler, heads: str, operands: set[int]) -> int:
-    """How many heads the groups that begin one after the other have, those with most blocks first, where a mask leaves some fewer than
-    others: a divisor, so many that their keys and values take a part of the second cache."""
+    """Heads that are scheduled side by side where a mask makes blocks uneven: the largest divisor of the number of heads for which keys and
+    values fit a part of the second cache."""
     axes, stages = state.kernel.axes, state.kernel.stages
     count = state.rows[state.row_id(heads)].extent
     nbytes = sum(prod([axes[a].extent for a in stages[s].outs]) * _HALF for s in operands if any(n.kind == "load" for n in resolved(

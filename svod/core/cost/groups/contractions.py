@@ -21,7 +21,7 @@ from svod.core.kernel.scheduler import ROOT, Scheduler
 _TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # of a thread: others × along memory
 _UNROLLED = 4
 _BLOCKS = (16, 32)      # positions of the sum in shared memory at a time
-_BUFFERS = 2            # of an operand that is copied ahead
+_BUFFERS = 2            # buffers of an operand that is copied ahead
 _STAGED_TILE = 8        # results of a thread from which its group stages operands
 _FEW_THREADS = 64
 _WHOLE = 4              # iterations of a reduce loop that become straight-line code

@@ -12,12 +12,12 @@ from svod.core.machine.target import Target
 SECTOR = 32             # bytes: what memory and caches move at once
 LINE = 128              # bytes: of which the first cache serves one in a turn, some sectors or all of it
 _ROUNDED = 8            # registers of a thread are allotted in such portions
-_PARTS = 4              # of a unit, with registers of their own each; a subgroup lives in one
+_PARTS = 4              # parts of a unit, with registers of their own each; a subgroup lives in one
 
 # Rates of one unit per clock cycle, the same within a factor of 1.5 from sm_75 to sm_100 and on RDNA: 128 multiply-adds of 32 bits, 128
 # bytes of the first cache or of shared memory (32 banks of 4 bytes); per unit of the device 40 bytes of the second cache and 12 of memory.
 ARITHMETIC, FIRST_BYTES, SECOND_BYTES, MEMORY_BYTES = 128.0, 128.0, 40.0, 12.0
-ALONE_BYTES = 64.0              # what one unit gets of the second cache while others are idle
+ALONE_BYTES = 64.0              # bytes per cycle that one unit gets from the second cache while others are idle
 FAR, NEAR, SHARED, STEP = 600.0, 250.0, 30.0, 5.0     # cycles of latency: memory, second cache, shared memory, one dependent operation
 LAUNCH = 3000.0                 # cycles until the first group of a phase runs
 
@@ -29,7 +29,7 @@ ROW_APART = 17.0                # from one row that a subgroup copies at once to
 # Instructions' worth of an access by a thread, and of each of its elements beside. Mesa's software driver goes through the lanes one by one
 # and checks bounds for each: 10 to 20 ns for 8 lanes, twice as much for four elements a lane, beside 0.5 ns of a multiply-add (Zen 5).
 ACCESS, SOFTWARE_ACCESS, SOFTWARE_ELEMENT = 2.5, 20.0, 10.0
-SOFTWARE_BARRIER = 20.0         # of each thread at a barrier: 10 ns for 8 lanes
+SOFTWARE_BARRIER = 20.0         # cycles of each thread at a barrier in software: 10 ns for 8 lanes
 # It runs the vectors of a group one after the other. What threads read that share a row has gaps then, and the processor fetches it ahead
 # less well: one vector reads on in the row by its own width, several each leave out what the others read (sums of rows of 16 KB, two cores
 # of an EPYC: 40 ns for 8 lanes with a row each, 64 with one row, 130 with a part of one).

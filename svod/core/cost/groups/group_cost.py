@@ -59,7 +59,7 @@ from svod.errors import KernelOptError
 
 _OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
 _ITERATION = 4.0        # instructions of one iteration's bookkeeping
-_MASK = 2.0             # of an access under a condition
+_MASK = 2.0             # instructions for the condition of an access
 _OWN = 24               # registers of a thread beside values: addresses, counters
 _BLOCK_END = 2.0        # instructions of an accumulator at the end of a block of a long sum
 _SPILL = 4.0            # instructions' worth of a register that lives in memory, each iteration
@@ -91,7 +91,7 @@ class Access:
     itemsize: int
     irregular: bool = False
     is_store: bool = False
-    slot: int = -1                          # of the argument that is loaded
+    slot: int = -1                          # the argument that is loaded
 
 
 @dataclass
@@ -104,11 +104,11 @@ class Phase:
     ahead: int = 0                  # registers of what is copied ahead by way of them
     held: int = 0                   # registers of stages that stay with the threads that hold them
     shared: int = 0
-    instructions: float = 0.0       # of one group, by single threads
-    products: float = 0.0           # of them, those of stages with matrix instructions
+    instructions: float = 0.0       # instructions of one group, by single threads
+    products: float = 0.0           # the part of `instructions` in stages with matrix instructions
     beside: float = 0.0             # and those of other stages that are no copies
     first: float = 0.0              # bytes through the first cache, by one group, sectors whole
-    turns: float = 0.0              # of shared memory, by one group
+    turns: float = 0.0              # accesses to shared memory, one after the other, by one group
     second: float = 0.0             # bytes from the second cache, of one group
     memory: float = 0.0             # bytes from memory, of all groups
     latency: float = 0.0            # cycles of one thread that depend on each other
@@ -127,7 +127,7 @@ class PhaseCost(NamedTuple):
     flops: float = 0.0
     accumulators: int = 0
     scratch: int = 0
-    multiply_adds: float = 0.0          # of the stage with most of them
+    multiply_adds: float = 0.0          # multiply-adds of the stage with most of them
     loads_per_multiply_add: float = 0.0
 
 
@@ -426,7 +426,7 @@ class StageCounter:
             self.lanes = self.positions[self.stage.vector] = shape.expanded[0].times
         self.gaps = self.device.gaps(reducers_of(state, self.r.stage.index))
         self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
-        self.stored = 0.0           # of the instructions, those of the store
+        self.stored = 0.0           # the part of the instructions that stores
         self.accumulators = self.registers = 0.0
         self.waits = 0.0            # cycles of one innermost iteration that wait for loads
         self.accesses: list[Access] = []
@@ -540,8 +540,7 @@ class StageCounter:
         return 1
 
     def _is_turned(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
-        """Whether positions beside each other on another axis than the vector's lie beside each other, as many as the vector has lanes:
-        `transpose_squares` loads and stores them as rows."""
+        """Whether a different axis is contiguous over a full vector: `transpose_squares` then makes the access wide."""
         if lanes != min(self.width, self.lanes) or not dict(coefs).get(self.stage.vector):
             return False
         return not const % lanes and any(

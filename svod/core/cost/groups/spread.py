@@ -20,7 +20,7 @@ from svod.core.kernel.scheduler import Scheduler
 
 THREADS = (64, 128, 256)        # of a group: enough to hide latency, few enough that several groups share a unit
 _FILL = 4                       # groups per unit that a phase should have
-_MOST_PARTS = 64                # of a sum that is cut, for each thread that combines them
+_MOST_PARTS = 64                # most parts of a cut sum, for each thread that combines them
 SHORT = 8                       # positions of an axis that become straight-line code
 ROW = 32                        # positions of a row that a thread may have whole
 

@@ -133,8 +133,8 @@ def _along(n: Node, src: list[Along], nodes: list[Node], width: int) -> Along | 
 
 def rows_in_bulk(node: Node, copy: GroupCopy, layout: Layout, extents: Sequence[int], start: Iterable[int], least: int) -> int:
     """The number of rows of a region if each can be copied at once: it has `least` bytes or more, and begins at a multiple of `BULK` bytes
-    in the argument that `node` loads and in shared memory; else 0. `start`: numbers of whose multiples the region's first position along
-    its rows is the sum."""
+    in the argument that `node` loads and in shared memory; else 0. `start`: coefficients of the region's first position along its rows,
+    which is a sum of multiples of them."""
     inner, size = copy.vector, node.dtype.itemsize
     if node.kind != "load" or node.linear is None or node.linear.atoms or node.gate >= 0 or inner < 0 or layout.tiled >= 0 \
             or layout.swizzle is not None or layout.strides[inner] != 1 or node.linear.coef(inner) != 1:

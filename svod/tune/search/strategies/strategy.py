@@ -33,7 +33,7 @@ from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
 from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations
 from svod.tune.search.cost_models import AnalyticCost, CostModel
 
-FIRST_WIDTH = 4            # of a wide search, which doubles it until it has its own
+FIRST_WIDTH = 4            # first width of a wide search, which doubles it until it has its own
 RANDOM_SHARE = 0.2         # share of a round that is drawn at random where the rest is chosen by prediction
 SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
 STEP_TRIES = 20            # opts that a random step tries until one applies

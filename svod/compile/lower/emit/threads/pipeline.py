@@ -41,7 +41,7 @@ from svod.core.kernel.shared.copy import rows_in_bulk
 INDEX = dtypes.index
 COUNT_BYTES = 8
 _BEGIN = frozenset({"COPY_ASYNC", "COMMIT"})
-_BATCHES = 2        # of the copies that begin between matrix instructions
+_BATCHES = 2        # batches of copies that begin between matrix instructions
 
 
 class Counts(NamedTuple):
@@ -197,7 +197,7 @@ class CopiesAhead:
             b.store("BULK_WAIT", dtypes.void, 1, (self.counts.pointer, of, b.alu("MOD", INDEX, 1, turn, b.index(2))), None)
 
     def _end_bulk(self, iterations: int, count: int, ahead: int) -> None:
-        """Wait for what nobody reads behind so many iterations, and give the counts back."""
+        """Wait for the copies that were begun past the last iteration, then give the counts back."""
         if self.counts is not None:
             for k in range(ahead):
                 self._wait_bulk(self.b.add(iterations, self.b.index(k)), count)
