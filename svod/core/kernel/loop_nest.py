@@ -14,6 +14,9 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.copy_loops import CopyLoops, copy_loops, packing_loops
+from svod.core.kernel.group_memory.banks import AT_ONCE, Digit, SharedRead, matrix_read, padded_rows
+from svod.core.kernel.group_memory.copy import GroupCopy, group_copy, rows_in_bulk
+from svod.core.kernel.group_memory.held import Holders, is_computed_in_place
 from svod.core.kernel.groups import (
     BLOCK_ROLES,
     group_of,
@@ -32,9 +35,6 @@ from svod.core.kernel.layout import Layout, Layouts, lay_out, layouts, swizzled_
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, Path, Placement, fit, is_derived, place_stages, span, vector_width
 from svod.core.kernel.required import Lin, RequiredDim, add_lins, required_region, sum_lins
 from svod.core.kernel.scheduler import LOOP, Derived, Scheduler
-from svod.core.kernel.shared.banks import AT_ONCE, Digit, SharedRead, matrix_read, padded_rows
-from svod.core.kernel.shared.copy import GroupCopy, group_copy, rows_in_bulk
-from svod.core.kernel.shared.held import Holders, is_computed_in_place
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.errors import KernelOptError
 

@@ -9,13 +9,13 @@ import pytest
 
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.group_memory.banks import Access, conflicts, with_row_pad
+from svod.core.kernel.group_memory.copy import along_vector, group_copy
 from svod.core.kernel.kernel import Kernel, ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.loop_nest import StageNest, loop_nest
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.shared.banks import Access, conflicts, with_row_pad
-from svod.core.kernel.shared.copy import along_vector, group_copy
 from svod.core.machine.levels import MemorySpace
 from tests.draws import count
 from tests.hand_kernels import Ast, gemm, number

@@ -12,10 +12,10 @@ from svod.core.cost.cost_model import cost_of
 from svod.core.cost.memory_traffic import LINE, Access, Tile, traffic
 from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.group_memory import banks
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import SET_STRIDE, Layout, Swizzle, lay_out, layouts, left_out
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.shared import banks
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX512

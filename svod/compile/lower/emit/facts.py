@@ -5,13 +5,13 @@ import sys
 from typing import NamedTuple
 
 from svod.core.ir.dtype import DType
+from svod.core.kernel.group_memory.banks import with_row_pad
 from svod.core.kernel.groups import check_groups, is_covered, spanned
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, is_exact, lay_out, swizzled_lines
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import fit, is_computed_once, is_derived
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.kernel.shared.banks import with_row_pad
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.errors import ProgramTooLong
 

@@ -11,11 +11,11 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, Held, OpenStage
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import COMPARISONS, TRANSCENDENTAL
+from svod.core.kernel.group_memory.copy import ASYNC_BYTES
 from svod.core.kernel.intrinsics import normal_power, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin, Terms, add_lins
-from svod.core.kernel.shared.copy import ASYNC_BYTES
 from svod.errors import KernelOptError
 
 COMPARES = frozenset(op.value for op in COMPARISONS)

@@ -38,6 +38,7 @@ from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
+from svod.core.kernel.group_memory.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
 from svod.core.kernel.groups import (
     combining_threads,
     exchanged_bytes,
@@ -53,7 +54,6 @@ from svod.core.kernel.layout import Layout, area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
 from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Derived, Scheduler
-from svod.core.kernel.shared.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 

@@ -9,11 +9,11 @@ from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
 from svod.core.ir.dtype import dtypes
+from svod.core.kernel.group_memory.copy import UNROLLED_TURNS, GroupCopy, along_vector
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
 from svod.core.kernel.scheduler import LOOP, UPCAST
-from svod.core.kernel.shared.copy import UNROLLED_TURNS, GroupCopy, along_vector
 
 INDEX = dtypes.index
 

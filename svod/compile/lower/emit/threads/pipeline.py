@@ -32,11 +32,11 @@ from svod.compile.lower.emit.threads.early import load_early
 from svod.compile.lower.emit.values import Values
 from svod.compile.lower.linear import STORE_OPS
 from svod.core.ir.dtype import dtypes
+from svod.core.kernel.group_memory.copy import rows_in_bulk
 from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout, area_bytes, area_start
 from svod.core.kernel.loop_nest import copied_ahead, products_under_way
 from svod.core.kernel.required import Lin
-from svod.core.kernel.shared.copy import rows_in_bulk
 
 INDEX = dtypes.index
 COUNT_BYTES = 8

@@ -8,8 +8,8 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from svod.core.kernel.group_memory.copy import GroupCopy
 from svod.core.kernel.layout import Layout
-from svod.core.kernel.shared.copy import GroupCopy
 
 BANKS, BANK_BYTES = 32, 4       # of shared memory; a word of each is accessed at once
 AT_ONCE = 32                    # threads that access it at once, where each takes one word
