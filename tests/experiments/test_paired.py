@@ -129,16 +129,3 @@ def test_variants_of_the_ablation_are_settings_of_the_search(paired: Any) -> Non
     assert configs["full"] == configs.pop("full again") == BeamConfig()
     assert len(set(map(repr, configs.values()))) == len(variants) - 1
     assert {"without sketches", "without mutations", "reference grid"} < set(variants)
-
-
-@pytest.mark.parametrize(("again", "wide", "said"), [
-    ((SLOWER,) * 3, (Ratio(0.9, 0.89, 0.93),) * 3, "slower"), ((ONE,) * 3, (SLOWER,) * 3, "slower"),
-    ((SLOWER,) * 3, (SLOWER,) * 3, "between"), ((FASTER,) * 3, (SLOWER,) * 3, "slower"), ((ONE,) * 3, (SLOWER, UNSURE, SLOWER), "between"),
-    ((ONE,) * 3, (FASTER,) * 3, "faster"), ((FASTER,) * 3, (Ratio(1.25, 1.2, 1.3),) * 3, "between"),
-    ((SLOWER,) * 3, (FASTER,) * 3, "faster"),
-    ((ONE,) * 3, (FASTER, SLOWER, FASTER), "between"),
-])
-def test_a_wide_beam_is_slower_where_both_narrow_ones_are_faster(again: tuple[Ratio, ...], wide: tuple[Ratio, ...], said: str,
-                                                                 paired: Any) -> None:
-    outside = importlib.import_module("beam_width").outside
-    assert outside(paired.Line("kernel", 0, (), (1e-3,) * 3, ((ONE,) * 3, again, wide)), 2) == said
