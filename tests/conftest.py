@@ -25,15 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     draws.SCALE = config.getoption("--draws")
-    if not hasattr(config, "workerinput") and (config.option.markexpr or config.args_source is not pytest.Config.ArgsSource.TESTPATHS):
-        config.option.all = True        # workers are given the options
     # a busy machine is an ordinary case: how long an example takes is no property of what is tested
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.all:
+    if config.option.all or config.option.markexpr or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     slow = [i for i in items if i.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
