@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-SHORT, LONG = 40, 120       # steps
+FIRST, SHORT, LONG = 2, 40, 120     # steps
 MOST_CALLS = 12_000_000     # for a short chain, which takes a twentieth of them: work that doubles with each step ends here
 
 
@@ -35,8 +35,8 @@ def calls_of(function: Callable[[], Any], most: int) -> int:
 
 
 def check_growth(run: Callable[[int], Any]) -> None:
-    """Run chains of `SHORT` and of `LONG` steps: the work may grow as the length squared, and no faster. The first run of all does more,
-    which would hide growth: it is not counted."""
-    run(2)
+    """Run chains of `FIRST`, `SHORT` and `LONG` steps: the work may grow as the length squared, and no faster. The first run of all does
+    more, which would hide growth: it is not counted."""
+    run(FIRST)
     short = calls_of(lambda: run(SHORT), MOST_CALLS)
     calls_of(lambda: run(LONG), short * (LONG // SHORT) ** 2)

@@ -639,7 +639,8 @@ def test_each_model_that_needs_gradients_is_said_once(monkeypatch: pytest.Monkey
             run = torch.compile(model, backend="svod")
             for n in (4, 4, 5):
                 torch.testing.assert_close(run(torch.ones(n, 3)), model(torch.ones(n, 3)))
-        assert ["it needs gradients" in said for said in warnings_of(caplog)] == [True, True]
+        said = [text for text in warnings_of(caplog) if "Sequential" in text]       # Dynamo may speak of what other tests ran
+        assert len(said) == 2 and all("it needs gradients" in text for text in said)
 
 
 def test_code_that_dynamo_leaves_out_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp  # noqa: E402
 from svod.tensor.operations import movement  # noqa: E402
 from svod.torch.operations import TABLE, indexing, views  # noqa: E402
 from svod.torch.plans import Program, attributes_of, make_plan  # noqa: E402
-from tests.growth import LONG, SHORT, check_growth  # noqa: E402
+from tests.growth import FIRST, LONG, SHORT, check_growth  # noqa: E402
 
 aten = torch.ops.aten
 Step = Callable[[Any], Any]
@@ -123,7 +123,7 @@ def test_a_value_and_a_view_of_it(name: str) -> None:
 
     def step(t: Any, i: int) -> Any:
         return aten.mul.Scalar(aten.add.Tensor(t, aten.t.default(view(t)) if i % 2 else view(t)), 0.5)
-    programs = {length: program(step, length) for length in (SHORT, LONG)}
+    programs = {length: program(step, length) for length in (FIRST, SHORT, LONG)}
 
     def run(length: int) -> None:
         plan = make_plan(programs[length], [X], {}, [], None)

@@ -21,7 +21,7 @@ from svod.core.kernel.placement import NO_ROW, EmittedLoop, place_stages, span, 
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
 # Vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them, and beside those that
-# go past the caches. experiments/README.md has the measurements.
+# go past the caches.
 MANY, MANY_PAST_CACHES = 64, 128
 
 
