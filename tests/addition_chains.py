@@ -91,7 +91,7 @@ class _Phase:
             own = value.get((loop, k), 0)
             self.longest = max(self.longest, own * trips)
             result: Paths = {}
-            # what an iteration adds takes part in those after it, what the loop starts from in all
+            # A term that an iteration adds passes the additions of later iterations; the loop's first value passes those of all.
             for key, additions in (*((key, n + own * max(trips - 1, 0)) for key, n in value.items()),
                                    *((key, n + own * trips) for key, n in self.paths[first[k]].items())):
                 if not (isinstance(key, tuple) and key[0] == loop):

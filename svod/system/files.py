@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # of a new file beside the old one, or of its name
+REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)      # refusals of a new file or of its name
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:

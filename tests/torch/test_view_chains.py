@@ -63,7 +63,7 @@ def row(x: Any) -> Any:
     return aten.expand.default(x, [N, N])
 
 
-# by the operation that a step is about: a view of eight rows and columns
+# Steps by the name of the operation that they test. Each gives a view of eight rows and columns.
 VIEWS: dict[str, Step] = {
     "aten.view.default": lambda t: square(aten.t.default(aten.view.default(t, [4, 16]))),
     "aten.t.default": aten.t.default,

@@ -257,7 +257,7 @@ def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThr
     return found
 
 
-_PHASE_THREADS: Derived[dict[int, PhaseThreads]] = Derived(lambda state: {})     # by root, those that were asked for
+_PHASE_THREADS: Derived[dict[int, PhaseThreads]] = Derived(lambda state: {})     # by root, the phases that were asked for
 
 
 def keep_threads(state: Scheduler, new: Scheduler) -> None:

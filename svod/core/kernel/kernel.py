@@ -46,7 +46,7 @@ class Stage:
     reds: tuple[int, ...]         # axis indices of its REDUCEs
     is_output: bool
     dtype: DType
-    sum_rule: SumRule | None      # of its sums of floats the one with the shortest chains
+    sum_rule: SumRule | None      # strictest rule of its sums of floats; None without any
 
     @property
     def has_reduce(self) -> bool:

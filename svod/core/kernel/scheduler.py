@@ -112,7 +112,7 @@ class Derived(Generic[T]):
         return found
 
     def give(self, new: Scheduler, value: T | None) -> None:
-        """Let `new` remember a value that is known to be its own; None is forgotten."""
+        """Let `new` remember a value that is known to be its own. Nothing happens for None."""
         if value is not None:
             new._derived[self] = value
 

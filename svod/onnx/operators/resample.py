@@ -135,7 +135,7 @@ def nearest_of(at: Array, mode: str, scale: float) -> Array:
             return np.asarray(low)
         case "ceil":
             return np.asarray(np.ceil(at))
-        case "simple":      # of the operator sets before 11
+        case "simple":      # the rule of operator sets before 11
             return np.asarray(np.ceil(at) if scale < 1 else low)
     raise UnsupportedError(f"resizing to the nearest by {mode!r}")
 
