@@ -1,4 +1,4 @@
-"""docs/contracts.md is true as far as a test can tell: every test and case it names exists, every row has a test or says why not."""
+"""tests/contracts.md is true as far as a test can tell: every test and case it names exists, every row has a test or says why not."""
 from __future__ import annotations
 
 import ast
@@ -13,7 +13,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)(?:\[([^`]+)\])?`")
 def rows() -> list[tuple[str, str]]:
     """(behaviour, test) of every row of the page."""
     found = []
-    for line in (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "tests" / "contracts.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("|") and not line.startswith(("| behaviour |", "| --- |")):
             behaviour, _, test = line.strip("| ").partition(" | ")
             found.append((behaviour, test))

@@ -1,4 +1,4 @@
-"""docs/ir_coverage.md is complete and true: every operation of the Rune document has a row, every name in it exists, and what the graph
+"""tests/ir_coverage.md is complete and true: every operation of the Rune document has a row, every name in it exists, and what the graph
 level can express is built, printed, scheduled and computed."""
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DOCUMENT = {
 
 def rows() -> dict[str, list[tuple[str, str, str]]]:
     """Per section of the page its rows: operation, names, how."""
-    text = (ROOT / "docs" / "ir_coverage.md").read_text(encoding="utf-8")
+    text = (ROOT / "tests" / "ir_coverage.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     return {name: re.findall(r"^\| (\w+) \| (.+?) \| (.*?)\|$", body, re.M)[1:] for name, body in sections.items()}
 

@@ -1,4 +1,5 @@
-"""The house's rules, read from the source: which way imports point, who reads the environment, what `import svod` loads, docs/layout.md."""
+"""The house's rules, read from the source: the direction of imports, the only reader of the environment, the modules that `import svod`
+loads, and the places that docs/layout.md names."""
 from __future__ import annotations
 
 import ast
@@ -117,10 +118,10 @@ def test_no_folder_is_crowded() -> None:
     assert not {folder: n for folder, n in counts.items() if n > MOST_FILES}
 
 
-def test_each_folder_says_what_it_is_for() -> None:
-    for folder in {p.parent for p in FILES}:
-        doc = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text(encoding="utf-8")))
-        assert doc and doc.split("\n\n")[0].rstrip().endswith((".", ":")), f"{folder}/__init__.py does not begin with a sentence"
+def test_each_file_says_what_it_is_for() -> None:
+    missing = [p.as_posix() for p in FILES
+               if not (ast.get_docstring(tree_of(p)) or "").split("\n\n")[0].rstrip().endswith((".", ":"))]
+    assert not missing, f"these files do not begin with a sentence: {missing}"
 
 
 def module_of(path: Path) -> str:
@@ -264,29 +265,6 @@ def test_prepare_loads_no_search() -> None:
 
 
 # -- docs/layout.md ---------------------------------------------------------------------------------
-
-def described_files() -> set[Path]:
-    """The package files that the tables of docs/layout.md list, each under the folder its section is about."""
-    found: set[Path] = set()
-    folder: Path | None = None
-    for line in (ROOT / "docs" / "layout.md").read_text(encoding="utf-8").splitlines():
-        heading = re.match(r"#+ (svod[\w/]*):", line)
-        row = re.match(r"\| `(\w+\.py)` \| \S", line)
-        if heading:
-            folder = Path(heading[1])
-        elif row:
-            assert folder is not None, f"{line!r} stands before the first folder"
-            assert folder / row[1] not in found, f"{folder / row[1]} is listed twice"
-            found.add(folder / row[1])
-    return found
-
-
-def test_layout_page_is_true() -> None:
-    present = {p for p in FILES if p.name not in ("__init__.py", "__main__.py")}
-    described = described_files()
-    assert not described - present, f"docs/layout.md describes files that are not there: {sorted(map(str, described - present))}"
-    assert not present - described, f"docs/layout.md does not describe: {sorted(map(str, present - described))}"
-
 
 def functions_of(path: Path) -> set[str]:
     return {n.name for n in ast.walk(tree_of(path)) if isinstance(n, ast.FunctionDef)}

@@ -1,4 +1,4 @@
-"""The whole plan with heuristic and with tuned chains, timed against each other: did the model gain what its kernels promised?
+"""Times the whole plan with heuristic and with tuned chains against each other, and compares its gain with the gains of its kernels.
 
     promised   Σ calls × (heuristic − tuned seconds), each kernel timed alone: what the searches found
     measured   the two plans in interleaved rounds over the same memory (bench/race.py, confirm)

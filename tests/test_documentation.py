@@ -1,0 +1,58 @@
+"""docs/ is complete: the site has each page, its API page names what exists, and parts made of docstrings leave nothing out."""
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from svod.core.kernel.opts import OPTS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+GENERATE = runpy.run_path(str(DOCS / "generate.py"))
+API = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    listed = re.findall(r"^ +- (\S+\.md)$", navigation, re.M)
+    assert sorted(listed) == sorted(p.name for p in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("name", API)
+def test_what_the_api_page_names_is_there(name: str) -> None:
+    module, _, last = name.rpartition(".")
+    found = getattr(importlib.import_module(module), last, None) or importlib.import_module(name)
+    assert found.__doc__, f"{name} has no docstring"
+
+
+def test_each_generated_part_stands_on_one_page_and_is_filled_in() -> None:
+    pages = [p.read_text(encoding="utf-8") for p in DOCS.glob("*.md")]
+    names = [name for page in pages for name in re.findall(r"^<!-- generated: (\w+) -->$", page, re.M)]
+    assert sorted(names) == sorted(GENERATE["PARTS"])
+    for page in pages:
+        assert "<!-- generated" not in GENERATE["on_page_markdown"](page, page=None)
+    assert "generate.py" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("hooks:")[1].splitlines()[0]
+
+
+def test_every_file_is_listed_once_under_its_folder() -> None:
+    folder, listed = "", []
+    for line in GENERATE["described_files"]().splitlines():
+        if line.startswith("### "):
+            folder = line[4:]
+        elif row := re.match(r"\| `(\w+\.py)` \| \S", line):
+            listed.append(f"{folder}/{row[1]}")
+    there = [p.relative_to(ROOT).as_posix() for p in (ROOT / "svod").rglob("*.py") if p.name not in ("__init__.py", "__main__.py")]
+    assert sorted(listed) == sorted(there)
+
+
+def test_every_opt_is_described_and_those_with_loops_show_them() -> None:
+    sections = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=^### |\Z)", GENERATE["described_opts"](), re.M | re.S))
+    assert sections.keys() == OPTS.keys()
+    for name, rule in OPTS.items():
+        summary = " ".join((rule.__doc__ or "").split("\n\n")[0].split())
+        assert summary and sections[name].startswith(summary)
+        assert ("```" in sections[name]) == ("\n\n" in (rule.__doc__ or "")), name
