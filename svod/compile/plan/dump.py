@@ -6,16 +6,18 @@
     -- linear: gemm_0 (1a64f5090b25) --
     program gemm…
 
-The passes, in the order in which they run, are `PASSES`. Everything is made anew for printing, so that it is the same whether the plan came
-from caches or not; kernels that occur several times are printed once. Graphs and ASTs are printed as `svod.core.ir.text` reads them.
+The passes, in the order in which they run, are `PASSES`; those after a kernel's loop nest are `kernel_form.KERNEL_PASSES`. Everything is
+made anew for printing, so that it is the same whether the plan came from caches or not; kernels that occur several times are printed once.
+Graphs and ASTs are printed as `svod.core.ir.text` reads them. Where a device does not have a stage, the reason stands in its place.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm, KernelPass
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
@@ -24,11 +26,17 @@ from svod.core.ir.text import format_ast
 from svod.core.ir.uop import UOp
 from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.schedule import Explained, explain_schedule
-from svod.errors import ConfigError
+from svod.errors import ConfigError, UnsupportedError
 from svod.system.process.streams import errors
 from svod.system.quantities import amount
 
-Section = tuple[str, str]       # title, text
+
+class Section(NamedTuple):
+    """`kernel`: the key of the kernel that it is about; "" for what is about the plan."""
+
+    title: str
+    text: str
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +75,8 @@ def dump(sink: UOp, constants: frozenset[UOp], unbound: UnboundPlan, plan: Execu
     subject = Subject(explain_schedule(sink, constants), unbound, plan)
     out = errors() if file is None else file
     for p in chosen:
-        for title, text in p.show(subject):
-            print(f"-- {p.name}{': ' if title else ''}{title} --\n{text}\n", file=out)
+        for section in p.show(subject):
+            print(f"-- {p.name}{': ' if section.title else ''}{section.title} --\n{section.text}\n", file=out)
 
 
 def passes_of(config: PrepareConfig) -> list[Pass]:
@@ -84,26 +92,27 @@ def passes_of(config: PrepareConfig) -> list[Pass]:
 # -- passes -------------------------------------------------------------------------------------------
 
 def _normalize(s: Subject) -> Iterator[Section]:
-    yield "", format_ast(without_functions(s.explained.graph.sink))
+    yield Section("", format_ast(without_functions(s.explained.graph.sink)))
 
 
 def _cut(s: Subject) -> Iterator[Section]:
     for call, root in zip(s.explained.schedule.calls, s.explained.roots, strict=True):
         text = "; called, or a copy that the order needs" if root is None else format_ast(without_functions(root))
-        yield f"{call.name_hint}, {call.why}", text
+        yield Section(f"{call.name_hint}, {call.why}", text)
 
 
-def _kernel_pass(name: str) -> Callable[[Subject], Iterator[Section]]:
+def _ast_pass(name: str) -> Callable[[Subject], Iterator[Section]]:
     def show(s: Subject) -> Iterator[Section]:
         for key, k in s.first.items():
             made = s.explained.passes.get(s.unbound.kernels[key].ast, {})
-            yield _title(k), format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
+            text = format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
+            yield Section(_title(k), text, key)
     return show
 
 
 def _canonical(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield _title(k), format_ast(s.unbound.kernels[key].ast)
+        yield Section(_title(k), format_ast(s.unbound.kernels[key].ast), key)
 
 
 def _schedule(s: Subject) -> Iterator[Section]:
@@ -113,38 +122,31 @@ def _schedule(s: Subject) -> Iterator[Section]:
         written = [f"b{k.buffers[slot]}" for slot in k.spec.outs]
         lines.append(f"{k.name}: level {k.level}, {', '.join(written)} ← {', '.join(read) or 'nothing'}; {k.opts_source}; {k.cut}"
                      + (f"; {k.origin}" if k.origin else ""))
-    yield "", "\n".join(lines) or "no kernels"
+    yield Section("", "\n".join(lines) or "no kernels")
 
 
 def _opts(s: Subject) -> Iterator[Section]:
-    for k in s.first.values():
-        yield _title(k), f"{k.opts_source}: {k.chain or AS_IT_IS}\n{k.nest()}"
+    for key, k in s.first.items():
+        yield Section(_title(k), f"{k.opts_source}: {k.chain or AS_IT_IS}\n{k.nest()}", key)
 
 
-def _linear(s: Subject) -> Iterator[Section]:
-    for k in s.first.values():
-        yield _title(k), k.linear()
-
-
-def _llvm(s: Subject) -> Iterator[Section]:
-    for k in s.first.values():
-        yield _title(k), k.llvm()
-
-
-def _optimized(s: Subject) -> Iterator[Section]:
-    for k in s.first.values():
-        yield _title(k), k.llvm(optimized=True)
-
-
-def _asm(s: Subject) -> Iterator[Section]:
-    for k in s.first.values():
-        yield _title(k), k.asm()
+def _of_kernels(p: KernelPass) -> Callable[[Subject], Iterator[Section]]:
+    def show(s: Subject) -> Iterator[Section]:
+        for key, k in s.first.items():
+            form = k.views
+            assert isinstance(form, KernelForm), "the plan was prepared of kernel ASTs"
+            try:
+                text = p.show(form)
+            except UnsupportedError as e:
+                text = f"; {e}"
+            yield Section(_title(k), text, key)
+    return show
 
 
 def _memory(s: Subject) -> Iterator[Section]:
     m = s.plan.memory
     lines = [f"b{i}: {b.kind}, {amount(b.nbytes, 'B')}" for i, b in enumerate(s.plan.buffers)]
-    yield "", "\n".join([*lines, f"{m.mode}: {amount(m.shared, 'B')} for intermediates, lower bound {amount(m.lower_bound, 'B')}"])
+    yield Section("", "\n".join([*lines, f"{m.mode}: {amount(m.shared, 'B')} for intermediates, lower bound {amount(m.lower_bound, 'B')}"]))
 
 
 def _title(k: PreparedKernel) -> str:
@@ -154,14 +156,11 @@ def _title(k: PreparedKernel) -> str:
 PASSES = (
     Pass("normalize", "the graph without markers and chains of movement", None, _normalize),
     Pass("cut", "the node that each kernel stores, and why it gets a buffer", None, _cut),
-    Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _kernel_pass("rangeify")),
-    Pass("axes", "each kernel's AST with ranges split and merged", None, _kernel_pass("axes")),
+    Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _ast_pass("rangeify")),
+    Pass("axes", "each kernel's AST with ranges split and merged", None, _ast_pass("axes")),
     Pass("canonical", "each kernel's AST in its canonical form", 3, _canonical),
     Pass("schedule", "the kernels of the plan in order: level, buffers, source of the chain, rule of the cut, origin", 1, _schedule),
     Pass("opts", "each kernel's chain and the loops it makes", 2, _opts),
-    Pass("linear", "each kernel's LINEAR", 4, _linear),
-    Pass("llvm", "each kernel's LLVM IR", 5, _llvm),
-    Pass("llvm-optimized", "each kernel's LLVM IR after LLVM's passes", None, _optimized),
-    Pass("asm", "each kernel's assembly", None, _asm),
+    *(Pass(p.name, f"each kernel's {p.what}", p.debug, _of_kernels(p)) for p in KERNEL_PASSES),
     Pass("memory", "the buffers of the plan, and what the memory planner made of them", None, _memory),
 )

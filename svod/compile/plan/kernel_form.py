@@ -7,11 +7,14 @@
     sass()                  the machine code of an NVIDIA GPU
     resources()             registers, shared memory, spills and occupancy of each phase, on a GPU
     object("k.o")           the same as an object file, for `objdump -d`
+
+`KERNEL_PASSES` is the one list of the stages that can be looked at by name: dumps of plans and pages of a kernel's steps go through it, so
+that a pass that is added there is printed and shown.
 """
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,3 +101,26 @@ class KernelForm:
     @property
     def _pair(self) -> CompilerPair:
         return device_named(self.device).pair
+
+
+@dataclass(frozen=True)
+class KernelPass:
+    """A stage of the compiler that can be looked at. `what`: what it makes of a kernel, in words. `debug`: the level of DEBUG from which on
+    it is printed; None: only when it is asked for by name. `language`: of its text; texts of one language are compared line by line where
+    one pass follows the other. `show` raises what the methods of KernelForm do."""
+
+    name: str
+    what: str
+    debug: int | None
+    language: str
+    show: Callable[[KernelForm], str]
+
+
+KERNEL_PASSES = (
+    KernelPass("linear", "LINEAR", 4, "LINEAR", KernelForm.linear),
+    KernelPass("llvm", "LLVM IR", 5, "source", KernelForm.llvm),
+    KernelPass("llvm-optimized", "LLVM IR after LLVM's passes", None, "optimised source", lambda form: form.llvm(optimized=True)),
+    KernelPass("asm", "assembly", None, "assembly", KernelForm.asm),
+    KernelPass("sass", "machine code, where it is another language than the assembly", None, "machine code", KernelForm.sass),
+)
+"""What a chain's loop nest becomes, in the order in which it does."""

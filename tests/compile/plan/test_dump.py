@@ -81,3 +81,8 @@ def test_kernels_that_occur_twice_and_plans_without_any(capsys: pytest.CaptureFi
     x, w = data(16, 16), data(16, 16)
     twice = [h for h, _ in sections(dumped(capsys, ((x @ w).contiguous() @ w), dump_after=every)) if h.startswith("linear")]
     assert len(twice) == 1 and twice[0].startswith("linear: gemm_0 (")
+
+
+def test_a_stage_that_the_device_does_not_have_is_refused_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    by_name = dict(sections(dumped(capsys, data(8) + 1, dump_after="asm,sass", device="CPU:interpreter")))
+    assert len(by_name) == 2 and all(text.startswith("; the compiler interpreter ") for text in by_name.values())
