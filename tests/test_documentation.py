@@ -56,3 +56,24 @@ def test_every_opt_is_described_and_those_with_loops_show_them() -> None:
         summary = " ".join((rule.__doc__ or "").split("\n\n")[0].split())
         assert summary and sections[name].startswith(summary)
         assert ("```" in sections[name]) == ("\n\n" in (rule.__doc__ or "")), name
+
+
+WIDTH = 120     # columns of a paragraph
+
+
+def test_paragraphs_have_one_width() -> None:
+    """Tables, code, headings and lines of a single word excepted."""
+    wide, ragged = [], []
+    for page in (*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "experiments").glob("*.md")):
+        text = re.sub(r"^( *)```.*?^\1```$", lambda code: "\n" * code[0].count("\n"), page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        lines = text.splitlines()
+        for i, (line, after) in enumerate(zip(lines, [*lines[1:], ""], strict=True)):
+            if re.match(r"\s*(\||#|<|!\[)|    |$", line):
+                continue
+            if len(line) > WIDTH and " " in line.strip():
+                wide.append(f"{page.name}:{i + 1}")
+            word = after.split(" ")[0]
+            if re.match(r"[A-Za-z]", after) and len(f"{line} {word}") <= WIDTH and "`" not in line + after:
+                ragged.append(f"{page.name}:{i + 1}")
+    assert not wide, "longer than a paragraph's width"
+    assert not ragged, "the next word would fit"
