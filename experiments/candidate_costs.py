@@ -25,7 +25,7 @@ from svod.compile.backend import backend_named
 from svod.compile.llvm.codegen import compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import sketches
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel

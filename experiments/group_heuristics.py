@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from svod.compile.cuda.targets import ARCHITECTURES, target_of
-from svod.core.cost.cost_model import Cost
+from svod.core.cost.cost import Cost
 from svod.core.cost.groups.group_sketch import best_sketch
 from svod.core.cost.groups.prices import GroupPrices
 from svod.core.kernel.kernel import Kernel

@@ -32,7 +32,7 @@ from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.graph import graph

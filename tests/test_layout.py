@@ -242,7 +242,7 @@ PRICED_BY = ("svod/core/cost/", "svod/compile/cpu/backend.py", "svod/compile/gro
 
 def test_states_are_priced_by_their_backend() -> None:
     """`backend.cost` is the only door: the cost models of processors and of groups give a state of the other numbers that mean nothing."""
-    models = {"svod.core.cost.cost_model.cost_of", "svod.core.cost.groups.group_cost.group_cost"}
+    models = {"svod.core.cost.cpu.cost_of", "svod.core.cost.groups.group_cost.group_cost"}
     astray = [f"{path}: {node.module}" for path in FILES if not path.as_posix().startswith(PRICED_BY) for node in ast.walk(tree_of(path))
               if isinstance(node, ast.ImportFrom) and any(f"{node.module}.{a.name}" in models for a in node.names)]
     assert not astray

@@ -25,7 +25,7 @@ from spaces import CASES, Recorded, append, kernel_of, read, target
 
 # isort: split
 from svod.config import STRATEGIES, BeamConfig, BenchConfig
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler

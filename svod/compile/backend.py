@@ -33,7 +33,7 @@ from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
 from svod.compile.resources import PhaseResources, resources_of
-from svod.core.cost.cost_model import Cost
+from svod.core.cost.cost import Cost
 from svod.core.graph.buffer import Memory
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, parse_key, threads_of

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from svod.compile.backend import Backend
 from svod.compile.plan.object_cache import ObjectCache
-from svod.core.cost.cost_model import Cost
+from svod.core.cost.cost import Cost
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.kernel.scheduler import Scheduler

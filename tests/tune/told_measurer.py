@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from svod.config import BeamConfig, BenchConfig
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.tune.measure.candidate import Candidate, Origin, Status

@@ -17,7 +17,8 @@ from svod.compile.lower.linear_text import encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import LoadedCode, PreparedKernel, Variant
-from svod.core.cost.cost_model import Cost, cost_of
+from svod.core.cost.cost import Cost
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target

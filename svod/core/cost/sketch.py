@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch_ahead import ahead
 from svod.core.cost.sketch_contractions import contraction_sketches, inner_contraction
 from svod.core.cost.sketch_facts import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from svod.core.cost.memory_traffic import KEPT
+from svod.core.cost.caches import Caches
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.contraction import product_of, through_casts
 from svod.core.kernel.kernel import ResolvedStage
@@ -131,7 +131,7 @@ def bytes_of_arguments(state: Scheduler) -> int:
 def outgrows_caches(state: Scheduler) -> bool:
     """Whether the caches lose the output of a run before it is read. Where they keep it, storing past them is fast for this kernel and slow
     for the next one, which reads it; a kernel timed by itself shows the first and not the second."""
-    return bytes_of_arguments(state) > max(state.target.l2, KEPT * min(state.target.l3, _SHARED))
+    return bytes_of_arguments(state) > max(state.target.l2, Caches.kept_share * min(state.target.l3, _SHARED))
 
 
 def is_constant(state: Scheduler, s: int) -> bool:

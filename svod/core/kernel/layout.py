@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from svod.core.cost.memory_traffic import LINE
 from svod.core.kernel.intrinsics import Packed, plan_dot
 from svod.core.kernel.intrinsics import TensorizePlan as DotPlan
 from svod.core.kernel.kernel import Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop, Placement, fit, is_derived, place_stages, span, vector_row
 from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Derived, Scheduler
 from svod.core.machine.isa import LINE as LINE_BYTES
+from svod.core.machine.levels import CACHE_LINE_BYTES
 
 SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
 MOST_LINES = 8                  # most lines of a row that change places: those of 128 bytes
@@ -342,5 +342,5 @@ def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: i
         strides[d] = size
         size *= extents[d]
         if apart and d == order[-1] and size % apart == 0:
-            size += apart * LINE // SET_STRIDE
+            size += apart * CACHE_LINE_BYTES // SET_STRIDE
     return Layout(extents, tuple(strides), order, -1, 1, 0, size)

@@ -2,7 +2,7 @@
 
 The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, keeps its name for ever, and has extent
 1 when it is used up. Loop order, placement of stages and hints are fields of their own. `svod.core.kernel.apply` makes the state after an
-opt; `svod.core.cost.cost_model` prices a state."""
+opt; `svod.core.cost` prices a state."""
 from __future__ import annotations
 
 import hashlib

@@ -28,6 +28,9 @@ class Level(Enum):
     INTRINSIC = auto()
 
 
+CACHE_LINE_BYTES = 64       # of processors
+
+
 class MemorySpace(Enum):
     """Where a value lives, by who can read it."""
 

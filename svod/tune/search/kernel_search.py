@@ -33,7 +33,7 @@ from typing import Any
 from svod.bench.race import Ratio
 from svod.compile.backend import backend_named
 from svod.config import BeamConfig
-from svod.core.cost.cost_model import tiling_family
+from svod.core.cost.cost import tiling_family
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.groups import most_threads
 from svod.errors import KernelOptError

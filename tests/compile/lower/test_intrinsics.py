@@ -14,7 +14,7 @@ from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import sketches
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp

@@ -9,7 +9,7 @@ import pytest
 from svod.compile.lower.intervals import least_iterations
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import heuristic
 from svod.core.ir import summation
 from svod.core.ir.summation import (

@@ -16,7 +16,7 @@ import pytest
 
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.opts import MAX_PREFETCH

@@ -9,7 +9,7 @@ import pytest
 
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import TIE, heuristic, sketches
 from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
 from svod.core.kernel.apply import apply_opts

@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from svod.core.cost.cost_model import cost_of
-from svod.core.cost.memory_traffic import LINE, Access, Tile, traffic
+from svod.core.cost.caches import LINE, caches_of, traffic
+from svod.core.cost.cpu import cost_of
+from svod.core.cost.work import Access, AccessKind, Tile
 from svod.core.graph import graph
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.group_memory import banks
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.layout import SET_STRIDE, Layout, Swizzle, lay_out, layouts, left_out
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.levels import MemorySpace
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX512
@@ -73,12 +75,15 @@ def test_tiles_are_counted_as_they_lie() -> None:
     its lines share sets."""
     n, depth, tile = 512, 4096, 32
     loops, body = [(0, n // tile), (2, 8), (1, depth)], [float(tile), 1.0, 1.0]
-    limit = 4.0 * n * depth
-    rows = Access(((0, 4), (1, 4 * n)), 4, limit, local=True)
-    tiles = Access(((0, 4), (1, 4 * tile)), 4, limit, local=True, tile=Tile(0, tile, 4 * tile * depth))
-    plain = Access(((0, 4 * tile * depth), (1, 4)), 4, limit, local=True)
-    by_rows, by_tiles = (sum(traffic(SERVER, loops, 0, body, [a], [False]).cycles) for a in (rows, tiles))
-    array = sum(traffic(SERVER, [*loops[:2], (1, depth * tile)], 0, [1.0, 1.0, 1.0], [plain], [False]).cycles)
+    limit = 4 * n * depth
+    def scratch(coefs: tuple[tuple[int, int], ...], tiles: Tile | None = None) -> Access:
+        return Access(AccessKind.READ, MemorySpace.SCRATCH, 0, coefs, 4, 1, 1.0, 0, limit, is_made_inside=True, tile=tiles)
+
+    rows = scratch(((0, 4), (1, 4 * n)))
+    tiles = scratch(((0, 4), (1, 4 * tile)), Tile(0, tile, 4 * tile * depth))
+    plain = scratch(((0, 4 * tile * depth), (1, 4)))
+    by_rows, by_tiles = (sum(traffic(caches_of(SERVER), loops, 0, body, [a], [False]).cycles) for a in (rows, tiles))
+    array = sum(traffic(caches_of(SERVER), [*loops[:2], (1, depth * tile)], 0, [1.0, 1.0, 1.0], [plain], [False]).cycles)
     assert by_tiles == pytest.approx(array, rel=0.01) and by_rows > 2 * by_tiles
 
 

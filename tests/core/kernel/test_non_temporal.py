@@ -9,7 +9,7 @@ import pytest
 
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import heuristic
 from svod.core.graph.graph import sink
 from svod.core.kernel.apply import apply_opt, apply_opts

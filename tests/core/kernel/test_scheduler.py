@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from svod.core.cost.cost_model import tiling_family
+from svod.core.cost.cost import tiling_family
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages

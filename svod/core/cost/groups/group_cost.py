@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from svod.core.cost.compute_cost import block_ends, masks_of, operation_weight
-from svod.core.cost.cost_model import Cost
-from svod.core.cost.groups.accesses import bank_turns, cache_turns, sectors_of, shared_sectors, touched_bytes, turns_of, waves_of
+from svod.core.cost.cost import Cost
+from svod.core.cost.footprint import bank_turns, lane_granules, line_turns, shared_granules, touched_bytes, turns_of, waves_of
 from svod.core.cost.groups.device import (
     ALONE_BYTES,
     ARITHMETIC,
@@ -36,6 +35,7 @@ from svod.core.cost.groups.device import (
 from svod.core.cost.groups.once import OnceInPhase
 from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
 from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
+from svod.core.cost.work import block_ends, kind_of, masks_of
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.group_memory.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
@@ -59,6 +59,7 @@ from svod.errors import KernelOptError
 
 _OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
 _ITERATION = 4.0        # instructions of one iteration's bookkeeping
+_OPERATIONS = (1.0, 1.5, 8.0, 14.0)     # instructions of each OperationKind
 _MASK = 2.0             # instructions for the condition of an access
 _OWN = 24               # registers of a thread beside values: addresses, counters
 _BLOCK_END = 2.0        # instructions of an accumulator at the end of a block of a long sum
@@ -290,11 +291,11 @@ class PhasePricer:
         share = device.first * _KEPT / resident
         has_tiles = shape.stage.r.stage.index in self.nest.layouts.dots and not device.is_software
         for a, footprints in zip(accesses, steady, strict=True):
-            sectors = lanes if a.irregular else sectors_of(steps_of(shape.threads, a.coefs), lanes, a.width)
+            sectors = lanes if a.irregular else lane_granules(steps_of(shape.threads, a.coefs), lanes, a.width, SECTOR)
             asked = shape.times * a.times * subgroups * sectors * SECTOR
             is_tile = a.width > LINE // _TOGETHER       # the threads of a subgroup have parts of one access
             turns = 1 if device.is_software or is_tile else lanes if a.irregular else \
-                cache_turns(steps_of(shape.threads, a.coefs), lanes, a.width)
+                line_turns(steps_of(shape.threads, a.coefs), lanes, a.width, LINE)
             phase.first += max(asked, shape.times * a.times * subgroups * turns * FIRST_BYTES)
             moved = footprints[-1]
             for k in range(len(shape.serial) - 1, -1, -1):
@@ -316,10 +317,10 @@ class PhasePricer:
                 sizes.append(min(sizes[-1] * run.times, float(max(a.limit, SECTOR))))
             return sizes[::-1]
         runs = [*shape.threads, *shape.expanded]
-        sizes = [touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit)]
+        sizes = [touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit, SECTOR)]
         for run in reversed(shape.serial):
             runs.append(run)
-            sizes.append(touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit))
+            sizes.append(touched_bytes(steps_of(runs, a.coefs), a.itemsize, a.limit, SECTOR))
         return sizes[::-1]
 
     def _from_memory_once(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
@@ -341,10 +342,10 @@ class PhasePricer:
         inside = waves_of([run.times for run in shape.grid], resident * self.device.units)
         runs = [*shape.threads, *shape.expanded, *shape.serial]
         wave = [run._replace(times=n) for run, n in zip(shape.grid, inside, strict=True)]
-        of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit)
-        of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit)
+        of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit, SECTOR)
+        of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit, SECTOR)
         if a.is_store and not self.device.is_software:      # what is stored in parts is read before
-            of_all *= 1.0 + shared_sectors(steps_of(runs, a.coefs), steps_of(shape.grid, a.coefs), a.itemsize)
+            of_all *= 1.0 + shared_granules(steps_of(runs, a.coefs), steps_of(shape.grid, a.coefs), a.itemsize, SECTOR)
         return of_all if of_all <= self.device.second * _KEPT else max(of_all, of_wave * phase.groups / prod(inside))
 
 
@@ -462,7 +463,7 @@ class StageCounter:
             elif n.kind == "read":
                 self._read(n, self.tiles.number(i) if self.tiles is not None else -1)
             elif n.kind in ("alu", "cast"):
-                weight = _POWER if n.op == "EXP2" and n.dtype == dtypes.float32 and self.state.target.has_pow2 else operation_weight(n)
+                weight = _POWER if n.op == "EXP2" and n.dtype == dtypes.float32 and self.state.target.has_pow2 else _OPERATIONS[kind_of(n)]
                 self.instructions += weight * self._runs(n.deps)
         before = self.instructions
         self._store()

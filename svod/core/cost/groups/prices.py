@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from math import prod
 from typing import Any, NamedTuple
 
-from svod.core.cost.cost_model import Cost
+from svod.core.cost.cost import Cost
 from svod.core.cost.groups.device import FAR, LAUNCH, device_of
 from svod.core.cost.groups.group_cost import (
     GROUP_COST,

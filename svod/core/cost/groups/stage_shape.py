@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from svod.core.cost.groups.accesses import Steps
+from svod.core.cost.footprint import Steps
 from svod.core.kernel.groups import ThreadGroup, grid_rows
 from svod.core.kernel.loop_nest import LoopNest
 from svod.core.kernel.online import kept_blocks, masked_limits

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from svod.core.cost.groups.accesses import bank_turns
+from svod.core.cost.footprint import bank_turns
 from svod.core.kernel.group_memory.banks import MATRIX, is_turned
 from svod.core.kernel.intrinsics import TensorizePlan
 from svod.core.kernel.layout import Layout

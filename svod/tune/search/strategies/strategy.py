@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from svod.compile.backend import backend_named
 from svod.config import BeamConfig
-from svod.core.cost.cost_model import tiling_family
+from svod.core.cost.cost import tiling_family
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.scheduler import Opt
 from svod.errors import KernelOptError

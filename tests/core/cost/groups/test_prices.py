@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from svod.core.cost.cost_model import Cost
+from svod.core.cost.cost import Cost
 from svod.core.cost.groups import group_sketch
 from svod.core.cost.groups.group_cost import GROUP_COST, group_cost
 from svod.core.cost.groups.prices import GroupPrices

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from svod.config import BeamConfig
-from svod.core.cost.cost_model import cost_of, tiling_family
+from svod.core.cost.cost import tiling_family
+from svod.core.cost.cpu import cost_of
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.db.winners import TIE

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from svod.cli.tune.command import cli
 from svod.config import STRATEGIES, BeamConfig
-from svod.core.cost.cost_model import cost_of
+from svod.core.cost.cpu import cost_of
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.scheduler import Opt, Scheduler

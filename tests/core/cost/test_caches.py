@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from svod.core.cost.cost_model import cost_of
-from svod.core.cost.memory_traffic import LINE, PAGE, Access, footprint, levels, lost, traffic
+from svod.core.cost.caches import LINE, PAGE, caches_of, footprint, traffic
+from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch import heuristic
+from svod.core.cost.work import Access, AccessKind
 from svod.core.graph import graph
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.levels import MemorySpace
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
 from tests.compile.native import AVX512
@@ -21,6 +23,11 @@ from tests.hand_kernels import gemm, lines
 DESKTOP = replace(AVX512, l1=48 << 10, l2=1 << 20, l3=32 << 20, threads=2)
 SERVER = replace(AVX512, l1=48 << 10, l2=2 << 20, l3=480 << 20, threads=2)
 ALL = float(1 << 40)
+
+
+def loaded(coefs: tuple[tuple[int, int], ...], limit: int) -> Access:
+    """The load of an argument of `limit` bytes, in elements of four."""
+    return Access(AccessKind.LOAD, MemorySpace.GLOBAL, 0, coefs, 4, 1, 1.0, 0, limit)
 
 
 def test_footprints_counted_by_hand() -> None:
@@ -53,32 +60,33 @@ def test_footprints_of_strided_boxes() -> None:
 def test_huge_pages_that_a_cache_holds_need_no_translations() -> None:
     """Columns of rows of 16 KB, read twice: 512 pages of a smaller array, huge pages of a larger one, and memory beyond the last cache."""
     def translated(rows: int) -> float:
-        columns = Access(((0, 1 << 14), (1, 4)), 4, float(rows << 14))
-        return traffic(DESKTOP, [(1, 32), (0, rows)], 0, [1.0, 1.0], [columns], [False]).translated
+        columns = loaded(((0, 1 << 14), (1, 4)), rows << 14)
+        return traffic(caches_of(DESKTOP), [(1, 32), (0, rows)], 0, [1.0, 1.0], [columns], [False]).translated
 
     assert translated(127) > 0 and translated(128) == 0 and translated(2048) == 0 and translated(2049) > 0
 
 
 def test_what_fits_costs_nothing_and_what_does_not_is_loaded_again() -> None:
-    small = traffic(SERVER, [(0, 100), (1, 1000)], 0, [1.0, 1.0], [Access(((1, 4),), 4, 4000.0)], [False])
+    small = traffic(caches_of(SERVER), [(0, 100), (1, 1000)], 0, [1.0, 1.0], [loaded(((1, 4),), 4000)], [False])
     assert small.cycles == (0.0, 0.0, 0.0, 0.0) and small.moved == 0
     size = 1 << 22      # 16 MB, read 10 times
-    big = traffic(DESKTOP, [(0, 10), (1, size)], 0, [1.0, 1.0], [Access(((1, 4),), 4, 4.0 * size)], [False])
-    once = size * 4 / LINE * levels(DESKTOP)[1].streamed
+    big = traffic(caches_of(DESKTOP), [(0, 10), (1, size)], 0, [1.0, 1.0], [loaded(((1, 4),), 4 * size)], [False])
+    once = size * 4 / LINE * caches_of(DESKTOP).levels[1].streamed
     assert 8 * once < big.cycles[1] < 12 * once and big.moved == 0, "from the last-level cache each time"
+    lost = caches_of(SERVER).lost
     assert lost(0.5) == 0 and lost(1.0) < lost(2.0) < lost(100.0) < 1
 
 
 def test_columns_cost_more_than_rows() -> None:
     """The same lines, unforeseen, and sharing sets."""
     n = 512
-    rows = traffic(SERVER, [(0, n), (1, n)], 0, [1.0, 1.0], [Access(((0, 4 * n), (1, 4)), 4, 4.0 * n * n)], [False])
-    columns = traffic(SERVER, [(0, n), (1, n)], 0, [1.0, 1.0], [Access(((1, 4 * n), (0, 4)), 4, 4.0 * n * n)], [False])
+    rows = traffic(caches_of(SERVER), [(0, n), (1, n)], 0, [1.0, 1.0], [loaded(((0, 4 * n), (1, 4)), 4 * n * n)], [False])
+    columns = traffic(caches_of(SERVER), [(0, n), (1, n)], 0, [1.0, 1.0], [loaded(((1, 4 * n), (0, 4)), 4 * n * n)], [False])
     assert sum(columns.cycles) > 5 * sum(rows.cycles) and columns.cycles[3] > 0
 
 
 def test_a_larger_cache_is_a_slower_one() -> None:
-    for near, far in zip(levels(DESKTOP), levels(SERVER), strict=True):
+    for near, far in zip(caches_of(DESKTOP).levels, caches_of(SERVER).levels, strict=True):
         assert near.streamed <= far.streamed and near.unforeseen <= far.unforeseen
 
 

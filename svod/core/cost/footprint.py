@@ -1,0 +1,124 @@
+"""The memory that strided loops touch: lines, sectors and banks, counted from steps alone.
+
+    for i in 16: for j in 64: x[i·1000 + j], 4 bytes each     runs of 256 bytes in 16 windows, 4000 bytes apart
+        64 lines of 64 bytes, 128 sectors of 32 bytes
+
+    lanes 0…31 access x[lane], 4 bytes each                   4 sectors, 1 turn of 32 banks
+    lanes 0…31 access 16 bytes each, side by side             16 sectors
+    lanes 0…31 access x[lane · 64]                            32 sectors, of which 4 bytes are used; 32 turns
+    lanes 0…31 access one element                             1 sector
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from svod.core.kernel.group_memory.banks import BANK_BYTES, BANKS
+
+Steps = tuple[tuple[int, int], ...]     # (bytes between neighbours, how many of them), the fastest first
+
+
+class Footprint(NamedTuple):
+    """Runs of bytes, one in each of nested windows."""
+
+    run: float                                  # bytes side by side
+    windows: list[tuple[int, float]]            # (bytes from one window to the next, how many), the nearest first
+
+    def granules(self, granule: int) -> float:
+        """Distinct lines, or sectors, of `granule` bytes."""
+        count = float(max(1, math.ceil(self.run / granule)))
+        for _, windows in self.windows:
+            count *= windows
+        return count
+
+
+def touched(steps: Iterable[tuple[int, float]], itemsize: int, granule: int) -> Footprint:
+    """The footprint of loops with these steps, in any order. A step inside the bytes so far, or to a neighbouring granule, makes the run
+    longer; one inside the windows so far adds windows, as neighbouring ones overlap."""
+    run, windows = float(itemsize), list[tuple[int, float]]()
+    for step, count in sorted([(abs(step), count) for step, count in steps if step and count > 1]):
+        if windows:
+            last, known = windows[-1]
+            if step <= last * known:
+                windows[-1] = last, known + step / last * (count - 1)
+                continue
+        elif step <= max(run, granule):
+            run += step * (count - 1)
+            continue
+        windows.append((step, count))
+    return Footprint(run, windows)
+
+
+@lru_cache(maxsize=1 << 15)
+def touched_bytes(steps: Steps, itemsize: int, limit: int, granule: int) -> float:
+    """Bytes of the distinct granules that loops touch, at most `limit`."""
+    return min(granule * touched(steps, itemsize, granule).granules(granule), float(max(limit, granule)))
+
+
+@lru_cache(maxsize=1 << 14)
+def shared_granules(inside: Steps, outside: Steps, itemsize: int, granule: int) -> float:
+    """Granules that a group and its neighbour store parts of, for each that it stores: one between any two of their rows, where rows do not
+    begin at multiples of a granule."""
+    run = touched(inside, itemsize, 1).run
+    further = [step for step, count in (*inside, *outside) if count > 1 and abs(step) >= run]
+    return granule / run if any(step % granule for step in further) else 0.0
+
+
+# -- one access by each thread of a subgroup ----------------------------------------------------------------
+@lru_cache(maxsize=1 << 14)
+def lane_offsets(steps: Steps, lanes: int) -> tuple[int, ...]:
+    """The distance in bytes of each lane's address from the first lane's."""
+    offsets = [0]
+    for step, count in steps:
+        if len(offsets) >= lanes:
+            break
+        offsets = [step * k + at for k in range(min(count, -(-lanes // len(offsets)))) for at in offsets]
+    return tuple(offsets[:lanes])
+
+
+def _granules(offsets: Iterable[int], width: int, granule: int) -> int:
+    return len({g for at in offsets for g in range(at // granule, (at + width - 1) // granule + 1)})
+
+
+@lru_cache(maxsize=1 << 14)
+def lane_granules(steps: Steps, lanes: int, width: int, granule: int) -> int:
+    """Granules that one access of `width` bytes by each of `lanes` threads touches."""
+    return _granules(lane_offsets(steps, lanes), width, granule)
+
+
+@lru_cache(maxsize=1 << 14)
+def line_turns(steps: Steps, lanes: int, width: int, line: int) -> int:
+    """Turns in which a cache of such lines serves one access of `width` bytes by each of `lanes` threads. As many neighbours as ask for a
+    line together are served at a time, and each line that they touch takes a turn."""
+    offsets, together = lane_offsets(steps, lanes), max(1, line // width)
+    return sum(_granules(offsets[k:k + together], width, line) for k in range(0, len(offsets), together))
+
+
+@lru_cache(maxsize=1 << 14)
+def bank_turns(steps: Steps, lanes: int, width: int) -> int:
+    """Turns in which shared memory serves one access of `width` bytes by each of `lanes` threads: lanes that want different elements of one
+    bank wait for each other."""
+    return turns_of(lane_offsets(steps, lanes), width)
+
+
+@lru_cache(maxsize=1 << 14)
+def turns_of(offsets: tuple[int, ...], width: int) -> int:
+    """`bank_turns` of accesses that begin at these bytes."""
+    wanted: dict[int, set[int]] = {}
+    for at in offsets:
+        for word in range(at // BANK_BYTES, (at + width - 1) // BANK_BYTES + 1):
+            wanted.setdefault(word % BANKS, set()).add(word)
+    return max(len(words) for words in wanted.values())
+
+
+def waves_of(grid: Sequence[int], resident: int) -> list[int]:
+    """The iterations of each loop of a grid, the last one fastest, inside a wave of `resident` groups that run at a time."""
+    inside, left = [1] * len(grid), resident
+    for k in range(len(grid) - 1, -1, -1):
+        inside[k] = min(grid[k], max(1, left))
+        left //= grid[k]
+        if left < 1:
+            break
+    return inside

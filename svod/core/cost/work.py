@@ -1,0 +1,257 @@
+"""The work of a stage, read off its loop nest and the same for every machine: what runs how often, and which memory it accesses.
+
+    y[i, j] = Σ a[i, k]·b[k, j], UPCAST(o0, 4) UPCAST(o1, 16), in vectors of 16
+        loops         o0/4 × o1/16 × r0: the body runs 16·4·64 times
+        positions     4 × 1 × 1 vectors side by side, as many accumulators
+        multiply-adds 4 in the body
+        accesses      4 loads of a, one of b; 4 stores outside of r0
+
+A value is counted at the loop it stands in: one that an inner loop does not change is computed once around that loop. Price lists
+(`cpu.py`, `gpu.py`) turn the counts into cycles.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.summation import blocked_nest
+from svod.core.ir.uop import TRANSCENDENTAL
+from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
+from svod.core.kernel.loop_nest import LoopNest, StageNest, stored_bytes
+from svod.core.kernel.placement import EmittedLoop
+from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Scheduler
+from svod.core.machine.levels import MemorySpace
+
+Coefs = tuple[tuple[int, int], ...]     # (local axis, elements or bytes between its neighbours)
+_TRANSCENDENTAL = frozenset(op.value for op in TRANSCENDENTAL)
+_DIVISIONS = ("FDIV", "RECIPROCAL", "SQRT")
+_BOUND = (LOOP, DOT, LOCAL, GROUP)      # roles of loops that take positions one after the other, or give them to instructions and threads
+
+
+class OperationKind(IntEnum):
+    """Operations that cost alike."""
+
+    PLAIN = 0
+    CHOICE = 1              # a minimum or maximum
+    DIVISION = 2            # and square roots
+    TRANSCENDENTAL = 3
+
+
+def kind_of(n: Node) -> OperationKind:
+    """The kind of an operation."""
+    if n.op in _TRANSCENDENTAL:
+        return OperationKind.TRANSCENDENTAL
+    return OperationKind.DIVISION if n.op in _DIVISIONS else OperationKind.CHOICE if n.op in ("MAX", "MIN") else OperationKind.PLAIN
+
+
+class AccessKind(IntEnum):
+    """What an access does."""
+
+    LOAD = 0                # of an argument
+    READ = 1                # of a staged value
+    STORE = 2               # of the stage's value
+
+
+class Tile(NamedTuple):
+    """An axis cut into tiles of `positions`, `apart` bytes from one tile to the next."""
+
+    axis: int
+    positions: int
+    apart: int
+
+
+class Access(NamedTuple):
+    """An access of a stage."""
+
+    kind: AccessKind
+    space: MemorySpace
+    number: int             # the argument; the stage that is read or stored where it is staged
+    coefs: Coefs            # bytes between neighbours of each local axis
+    itemsize: int           # bytes of an element
+    elements: int           # elements side by side that one instruction accesses
+    times: float            # instructions while the loops around the stage stand still
+    depth: int              # loops outside of which the access stands, those around the stage included
+    limit: int              # bytes of all that is accessed
+    gathered: tuple[int, ...] = ()      # local axes whose positions another load gives
+    is_masked: bool = False
+    node: int = -1          # what is loaded or read, in the stage's nodes
+    fixed: int = 0          # outermost loops that do not move the access, as each of their iterations makes the data anew
+    is_made_inside: bool = False        # the data do not come from memory at first
+    tile: Tile | None = None
+
+    @property
+    def width(self) -> int:
+        """Bytes of one instruction."""
+        return self.itemsize * self.elements
+
+
+class StageWork:
+    """The work of a stage while the loops around it stand still.
+
+    `loops`: the stage's own (local axis, iterations), outermost first. `outside`: how many loops stand around it. `lanes`: positions of
+    the vector loop that one operation computes; 1 for a thread. `held`: elements per local axis of a tile that a thread has beside its
+    other positions. `known`: nodes whose values are there already."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest, stage: StageNest, loops: Sequence[tuple[int, float]], outside: int, lanes: int = 1,
+                 held: Sequence[int] = (), known: Collection[int] = ()) -> None:
+        self.state, self.nest, self.stage, self.r = state, nest, stage, stage.r
+        self.loops, self.outside, self.lanes, self.outs = loops, outside, lanes, len(stage.r.stage.outs)
+        self.vector = stage.vector
+        self.runs_of_loop = [1.0]               # how often the body of the first k loops runs
+        for _, iterations in loops:
+            self.runs_of_loop.append(self.runs_of_loop[-1] * iterations)
+        self.body = self.runs_of_loop[-1]
+        self.held = list(held) or [1] * len(stage.axes)
+        self.positions = [self.side_by_side(a) * self.held[a] for a in range(len(stage.axes))]      # side by side, in vectors on their axis
+        self.tile = math.prod(self.positions)
+        self.skipped = {*masks_of(self.r), *known, *products_of(self.r)}       # nodes that cost nothing of their own
+
+    def side_by_side(self, a: int, role: str = "") -> int:
+        """Positions of a local axis that are computed side by side, of loops of a role alone."""
+        return math.prod([-(-p.extent // self.lanes) if p is self.stage.vector_loop else p.extent for p in self.stage.axes[a]
+                          if (p.role == role if role else p.role not in _BOUND)])
+
+    @property
+    def accumulators(self) -> int:
+        """Positions side by side with sums of their own."""
+        return math.prod([self.side_by_side(a, UPCAST) for a in range(len(self.stage.axes))])
+
+    @property
+    def rows(self) -> int:
+        """Results side by side, whatever is reduced side by side."""
+        return math.prod(self.positions[:self.outs])
+
+    def depth(self, deps: Collection[int]) -> int:
+        """The number of own loops outside of which a value that depends on these axes stands."""
+        return max([k + 1 for k, (a, _) in enumerate(self.loops) if a in deps], default=0)
+
+    def runs(self, deps: Collection[int]) -> float:
+        """How often a value that depends on these axes is computed."""
+        times = self.runs_of_loop[self.depth(deps)]
+        for a in deps:
+            times *= self.positions[a]
+        return times
+
+    def summed(self) -> float:
+        """Iterations of the loops over summed positions, one after the other."""
+        return math.prod([n for a, n in self.loops if a >= self.outs])
+
+    def values(self) -> Iterator[tuple[int, Node, bool]]:
+        """What is computed or loaded: (number among the stage's nodes, node, whether it is a load or the read of a staged value)."""
+        for i, n in enumerate(self.r.nodes):
+            if i not in self.skipped and n.dtype != dtypes.index:
+                if n.kind in ("load", "read"):
+                    yield i, n, True
+                elif n.kind in ("alu", "cast"):
+                    yield i, n, False
+
+    def distinct(self, deps: Collection[int], coefs: Coefs) -> float:
+        """The share of distinct elements among those that an access touches over all positions side by side: neighbouring windows overlap.
+        Three taps of eight results read ten elements, not 24."""
+        share, positions = 1.0, self.positions
+        terms = [(abs(c) * (self.lanes if a == self.vector else 1), positions[a]) for a, c in coefs if c and positions[a] > 1 and a in deps]
+        if len(terms) < 2:
+            return share
+        terms.sort()
+        step, count = terms[0]
+        for c, e in terms[1:]:
+            if c % step == 0 and c <= count * step:
+                more = count + c // step * (e - 1)
+                share *= more / (count * e)
+                count = more
+            else:
+                step, count = c, e
+        return share
+
+    # -- accesses -------------------------------------------------------------------------------------------
+    def load(self, i: int, n: Node, linear: LinearIndex, times: float, elements: int, gathered: tuple[int, ...] = ()) -> Access:
+        """The load of an argument, `elements` at once, `times` times."""
+        size = n.dtype.itemsize
+        return Access(AccessKind.LOAD, MemorySpace.GLOBAL, n.arg, _in_bytes(linear.coefs, size), size, elements, times,
+                      self.outside + self.depth(n.deps), self.state.kernel.params[n.arg].arg.size * size, gathered, n.gate >= 0, i)
+
+    def read(self, i: int, n: Node, times: float, elements: int) -> Access:
+        """The read of a staged value, from where it lies."""
+        source, size = self.nest.stages[n.arg], stored_bytes(self.state, self.nest.layouts, n.arg)
+        assert source.layout is not None
+        return Access(AccessKind.READ, source.space, n.arg, _in_bytes(self.staged_coefs(n), size), size, elements, times,
+                      self.outside + self.depth(n.deps), source.layout.size * size, node=i)
+
+    def staged_coefs(self, n: Node) -> Coefs:
+        """Elements between neighbours of each local axis, for the read of a staged value."""
+        layout, coefs = self.nest.stages[n.arg].layout, dict[int, int]()
+        assert layout is not None
+        for lin, stride in zip(n.dims, layout.strides, strict=True):
+            for a, c in lin.coefs:
+                coefs[a] = coefs.get(a, 0) + c * stride
+        return tuple(sorted(coefs.items()))
+
+    def store(self, itemsize: int, times: float, elements: int, coefs: Coefs = (), gathered: tuple[int, ...] = ()) -> Access:
+        """The store of the stage's value. `coefs`: in elements, where they are not those of the layout, or of the argument."""
+        r, layout = self.r, self.stage.layout
+        if r.store is not None:
+            number, limit, coefs = r.store_slot, self.state.kernel.params[r.store_slot].arg.size * itemsize, coefs or r.store.coefs
+        else:
+            assert layout is not None
+            number, limit, coefs = r.stage.index, layout.size * itemsize, tuple(enumerate(layout.strides))
+        return Access(AccessKind.STORE, self.stage.space, number, _in_bytes(coefs, itemsize), itemsize, elements, times,
+                      self.outside + self.depth(range(self.outs)), limit, gathered)
+
+
+def _in_bytes(coefs: Coefs, itemsize: int) -> Coefs:
+    return tuple([(a, c * itemsize) for a, c in coefs])
+
+
+def is_aligned(coefs: Coefs, const: int, axis: int, lanes: int) -> bool:
+    """Whether each vector of so many lanes along a local axis begins at a multiple of its size."""
+    return not const % lanes and not any(c % lanes for a, c in coefs if a != axis)
+
+
+def masks_of(r: ResolvedStage) -> set[int]:
+    """The nodes that only masks of loads use."""
+    gates = {n.gate for n in r.nodes if n.gate >= 0}
+    used: set[int] = set()
+    for i in range(len(r.nodes) - 1, -1, -1):
+        (gates if i in gates and i not in used else used).update(r.nodes[i].src)
+    return gates - used
+
+
+def products_of(r: ResolvedStage) -> set[int]:
+    """The products that are part of multiply-adds."""
+    first = [red.values[0] for red in r.reductions if red.combiner == "ADD"]
+    return {i for i in first if r.nodes[i].kind == "alu" and r.nodes[i].op == "MUL"}
+
+
+def has_constant_lanes(r: ResolvedStage, gate: int, stage: StageNest) -> bool:
+    """Whether a mask is the same for each lane at every iteration, up to a part common to all lanes: it is then a constant."""
+    moved = {a for a, _ in stage.loops} | {loop.moves for loop in stage.around}
+    todo, seen = [gate], False
+    while todo:
+        n = r.nodes[todo.pop()]
+        if n.kind == "alu" and n.op == "AND":
+            todo += n.src
+        elif stage.vector in n.deps:
+            seen = True
+            if not moved.isdisjoint(n.deps):
+                return False
+    return seen
+
+
+def block_ends(r: ResolvedStage, loops: Sequence[tuple[int, float]], axes: Sequence[Sequence[EmittedLoop]]) -> float:
+    """How many blocks of additions end in one run of a stage: 0 where its sums are short. `loops`: (local axis, iterations), outermost
+    first; `axes`: all loops per local axis."""
+    rule, outs = r.stage.sum_rule, len(r.stage.outs)
+    if rule is None:
+        return 0.0
+    unrolled = math.prod([p.extent for own in axes[outs:] for p in own if p.role == UNROLL])
+    iterations = [math.ceil(n) if a >= outs else 1 for a, n in loops]
+    if math.prod(iterations) * unrolled <= rule.longest:
+        return 0.0
+    nest, runs, ends = blocked_nest(rule, iterations, unrolled), 1.0, 0.0
+    for (_, n), blocked in zip(loops, nest.loops, strict=True):
+        ends += runs * sum([-(-n // size) for size in blocked.sizes])
+        runs *= n
+    return ends + runs * sum([-(-unrolled // size) for size in nest.positions.sizes])
