@@ -7,8 +7,9 @@ import pytest
 
 from svod.compile.backend import BACKENDS
 from svod.compile.lower.lower import lower
-from svod.core.cost.groups.attention import attention_options
+from svod.core.cost.groups.attention import ATTENTION
 from svod.core.cost.groups.prices import GroupPrices
+from svod.core.cost.template import schedule
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.scheduler import Scheduler
@@ -25,7 +26,7 @@ def test_no_thread_is_ahead_of_what_it_reads(kind: str, dtype: str, monkeypatch:
     for seed in range(count(1)):
         rng = random.Random(f"{kind} {seed}")
         case = AttentionCase.draw(rng, kind, dtype, (1, 16, 64, 3, rng.choice((2, 3, 4))))
-        found = GroupPrices().cheapest(attention_options(Scheduler(case.kernel(), TOY)), 1 << 20)
+        found = GroupPrices().cheapest(schedule(ATTENTION, Scheduler(case.kernel(), TOY)), 1 << 20)
         assert found
         case.check(rng.choice(found)[1].applied_opts, TOY.device)
 

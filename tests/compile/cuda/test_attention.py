@@ -13,9 +13,10 @@ from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import block_of, render, without_assumptions
 from svod.compile.lower.lower import lower
-from svod.core.cost.groups.attention import attention_options
+from svod.core.cost.groups.attention import ATTENTION
 from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.prices import GroupPrices
+from svod.core.cost.template import schedule
 from svod.core.graph.buffer import Array
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
@@ -47,7 +48,7 @@ def test_passes_of_random_shapes(kind: str, dtype: str, monkeypatch: pytest.Monk
     for _ in range(TRIES * count(1)):
         heads, queries, keys = rng.choice((1, 2)), rng.choice((17, 32, 33, 40)), rng.choice((64, 67, 96))
         case = AttentionCase.draw(rng, kind, dtype, (heads, queries, keys, rng.choice((2, 3, 16, 17)), rng.choice((2, 5, 8, 16))))
-        found = GroupPrices().cheapest(attention_options(Scheduler(case.kernel(), backend_named("CUDA").target())), 1 << 20)
+        found = GroupPrices().cheapest(schedule(ATTENTION, Scheduler(case.kernel(), backend_named("CUDA").target())), 1 << 20)
         if found:
             _, state = rng.choice(found)
             assert any(o.op == "TC" for o in state.applied_opts) == (dtype != "float32")
@@ -68,7 +69,7 @@ def attention(heads: int, queries: int, keys: int, width: int, dtype: str) -> Ke
 def test_ptxas_accepts_the_fastest_pass(arch: str, dtype: str) -> None:
     """One phase, in which nothing is spilled and no thread has memory of its own."""
     target = card_target(arch)
-    _, state = GroupPrices().cheapest(attention_options(Scheduler(attention(12, 1024, 1024, 64, dtype), target)), 1)[0]
+    _, state = GroupPrices().cheapest(schedule(ATTENTION, Scheduler(attention(12, 1024, 1024, 64, dtype), target)), 1)[0]
     assert state.online and any(o.op == "TC" for o in state.applied_opts) == (dtype != "float32")
     if ptxas.ptxas_version() is None:
         pytest.skip("there is no ptxas on PATH: the CUDA toolkit has it")
@@ -95,7 +96,7 @@ def test_passes_begin_and_end_where_a_window_does(queries: int, keys: int, befor
     stand_in(FakeDriver(sizes={**H100, "group_threads": 128}), monkeypatch)
     y, want = windowed(queries, keys, before, width)
     kernel = Kernel(kernel_of(y))
-    _, state = GroupPrices().cheapest(attention_options(Scheduler(kernel, backend_named("CUDA").target())), 1)[0]
+    _, state = GroupPrices().cheapest(schedule(ATTENTION, Scheduler(kernel, backend_named("CUDA").target())), 1)[0]
     assert sorted(limit.apart > 0 for limit in masked_limits(state.kernel)) == [False, True]
     y.prepare(replace(PLAIN, device="CUDA", opts={kernel.key: state.applied_opts})).execute()
     np.testing.assert_allclose(y.numpy(), want, rtol=2e-5, atol=2e-6)
@@ -107,7 +108,7 @@ def test_blocks_that_are_masked_for_all_rows_of_a_group_are_not_computed(monkeyp
     case = AttentionCase.draw(random.Random(1), "causal", "float32", (1, 96, 96, 3, 8))
     case.v[:, 70] = np.nan
     kernel, y = case.kernel(), case.tensor
-    found = GroupPrices().cheapest(attention_options(Scheduler(kernel, backend_named("CUDA").target())), 1 << 20)
+    found = GroupPrices().cheapest(schedule(ATTENTION, Scheduler(kernel, backend_named("CUDA").target())), 1 << 20)
     state = next(s for _, s in found if [o.arg for o in s.applied_opts if o.op in ("ONLINE", "TILE")] == [32, 32])
     y.prepare(replace(PLAIN, device="CUDA", opts={kernel.key: state.applied_opts})).execute()
     np.testing.assert_array_equal(np.isnan(y.numpy()).any((0, 2)), np.arange(96) >= 64)
@@ -129,7 +130,7 @@ PHASES = {
 def test_one_pass_is_predicted_faster_than_phases_where_scores_outgrow_the_caches(dtype: str) -> None:
     state = Scheduler(attention(48, 2048, 2048, 64, dtype), card_target("sm_90"))
     phases = group_cost(apply_opts(state, parse_chain(PHASES[dtype]))).cycles
-    fastest, _ = GroupPrices().cheapest(attention_options(state), 1)[0]
+    fastest, _ = GroupPrices().cheapest(schedule(ATTENTION, state), 1)[0]
     assert fastest < 0.8 * phases
 
 
@@ -155,7 +156,7 @@ def test_passes_in_registers(kind: str, dtype: str, monkeypatch: pytest.MonkeyPa
 
 
 def passes_in_registers(case: AttentionCase) -> list[Scheduler]:
-    options = attention_options(Scheduler(case.kernel(), backend_named("CUDA").target()))
+    options = schedule(ATTENTION, Scheduler(case.kernel(), backend_named("CUDA").target()))
     return [state for _, state in GroupPrices().cheapest(options, 1 << 20) if held_stages(state)]
 
 

@@ -17,7 +17,8 @@ from svod.compile.cuda.render import block_of, dynamic_bytes, render, without_as
 from svod.compile.cuda.targets import ARCHITECTURES, STATIC_SHARED
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
-from svod.core.cost.groups.rows import row_options
+from svod.core.cost.groups.rows import ROWS
+from svod.core.cost.template import schedule
 from svod.core.graph import graph
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops
@@ -151,7 +152,7 @@ def test_rows_in_registers(columns: int) -> None:
         case, base = Case(kernel, columns), Scheduler(kernel, TARGET)
         unrolled = [Opt("UNROLL", f"{s.name}.r0", 0) for s in kernel.stages if s.has_reduce]
         whole = [apply_opts(base, [*unrolled, Opt("UPCAST", "o1", 0), Opt("LOCAL", "o0", 2)])] if columns < 32 else []
-        for state in [*whole, *row_options(base)]:
+        for state in [*whole, *schedule(ROWS, base)]:
             program, args = lower(state), case.fresh()
             run_program(program, TARGET, args)
             case.check(args, str(state))

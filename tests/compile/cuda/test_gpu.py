@@ -13,8 +13,9 @@ import pytest
 from svod.compile.backend import Device
 from svod.compile.lower.lower import lower
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.core.cost.groups.attention import attention_options
+from svod.core.cost.groups.attention import ATTENTION
 from svod.core.cost.groups.prices import GroupPrices
+from svod.core.cost.template import schedule
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.intrinsics import applicable
@@ -128,7 +129,7 @@ def test_attention_in_one_pass(kind: str, dtype: str, gpu: Device) -> None:
     rng = random.Random(f"gpu {kind} {dtype}")
     shape = rng.choice((2, 3)), rng.choice((130, 192, 257)), rng.choice((192, 257, 320)), rng.choice((24, 64)), rng.choice((40, 64, 128))
     case = attention.AttentionCase.draw(rng, kind, dtype, shape)
-    found = [state for _, state in GroupPrices().cheapest(attention_options(Scheduler(case.kernel(), target_of(gpu))), 1 << 20)]
+    found = [state for _, state in GroupPrices().cheapest(schedule(ATTENTION, Scheduler(case.kernel(), target_of(gpu))), 1 << 20)]
     held = [any(o.op == "HOLD" for o in state.applied_opts) for state in found]
     for state in (found[0], found[held.index(True)], found[held.index(False)]) if True in held else found[:2]:
         case.check(state.applied_opts, "CUDA")

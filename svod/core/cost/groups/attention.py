@@ -1,15 +1,15 @@
-"""Options of attention in one pass over blocks of the keys (ONLINE), a tile of queries to each group.
+"""Attention in one pass over blocks of the keys (ONLINE), a tile of queries to each group.
 
-    of 16-bit numbers, scores and weights in registers: HOLD
+    16-bit numbers, scores and weights in registers: HOLD
         ONLINE(s3, 128) TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) … TILE(o1, 64) TILE(o0, 16) ORDER(out, o0, o1, o0.in, r0, o1.in, o2) …
         HOLD(s3, (mma_bf16,s3.o1,s3.r0)) … HOLD(out, (mma_bf16,o1.in,o2)) UPCAST(o2, 8) LOCAL(o1.in, 4) PIPELINE(r0, 2)
 
-    others, scores and weights in shared memory
+    other numbers, scores and weights in shared memory
     ONLINE(s3, 64) TILE(o1, 64) ORDER(out, o0, o1, r0, o1.in, o2) STAGE(s8, r0) … STAGE(s1, r0) STAGE(s0, o1)
         TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) UPCAST(s2.o2, 8) LOCAL(s2.o1, 4)      scores of 64 queries and 64 keys, of 4 subgroups
         LOCAL(s3.o1, 64) GROUP(s3.r0, 2)                                        maxima, and sums of weights: two threads a query
         TC(s8.r0, (mma_bf16,s8.o1,s8.o2)) UPCAST(s8.o2, 8) LOCAL(s8.o1, 4)      sums of weighted values
-        LOCAL(o2, 16) LOCAL(o1.in, 8) UPCAST(o1.in, 8) UPCAST(o2, 4)            what they are added to stays in registers
+        LOCAL(o2, 16) LOCAL(o1.in, 8) UPCAST(o1.in, 8) UPCAST(o2, 4)            the sums of all blocks stay in registers
 
 The queries lie in shared memory for the whole pass, the keys and values of a block while it is computed, or before (PIPELINE). Without
 matrix instructions that fit, each thread has a register tile of scores and one of weighted values.
@@ -23,126 +23,82 @@ from typing import Any, NamedTuple
 from svod.core.cost.groups.spread import thread_counts
 from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
 from svod.core.cost.sketch_online import blocks_start, main_axes, row_maxima
+from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Template, Value, fact
 from svod.core.kernel.intrinsics import applicable
-from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.online import masked_limits
 from svod.core.kernel.placement import vector_width
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import DOTS, Dot
 
-_BLOCKS = (32, 64, 128)         # keys at a time
-_QUERIES = (32, 64, 128)        # of a group
-_WIDE = (4, 8, 16)              # columns of a thread's tile
-_BUFFERS = 2                    # buffers of keys and values that are copied ahead
-_HIGH = (1, 2)                  # tiles of queries of a subgroup, where scores stay in registers
-_CHAINS = 4                     # partial maxima and sums of a row beside each other
-_BESIDE = 64                    # registers of a thread beside what it holds
-_HEADS, _L2_SHARE = 16, 2        # heads whose groups begin one after the other; the part of the second cache for their keys and values
-_HALF = 2                       # bytes of a number of 16 bits
-_MOST_HELD = 32                 # elements of a tile of scores or sums that a thread holds
+KEYS = (32, 64, 128)            # of a block
+QUERIES = (32, 64, 128)         # of a group
+THREAD_COLUMNS = (4, 8, 16)     # of a thread's register tile
+BUFFERS = 2                     # of keys and values that are copied ahead
+HELD_ROWS = (1, 2)              # tiles of queries of a subgroup whose scores stay in registers
+ROW_CHAINS = 4                  # independent partial maxima and sums of a row
+OTHER_REGISTERS = 64            # of a thread, for everything but scores and sums
+HELD_RESULTS = 32               # elements of a tile of scores or sums in a thread's registers
+MOST_HEADS = 16                 # whose groups begin one after the other
+HEADS_L2_SHARE = 2              # the keys and values of these heads take the second cache over this
+HALF_BYTES = 2                  # of a number of 16 bits
 
 
 class _Part(NamedTuple):
-    """A stage of the pass as its tiles are cut: its name and that of its reduce axis, and the axes of its rows and columns."""
+    """A stage of the pass as its tiles are cut: the axes of its rows and columns, its reduce axis ("": not tiled), its columns' extent."""
 
     stage: int
     rows: str
     columns: str
     summed: str
+    across: int
 
 
 class _Pass(NamedTuple):
-    """The stage that the pass sums up, its local axes of queries and of what is weighted, both products, and how its own tiles are cut."""
+    """Local axes of the output: queries, and the axis of what is weighted. Both products, the output's own tiles, and the stages that
+    reduce the rows of a block: maxima, and sums of weights."""
 
-    r: ResolvedStage
     tile: int
     lane: int
     scores: _Part
     sums: _Part
     out: _Part
+    of_rows: tuple[_Part, ...]
 
 
-def attention_options(state: Scheduler) -> Iterator[Scheduler]:
-    """Whole chains of a kernel that is one weighted sum over the row of a maximum."""
-    if not state.target.shared_bytes:
-        return
-    for s in row_maxima(state):
-        for block in _BLOCKS:
-            start = blocks_start(state, s, block) if state.kernel.axes[s.reds[0]].extent >= 2 * block else None
-            if start is not None:
-                for queries in _QUERIES:
-                    yield from _passes(start, queries, block)
+class _Tile(NamedTuple):
+    """Tiles or elements side by side in a subgroup or thread, and how many subgroups or threads there are along rows and columns."""
+
+    rows: int
+    columns: int
+    over_rows: int
+    over_columns: int
 
 
-def _passes(start: Scheduler, queries: int, block: int) -> Iterator[Scheduler]:
-    r = resolved(start, start.kernel.output)
-    lane, tile = main_axes(start, r)
-    if tile < 0 or lane < tile or extent_of(start, r, tile) < queries // 2:
-        return
-    queries = min(queries, extent_of(start, r, tile))
+def _queries(p: Point) -> Iterator[int]:
+    lane, tile = main_axes(p.state, p.stage)
+    if 0 <= tile <= lane:
+        extent = p.extent(tile)
+        yield from [min(n, extent) for n in QUERIES if extent >= n // 2]
+
+
+def _pass(p: Point) -> _Pass | None:
+    """The parts of the pass, where each product sums along one axis."""
+    state, r = p.state, p.stage
+    lane, tile = main_axes(state, r)
     peaks, totals, parts = (r.nodes[v] for v in r.reductions[0].values)
-    of_peaks = resolved(start, peaks.arg)
+    of_peaks = resolved(state, peaks.arg)
     down = _moved(peaks.dims, tile)                     # the dim of the maxima along which queries lie
     read = next(n for n in of_peaks.nodes if n.kind == "read")
-    scores = _part(start, read.arg, _moved(read.dims, down), _moved(read.dims, len(of_peaks.stage.outs)))
-    sums = _part(start, parts.arg, _moved(parts.dims, tile), _moved(parts.dims, lane))
+    columns = extent_of(state, r, lane)
+    scores = _part(state, read.arg, _moved(read.dims, down), _moved(read.dims, len(of_peaks.stage.outs)), p[_KEYS])
+    sums = _part(state, parts.arg, _moved(parts.dims, tile), _moved(parts.dims, lane), columns)
     if scores is None or sums is None:
-        return
-    rows = [(s, down) for s in (peaks.arg, totals.arg)]
-    columns = extent_of(start, r, lane)
-    name = name_of(start, r, tile)
-    out = _Part(r.stage.index, f"{name}.in" if extent_of(start, r, tile) > queries else name, name_of(start, r, lane), "")
-    for high in _HIGH:
-        done = _held(start, _Pass(r, tile, lane, scores, sums, out), rows, queries, block, high)
-        if done is not None:
-            yield from _with_copies_ahead(done, r)
-    for threads in thread_counts(start)[-2:]:
-        for held in _in_tiles(start, scores, sums, queries, block, columns, threads):
-            placed = _placed(held, _Pass(r, tile, lane, scores, sums, out), queries)
-            for s, axis in rows:
-                placed = _row_threads(placed, s, axis, queries, threads)
-            done = _thread_tile(placed, out, queries, columns, threads)
-            if done is not None:
-                yield from _with_copies_ahead(done, r)
-
-
-def _with_copies_ahead(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
-    yield state
-    ahead = try_opt(state, "PIPELINE", name_of(state, r, len(r.stage.outs)), _BUFFERS)
-    if ahead is not state:
-        yield ahead
-
-
-def _held(state: Scheduler, parts: _Pass, rows: list[tuple[int, int]], queries: int, block: int, high: int) -> Scheduler | None:
-    """A pass whose scores, weights and sums stay in the registers of the threads that hold them as results of a matrix instruction. Each
-    subgroup has `high` tiles of queries, and all columns. `rows`: the stages that reduce a block, and their axis of queries."""
-    dot = _instruction(state, parts.scores)
-    columns = extent_of(state, parts.r, parts.lane)
-    if dot is None or dot is not _instruction(state, parts.sums) or queries % (dot.rows * high) or block % dot.positions:
         return None
-    subgroups = queries // (dot.rows * high)
-    held = high * dot.rows * (block + 2 * (columns + dot.columns)) // dot.threads
-    if subgroups * dot.threads > state.target.group_threads or held > state.target.registers_per_thread - _BESIDE:
-        return None
-    across = -(-columns // dot.columns)
-    for part, wide in ((parts.scores, block // dot.columns), (parts.sums, across)):
-        state = try_opt(state, "TC", part.summed, (dot.name, part.rows, part.columns))
-        state = try_opt(_by_subgroups(state, part, high, wide, subgroups), "UNROLL", part.summed, 0)
-    state = _placed(state, parts, queries, values=False)
-    for s, axis in rows:
-        stage, axes = state.kernel.stages[s], state.kernel.axes
-        of = _Part(s, axes[stage.outs[axis]].name, axes[stage.reds[0]].name, "")
-        state = try_opt(state, "HOLD", stage.name, (dot.name, of.rows, of.columns))
-        state = try_opt(_by_subgroups(state, of, high, min(_CHAINS, block // dot.columns), subgroups), "UNROLL", of.columns, 0)
-    laid = try_opt(state, "HOLD", parts.r.stage.name, (dot.name, parts.out.rows, parts.out.columns))
-    return _by_subgroups(laid, parts.out, high, across, subgroups) if laid is not state else None
-
-
-def _by_subgroups(state: Scheduler, part: _Part, high: int, wide: int, subgroups: int) -> Scheduler:
-    """`high` by `wide` tiles to each subgroup, and rows of them dealt out to so many subgroups."""
-    for op, name, amount in (("UPCAST", part.columns, wide), ("UPCAST", part.rows, high), ("LOCAL", part.rows, subgroups)):
-        state = try_opt(state, op, name, amount) if amount > 1 else state
-    return state
+    axes, name = state.kernel.axes, name_of(state, r, tile)
+    of_rows = [_Part(st.index, axes[st.outs[down]].name, axes[st.reds[0]].name, "", p[_KEYS])
+               for st in (state.kernel.stages[peaks.arg], state.kernel.stages[totals.arg])]
+    out = _Part(r.stage.index, f"{name}.in" if extent_of(state, r, tile) > p[_QUERIES] else name, name_of(state, r, lane), "", columns)
+    return _Pass(tile, lane, scores, sums, out, tuple(of_rows))
 
 
 def _moved(dims: Any, local: int) -> int:
@@ -150,26 +106,12 @@ def _moved(dims: Any, local: int) -> int:
     return next((d for d, lin in enumerate(dims) if lin.coef(local) == 1), -1)
 
 
-def _part(state: Scheduler, s: int, rows: int, columns: int) -> _Part | None:
+def _part(state: Scheduler, s: int, rows: int, columns: int, across: int) -> _Part | None:
     """A stage with the outputs number `rows` and `columns`, which sums along one axis."""
     stage, axes = state.kernel.stages[s], state.kernel.axes
     if min(rows, columns) < 0 or len(stage.reds) != 1:
         return None
-    return _Part(s, axes[stage.outs[rows]].name, axes[stage.outs[columns]].name, axes[stage.reds[0]].name)
-
-
-def _in_tiles(state: Scheduler, scores: _Part, sums: _Part, queries: int, block: int, columns: int, threads: int) -> Iterator[Scheduler]:
-    """Both products in tiles of matrix instructions where they fit, else in register tiles of threads."""
-    done: Scheduler | None = state
-    for part, across in ((scores, block), (sums, columns)):
-        dot = _instruction(state, part)
-        if done is not None and dot is not None:
-            done = _matrix_tile(done, part, dot, queries, across, threads)
-        elif done is not None:
-            done = _thread_tile(done, part, queries, across, threads)
-            done = try_opt(done, "UNROLL", part.summed, 4) if done is not None else None
-    if done is not None:
-        yield done
+    return _Part(s, axes[stage.outs[rows]].name, axes[stage.outs[columns]].name, axes[stage.reds[0]].name, across)
 
 
 def _instruction(state: Scheduler, part: _Part) -> Dot | None:
@@ -182,50 +124,9 @@ def _instruction(state: Scheduler, part: _Part) -> Dot | None:
     return None
 
 
-def _matrix_tile(state: Scheduler, part: _Part, dot: Dot, down: int, across: int, threads: int) -> Scheduler | None:
-    """Tiles of `down` rows and `across` columns by all subgroups: rows are dealt out to them, then columns."""
-    state = try_opt(state, "TC", part.summed, (dot.name, part.rows, part.columns))
-    subgroups = threads // dot.threads
-    rows, columns = -(-down // dot.rows), -(-across // dot.columns)
-    over_rows = _power_below(min(subgroups, rows))
-    over_columns = _power_below(min(subgroups // over_rows, columns))
-    high, wide = -(-rows // over_rows), -(-columns // over_columns)
-    if high * wide * dot.rows * dot.columns > 2 * _MOST_HELD * dot.threads:
-        return None
-    for op, name, amount in (("UPCAST", part.rows, high), ("UPCAST", part.columns, wide),
-                             ("LOCAL", part.rows, over_rows), ("LOCAL", part.columns, over_columns)):
-        state = try_opt(state, op, name, amount) if amount > 1 else state
-    return try_opt(state, "UNROLL", part.summed, 0)
-
-
-def _thread_tile(state: Scheduler, part: _Part, down: int, across: int, threads: int) -> Scheduler | None:
-    """A register tile to each thread: some columns beside each other, and as many rows as are left to it."""
-    wide = next(n for n in _WIDE if -(-across // n) <= threads or n == _WIDE[-1])
-    over_columns = min(threads, -(-across // wide))
-    over_rows = _power_below(min(threads // over_columns, down))
-    high = -(-down // over_rows)
-    if high * wide > _MOST_HELD or over_columns * wide < across:
-        return None
-    for name, amount, over in ((part.columns, wide, over_columns), (part.rows, high, over_rows)):
-        state = try_opt(state, "UPCAST", name, amount) if amount > 1 else state
-        over = min(over, _power_below(state.rows[state.row_id(name)].extent))
-        state = try_opt(state, "LOCAL", name, over) if over > 1 else state
-    return try_opt(state, "LANES", f"{part.columns}.in") if wide > 1 else state
-
-
 def _power_below(n: int) -> int:
     """The largest power of two up to n. Full rounds of so many threads cover positions that readers touch past an axis' end."""
     return 1 << (n.bit_length() - 1)
-
-
-def _row_threads(state: Scheduler, s: int, axis: int, queries: int, threads: int) -> Scheduler:
-    """Maxima or sums of rows: a row to each thread, or to several."""
-    stage, axes = state.kernel.stages[s], state.kernel.axes
-    rows = _power_below(min(queries, threads))
-    parts = threads // rows
-    state = try_opt(state, "UPCAST", axes[stage.reds[0]].name, vector_width(state, resolved(state, s)))
-    state = try_opt(state, "LOCAL", axes[stage.outs[axis]].name, rows)
-    return try_opt(state, "GROUP", axes[stage.reds[0]].name, parts) if parts > 1 else state
 
 
 def _heads_together(state: Scheduler, heads: str, operands: set[int]) -> int:
@@ -233,16 +134,17 @@ def _heads_together(state: Scheduler, heads: str, operands: set[int]) -> int:
     values fit a part of the second cache."""
     axes, stages = state.kernel.axes, state.kernel.stages
     count = state.rows[state.row_id(heads)].extent
-    nbytes = sum(prod([axes[a].extent for a in stages[s].outs]) * _HALF for s in operands if any(n.kind == "load" for n in resolved(
+    nbytes = sum(prod([axes[a].extent for a in stages[s].outs]) * HALF_BYTES for s in operands if any(n.kind == "load" for n in resolved(
         state, s).nodes))
-    most = min(_HEADS, int(count * state.target.l2 / (_L2_SHARE * max(1, nbytes))))
+    most = min(MOST_HEADS, int(count * state.target.l2 / (HEADS_L2_SHARE * max(1, nbytes))))
     return max([n for n in range(1, most + 1) if count % n == 0], default=1)
 
 
-def _placed(state: Scheduler, parts: _Pass, queries: int, values: bool = True) -> Scheduler:
+def _placed(p: Point, values: bool) -> Scheduler:
     """The loop over blocks around a tile of queries, and in it what is computed and read of a block; around it the queries. `values`: what
     several stages read is computed once, and not by each of them."""
-    r, tile, lane = parts.r, parts.tile, parts.lane
+    state, r, parts, queries = p.state, p.stage, p[_PASS], p[_QUERIES]
+    tile, lane = parts.tile, parts.lane
     name, along, blocks = name_of(state, r, tile), name_of(state, r, lane), name_of(state, r, len(r.stage.outs))
     others = [name_of(state, r, a) for a in range(len(r.stage.outs)) if a not in (lane, tile) and extent_of(state, r, a) > 1]
     inside = [name, along]
@@ -266,3 +168,115 @@ def _placed(state: Scheduler, parts: _Pass, queries: int, values: bool = True) -
             state = try_opt(state, "STAGE", s.name, blocks)
     fixed = min(resolved(state, parts.scores.stage).reads)
     return try_opt(state, "STAGE", state.kernel.stages[fixed].name, others[-1]) if others else state
+
+
+# -- scores, weights and sums in the registers of the threads that hold them as results of a matrix instruction ------------------------
+
+def _held_instruction(p: Point) -> Dot | None:
+    """The instruction of both products, where its tiles fit the blocks, the group and the registers of its threads."""
+    parts, queries, keys, high, target = p[_PASS], p[_QUERIES], p[_KEYS], p[_HIGH], p.state.target
+    dot = _instruction(p.state, parts.scores)
+    if dot is None or dot is not _instruction(p.state, parts.sums) or queries % (dot.rows * high) or keys % dot.positions:
+        return None
+    held = high * dot.rows * (keys + 2 * (parts.out.across + dot.columns)) // dot.threads
+    threads = queries // (dot.rows * high) * dot.threads
+    return dot if threads <= target.group_threads and held <= target.registers_per_thread - OTHER_REGISTERS else None
+
+
+def _by_subgroups(part: Hole[_Part], wide: Value[int]) -> list[Apply]:
+    """`_HIGH` by `wide` tiles to each subgroup, and the rows of tiles dealt out to the subgroups."""
+    return [Apply("UPCAST", lambda p: p[part].columns, wide), Apply("UPCAST", lambda p: p[part].rows, _HIGH),
+            Apply("LOCAL", lambda p: p[part].rows, lambda p: p[_QUERIES] // (p[_DOT].rows * p[_HIGH]))]
+
+
+def _in_tiles_of(op: str, part: Hole[_Part], axis: Value[str]) -> Apply:
+    """TC or HOLD of a part."""
+    return Apply(op, axis, lambda p: (p[_DOT].name, p[part].rows, p[part].columns))
+
+
+def _stage_name(part: Hole[_Part]) -> Value[str]:
+    return lambda p: p.state.kernel.stages[p[part].stage].name
+
+
+_PEAK = Hole("", lambda p: row_maxima(p.state) if p.state.target.shared_bytes else ())
+_KEYS = Hole("keys", lambda p: [n for n in KEYS if p.state.kernel.axes[p[_PEAK].reds[0]].extent >= 2 * n])
+_QUERIES = Hole("queries", _queries)
+_PASS = fact(_pass)
+_HIGH = Hole("tiles of a subgroup", lambda p: HELD_ROWS)
+_DOT = fact(_held_instruction)
+_PRODUCT = Hole("", lambda p: (p[_PASS].scores, p[_PASS].sums))
+_OF_ROWS = Hole("", lambda p: p[_PASS].of_rows)
+_OUT = Hole("", lambda p: (p[_PASS].out,))
+
+HELD_PASS = Template(
+    "ATTENTION IN REGISTERS", _HIGH, _DOT,
+    Each(_PRODUCT, _in_tiles_of("TC", _PRODUCT, lambda p: p[_PRODUCT].summed),
+         *_by_subgroups(_PRODUCT, lambda p: -(-p[_PRODUCT].across // p[_DOT].columns)), Apply("UNROLL", lambda p: p[_PRODUCT].summed, 0)),
+    Do(lambda p: _placed(p, values=False)),
+    Each(_OF_ROWS, _in_tiles_of("HOLD", _OF_ROWS, _stage_name(_OF_ROWS)),
+         *_by_subgroups(_OF_ROWS, lambda p: min(ROW_CHAINS, p[_KEYS] // p[_DOT].columns)),
+         Apply("UNROLL", lambda p: p[_OF_ROWS].columns, 0)),
+    _OUT, Need(_in_tiles_of("HOLD", _OUT, _stage_name(_OUT))), *_by_subgroups(_OUT, lambda p: -(-p[_OUT].across // p[_DOT].columns)))
+
+
+# -- scores and weights in shared memory -----------------------------------------------------------------------------------------------
+
+def _matrix_tile(p: Point) -> _Tile | None:
+    """Tiles of a matrix instruction by all subgroups, to which rows are dealt out, then columns; None where they are too large."""
+    part, dot = p[_PRODUCT], p[_PRODUCT_DOT]
+    subgroups, rows, columns = p[_THREADS] // dot.threads, -(-p[_QUERIES] // dot.rows), -(-part.across // dot.columns)
+    over_rows = _power_below(min(subgroups, rows))
+    over_columns = _power_below(min(subgroups // over_rows, columns))
+    tile = _Tile(-(-rows // over_rows), -(-columns // over_columns), over_rows, over_columns)
+    return tile if tile.rows * tile.columns * dot.rows * dot.columns <= 2 * HELD_RESULTS * dot.threads else None
+
+
+def _thread_tile(p: Point, part: _Part) -> _Tile | None:
+    """A register tile to each thread: neighbouring columns, and as many rows as are left to it; None where that is too large."""
+    wide = next(n for n in THREAD_COLUMNS if -(-part.across // n) <= p[_THREADS] or n == THREAD_COLUMNS[-1])
+    over_columns = min(p[_THREADS], -(-part.across // wide))
+    over_rows = _power_below(min(p[_THREADS] // over_columns, p[_QUERIES]))
+    tile = _Tile(-(-p[_QUERIES] // over_rows), wide, over_rows, over_columns)
+    return tile if tile.rows * wide <= HELD_RESULTS and over_columns * wide >= part.across else None
+
+
+def _in_thread_tiles(part: Hole[_Part]) -> list[Apply | Hole[Any]]:
+    """Register tiles of a part; no more threads than there are positions left."""
+    tile = fact(lambda p: _thread_tile(p, p[part]))
+    return [tile,
+            Apply("UPCAST", lambda p: p[part].columns, lambda p: p[tile].columns),
+            Apply("LOCAL", lambda p: p[part].columns, lambda p: min(p[tile].over_columns, _power_below(p.left(p[part].columns)))),
+            Apply("UPCAST", lambda p: p[part].rows, lambda p: p[tile].rows),
+            Apply("LOCAL", lambda p: p[part].rows, lambda p: min(p[tile].over_rows, _power_below(p.left(p[part].rows)))),
+            Apply("LANES", lambda p: f"{p[part].columns}.in" if p[tile].columns > 1 else "")]
+
+
+def _row_threads(p: Point) -> int:
+    return _power_below(min(p[_QUERIES], p[_THREADS]))
+
+
+_THREADS = Hole("threads", lambda p: thread_counts(p.state)[-2:])
+_PRODUCT_DOT = fact(lambda p: _instruction(p.state, p[_PRODUCT]))
+_MATRIX_TILE = fact(_matrix_tile)
+
+SHARED_PASS = Template(
+    "ATTENTION IN SHARED MEMORY", _THREADS,
+    Each(_PRODUCT, Choose(
+        [_PRODUCT_DOT, _MATRIX_TILE,
+         Apply("TC", lambda p: p[_PRODUCT].summed, lambda p: (p[_PRODUCT_DOT].name, p[_PRODUCT].rows, p[_PRODUCT].columns)),
+         Apply("UPCAST", lambda p: p[_PRODUCT].rows, lambda p: p[_MATRIX_TILE].rows),
+         Apply("UPCAST", lambda p: p[_PRODUCT].columns, lambda p: p[_MATRIX_TILE].columns),
+         Apply("LOCAL", lambda p: p[_PRODUCT].rows, lambda p: p[_MATRIX_TILE].over_rows),
+         Apply("LOCAL", lambda p: p[_PRODUCT].columns, lambda p: p[_MATRIX_TILE].over_columns),
+         Apply("UNROLL", lambda p: p[_PRODUCT].summed, 0)],
+        [Only(lambda p: _instruction(p.state, p[_PRODUCT]) is None), *_in_thread_tiles(_PRODUCT),
+         Apply("UNROLL", lambda p: p[_PRODUCT].summed, 4)])),
+    Do(lambda p: _placed(p, values=True)),
+    Each(_OF_ROWS, Apply("UPCAST", lambda p: p[_OF_ROWS].columns, lambda p: vector_width(p.state, resolved(p.state, p[_OF_ROWS].stage))),
+         Apply("LOCAL", lambda p: p[_OF_ROWS].rows, _row_threads),
+         Apply("GROUP", lambda p: p[_OF_ROWS].columns, lambda p: p[_THREADS] // _row_threads(p))),
+    _OUT, *_in_thread_tiles(_OUT))
+
+ATTENTION = Template(
+    "ATTENTION", _PEAK, _KEYS, Need(Do(lambda p: blocks_start(p.state, p[_PEAK], p[_KEYS]) or p.state)), _QUERIES, _PASS,
+    Choose(HELD_PASS, SHARED_PASS), Maybe(Apply("PIPELINE", lambda p: len(p.stage.stage.outs), BUFFERS)))

@@ -1,4 +1,4 @@
-"""Options of contractions on groups: a register tile of each thread times a tile of threads, the sum cut where there are few tiles.
+"""Contractions on groups: a register tile of each thread times a tile of threads, the sum cut where there are few tiles.
 
     UPCAST(o0, 8) UPCAST(o1, 4) LOCAL(o0, 8) LOCAL(o1, 16) UNROLL(r0, 4)      64 × 64 results a group, 32 a thread
     … STAGE(s1, root)                                                         the weights in the order in which they are read, once
@@ -8,126 +8,154 @@
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from svod.core.cost.groups.device import device_of
-from svod.core.cost.groups.spread import amount_for, groups_of
+from svod.core.cost.groups.spread import amount_for, groups_of, thread_counts
 from svod.core.cost.sketch_contractions import lane_choices
-from svod.core.cost.sketch_facts import Factor, extent_of, name_of, resolved, try_opt
-from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.placement import is_derived
+from svod.core.cost.sketch_facts import Factor, factors_of, is_constant, try_opt
+from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Template, fact
+from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
-_TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # of a thread: others × along memory
-_UNROLLED = 4
-_BLOCKS = (16, 32)      # positions of the sum in shared memory at a time
-_BUFFERS = 2            # buffers of an operand that is copied ahead
-_STAGED_TILE = 8        # results of a thread from which its group stages operands
-_FEW_THREADS = 64
-_WHOLE = 4              # iterations of a reduce loop that become straight-line code
+THREAD_TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # rows × columns along memory
+UNROLLED = 4            # iterations of the innermost reduce loop
+SHORT_SUM = 4           # iterations: a shorter reduce loop becomes straight-line code
+K_BLOCKS = (16, 32)     # positions of the sum in shared memory at a time
+BUFFERS = 2             # of an operand that is copied ahead
+STAGED_RESULTS = 8      # of a thread, from which on its group stages operands
+STAGED_THREADS = 65     # of a group, likewise
 PARTS = (2, 4, 8, 16)   # of a sum
-_FILL = 2               # groups per unit with which no sum is cut
+GROUPS_PER_UNIT = 2     # groups for each unit with which no sum is cut
 
 
-def contraction_options(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor], sizes: Sequence[int]) -> Iterator[Scheduler]:
-    """Tiles of the stage, for each axis that can be read along memory, in groups of about `sizes` threads."""
-    registers = device_of(state.target).registers_per_thread
-    for _, lane, x, _ in lane_choices(state, r, operands)[:2]:
-        others = [a for a in range(len(r.stage.outs)) if a != lane and extent_of(state, r, a) > 1]
-        tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(extent_of(state, r, a), 64), -a),
+class _ThreadTile(NamedTuple):
+    """Results of a thread: `rows` along one local axis, `columns` along another, that of the vectors."""
+
+    row_axis: int
+    column_axis: int
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} × {self.columns}"
+
+
+def _thread_tiles(p: Point) -> Iterator[_ThreadTile]:
+    """Tiles that fit half of a thread's registers, for each axis that can be read along memory."""
+    registers = device_of(p.state.target).registers_per_thread
+    for _, lane, x, _ in lane_choices(p.state, p.stage, p[OPERANDS])[:2]:
+        others = [a for a in range(len(p.stage.stage.outs)) if a != lane and p.extent(a) > 1]
+        tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(p.extent(a), 64), -a),
                    default=others[-1] if others else -1)
-        if tile < 0:
-            continue
-        for m, n in _TILES:
-            if m * n * max(1, r.lanes_bytes // 4) > registers // 2 or m > extent_of(state, r, tile) or n > extent_of(state, r, lane):
-                continue
-            base = state
-            for axis, amount in ((tile, m), (lane, n)):
-                base = try_opt(base, "UPCAST", name_of(state, r, axis), amount) if amount > 1 else base
-            if n > 1 and base is not state:
-                base = try_opt(base, "LANES", f"{name_of(state, r, lane)}.in")
-            for threads in sizes:
-                spread = _thread_tile(base, r, lane, tile, threads)
-                done = _unrolled(spread, r)
-                yield done
-                yield from _cut(done, r)
-                if m * n >= _STAGED_TILE:
-                    yield from _packed(base, r, operands, lane, tile, threads)
-                if m * n >= _STAGED_TILE and threads > _FEW_THREADS and state.target.shared_bytes:
-                    for blocked in _staged(spread, r, operands):
-                        yield blocked
-                        if blocked.pipeline is not None:
-                            yield from _cut(blocked, r)
+        for m, n in THREAD_TILES if tile >= 0 else ():
+            if m * n * max(1, p.stage.lanes_bytes // 4) <= registers // 2 and m <= p.extent(tile) and n <= p.extent(lane):
+                yield _ThreadTile(tile, lane, m, n)
 
 
-def _packed(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor], lane: int, tile: int, threads: int) -> Iterator[Scheduler]:
-    """Operands in buffers of their own, in the order in which they are read: weights, which costs nothing, and the other operand too."""
-    derived = [x for x in operands if x.stage >= 0 and is_derived(state.kernel.stages[x.stage])]
-    done = state
-    for x in sorted(derived, key=lambda x: not _is_weight(state, x)):
-        last, done = done, try_opt(done, "STAGE", state.kernel.stages[x.stage].name, ROOT)
-        if done is not last:
-            yield _unrolled(_thread_tile(done, r, lane, tile, threads), r)
-
-
-def _is_weight(state: Scheduler, x: Factor) -> bool:
-    """Whether an operand is computed from constants alone, before a plan runs."""
-    loads = [n.arg for n in resolved(state, x.stage).nodes if n.kind == "load"]
-    return bool(loads) and all(state.kernel.params[slot].arg.constant for slot in loads)
-
-
-def _staged(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
-    """A block of the sum at a time, with the part of the operands that a group reads for it in shared memory."""
-    axis = state.kernel.axes[r.stage.reds[0]]
-    for block in _BLOCKS:
-        done = try_opt(state, "TILE", axis.name, block) if axis.extent > block else state
-        for x in operands:
-            if x.stage >= 0 and is_derived(state.kernel.stages[x.stage]):
-                done = try_opt(done, "STAGE", state.kernel.stages[x.stage].name, axis.name)
-        if any(isinstance(place, int) for place in done.place):
-            inner = done.rows[done.axis_rows[axis.index][-1]].name
-            last = state.kernel.axes[r.stage.reds[-1]]
-            unrolled = try_opt(done, "UNROLL", inner if last is axis else last.name, 0 if last.extent <= _WHOLE else _UNROLLED)
-            yield unrolled
-            ahead = try_opt(unrolled, "PIPELINE", axis.name, _BUFFERS)
-            if ahead is not unrolled:
-                yield ahead
-
-
-def _thread_tile(state: Scheduler, r: ResolvedStage, lane: int, tile: int, threads: int) -> Scheduler:
-    """About `threads` threads, as many along both axes as there are results; what is left goes to further axes."""
+def _local_tile(p: Point) -> Scheduler:
+    """About `threads` threads, as many along both axes as there are results; threads to spare go to further axes."""
+    state, threads, (row_axis, column_axis, *_) = p.state, p[_THREADS], p[_TILE]
     side = 1
     while side * side * 2 <= threads:
         side *= 2
-    order = [(lane, max(side, threads // side)), (tile, side)]
-    order += [(a, threads) for a in range(len(r.stage.outs) - 1, -1, -1) if a not in (lane, tile)]
+    order = [(column_axis, max(side, threads // side)), (row_axis, side)]
+    order += [(a, threads) for a in range(len(p.stage.stage.outs) - 1, -1, -1) if a not in (column_axis, row_axis)]
     budget = threads
     for a, most in order:
-        left = state.rows[state.row_id(name_of(state, r, a))].extent
+        left = state.rows[state.row_id(p.name(a))].extent
         if budget < 2 or left < 2:
             continue
         n = amount_for(left, min(most, budget), 1)
-        done = try_opt(state, "LOCAL", name_of(state, r, a), n)
-        if done is not state:
-            state, budget = done, budget // n
+        after = try_opt(state, "LOCAL", p.name(a), n)
+        if after is not state:
+            state, budget = after, budget // n
     return state
 
 
-def _unrolled(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """The innermost reduce loop unrolled: a short one whole."""
-    if not r.stage.reds:
-        return state
-    axis = state.kernel.axes[r.stage.reds[-1]]
-    return try_opt(state, "UNROLL", axis.name, 0 if axis.extent <= _WHOLE else _UNROLLED)
+def _derived_operands(p: Point) -> list[Factor]:
+    return [x for x in p[OPERANDS] if x.stage >= 0 and is_derived(p.state.kernel.stages[x.stage])]
 
 
-def _cut(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
-    """The sum cut into parts where the tiles are too few for the units."""
-    few = _FILL * device_of(state.target).units // max(1, groups_of(state, r.stage.index))
-    if few < 2 or not r.stage.is_output or not r.stage.reds:
-        return
-    axis = max(r.stage.reds, key=lambda a: state.kernel.axes[a].extent)
-    for parts in [n for n in PARTS if n <= few][-2:]:
-        done = try_opt(state, "SPLITK", state.kernel.axes[axis].name, parts)
-        if done is not state:
-            yield done
+def _packed_operands(p: Point) -> list[str]:
+    """The operands that can be packed, constants first, as they are packed before a plan runs; "" for each that cannot."""
+    derived = sorted(_derived_operands(p), key=lambda x: not is_constant(p.state, x.stage))
+    return [*[p.state.kernel.stages[x.stage].name for x in derived], "", ""][:2]
+
+
+def _reuses_operands(p: Point) -> bool:
+    return p[_TILE].rows * p[_TILE].columns >= STAGED_RESULTS
+
+
+def _is_staged(p: Point) -> bool:
+    return _reuses_operands(p) and p[_THREADS] >= STAGED_THREADS and p.state.target.shared_bytes > 0
+
+
+def has_copies(p: Point) -> bool:
+    """Whether a stage lives in a loop."""
+    return any(isinstance(place, int) for place in p.state.place)
+
+
+def _first_sum(p: Point) -> str:
+    reds = p.stage.stage.reds
+    return p.state.kernel.axes[reds[0]].name
+
+
+def _blocked_sum(p: Point) -> str:
+    """The sum's outer loop where a block is a part of it, else ""."""
+    return _first_sum(p) if p.left(_first_sum(p)) > p[_BLOCK] else ""
+
+
+def _longest_sum(p: Point) -> str:
+    axes = p.state.kernel.axes
+    return axes[max(p.stage.stage.reds, key=lambda a: axes[a].extent)].name
+
+
+def _unroll_amount(p: Point) -> int:
+    return 0 if p.state.kernel.axes[p.stage.stage.reds[-1]].extent <= SHORT_SUM else UNROLLED
+
+
+def _innermost_sum(p: Point) -> str:
+    """The innermost reduce loop, that inside a block where the sum is blocked; "" without one."""
+    axes, reds = p.state.kernel.axes, p.stage.stage.reds
+    return p.state.rows[p.state.axis_rows[reds[0]][-1]].name if len(reds) == 1 else axes[reds[-1]].name if reds else ""
+
+
+def parts_of_sum(p: Point) -> list[int]:
+    """Parts of a sum whose tiles are too few for the units: the two largest numbers that keep them busy."""
+    few = GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
+    return [n for n in PARTS if n <= few][-2:] if few >= 2 and p.stage.stage.is_output and p.stage.stage.reds else []
+
+
+def _sizes(p: Point) -> tuple[int, ...]:
+    """Threads of a group: fewer choices where the kernel has several phases, one where others follow."""
+    sizes = thread_counts(p.state)
+    roots = [s for s in place_stages(p.state).roots if not is_derived(p.state.kernel.stages[s])]
+    return (sizes if len(roots) == 1 else sizes[1:] if roots[-1] == p.stage.stage.index else sizes[1:2]) or sizes
+
+
+OPERANDS = fact(lambda p: factors_of(p.state, p.stage))
+CUT = Hole("parts", parts_of_sum)
+_TILE = Hole("results of a thread", _thread_tiles)
+_THREADS = Hole("threads", _sizes)
+_LOCAL_TILE = fact(_local_tile)         # the state after it
+_PACKED = fact(_packed_operands)
+_BLOCK = Hole("positions in shared memory", lambda p: K_BLOCKS)
+_OPERAND = Hole("", lambda p: [p.state.kernel.stages[x.stage].name for x in _derived_operands(p)])
+_UNROLL = Apply("UNROLL", _innermost_sum, _unroll_amount)
+
+CONTRACTION = Template(
+    "CONTRACTION", OPERANDS, _TILE,
+    Apply("UPCAST", lambda p: p[_TILE].row_axis, lambda p: p[_TILE].rows),
+    Apply("UPCAST", lambda p: p[_TILE].column_axis, lambda p: p[_TILE].columns),
+    Apply("LANES", lambda p: f"{p.name(p[_TILE].column_axis)}.in" if p[_TILE].columns > 1 else ""),
+    _THREADS, _LOCAL_TILE, Choose(
+        [Do(lambda p: p[_LOCAL_TILE]), _UNROLL, Maybe(CUT, Apply("SPLITK", _longest_sum, CUT))],
+        # one operand in a buffer of its own, in the order in which it is read, or both
+        [Only(_reuses_operands), _PACKED,
+         Need(Apply("STAGE", lambda p: p[_PACKED][0], ROOT), Maybe(Apply("STAGE", lambda p: p[_PACKED][1], ROOT))),
+         Do(_local_tile), _UNROLL],
+        [Only(_is_staged), Do(lambda p: p[_LOCAL_TILE]), _BLOCK, Apply("TILE", _blocked_sum, _BLOCK),
+         Each(_OPERAND, Apply("STAGE", _OPERAND, _first_sum)), Only(has_copies), _UNROLL,
+         Maybe(Apply("PIPELINE", _first_sum, BUFFERS), Maybe(CUT, Apply("SPLITK", _longest_sum, CUT)))]))

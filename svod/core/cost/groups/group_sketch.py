@@ -7,22 +7,24 @@ where the threads of the group share it, or in a phase of its own:
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from svod.core.cost.groups.attention import attention_options
-from svod.core.cost.groups.contractions import contraction_options
+from svod.core.cost.groups.attention import ATTENTION
+from svod.core.cost.groups.contractions import CONTRACTION
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import group_cost
-from svod.core.cost.groups.matrices import flat_options, matrix_options
+from svod.core.cost.groups.matrices import MATRIX_TILES
 from svod.core.cost.groups.prices import GroupPrices
-from svod.core.cost.groups.rows import row_options
-from svod.core.cost.groups.spread import ROW, along_memory, elementwise_options, reduction_options, short_unrolled, thread_counts
-from svod.core.cost.sketch_facts import extent_of, factors_of, name_of, resolved, try_opt
+from svod.core.cost.groups.rows import ROWS
+from svod.core.cost.groups.spread import ELEMENTWISE, REDUCTION, THREAD_ROW, TRANSPOSE, along_memory, short_unrolled
+from svod.core.cost.sketch_facts import resolved, try_opt
+from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Template, schedule
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
-TIE = 0.015             # predictions whose cycles behind the launch are this near each other say nothing
-_MOST = 24              # sketches of a kernel, those predicted fastest
+TIE_SHARE = 0.015       # of the cycles behind the launch: predictions this near each other say nothing
+MOST_SKETCHES = 24      # of a kernel, those predicted fastest
+SHARING_THREADS = 256   # of a group that computes a reduction inside a phase
 
 
 def group_heuristic(state: Scheduler) -> Scheduler:
@@ -32,80 +34,72 @@ def group_heuristic(state: Scheduler) -> Scheduler:
 
 def best_sketch(state: Scheduler, prices: GroupPrices) -> Scheduler:
     """`group_heuristic` by these prices."""
-    candidates = prices.cheapest(_generate(state, prices), 1, TIE)
+    candidates = prices.cheapest(_generate(state, prices), 1, TIE_SHARE)
     return min([s for _, s in candidates], key=lambda s: (len(s.applied_opts), group_cost(s).cycles), default=state)
 
 
 def group_sketches(state: Scheduler) -> list[Scheduler]:
     """The states that a search starts from."""
     prices = GroupPrices()
-    return [s for _, s in prices.cheapest(_generate(state, prices), _MOST)]
+    return [s for _, s in prices.cheapest(_generate(state, prices), MOST_SKETCHES)]
+
+
+# -- templates of whole kernels ----------------------------------------------------------------------
+
+def _reductions_inside(p: Point) -> list[int]:
+    """The stages that reduce inside the phase of another."""
+    paths = place_stages(p.state).paths
+    return [s.index for s in p.state.kernel.stages if s.has_reduce and paths[s.index]]
+
+
+def _without_loops(p: Point) -> Scheduler:
+    """Each thread has a short reduction inside a phase as straight-line code."""
+    state = p.state
+    for s in _reductions_inside(p):
+        state = short_unrolled(state, state.kernel.stages[s], THREAD_ROW, vector_width(state, resolved(state, s)))
+    return state
+
+
+def _shared_by_group(p: Point) -> Scheduler:
+    """The threads of a group share the reduction `_INSIDE`, in vectors where it runs along memory."""
+    state, parts, r = p.state, p[_PARTS], resolved(p.state, p[_INSIDE])
+    lane, reds = along_memory(state, r), range(len(r.stage.outs), len(r.axes))
+    axes = [state.kernel.axes[a] for a in r.axes]
+    axis = axes[lane if lane in reds else max(reds, key=lambda a: axes[a].extent)]
+    width = vector_width(state, r)
+    if lane in reds and axis.extent % width == 0 and axis.extent >= width * parts:
+        state = try_opt(state, "UPCAST", axis.name, width)
+    return try_opt(state, "GROUP", axis.name, min(parts, state.rows[state.row_id(axis.name)].extent))
+
+
+_INNER = Hole("", lambda p: [s.name for s in p.state.kernel.stages if s.has_reduce and not s.is_output])
+_INSIDE = Hole("", _reductions_inside)
+_PARTS = Hole("threads of a sum inside", lambda p: dict.fromkeys(
+    (device_of(p.state.target).subgroup, min(SHARING_THREADS, p.state.target.group_threads))) if _reductions_inside(p) else ())
+
+# Where the reductions live that other stages read: as they are or each in a phase of its own; by each thread or by all of a group.
+PLACEMENT = Template("PLACEMENT", Maybe(Each(_INNER, Apply("STAGE", _INNER, ROOT))),
+                     Choose(Do(_without_loops), [_PARTS, Need(Each(_INSIDE, Do(_shared_by_group)))]))
+
+# The loops of one phase, the others left as they are.
+PHASE = Choose(
+    [],
+    [Only(lambda p: not p.stage.reductions), Choose(ELEMENTWISE, TRANSPOSE)],
+    [Only(lambda p: bool(p.stage.reductions)), Choose(MATRIX_TILES, CONTRACTION, REDUCTION)])
+
+# The axes of a convolution as they are make tiles with gaps: its pixels in tiles, whatever the extents of an image.
+FLAT = Template("FLAT", Need(Apply("FLATTEN", lambda p: p.stage.stage.name)), MATRIX_TILES)
 
 
 def _generate(state: Scheduler, prices: GroupPrices) -> Iterator[Scheduler]:
     yield state
-    flat = list(flat_options(state))
-    if flat:        # its axes as they are make tiles with gaps
+    flat = list(schedule(FLAT, state))
+    if flat:
         yield from flat
         return
-    for base in _placements(state):
-        for start in _shared_inside(base):
-            roots = [s for s in place_stages(start).roots if not is_derived(start.kernel.stages[s])]
-            sizes = thread_counts(state)
-            for s in roots[:-1]:
-                start = _best(start, s, sizes[1:2] or sizes, prices)
-            yield from _options(start, roots[-1], sizes if len(roots) == 1 else sizes[1:] or sizes)
-    yield from row_options(state)
-    yield from attention_options(state)
-
-
-def _placements(state: Scheduler) -> Iterator[Scheduler]:
-    """Where the reductions live that other stages read: as they are, and each in a phase of its own."""
-    yield state
-    inner = [s for s in state.kernel.stages if s.has_reduce and not s.is_output]
-    apart = state
-    for s in inner:
-        apart = try_opt(apart, "STAGE", s.name, ROOT)
-    if apart is not state:
-        yield apart
-
-
-def _shared_inside(state: Scheduler) -> Iterator[Scheduler]:
-    """Reductions inside a phase: computed by each thread, short ones without a loop, or shared by the threads of its group."""
-    paths = place_stages(state).paths
-    inside = [s.index for s in state.kernel.stages if s.has_reduce and paths[s.index]]
-    alone = state
-    for s in inside:
-        alone = short_unrolled(alone, state.kernel.stages[s], ROW, vector_width(state, resolved(state, s)))
-    yield alone
-    for parts in dict.fromkeys((device_of(state.target).subgroup, min(256, state.target.group_threads))) if inside else ():
-        done = state
-        for s in inside:
-            r = resolved(state, s)
-            lane = along_memory(state, r)
-            reds = range(len(r.stage.outs), len(r.axes))
-            axis = lane if lane in reds else max(reds, key=lambda a: extent_of(state, r, a))
-            extent, width = extent_of(state, r, axis), vector_width(state, r)
-            if axis == lane and extent % width == 0 and extent >= width * parts:
-                done = try_opt(done, "UPCAST", name_of(state, r, axis), width)
-            done = try_opt(done, "GROUP", name_of(state, r, axis), min(parts, done.rows[done.row_id(name_of(state, r, axis))].extent))
-        if done is not state:
-            yield done
-
-
-def _best(state: Scheduler, s: int, sizes: Sequence[int], prices: GroupPrices) -> Scheduler:
-    return next((best for _, best in prices.cheapest(_options(state, s, sizes), 1)), state)
-
-
-def _options(state: Scheduler, s: int, sizes: Sequence[int]) -> Iterator[Scheduler]:
-    """The options of one phase, the others left as they are. `sizes`: threads of the groups of contractions."""
-    r = resolved(state, s)
-    yield state
-    if not r.reductions:
-        yield from elementwise_options(state, r)
-        return
-    operands = factors_of(state, r)
-    if operands is not None:
-        yield from matrix_options(state, r)
-        yield from contraction_options(state, r, operands, sizes)
-    yield from reduction_options(state, r)
+    for start in schedule(PLACEMENT, state):
+        *others, last = [s for s in place_stages(start).roots if not is_derived(start.kernel.stages[s])]
+        for s in others:
+            start = next((best for _, best in prices.cheapest(schedule(PHASE, start, s), 1)), start)
+        yield from schedule(PHASE, start, last)
+    yield from schedule(Choose(ROWS, ATTENTION), state)

@@ -1,4 +1,4 @@
-"""Options of contractions by matrix instructions whose tiles a subgroup holds: tiles of each, subgroups side by side, what is staged.
+"""Contractions by matrix instructions whose tiles a subgroup holds: tiles of each, subgroups side by side, what is staged.
 
     TC(r0, (mma_bf16,o0,o1)) UPCAST(o0, 4) UPCAST(o1, 4) LOCAL(o0, 2) LOCAL(o1, 2)        128 × 64 results a group of four subgroups
     … TILE(r0, 2) STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0)                           32 positions of the sum in shared memory at a time
@@ -9,48 +9,71 @@
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from svod.core.cost.groups.contractions import PARTS
+from svod.core.cost.groups.contractions import CUT, has_copies
 from svod.core.cost.groups.device import device_of
-from svod.core.cost.groups.spread import groups_of
-from svod.core.cost.sketch_facts import resolved, try_opt
+from svod.core.cost.sketch_facts import bytes_of_arguments
+from svod.core.cost.template import Apply, Choose, Each, Hole, Maybe, Need, Only, Point, Template
 from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import place_stages
-from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.isa import DOTS
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.isa import DOTS, Dot
 
-_TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       # of a subgroup: rows × columns
-_SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))   # of a group, likewise
-_WIDE_TILES, _PARTS_OF_GROUP = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))       # the same of instructions of several subgroups
-_BLOCKS = (2, 4)        # instructions along the sum whose operands are in shared memory at a time
-_BUFFERS = 3, 4, 2      # of an operand that is copied ahead, those first that took least where nothing is predicted; by way of registers 2
-_OF_PARTS = 4, 2        # the same where each sum is cut
-_HIGH = 8               # rows of groups that follow each other column by column
-_FILL = 2               # groups per unit with which no sum is cut
-
-
-def flat_options(state: Scheduler) -> Iterator[Scheduler]:
-    """The contraction of the output with its axes merged: pixels of a convolution in tiles, whatever the extents of an image."""
-    flat = try_opt(state, "FLATTEN", state.kernel.stages[state.kernel.output].name)
-    if flat is not state:
-        yield from matrix_options(flat, resolved(flat, flat.kernel.output))
+SUBGROUP_TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       # tiles of a subgroup: rows × columns
+SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))            # of a group, likewise
+WIDE_TILES, WIDE_GROUPS = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))        # both, of instructions that several subgroups run together
+K_BLOCKS = (2, 4)       # instructions along the sum whose operands are in shared memory at a time
+BUFFERS = (3, 4, 2)     # of an operand that is copied ahead, the fastest without a prediction first
+SYNCHRONOUS_BUFFERS = (2,)      # of copies by way of registers
+CUT_BUFFERS = (4, 2)    # where each sum is cut
+SQUARE_ROWS = 8         # rows of groups that follow each other column by column
 
 
-def matrix_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
-    """Each instruction that computes the contraction of a phase, in tiles that its results fill."""
-    if place_stages(state).paths[r.stage.index] != ():
-        return
-    found = applicable(state.kernel, state.target, r.stage.index)
-    wide = [(axis, arg) for axis, arg in found if isinstance(arg, tuple) and DOTS[arg[0]].reads_shared]
-    for axis, arg in wide if any(_fills_units(state, arg) for _, arg in wide) else found:
-        if DOTS[arg[0] if isinstance(arg, tuple) else arg].fragments is None or not _stores_lines(state, r, arg):
-            continue
-        start = try_opt(state, "TC", axis, arg)
-        if start is not state:
-            yield from _blocks(start, r, axis, arg)
+class _Instruction(NamedTuple):
+    """An instruction for a sum along `axis`. `arg`: of TC, its name and the axes of the rows and columns of its tiles."""
+
+    axis: str
+    arg: Any
+
+    @property
+    def dot(self) -> Dot:
+        return DOTS[self.arg[0] if isinstance(self.arg, tuple) else self.arg]
+
+    def __str__(self) -> str:
+        return self.dot.name
+
+
+class _Block(NamedTuple):
+    """Rows × columns: tiles of a subgroup, or subgroups of a group."""
+
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} × {self.columns}"
+
+
+def _instructions(p: Point) -> list[_Instruction]:
+    """The instructions for the sum of a phase; those that read shared memory alone where one has a tile for each unit."""
+    if place_stages(p.state).paths[p.stage.stage.index] != ():
+        return []
+    fitting = [_Instruction(*x) for x in applicable(p.state.kernel, p.state.target, p.stage.stage.index)]
+    wide = [x for x in fitting if isinstance(x.arg, tuple) and x.dot.reads_shared]
+    return [x for x in (wide if any(_fills_units(p.state, x.arg) for x in wide) else fitting)
+            if x.dot.fragments is not None and _stores_lines(p.state, p.stage, x.arg)]
+
+
+def _subgroups(p: Point) -> Iterator[_Block]:
+    """Subgroups whose tiles the results fill."""
+    (m, n), (down, across) = p[_TILES], p[_RESULTS]
+    for block in WIDE_GROUPS if _is_wide(p) else SUBGROUPS:
+        a, b = block
+        if (m * a <= down or m * a == 1) and (n * b <= across or n * b == 1):
+            yield _Block(a, b)
 
 
 def _fills_units(state: Scheduler, arg: Any) -> bool:
@@ -68,63 +91,66 @@ def _stores_lines(state: Scheduler, r: ResolvedStage, arg: Any) -> bool:
         r.store.coef(a) == 1 and axes[r.axes[a]].extent >= DOTS[name].columns for a in range(len(r.stage.outs)))
 
 
-def _blocks(start: Scheduler, r: ResolvedStage, axis: str, arg: Any) -> Iterator[Scheduler]:
-    _, rows, columns = arg
-    down, across = (start.rows[start.row_id(name)].extent for name in (rows, columns))     # tiles of results
-    is_wide = DOTS[arg[0]].reads_shared
-    for m, n in _WIDE_TILES if is_wide else _TILES:
-        for a, b in _PARTS_OF_GROUP if is_wide else _SUBGROUPS:
-            if (m * a > down and m * a > 1) or (n * b > across and n * b > 1):
-                continue
-            block = start
-            for op, name, amount in (("UPCAST", rows, m), ("UPCAST", columns, n), ("LOCAL", rows, a), ("LOCAL", columns, b)):
-                block = try_opt(block, op, name, amount) if amount > 1 else block
-            for staged in _staged(block, r, axis):
-                yield staged
-                if is_wide:     # others take longer than memory does
-                    yield from _in_squares(staged, rows)
-                if staged.pipeline is not None and staged.pipeline.buffers in _OF_PARTS:
-                    yield from _cut(staged, r, axis)
-            if not is_wide:
-                yield from _cut(block, r, axis)
+def _is_wide(p: Point) -> bool:
+    return p[_INSTRUCTION].dot.reads_shared
 
 
-def _in_squares(state: Scheduler, rows: str) -> Iterator[Scheduler]:
-    """Some rows of groups, column by column, then the next ones: the groups that run at a time read less of matrices that the second cache
-    does not hold."""
-    extent, kernel = state.rows[state.row_id(rows)].extent, state.kernel
-    if state.pipeline is None or sum([p.arg.size * p.dtype.itemsize for p in kernel.params]) <= device_of(state.target).second:
-        return
-    done = try_opt(state, "TILE", rows, _HIGH) if extent % _HIGH == 0 and extent > _HIGH else state
-    if done is not state:
-        yield done
+def _outer_loop(p: Point) -> str:
+    """The loop around a block of the sum: the sum's, or the innermost one where the block is the whole sum."""
+    axis, state = p[_INSTRUCTION].axis, p.state
+    if p[_WHOLE] > p[_BLOCK]:
+        return axis
+    return next((state.rows[x].name for x in reversed(state.order[p.stage.stage.index])), axis)
 
 
-def _staged(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler]:
-    """Both operands in shared memory, a block of the sum at a time."""
-    for block in _BLOCKS:
-        whole = state.rows[state.row_id(axis)].extent
-        done = try_opt(state, "TILE", axis, block) if whole > block else state
-        inner = done.rows[-1].name if done is not state else axis
-        outer = axis if whole > block else next((state.rows[x].name for x in reversed(state.order[r.stage.index])), axis)
-        for s in r.reads:
-            done = try_opt(done, "STAGE", state.kernel.stages[s].name, outer)
-        if not any(isinstance(place, int) for place in done.place):
-            continue
-        done = try_opt(done, "UNROLL", inner, 0)
-        yield done
-        for buffers in _BUFFERS if state.target.has_async_copies else _BUFFERS[-1:]:
-            ahead = try_opt(done, "PIPELINE", axis, buffers)
-            if ahead is not done:
-                yield ahead
+def _inside_block(p: Point) -> str:
+    """The loop over the instructions of a block."""
+    axis, state = p[_INSTRUCTION].axis, p.state
+    return state.rows[-1].name if Opt("TILE", axis, p[_BLOCK]) in state.applied_opts else axis
 
 
-def _cut(state: Scheduler, r: ResolvedStage, axis: str) -> Iterator[Scheduler]:
-    """The sum cut into parts where the tiles are too few for the units."""
-    few = _FILL * device_of(state.target).units // max(1, groups_of(state, r.stage.index))
-    if few < 2 or not r.stage.is_output:
-        return
-    for parts in [n for n in PARTS if n <= few][-2:]:
-        done = try_opt(state, "SPLITK", axis, parts)
-        if done is not state:
-            yield done
+def _is_far(p: Point) -> bool:
+    """Whether operands are copied ahead, in groups of which there are several rows of squares, and the second cache does not hold them."""
+    left, state = p.left(p[_INSTRUCTION].arg[1]), p.state
+    return state.pipeline is not None and left % SQUARE_ROWS == 0 and left > SQUARE_ROWS \
+        and bytes_of_arguments(state) > device_of(state.target).second
+
+
+_INSTRUCTION = Hole("instruction", _instructions)
+_RESULTS = Hole("", lambda p: (_Block(p.left(_rows(p)), p.left(_columns(p))),))      # tiles of all results
+_TILES = Hole("tiles", lambda p: itertools.starmap(_Block, WIDE_TILES if _is_wide(p) else SUBGROUP_TILES))
+_SUBGROUPS = Hole("subgroups", _subgroups)
+_WHOLE = Hole("", lambda p: (p.left(p[_INSTRUCTION].axis),))        # instructions along the sum
+_BLOCK = Hole("instructions a block", lambda p: K_BLOCKS)
+_OPERAND = Hole("", lambda p: [p.state.kernel.stages[s].name for s in p.stage.reads])
+_BUFFERS = Hole("buffers", lambda p: BUFFERS if p.state.target.has_async_copies else SYNCHRONOUS_BUFFERS)
+
+
+def _axis(p: Point) -> str:
+    return p[_INSTRUCTION].axis
+
+
+def _rows(p: Point) -> str:
+    return str(p[_INSTRUCTION].arg[1])
+
+
+def _columns(p: Point) -> str:
+    return str(p[_INSTRUCTION].arg[2])
+
+
+_CUT_SUM = Need(CUT, Apply("SPLITK", _axis, CUT))
+
+# Groups in squares, some rows of them column by column, read less at a time of matrices that the second cache does not hold. Without
+# copies in shared memory only tiles of one subgroup are worth a cut sum.
+MATRIX_TILES = Template(
+    "MATRIX TILES", _INSTRUCTION, Need(Apply("TC", _axis, lambda p: p[_INSTRUCTION].arg)), _WHOLE, _RESULTS, _TILES,
+    Apply("UPCAST", _rows, lambda p: p[_TILES].rows), Apply("UPCAST", _columns, lambda p: p[_TILES].columns),
+    _SUBGROUPS, Apply("LOCAL", _rows, lambda p: p[_SUBGROUPS].rows), Apply("LOCAL", _columns, lambda p: p[_SUBGROUPS].columns), Choose(
+        [_BLOCK, Apply("TILE", lambda p: _axis(p) if p[_WHOLE] > p[_BLOCK] else "", _BLOCK),
+         Each(_OPERAND, Apply("STAGE", _OPERAND, _outer_loop)), Only(has_copies), Apply("UNROLL", _inside_block, 0),
+         Maybe(_BUFFERS, Apply("PIPELINE", _axis, _BUFFERS)), Choose(
+             [],
+             [Only(lambda p: _is_wide(p) and _is_far(p)), Need(Apply("TILE", _rows, SQUARE_ROWS))],
+             [Only(lambda p: p.state.pipeline is not None and p.state.pipeline.buffers in CUT_BUFFERS), _CUT_SUM])],
+        [Only(lambda p: not _is_wide(p)), _CUT_SUM]))
+

@@ -1,65 +1,69 @@
-"""Rows that the threads of a group hold in registers: what is reduced along them, and what is computed with the results.
+"""Rows that the threads of a group hold in registers: reductions along them, and what is computed with the results.
 
     softmax of 4096 columns      UPCAST(s1.r0, 4) GROUP(s1.r0, 256) UNROLL(s1.r0, 0) … UPCAST(o1, 4) LOCAL(o1, 256) UPCAST(o1, 0)
     of 64 columns                UPCAST(s1.r0, 4) GROUP(s1.r0, 8) UNROLL(s1.r0, 0) … UPCAST(o1, 4) LOCAL(o1, 8) UPCAST(o1, 0) LOCAL(o0, 16)
 
-Each thread has the same elements in all stages. Without loops they are loaded once, and what several stages compute of them is computed
-once."""
+Each thread has the same elements in all stages. Without loops they are loaded once, and values that several stages compute of them are
+computed once."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import gcd
 
-from svod.core.cost.groups.spread import stored_along
-from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
-from svod.core.kernel.kernel import ResolvedStage
+from svod.core.cost.groups.spread import STORED
+from svod.core.cost.template import Apply, Each, Hole, Point, Template, fact
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
-from svod.core.kernel.scheduler import Scheduler
 
-THREADS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-GROUP = 128             # threads of a group that has several rows
-MOST = 32               # elements of a thread
-LONG = (512, 1024)      # threads for rows that are longer than that
-AT_ONCE = 16            # elements of those that a thread loads at a time
-
-
-def row_options(state: Scheduler) -> Iterator[Scheduler]:
-    """Options of a phase that reduces rows and stores something for each of their elements."""
-    placement = place_stages(state)
-    inside = [s.index for s in state.kernel.stages if s.has_reduce and placement.paths[s.index]]
-    roots = [s for s in placement.roots if not is_derived(state.kernel.stages[s])]
-    if not inside or len(roots) != 1 or state.kernel.stages[roots[0]].has_reduce:
-        return
-    r = resolved(state, roots[0])
-    stored = stored_along(state, r)
-    if stored < 0:
-        return
-    extent, widest = extent_of(state, r, stored), vector_width(state, r)
-    for threads in THREADS:
-        if threads <= min(state.target.group_threads, extent) and extent <= threads * MOST:
-            done = _held(state, r, inside, stored, threads, _width(extent, threads, widest))
-            outer = next((a for a in range(stored - 1, -1, -1) if extent_of(state, r, a) > 1), -1)
-            rows = gcd(extent_of(state, r, outer), GROUP // threads) if outer >= 0 and threads < GROUP else 1     # none is masked
-            yield try_opt(done, "LOCAL", name_of(state, r, outer), rows) if rows > 1 else done
-    for threads in LONG:        # few rows at a time, which the second cache keeps from stage to stage
-        if threads <= state.target.group_threads and extent > threads * MOST:
-            width = _width(extent, threads, widest)
-            yield _held(state, r, inside, stored, threads, width, AT_ONCE // width)
+ROW_THREADS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+SEVERAL_ROWS = 128              # threads: a group of fewer has several rows
+HELD_ELEMENTS = 32              # of a row, by each thread
+LONG_ROW_THREADS = (512, 1024)  # for rows that are longer
+LOADED_ELEMENTS = 16            # of a longer row, by each thread at a time
 
 
-def _width(extent: int, threads: int, widest: int) -> int:
+def _reduced_axes(p: Point) -> list[str] | None:
+    """The longest reduce axis of each stage that reduces rows, where one phase does and stores a value for each of their elements."""
+    placement, kernel = place_stages(p.state), p.state.kernel
+    inside = [s for s in kernel.stages if s.has_reduce and placement.paths[s.index]]
+    roots = [s for s in placement.roots if not is_derived(kernel.stages[s])]
+    if not inside or roots != [p.stage.stage.index] or p.stage.stage.has_reduce:
+        return None
+    return [max([kernel.axes[a] for a in s.reds], key=lambda axis: axis.extent).name for s in inside]
+
+
+def _thread_counts(p: Point) -> Iterator[int]:
+    """Threads of a row. Long rows are few at a time, which the second cache keeps from stage to stage."""
+    extent, limit = p.extent(p[STORED]), p.state.target.group_threads
+    yield from [n for n in ROW_THREADS if n <= min(limit, extent) and extent <= n * HELD_ELEMENTS]
+    yield from [n for n in LONG_ROW_THREADS if n <= limit and extent > n * HELD_ELEMENTS]
+
+
+def _vector(p: Point) -> int:
     """Elements of a vector: the most that fill whole vectors of all threads, else that fill vectors and give each thread one."""
+    extent, threads, widest = p.extent(p[STORED]), p[_THREADS], vector_width(p.state, p.stage)
     fitting = [w for w in (widest, widest // 2, 1) if w and extent % w == 0 and threads * w <= extent]
     return next((w for w in fitting if extent % (threads * w) == 0), fitting[0])
 
 
-def _held(state: Scheduler, r: ResolvedStage, inside: Sequence[int], stored: int, threads: int, width: int, vectors: int = 0) -> Scheduler:
-    """A row of `threads` threads, with vectors of `width` elements, all of them or so many at a time."""
-    for s in inside:
-        stage = state.kernel.stages[s]
-        name = state.kernel.axes[max(stage.reds, key=lambda a: state.kernel.axes[a].extent)].name
-        state = try_opt(state, "UPCAST", name, width) if width > 1 else state
-        state = try_opt(try_opt(state, "GROUP", name, threads), "UNROLL", name, vectors)
-    name = name_of(state, r, stored)
-    state = try_opt(state, "UPCAST", name, width) if width > 1 else state
-    return try_opt(try_opt(state, "LOCAL", name, threads), "UPCAST", name, vectors)
+def _outer_axis(p: Point) -> int:
+    """The axis of the rows that lie side by side, or -1."""
+    return next((a for a in range(p[STORED] - 1, -1, -1) if p.extent(a) > 1), -1)
+
+
+def _rows(p: Point) -> int:
+    """Rows of a group: a divisor of all of them, so that none is masked."""
+    return gcd(p.extent(p[_OUTER]), SEVERAL_ROWS // p[_THREADS]) if p[_OUTER] >= 0 and p[_THREADS] < SEVERAL_ROWS else 1
+
+
+_REDUCED, _OUTER = fact(_reduced_axes), fact(_outer_axis)
+_AXIS = Hole("", lambda p: p[_REDUCED])
+_THREADS = Hole("threads", _thread_counts)
+_VECTOR = Hole("vector", lambda p: (_vector(p),))
+_VECTORS = fact(lambda p: 0 if p.extent(p[STORED]) <= p[_THREADS] * HELD_ELEMENTS else LOADED_ELEMENTS // p[_VECTOR])   # 0: all at once
+_ROWS = Hole("rows", lambda p: (_rows(p),))
+
+ROWS = Template(
+    "ROWS", _REDUCED, STORED, _OUTER, _THREADS, _VECTOR, _VECTORS, _ROWS,
+    Each(_AXIS, Apply("UPCAST", _AXIS, _VECTOR), Apply("GROUP", _AXIS, _THREADS), Apply("UNROLL", _AXIS, _VECTORS)),
+    Apply("UPCAST", STORED, _VECTOR), Apply("LOCAL", STORED, _THREADS), Apply("UPCAST", STORED, _VECTORS),
+    Apply("LOCAL", _OUTER, _ROWS))

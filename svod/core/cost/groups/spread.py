@@ -1,4 +1,4 @@
-"""How the loops of one phase are spread over the threads of a group: the options for elementwise stages and for reductions.
+"""Templates that spread the loops of one phase over the threads of a group: elementwise stages, transposes, reductions.
 
     UPCAST(o1, 4) LOCAL(o1, 256)                          16 bytes a thread, neighbouring threads beside each other
     UPCAST(r0, 4) GROUP(r0, 256)                          a group a row
@@ -8,21 +8,22 @@
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from math import prod
 
 from svod.core.cost.groups.device import LINE, SECTOR, device_of
 from svod.core.cost.sketch_facts import contiguous_axes, extent_of, name_of, try_opt
-from svod.core.kernel.groups import grid_rows, group_of
+from svod.core.cost.template import Apply, Choose, Do, Hole, Maybe, Only, Point, Template, Value, fact
+from svod.core.kernel.groups import grid_rows
 from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.placement import place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
-THREADS = (64, 128, 256)        # of a group: enough to hide latency, few enough that several groups share a unit
-_FILL = 4                       # groups per unit that a phase should have
-_MOST_PARTS = 64                # most parts of a cut sum, for each thread that combines them
-SHORT = 8                       # positions of an axis that become straight-line code
-ROW = 32                        # positions of a row that a thread may have whole
+GROUP_SIZES = (64, 128, 256)    # threads: enough to hide latency, few enough that several groups share a unit
+GROUPS_PER_UNIT = 4             # groups that a phase should have for each unit
+MOST_PARTS = 64                 # parts of a cut sum for each thread that combines them
+SHORT_AXIS = 8                  # positions: a shorter axis becomes straight-line code
+THREAD_ROW = 32                 # positions: a shorter row may be computed by one thread
 
 
 def amount_for(extent: int, threads: int, subgroup: int) -> int:
@@ -37,7 +38,7 @@ def amount_for(extent: int, threads: int, subgroup: int) -> int:
 def thread_counts(state: Scheduler) -> tuple[int, ...]:
     """Sizes of groups worth trying, within the limits of the target."""
     limit = state.target.group_threads
-    return tuple(dict.fromkeys(min(n, limit) for n in THREADS))
+    return tuple(dict.fromkeys(min(n, limit) for n in GROUP_SIZES))
 
 
 def along_memory(state: Scheduler, r: ResolvedStage) -> int:
@@ -62,11 +63,6 @@ def stored_along(state: Scheduler, r: ResolvedStage) -> int:
     return next((a for a in reversed(outs) if r.store.coef(a) == 1), outs[-1] if outs else -1)
 
 
-def left_of(state: Scheduler, r: ResolvedStage, a: int) -> int:
-    """Iterations left of the loop that carries the name of a local axis."""
-    return state.rows[state.axis_rows[r.axes[a]][0]].extent if state.axis_rows[r.axes[a]] else 1
-
-
 def spread_outputs(state: Scheduler, r: ResolvedStage, first: int, threads: int, most: int = 1 << 30) -> Scheduler:
     """Positions of the output bound to about `threads` threads: along axis `first`, at most `most` there, then along the axes outside of
     it, innermost first. Threads run fastest along the last axis, so axes inside of `first` are taken only where it is short."""
@@ -86,91 +82,7 @@ def spread_outputs(state: Scheduler, r: ResolvedStage, first: int, threads: int,
     return state
 
 
-def elementwise_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
-    """Options of a stage without reductions: threads along memory, each with a vector, one element, or several apart."""
-    first, width = stored_along(state, r), vector_width(state, r)
-    if first < 0:
-        yield state
-        return
-    name = name_of(state, r, first)
-    # rows begin at multiples of a vector where it divides them, or there is one: then only the last vector of all is masked
-    is_one_row = state.target.has_masked_memory and all(extent_of(state, r, a) == 1 for a in range(len(r.stage.outs)) if a != first)
-    for threads in thread_counts(state)[-2:]:
-        for vector in dict.fromkeys((width, width // 2, 1)):
-            if vector > 1 and extent_of(state, r, first) % vector and not is_one_row:
-                continue
-            done = try_opt(state, "UPCAST", name, vector) if vector > 1 else state
-            yield spread_outputs(done, r, first, threads)
-        if 1 < extent_of(state, r, first) <= ROW:       # whole rows
-            yield spread_outputs(try_opt(state, "UPCAST", name, 0), r, first, threads)
-        # several positions, a group apart
-        yield try_opt(spread_outputs(state, r, first, threads), "UPCAST", name, 4)
-    yield from _turned(state, r, first)
-
-
-def _turned(state: Scheduler, r: ResolvedStage, stored: int) -> Iterator[Scheduler]:
-    """Tiles of values that are read along one axis and stored along another: both have whole sectors in a group. Each thread turns a square
-    of vectors in registers, where they divide both axes; of the neighbours that are served at a time, each sector is wanted by as many as
-    fill it."""
-    read = along_memory(state, r)
-    if read in (-1, stored) or read >= len(r.stage.outs):
-        return
-    names, extents = [name_of(state, r, a) for a in (stored, read)], [extent_of(state, r, a) for a in (stored, read)]
-
-    def tile(base: Scheduler, lines: int, along: int) -> Scheduler:
-        for name, n in zip(names, (lines, along), strict=True):
-            base = try_opt(base, "LOCAL", name, min(n, base.rows[base.row_id(name)].extent))
-        return base
-    width = vector_width(state, r)
-    for threads in thread_counts(state):
-        if width > 1 and not any(extent % width for extent in extents):
-            square = try_opt(try_opt(state, "UPCAST", names[0], width), "UPCAST", names[1], width)
-            yield tile(square, LINE // SECTOR, threads * SECTOR // LINE)
-        for short, other in ((0, 1), (1, 0)):       # the threads have the whole of a short axis
-            if extents[short] <= SHORT and extents[other] % width == 0:
-                whole = try_opt(try_opt(state, "UPCAST", names[short], 0), "UPCAST", names[other], width)
-                yield try_opt(whole, "LOCAL", names[other], min(threads, left_of(whole, r, (stored, read)[other])))
-    side = 16 if state.target.group_threads >= 256 else 8
-    done = tile(state, side, side)
-    yield done
-    yield try_opt(done, "UPCAST", names[1], 4)
-
-
-def reduction_options(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
-    """Options of a stage with reductions: threads along memory, be that the sum or the results; the rest of a group shares the sum, or
-    takes more results."""
-    outs, subgroup = len(r.stage.outs), device_of(state.target).subgroup
-    lane, first = along_memory(state, r), stored_along(state, r)
-    reds = [a for a in range(outs, len(r.axes)) if extent_of(state, r, a) > 1]
-    summed = lane if lane >= outs else max(reds, key=lambda a: (extent_of(state, r, a), a), default=-1)
-    if 0 <= lane < outs:
-        first = lane
-    for threads in thread_counts(state):
-        for parts in dict.fromkeys((1, min(4, threads), min(subgroup, threads), threads)):
-            short = extent_of(state, r, lane) if 0 <= lane < outs else 1        # of the results along memory
-            for vector in dict.fromkeys((vector_width(state, r), *[short][:1 < short <= SHORT], 1)):
-                base = _shared_sum(state, r, summed, parts, vector if summed == lane else 1) if summed >= 0 else state
-                if base is None:
-                    continue
-                if 0 <= lane < outs and vector > 1:
-                    base = try_opt(base, "UPCAST", name_of(base, r, lane), vector) if extent_of(state, r, lane) % vector == 0 else base
-                done = spread_outputs(_unrolled(base, r), r, first, threads // parts)
-                yield done
-                yield from _cut(done, r, summed)
-
-
-def _shared_sum(state: Scheduler, r: ResolvedStage, axis: int, parts: int, vector: int) -> Scheduler | None:
-    """A reduce axis shared by `parts` threads of a group, in vectors where it runs along memory. None where it has fewer positions."""
-    extent, name = extent_of(state, r, axis), name_of(state, r, axis)
-    if vector > 1 and (extent % vector or extent < vector * parts):
-        return None
-    if parts > 1 and extent < 2 * parts and extent != parts:
-        return None
-    state = try_opt(state, "UPCAST", name, vector) if vector > 1 else state
-    return try_opt(state, "GROUP", name, parts) if parts > 1 else state
-
-
-def short_unrolled(state: Scheduler, stage: Stage, most: int = SHORT, width: int = 1) -> Scheduler:
+def short_unrolled(state: Scheduler, stage: Stage, most: int = SHORT_AXIS, width: int = 1) -> Scheduler:
     """Short reduce loops as straight-line code, in vectors of `width` where those divide them."""
     for axis in stage.reds:
         row = state.rows[state.row_id(state.kernel.axes[axis].name)]
@@ -180,38 +92,146 @@ def short_unrolled(state: Scheduler, stage: Stage, most: int = SHORT, width: int
     return state
 
 
-def _unrolled(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """Short reduce loops as straight-line code, else the innermost by four: loads are under way at once."""
-    state = short_unrolled(state, r.stage)
-    loops = [x for x in state.order[r.stage.index] if state.rows[x].axis in r.stage.reds and state.rows[x].extent > 1]
-    return try_opt(state, "UNROLL", state.rows[loops[-1]].name, 4) if loops else state
-
-
-def _cut(state: Scheduler, r: ResolvedStage, axis: int) -> Iterator[Scheduler]:
-    """A sum cut into parts, where a phase has too few groups for the units."""
-    if axis < 0 or not r.stage.is_output:
-        return
-    wanted = _FILL * device_of(state.target).units // max(1, groups_of(state, r.stage.index))
-    left = state.rows[state.row_id(name_of(state, r, axis))].extent
-    subgroup = max(1, state.target.subgroup)
-    for parts in dict.fromkeys((min(wanted, left, _MOST_PARTS), min(wanted // _FILL, left, _MOST_PARTS),
-                                *[min(n // subgroup, left // subgroup, _MOST_PARTS) * subgroup for n in (wanted, wanted // _FILL)])):
-        if parts > 1:
-            done = try_opt(state, "SPLITK", name_of(state, r, axis), parts)
-            if done is not state:
-                yield done
-
-
 def groups_of(state: Scheduler, root: int) -> int:
     """Groups of the phase that stores a stage."""
     return prod(state.rows[row].extent for row in grid_rows(state, place_stages(state), root))
 
 
-def threads_of(state: Scheduler, root: int) -> int:
-    """Threads of a group of the phase that stores a stage."""
-    return group_of(state, place_stages(state), root).threads
-
-
 def distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
     """The states that differ, in order."""
     return list({s.digest: s for s in reversed(list(states))}.values())[::-1]
+
+
+def over_threads(first: Value[int], threads: Value[int]) -> Do:
+    """`spread_outputs` as a step."""
+    return Do(lambda p: spread_outputs(p.state, p.stage, p.get(first), p.get(threads)))
+
+
+# -- elementwise stages ------------------------------------------------------------------------------
+
+def _vectors(p: Point) -> list[int]:
+    """Elements of a vector. They divide the rows, which then begin at multiples of one; of a single row only the last one is masked."""
+    width, stored = vector_width(p.state, p.stage), p[STORED]
+    is_one_row = p.state.target.has_masked_memory and all(p.extent(a) == 1 for a in range(len(p.stage.stage.outs)) if a != stored)
+    return [n for n in dict.fromkeys((width, width // 2, 1)) if n <= 1 or p.extent(stored) % n == 0 or is_one_row]
+
+
+STORED = fact(lambda p: a if (a := stored_along(p.state, p.stage)) >= 0 else None)
+THREADS = Hole("threads", lambda p: thread_counts(p.state))
+_LARGE = Hole("threads", lambda p: thread_counts(p.state)[-2:])
+_VECTOR = Hole("vector", _vectors)
+
+ELEMENTWISE = Template(
+    "ELEMENTWISE", STORED, _LARGE, Choose(
+        [_VECTOR, Apply("UPCAST", STORED, _VECTOR), over_threads(STORED, _LARGE)],
+        [Only(lambda p: 1 < p.extent(p[STORED]) <= THREAD_ROW), Apply("UPCAST", STORED, 0), over_threads(STORED, _LARGE)],
+        [over_threads(STORED, _LARGE), Apply("UPCAST", STORED, 4)]))      # positions of a thread lie a group apart
+
+
+# -- transposes --------------------------------------------------------------------------------------
+
+def _read_axis(p: Point) -> int | None:
+    """The output axis along which values are read, where that is not the one along which they are stored."""
+    read = along_memory(p.state, p.stage)
+    return read if 0 <= read < len(p.stage.stage.outs) and read != p[STORED] else None
+
+
+def _short_axes(p: Point) -> list[tuple[int, int]]:
+    """(a short axis, of which a thread has the whole; the other one, in vectors)."""
+    return [(short, other) for short, other in ((p[STORED], p[_READ]), (p[_READ], p[STORED]))
+            if p.extent(short) <= SHORT_AXIS and p.extent(other) % p[_WIDTH] == 0]
+
+
+def _tile(along_stored: Callable[[Point], int], along_read: Callable[[Point], int]) -> list[Apply]:
+    """A tile of threads, smaller where an axis has fewer positions left."""
+    return [Apply("LOCAL", STORED, lambda p: min(along_stored(p), p.left(p[STORED]))),
+            Apply("LOCAL", _READ, lambda p: min(along_read(p), p.left(p[_READ])))]
+
+
+def _side(p: Point) -> int:
+    return 16 if p.state.target.group_threads >= 256 else 8
+
+
+_READ = fact(_read_axis)
+_WIDTH = fact(lambda p: vector_width(p.state, p.stage))
+_SHORT = Hole("", _short_axes)
+
+# Both axes have whole sectors in a group. In a square of vectors, transposed in registers, as many neighbours want a sector as fill it.
+TRANSPOSE = Template(
+    "TRANSPOSE", STORED, _READ, _WIDTH, Choose(
+        [THREADS, Choose(
+            [Only(lambda p: p[_WIDTH] > 1 and not any(p.extent(a) % p[_WIDTH] for a in (p[STORED], p[_READ]))),
+             Apply("UPCAST", STORED, _WIDTH), Apply("UPCAST", _READ, _WIDTH),
+             *_tile(lambda p: LINE // SECTOR, lambda p: p[THREADS] * SECTOR // LINE)],
+            [_SHORT, Apply("UPCAST", lambda p: p[_SHORT][0], 0), Apply("UPCAST", lambda p: p[_SHORT][1], _WIDTH),
+             Apply("LOCAL", lambda p: p[_SHORT][1], lambda p: min(p[THREADS], p.left(p[_SHORT][1])))])],
+        [*_tile(_side, _side), Maybe(Apply("UPCAST", _READ, 4))]))
+
+
+# -- reductions --------------------------------------------------------------------------------------
+
+def _summed_axis(p: Point) -> int:
+    """The reduce axis along memory, else the longest; -1 without any."""
+    outs, lane = len(p.stage.stage.outs), p[_LANE]
+    reds = [a for a in range(outs, len(p.stage.axes)) if p.extent(a) > 1]
+    return lane if lane >= outs else max(reds, key=lambda a: (p.extent(a), a), default=-1)
+
+
+def _result_lane(p: Point) -> int:
+    """The output axis along memory, or -1."""
+    return p[_LANE] if p[_LANE] < len(p.stage.stage.outs) else -1
+
+
+def _reduced_vectors(p: Point) -> Iterable[int]:
+    """Elements of a vector, of the sum or of the results; a short axis of results whole."""
+    short = p.extent(p[_RESULT_LANE]) if p[_RESULT_LANE] >= 0 else 1
+    return dict.fromkeys((vector_width(p.state, p.stage), *[short][:1 < short <= SHORT_AXIS], 1))
+
+
+def _sum_vector(p: Point) -> int:
+    return p[_REDUCED_VECTOR] if p[_SUMMED] == p[_LANE] else 1
+
+
+def _result_vector(p: Point) -> int:
+    return p[_REDUCED_VECTOR] if p.extent(p[_RESULT_LANE]) % p[_REDUCED_VECTOR] == 0 else 1
+
+
+def _has_enough(p: Point) -> bool:
+    """Whether each of the threads that share a sum has a vector of it, and two positions unless each has one."""
+    if p[_SUMMED] < 0:
+        return True
+    extent, vector, parts = p.extent(p[_SUMMED]), _sum_vector(p), p[_PARTS]
+    return (vector == 1 or (extent % vector == 0 and extent >= vector * parts)) and (parts == 1 or extent >= 2 * parts or extent == parts)
+
+
+def _unrolled(p: Point) -> Scheduler:
+    """Short reduce loops as straight-line code, else the innermost by four: loads are under way at once."""
+    r, state = p.stage, short_unrolled(p.state, p.stage.stage)
+    loops = [x for x in state.order[r.stage.index] if state.rows[x].axis in r.stage.reds and state.rows[x].extent > 1]
+    return try_opt(state, "UNROLL", state.rows[loops[-1]].name, 4) if loops else state
+
+
+def _cuts(p: Point) -> list[int]:
+    """Parts of a sum whose phase has too few groups for the units, also in whole subgroups."""
+    if p[_SUMMED] < 0 or not p.stage.stage.is_output:
+        return []
+    wanted = GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
+    left, subgroup = p.left(p[_SUMMED]), max(1, p.state.target.subgroup)
+    enough = wanted, wanted // GROUPS_PER_UNIT
+    whole = [min(n // subgroup, left // subgroup, MOST_PARTS) * subgroup for n in enough]
+    return [n for n in dict.fromkeys((*[min(n, left, MOST_PARTS) for n in enough], *whole)) if n > 1]
+
+
+_LANE = fact(lambda p: along_memory(p.state, p.stage))
+_SUMMED, _RESULT_LANE = fact(_summed_axis), fact(_result_lane)
+_PARTS = Hole("threads of a sum", lambda p: dict.fromkeys(
+    (1, min(4, p[THREADS]), min(device_of(p.state.target).subgroup, p[THREADS]), p[THREADS])))
+_REDUCED_VECTOR = Hole("vector", _reduced_vectors)
+_CUT = Hole("parts", _cuts)
+
+# Threads lie along memory, be that the sum or the results; the rest of a group shares the sum, or takes more results.
+REDUCTION = Template(
+    "REDUCTION", _LANE, _SUMMED, _RESULT_LANE, THREADS, _PARTS, _REDUCED_VECTOR, Only(_has_enough),
+    Apply("UPCAST", _SUMMED, _sum_vector), Apply("GROUP", _SUMMED, _PARTS), Apply("UPCAST", _RESULT_LANE, _result_vector), Do(_unrolled),
+    over_threads(lambda p: p[_RESULT_LANE] if p[_RESULT_LANE] >= 0 else stored_along(p.state, p.stage), lambda p: p[THREADS] // p[_PARTS]),
+    Maybe(_CUT, Apply("SPLITK", _SUMMED, _CUT)))
