@@ -1,9 +1,9 @@
-"""Makes the parts of docs/ that consist of docstrings.
+"""Makes the parts of docs/ that consist of docstrings and declarations.
 
-    python docs/generate.py files       every file of the package and its purpose, by folder (docs/layout.md)
-    python docs/generate.py opts        every opt, its loop nest before and after (docs/opts.md)
+    python docs/generate.py             writes docs/generated, which a test compares with the source
+    python docs/generate.py files       prints every file of the package and its purpose, by folder
 
-`mkdocs build` loads this module as a hook and puts each part where its page has the line `<!-- generated: NAME -->`."""
+`mkdocs build` loads this module as a hook, which puts the list of files where docs/layout.md has the line `<!-- generated: files -->`."""
 from __future__ import annotations
 
 import ast
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
+GENERATED = ROOT / "docs" / "generated"
+MARK = "<!-- generated: files -->"
+WIDTH = 120     # columns of a paragraph
 #: Rooms in the order in which data flows; each comes with its folders.
 ROOMS = ("system", "tensor", "nn", "onnx", "torch", "tracing", "core", "compile", "bench", "tune", "cli")
 
@@ -49,24 +51,34 @@ def described_files() -> str:
 
 def described_opts() -> str:
     """A section for each opt: its docstring, loop nests as code."""
-    from svod.core.kernel.opts import OPTS  # the package is needed for this part alone
-    parts = []
+    from svod.core.kernel.opts import OPTS  # the list of files needs no package
+    parts = ["# Each opt, before and after\n\nDocstrings of `svod/core/kernel/opts.py`. [opts.md](../opts.md) has rules of single opts.\n"]
     for name, rule in OPTS.items():
         paragraphs = (inspect.getdoc(rule) or "").split("\n\n")
         nests = "".join(f"\n\n```\n{textwrap.dedent(p)}\n```" for p in paragraphs[1:])
-        parts.append(f"### {name}\n\n{' '.join(paragraphs[0].split())}{nests}\n")
+        parts.append(f"## {name}\n\n{textwrap.fill(' '.join(paragraphs[0].split()), WIDTH, break_on_hyphens=False)}{nests}\n")
     return "\n".join(parts)
 
 
-PARTS: dict[str, Callable[[], str]] = {"files": described_files, "opts": described_opts}
+def described_options() -> str:
+    """The tables of all options and environment variables."""
+    from svod.config import options_table  # the list of files needs no package
+    return f"# All options\n\nDeclarations of `svod/config.py`. [configuration.md](../configuration.md) has rules.\n\n{options_table()}"
+
+
+PAGES: dict[str, Callable[[], str]] = {"options.md": described_options, "opts.md": described_opts}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs with the text of each page."""
-    return MARK.sub(lambda mark: PARTS[mark[1]](), markdown)
+    return markdown.replace(MARK, described_files())
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in PARTS:
+    if sys.argv[1:] == ["files"]:
+        print(described_files(), end="")
+    elif sys.argv[1:]:
         raise SystemExit(__doc__)
-    print(PARTS[sys.argv[1]](), end="")
+    else:
+        for name, page in PAGES.items():
+            (GENERATED / name).write_text(page(), encoding="utf-8")

@@ -1,7 +1,7 @@
 """Every option of svod, declared once; the only module that reads the environment.
 
 An option is a field of one of four frozen dataclasses. Its declaration (`_option`) holds the environment variable, the default, the
-accepted values and the help text. `write_docs` makes the table in docs/configuration.md from these declarations.
+accepted values and the help text. docs/generate.py makes docs/generated/options.md from these declarations.
 
 svod warns once of an unknown variable with its prefix, such as `SVOD_TUNEDB`, and names the most similar option.
 
@@ -384,7 +384,7 @@ def unknown_variables() -> list[str]:
         if near:
             warnings.append(f"the variable {name} is unknown and has no effect; {near[0]} is known")
         elif name.startswith("SVOD_"):
-            warnings.append(f"the variable {name} is unknown and has no effect; docs/configuration.md lists those there are")
+            warnings.append(f"the variable {name} is unknown and has no effect; docs/generated/options.md lists all")
     return warnings
 
 
@@ -505,18 +505,3 @@ def options_table() -> str:
                        f"| {option.help} |")
         out.append("")
     return "\n".join(out)
-
-
-BEGIN_MARK, END_MARK = "<!-- options: begin -->", "<!-- options: end -->"
-
-
-def update_docs(page: str) -> str:
-    """`page` with the text between the two marks replaced by the current table."""
-    head, rest = page.split(BEGIN_MARK)
-    tail = rest.split(END_MARK)[1]
-    return f"{head}{BEGIN_MARK}\n\n{options_table()}\n{END_MARK}{tail}"
-
-
-def write_docs(path: str | os.PathLike[str]) -> None:
-    """Bring the table in docs/configuration.md up to date."""
-    Path(path).write_text(update_docs(Path(path).read_text(encoding="utf-8")), encoding="utf-8")

@@ -56,7 +56,7 @@ def test_variables_that_no_option_has_are_warned_of_once(monkeypatch: pytest.Mon
     unknown = [m.split(" is unknown and has no effect; ")[0].split()[-1] for m in caplog.messages]
     assert unknown == ["BEAM_BUGDET", "SVOD_TUNEDB", "SVOD_XYZ"]
     assert [m.split("; ")[1] for m in caplog.messages] == ["BEAM_BUDGET is known", "SVOD_TUNE_DB is known",
-                                                           "docs/configuration.md lists those there are"]
+                                                           "docs/generated/options.md lists all"]
 
 
 @pytest.mark.parametrize(("name", "text"), [
@@ -181,8 +181,3 @@ def test_imports_nothing_heavy() -> None:
     imported = {a.name.split(".")[0] for n in tree.body if isinstance(n, ast.Import) for a in n.names}
     imported |= {(n.module or "").split(".")[0] for n in tree.body if isinstance(n, ast.ImportFrom)}
     assert imported <= {"__future__", "collections", "contextlib", "dataclasses", "logging", "os", "pathlib", "svod", "typing"}
-
-
-def test_the_table_in_the_docs_is_current() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == config.update_docs(page), "run: python -c \"from svod.config import write_docs; write_docs('docs/configuration.md')\""
