@@ -137,7 +137,7 @@ class PlanAnalysis:
 
     @property
     def parallelism(self) -> float | None:
-        """How many kernels could run at once on average: `seconds` over `critical_seconds`."""
+        """The average number of kernels that could run at once: `seconds` over `critical_seconds`."""
         return self.seconds / self.critical_seconds if self.seconds and self.critical_seconds else None
 
     def to_json(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class PlanAnalysis:
         return "\n".join(out)
 
     def _resources_table(self, width: int) -> list[str]:
-        """What the groups of each phase need of a device that has groups of threads; nothing on others."""
+        """The needs of each phase's groups on a device with groups of threads; empty on others."""
         rows = [(" ".join([str(k.index), k.name, *([p.symbol] if len(k.resources) > 1 else [])]), str(p.threads), amount(p.registers),
                  amount(p.shared, "B"), amount(p.spill_stores, "B"), amount(p.resident), percent(p.occupancy))
                 for k in self.kernels if k.resources is not None for p in k.resources]
@@ -246,7 +246,7 @@ def _analyze_kernel(index: int, k: PreparedKernel, level: int, plan: ExecutionPl
 
 
 def _resources(k: PreparedKernel, device: str) -> tuple[PhaseResources, ...] | None:
-    """What the phases of a run need of the kernel's device; None for a device without groups of threads, and where no program runs."""
+    """The needs of a run's phases on the kernel's device; None for a device without groups of threads, and where no program runs."""
     if isinstance(k.loaded, HostItem):
         return None
     backend, pair = device_named(k.device or device)
@@ -258,7 +258,7 @@ def _resources(k: PreparedKernel, device: str) -> tuple[PhaseResources, ...] | N
 
 
 def dependencies_of(plan: ExecutionPlan) -> tuple[Dependency, ...]:
-    """Which kernel waits for which, one entry for each buffer. Kernels that use different parts of a buffer do not wait for each other."""
+    """The waits between kernels, one entry for each buffer. Kernels that use different parts of a buffer do not wait for each other."""
     out: list[Dependency] = []
     writers: dict[int, list[_Use]] = {}
     readers: dict[int, list[_Use]] = {}

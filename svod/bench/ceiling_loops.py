@@ -38,7 +38,7 @@ UNROLL = 8                      # vectors per turn of a memory loop
 # (loads a turn, parts of a vector) of read loops. The best counts: eight loads are 3 % faster from L1, four are 9 % faster from L2, and an
 # AMD Zen 4 reads memory faster by half vectors.
 READS = ((8, 1), (4, 1), (4, 2))
-FMA_TURNS = 1 << 16             # of one thread in one launch
+FMA_TURNS = 1 << 16             # turns of one thread in one launch
 GAP = 16 << 10                  # bytes between the slices of threads: a prefetch past a slice does not touch the next one
 MAX_MEMORY = 512 << 20          # bytes of all threads, at most, unless twice the last-level cache is more
 QUICK_MEMORY = 128 << 20        # bytes of all threads in a quick measurement; a large last-level cache holds part of it
@@ -46,7 +46,7 @@ SAMPLE_SECONDS = 2e-3
 SHARED_SECONDS = 1e-2           # time of a memory loop of several threads: the first pass may find its slice in another core's cache
 SAMPLES, QUICK_SAMPLES, CURVE_SAMPLES = 20, 5, 8
 FMA_DTYPES = (dtypes.float32, dtypes.float64)
-INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # of operands: vectors, tiles
+INSTRUCTIONS = {"bfloat16": (DOTS["bf16"], DOTS["amxbf16"]), "int8": (DOTS["vnni8"], DOTS["amx8"])}    # on vectors, on tiles
 TILES = 4                       # accumulators of 8 registers
 STREAMS = {"read": ("read",), "write": ("write", "write_stream"), "copy": ("copy", "copy_stream")}
 LEVELS = ("l1", "l2", "l3", "memory")
@@ -171,7 +171,7 @@ class HugePages:
     contiguous in physical memory; small pages fill the sets of a large cache unevenly, and differently each time."""
 
     def __init__(self, size: int, threads: int = 1) -> None:
-        """For `size` bytes, cut into two parts for each of `threads` threads, with gaps between them."""
+        """Memory for `size` bytes, cut into two parts for each of `threads` threads, with gaps between them."""
         whole = -(-(size + 2 * threads * GAP) // HUGE_PAGE) * HUGE_PAGE
         self._map = private_memory(whole + HUGE_PAGE)
         want_huge_pages(self._map)

@@ -67,7 +67,7 @@ def check_comparable(before: Run, after: Run) -> None:
 
 
 def compare_runs(before: Run, after: Run) -> Comparison:
-    """What changed for svod in the cases of either run."""
+    """The changes of svod's times in the cases of either run."""
     versions = {p.name: p.version for p in before.peers}
     stable = {p.name for p in after.peers if p.version is not None and versions.get(p.name) == p.version}
     names = list(dict.fromkeys([c.name for c in before.cases] + [c.name for c in after.cases]))

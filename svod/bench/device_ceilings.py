@@ -40,7 +40,7 @@ from svod.errors import UnsupportedError
 STEPS = 128                         # multiply-adds of an element
 ROWS = 16
 FMA_ELEMENTS = 1 << 16              # at least; units × their threads × 4 where that is more
-TILE, UPCAST = (128, 256), (4, 8)   # of products: rows and columns of a group; tiles of a subgroup side by side, in registers
+TILE, UPCAST = (128, 256), (4, 8)   # rows and columns of a group's product; tiles of a subgroup side by side, in registers
 TOGETHER = 4                        # instructions that read shared memory, between two waits for their results
 GROUPS, TURNS = 8, 1024             # groups per unit; products that each sums up
 SMALLEST = 256 << 10                # bytes of the smallest working set of the curve

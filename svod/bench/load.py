@@ -1,4 +1,4 @@
-"""How busy the machine was while something was timed.
+"""The load of the machine while something was timed.
 
 `watch_machine()` reads the machine's counters before and after a batch of measurements. The difference is a `MachineLoad`: it is stored
 with the batch and says whether the batch can be trusted.
@@ -50,7 +50,7 @@ class MachineState:
     wall: float
     steal: float                # sum over all cores
     used: float                 # sum over all cores and processes
-    own: float                  # of this process and its ended children
+    own: float                  # processor seconds of this process and its ended children
     involuntary_switches: int
     load_average: float
     cores: int

@@ -205,7 +205,7 @@ def _time_passes(plan: ExecutionPlan, call: Callable[[], object] | None, seconds
     times: list[list[float]] = [[] for _ in plan.kernels]
     whole: list[float] = []
     calls: list[float] = []
-    sorts = [(k.device, k.is_host_item) for k in plan.kernels]      # of kernels whose calls cost the same
+    sorts = [(k.device, k.is_host_item) for k in plan.kernels]      # kernels of one sort have calls of one cost
     empty: dict[tuple[str, bool], list[float]] = {sort: [] for sort in sorts}
     begin = clock()
     while len(whole) < LEAST_PASSES or (len(whole) < MOST_PASSES and clock() - begin < seconds):

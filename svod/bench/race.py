@@ -76,7 +76,7 @@ def race(contestants: Sequence[Contestant], rounds: int = 6, *, anchor: int = 0,
 
 
 def scores(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """For each contestant the median over rounds of log(t / median of the round)."""
+    """The score of each contestant: the median over rounds of log(t / median of the round)."""
     logs = []
     for times in rounds:
         middle = statistics.median(times)

@@ -24,7 +24,7 @@ from svod.system.checked import checked
 from svod.system.files import write_text
 
 FORMAT, VERSION = "svod-bench", 1
-MODEL_SUITES = ("models", "onnx", "torch")          # whose cases are models, not kernels
+MODEL_SUITES = ("models", "onnx", "torch")          # suites of models, not kernels
 SVOD = ("heuristic", "tuned")       # the contestants that are svod; all others are peers
 
 
@@ -63,7 +63,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Load:
-    """How busy the machine was. `steal` and `foreign` are the shares of all cores' time that other machines stole and other processes used.
+    """The load of the machine. `steal` and `foreign` are the shares of all cores' time that other machines stole and other processes used.
     `busy` says why times are doubtful; null where they are not."""
 
     load_average: float

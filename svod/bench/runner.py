@@ -273,7 +273,7 @@ def _named(name: str, run: Callable[[int], object]) -> Callable[[int], None]:
 
 
 def _contestant(name: str, prepared: PreparedPeer) -> Contestant:
-    """What is timed, with errors that name it."""
+    """The contestant to time, with errors that name it."""
     if prepared.contestant is None:
         return Contestant(_named(name, prepared.run), name)
     return _Guarded(prepared.contestant, name)

@@ -37,7 +37,7 @@ class Module:
         with scope(path):
             return self.forward(*args, **options)
 
-    reports_changes = True      # of attributes, to captured functions that have read them
+    reports_changes = True      # captured functions hear of changes of attributes that they have read
 
     def __setattr__(self, name: str, value: Any) -> None:
         note_change()

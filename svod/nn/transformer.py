@@ -15,7 +15,7 @@ Activation = str | Callable[[Tensor], Tensor]
 
 
 class _Layer(Module):
-    """What encoder and decoder layers share: the two linear layers, and where the norms stand."""
+    """The common part of encoder and decoder layers: the two linear layers, and the places of the norms."""
 
     def __init__(self, d_model: int, dim_feedforward: int, activation: Activation, norm_first: bool) -> None:
         if isinstance(activation, str) and activation not in ("relu", "gelu"):

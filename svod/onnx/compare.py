@@ -1,4 +1,4 @@
-"""Where numbers differ: a model's values, node by node, against onnxruntime or the reference of the onnx package."""
+"""Differences of numbers: a model's values, node by node, against onnxruntime or the reference of the onnx package."""
 from __future__ import annotations
 
 from collections.abc import Mapping

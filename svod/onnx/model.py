@@ -27,7 +27,7 @@ from svod.tracing import jit
 log = logging.getLogger("svod.onnx")
 
 Size = int | str | None
-_KINDS = "buif"     # of elements, in the order in which the numbers of one become those of the next
+_KINDS = "buif"     # kinds of elements; the numbers of one may become those of the next
 
 
 class Input(NamedTuple):
@@ -39,7 +39,7 @@ class Input(NamedTuple):
 
 
 class _Condition(NamedTuple):
-    """What a plan computes in place of the outputs: which way a branch of the graph goes."""
+    """The result of a plan that computes a condition in place of the outputs: the way that a branch of the graph goes."""
 
     branch: int
     value: Any
@@ -158,7 +158,7 @@ class Model:
                 and not any(isinstance(r, list) for r in results))
 
     def _make_tail(self) -> Tail | None:
-        """What another runtime computes of the model; None: nothing."""
+        """The part of the model that another runtime computes; None: nothing."""
         if not self._lacking:
             return None
         assert self.fallback is not None

@@ -30,7 +30,7 @@ class OnnxError(SvodError):
 Source = str | os.PathLike[str] | bytes | BinaryIO | onnx.ModelProto
 
 IR_VERSION = b"\x08"      # the tag of a model's first field, which writers put first
-WITHIN = "(the model itself)"        # what tensors of a model without a file call it
+WITHIN = "(the model itself)"        # the file's name in tensors of a model without a file
 NARROW = "svod computes with bool, integers of 8 to 64 bits, float16, bfloat16, float32 and float64"
 NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16",
                onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.BOOL: "bool",
@@ -186,7 +186,7 @@ def domain_of(node: onnx.NodeProto) -> str:
 
 
 def title_of(node: onnx.NodeProto) -> str:
-    """What errors call a node: its operator, and its name or what it makes."""
+    """The name of a node in errors: its operator, and its name or its output."""
     name = node.name or next(iter(node.output), "")
     return f"{node.op_type} {name!r}" if name else str(node.op_type)
 

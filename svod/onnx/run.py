@@ -144,7 +144,7 @@ def _size_of(n: int | str | None, axis: int, sizes: Mapping[str, int]) -> int | 
 
 
 def _sizes_wanted(model: Model, shapes: Mapping[str, tuple[int | None, ...]], command: Sequence[str]) -> str:
-    """What is said about dimensions without a size, which are None in `shapes`: the inputs, and the command to paste."""
+    """The message about dimensions without a size, which are None in `shapes`: the inputs, and the command to paste."""
     free: dict[str, None] = {}      # names without a size
     nameless: dict[str, str] = {}   # inputs with an axis that has neither a name nor a size, and a shape to give
     for i in model.inputs:

@@ -1,4 +1,4 @@
-"""What the standard says about a node's form and types, from the schemas of the onnx package. Operators that have none there, such as
+"""The standard's rules for a node's form and types, from the schemas of the onnx package. Operators that have none there, such as
 those of com.microsoft, are not checked."""
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import defs
 from svod.onnx.values import Value, dtype_of, has_dtype, is_known
 from svod.tensor import Tensor
 
-_WORDS = {"float32": "float", "float64": "double"}      # what ONNX calls types
+_WORDS = {"float32": "float", "float64": "double"}      # ONNX's names of types
 
 
 @cache
@@ -25,7 +25,7 @@ def schema_of(op: str, domain: str, version: int) -> defs.OpSchema | None:
 
 
 def mistakes_in(node: onnx.NodeProto, domain: str, version: int) -> list[str]:
-    """What is wrong with the form of a node: the numbers of its inputs and outputs, and its attributes."""
+    """The fault in the form of a node, or None: the numbers of its inputs and outputs, and its attributes."""
     schema = schema_of(node.op_type, domain, version)
     if schema is None:
         return []
@@ -53,7 +53,7 @@ def _between(low: int, high: int) -> str:
 
 
 def type_mistake(op: str, domain: str, version: int, operands: Sequence[Value]) -> str | None:
-    """What is wrong with the types of a node's operands; None: nothing. Types that have to be equal have one name in a schema."""
+    """The fault in the types of a node's operands, or None. Types that have to be equal have one name in a schema."""
     schema = schema_of(op, domain, version)
     if schema is None or not schema.inputs:
         return None

@@ -1,4 +1,4 @@
-"""What users of onnxruntime write first, unchanged: `InferenceSession(path).run(None, {"x": x})`."""
+"""The interface of onnxruntime, for code that stays unchanged: `InferenceSession(path).run(None, {"x": x})`."""
 from __future__ import annotations
 
 import inspect
@@ -27,7 +27,7 @@ class NodeArg(NamedTuple):
 
 
 class ModelMetadata(NamedTuple):
-    """What a file says about itself."""
+    """The metadata of a file."""
 
     producer_name: str
     graph_name: str
@@ -49,7 +49,7 @@ class SessionOptions:
 
 
 class GraphOptimizationLevel(Enum):
-    """What onnxruntime calls levels of optimisation. svod has one."""
+    """onnxruntime's levels of optimisation. svod has one."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -59,7 +59,7 @@ class GraphOptimizationLevel(Enum):
 
 
 class ExecutionMode(Enum):
-    """What onnxruntime calls the order of operators. svod's is that of the plan."""
+    """onnxruntime's orders of operators. svod's is that of the plan."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1

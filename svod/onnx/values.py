@@ -1,4 +1,4 @@
-"""What flows along the edges of a graph while it is walked.
+"""The values on the edges of a graph while it is walked.
 
     Tensor      computed when the plan runs
     Array       known now: weights, and small integers that decide about shapes, axes and branches

@@ -42,12 +42,12 @@ class Walk:
         self.model, self.opsets, self.arrays = model, opsets, arrays
         self._order: dict[int, tuple[onnx.GraphProto, list[onnx.NodeProto]]] = {}
         self.nodes = self._in_order(model.graph) if wanted is None else self.needed(model.graph, set(wanted))
-        self._weights: dict[int, Tensor] = {}       # by the id of an array of the model's own
+        self._weights: dict[int, Tensor] = {}       # tensors by the id of the model's array
         self._own: set[int] = set()
-        # by the id of a message, which is kept: protobuf makes its objects anew when nobody holds them
+        # key: id of a message, which is kept, because protobuf makes its objects anew when nobody holds them
         self._initial: dict[int, tuple[onnx.GraphProto, dict[str, Value]]] = {}
         self._attributes: dict[int, tuple[onnx.NodeProto, dict[str, Any]]] = {}
-        self._chosen: dict[int, bool] = {}      # of the walk that is being made
+        self._chosen: dict[int, bool] = {}      # choices in the present walk
         self.known, self.halves = Known(), Halves()
         self._branches = 0
         self._draws: Counter[int] = Counter()
@@ -102,7 +102,7 @@ class Walk:
                     deciding.add(name)
                     direct.add(name)
             if node.op_type in ("Shape", "Size"):
-                continue        # of a tensor they are known whatever its values are
+                continue        # a tensor's shape and type are known whatever its values are
             if any(o in deciding for o in node.output):
                 deciding.update(n for n in node.input if n)
 
@@ -126,7 +126,7 @@ class Walk:
         return self._branches, self._chosen.get(self._branches)
 
     def turn(self, node: onnx.NodeProto) -> int:
-        """How often this has been asked of the node in the walk."""
+        """The number of times that this was asked of the node in the walk."""
         self._draws[id(node)] += 1
         return self._draws[id(node)] - 1
 
@@ -199,7 +199,7 @@ class Walk:
             with scope(node.name.strip("/").replace("/", ".") or node.op):
                 made = self.halves.computed(node, operator, self._operands(node, operator, operands))
         except UnsupportedError as e:
-            e.node = proto.output[0]        # where another runtime may take over: of nodes in nodes the outermost
+            e.node = proto.output[0]        # another runtime may take over at the outermost of nested nodes
             raise
         except OnnxError:
             raise
@@ -243,7 +243,7 @@ class Walk:
 
 
 class _Inside:
-    """What a node with graphs may do: compute them where it stands."""
+    """The interface by which a node with graphs computes them where it stands."""
 
     def __init__(self, walk: Walk, values: Mapping[str, Value], proto: onnx.NodeProto) -> None:
         self.walk, self.values, self.proto = walk, values, proto
@@ -261,7 +261,7 @@ class _Inside:
         return self.walk.run_number
 
     def turn(self) -> int:
-        """How often the node has been asked this before in the walk: in the turns of a loop."""
+        """The number of times that the node was asked this before in the walk: in the turns of a loop."""
         return self.walk.turn(self.proto)
 
     def known(self, value: Value) -> np.ndarray[Any, Any] | None:

@@ -132,8 +132,8 @@ class TensorBase:
     __slots__ = ("__weakref__", "_memory", "_memory_dtype", "_node", "_shared", "_user_array")
     _node: UOp | None           # None: the tensor is `_memory`
     _memory: Array | None       # C-contiguous and aligned, in the tensor's shape; bfloat16 as its bits
-    _memory_dtype: DType        # of `_memory`
-    _shared: bool               # whether others than svod can write to `_memory`
+    _memory_dtype: DType        # dtype of `_memory`
+    _shared: bool               # other code than svod's can write to `_memory`
     _user_array: Array | None        # the array of the user's that `_memory` is
 
     @classmethod

@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     imag: Tensor
 
     def moved(self, source: int, destination: int) -> Parts:
-        """With an axis at another place."""
+        """The tensor with an axis at another place."""
         return Parts(self.real.movedim(source, destination), self.imag.movedim(source, destination))
 
 

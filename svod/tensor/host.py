@@ -56,8 +56,8 @@ def unique(x: Tensor, return_inverse: bool = False, return_counts: bool = False)
 
 
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """How often each of 0, 1, … occurs in a vector of non-negative integers, or the sum of the weights of its occurrences. Runs on the
-    host, at once: the largest value decides on the shape. Raises DTypeError and ShapeError."""
+    """The number of times that each of 0, 1, … occurs in a vector of non-negative integers, or the sum of the weights of its occurrences.
+    Runs on the host, at once: the largest value decides on the shape. Raises DTypeError and ShapeError."""
     if x.ndim != 1 or not x.dtype.is_int:
         raise (ShapeError if x.ndim != 1 else DTypeError)(f"bincount of {x.dtype.name}{list(x.shape)}: it takes a vector of integers")
     return Tensor(np.bincount(x.numpy(), None if weights is None else weights.numpy(), minlength))
@@ -71,7 +71,7 @@ def _searchsorted(sequence: Array, values: Array, side: Any) -> Array:
 
 
 def searchsorted(sorted_sequence: Tensor, values: Any, right: bool = False) -> Tensor:
-    """Where each value belongs in the ascending last axis of `sorted_sequence`: before equal elements, or after them with `right`. One
+    """The position of each value in the ascending last axis of `sorted_sequence`: before equal elements, or after them with `right`. One
     sequence for all values, or one for each row of them. int64. Runs on the host. Raises ShapeError for rows that do not pair up."""
     wanted = values if isinstance(values, Tensor) else Tensor(values)
     if sorted_sequence.ndim != 1 and sorted_sequence.shape[:-1] != wanted.shape[:-1]:
@@ -88,7 +88,7 @@ def _histc(x: Array, bins: int, low: float, high: float) -> Array:
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """How many elements lie in each of `bins` equal parts of min … max, by default from the least to the largest element; others are not
+    """The number of elements in each of `bins` equal parts of min … max, by default from the least to the largest element; others are not
     counted. In the dtype of `x`. Runs on the host. Raises ShapeError for no bins or bounds that are no interval."""
     if bins < 1 or max < min:
         raise ShapeError(f"histc with {bins} bins of {min} … {max}: there must be a bin, and max cannot be below min")

@@ -68,7 +68,7 @@ def rounds_once(method: F) -> F:
 
 
 def rounds_to_self(method: F) -> F:
-    """As `rounds_once`, for a method that gives the float type of self, whatever its other operands are: norms, losses."""
+    """Like `rounds_once`, for a method that gives the float type of self, whatever its other operands are: norms, losses."""
     return _of_several_steps(method, lambda operands: operands[0]._float_dtype())
 
 

@@ -133,7 +133,7 @@ def _pending(tensors: Iterable[TensorBase]) -> list[TensorBase]:
 
 
 def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
-    """For each existing buffer that computing `nodes` assigns to: the AFTER of the last assignment, and the BUFFER."""
+    """The AFTER of the last assignment and the BUFFER, for each existing buffer that computing `nodes` assigns to."""
     contents = list(graph.sink(*nodes).walk(Ops.AFTER))
     inner = {c.src[0] for c in contents}
     return {c: graph.storage_of(c) for c in contents if c not in inner and not graph.is_made_anew(graph.storage_of(c))}

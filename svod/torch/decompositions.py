@@ -1,4 +1,4 @@
-"""Which ATen operations PyTorch takes apart before svod sees them."""
+"""The ATen operations that PyTorch takes apart before svod sees them."""
 from __future__ import annotations
 
 from typing import Any

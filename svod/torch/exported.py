@@ -59,7 +59,7 @@ class Compiled:
         mutations = _mutations(signature, kinds)
         self._state = [torch.empty(0) if kind == "TOKEN" else state[target] if kind in _STATE else None for kind, target, _ in kinds]
         weights = {id(t) for t in self._state if t is not None}
-        # where the module has its weights and its parts
+        # the module's weights and parts by their owners
         self._places = [(held, key, x, _kind(x)) for m in source.modules() for held in (m._parameters, m._buffers, m._modules)
                         for key, x in held.items() if id(x) in weights or isinstance(x, torch.nn.Module)]
         self._registrations = registrations()
@@ -161,7 +161,7 @@ def _mutations(signature: Any, kinds: Sequence[tuple[str, str | None, Any]]) -> 
 
 
 def _kind(x: Any) -> str:
-    """What a module holds by a name, in words."""
+    """The value that a module holds by a name, in words."""
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
 
 

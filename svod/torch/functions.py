@@ -25,7 +25,7 @@ MOST_PLANS = 64             # most plans for one set of weights; the least recen
 MOST_WEIGHTS = 64           # sets of weights of one graph
 MOST_CHANGES = 8            # changes of weights after which they are read anew in every run
 log = logging.getLogger("svod.torch")
-functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # those alive, for reports
+functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # functions that are alive, for reports
 
 
 class GraphFunction:
@@ -44,7 +44,7 @@ class GraphFunction:
         self.static = list(static) if settings.freeze else []
         self.kept = list(kept)
         self.operations = sum(n.op == "call_function" for n in program.graph.nodes)
-        self.weights: dict[tuple[int, ...], Weights] = {}       # by the identities of their tensors
+        self.weights: dict[tuple[int, ...], Weights] = {}       # weights by the identities of their tensors
         self._latest: Weights | None = None
         self.refused: dict[Any, str] = {}       # signatures that PyTorch runs, and why
         self.missing: list[Missing] = []        # operations that PyTorch runs inside plans
@@ -147,7 +147,7 @@ class GraphFunction:
             if key in weights.plans:
                 return weights.plans[key]  # type: ignore[no-any-return]
             start = time.perf_counter()
-            if self.bound is not None:      # of another form may be a buffer, too
+            if self.bound is not None:      # a tensor of another form may be a buffer, too
                 self.bound()
             try:
                 self._check(given)
@@ -206,7 +206,7 @@ class GraphFunction:
 
 
 def _form(argument: Any) -> Any:
-    """What a plan depends on of an argument that is no weight."""
+    """The properties of an argument that a plan depends on; weights have others."""
     if isinstance(argument, torch.Tensor):
         return form_of(argument)
     return (type(argument), argument) if isinstance(argument, Hashable) else type(argument)

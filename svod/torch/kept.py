@@ -21,7 +21,7 @@ class Kept:
         self._now: Places | None = None
 
     def places(self, given: Sequence[Any]) -> Places:
-        """Where they are in this call: the object of the call before, if nothing differs."""
+        """Their places in this call: the object of the call before, if nothing differs."""
         now = self._now
         if now is not None and (self._is_bound or now.is_of([given[i] for i in self._numbers])) and now.is_unchanged():
             return now
@@ -30,13 +30,13 @@ class Kept:
 
 
 class Places:
-    """Where tensors are. `can_stay`: a plan may stay bound to their memory; that on a GPU has to be waited for in each call."""
+    """The places of tensors. `can_stay`: a plan may stay bound to their memory; that on a GPU has to be waited for in each call."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = list(tensors)
         self._watch = Watch(tensors, numbers=False)
         self.is_unchanged: Callable[[], object] = self._watch.is_unchanged
-        self.form = Form(tuple(self._watch.forms))      # what is compared in each call: another thread may change a tensor meanwhile
+        self.form = Form(tuple(self._watch.forms))      # compared in each call, because another thread may change a tensor meanwhile
         self.can_stay = not any(map(gpu_of, tensors))
 
     def is_of(self, tensors: Sequence[Any]) -> bool:

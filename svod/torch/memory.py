@@ -95,7 +95,7 @@ def array_over(t: Any) -> Array:
 
 
 def memory_over(t: Any) -> Array | Tensor:
-    """What a plan reads for a contiguous tensor: the array over its memory, or the svod tensor on its GPU."""
+    """The value that a plan reads for a contiguous tensor: the array over its memory, or the svod tensor on its GPU."""
     return Tensor.from_dlpack(t.detach(), stream=stream_of(t)) if gpu_of(t) else array_over(t)
 
 
@@ -115,7 +115,7 @@ def span_of(t: Any) -> tuple[int, int]:
 
 
 class _Places:
-    """Where the elements of a tensor are, as an array that nobody reads: the tensor may be on a GPU."""
+    """The memory of a tensor's elements as an array that nobody reads: the tensor may be on a GPU."""
 
     def __init__(self, t: Any) -> None:
         size = t.element_size()
@@ -124,8 +124,8 @@ class _Places:
 
 
 def reader(t: Any, order: tuple[int, ...] | None) -> Callable[[Any], Array | Tensor]:
-    """How a plan gets at the memory of tensors like `t`. `order`: the axes that are contiguous in this order, (): as they are; None: they
-    are not, and a copy is read."""
+    """The way in which a plan reads the memory of tensors like `t`. `order`: the axes that are contiguous in this order, (): as they are;
+    None: they are not, and a copy is read."""
     over = memory_over if gpu_of(t) else array_over
     if order is None:
         return lambda t: over(t.contiguous())

@@ -68,7 +68,7 @@ class Source(NamedTuple):
     order: tuple[int, ...] | None
     read: Callable[[Any], Any]
     nbytes: int
-    gpu: str                        # that it is on; "": the CPU
+    gpu: str                        # the GPU of the plan; "": the CPU
 
 
 class Result(NamedTuple):
@@ -80,9 +80,9 @@ class Result(NamedTuple):
     dtype: Any = None
     order: tuple[int, ...] = ()     # the axes of the array that the run makes, as axes of the output
     shape: tuple[int, ...] | None = None        # to which axes of extent 1 are expanded
-    strides: tuple[int, ...] | None = None      # of an output with gaps: it is copied there
+    strides: tuple[int, ...] | None = None      # strides of an output with gaps, which is filled by a copy
     is_constant: bool = False
-    device: Any = None              # where the output is, if not where the run makes it: a constant of a graph on a GPU, a copy to the CPU
+    device: Any = None              # device of the output if the run makes it elsewhere: a constant of a graph on a GPU, a copy to the CPU
     base: int | None = None         # the output, by its number, of whose memory this one is a part: `shape`, `strides`, `offset`
     offset: int = 0
 
@@ -107,7 +107,7 @@ class Plan:
         self._weights, self._spans = list(weights), np.array([span_of(w) for w in weights.values()], np.int64).reshape(-1, 2)
         self._forget_memory()
         self._on_gpu = next((s.argument for s in sources if s.gpu), None)      # such an argument
-        self._stream = 0                # of that GPU on which PyTorch worked in the last run
+        self._stream = 0                # stream of that GPU on which PyTorch worked in the last run
         kept = [k for k, s in enumerate(sources) if s.argument in kept and s.order is not None]
         self._loose = [(k, s) for k, s in enumerate(sources) if k not in kept]
         self._has_run = False           # since it let go of memory
@@ -115,14 +115,14 @@ class Plan:
         if captured is not None:
             captured.hold(kept)
             made = captured.result_bytes
-        self.is_large = made + sum(s.nbytes for _, s in self._loose) >= LARGE      # what a run is given and makes, but what is kept
+        self.is_large = made + sum(s.nbytes for _, s in self._loose) >= LARGE      # bytes of arguments and results, without kept tensors
         self._parts = [(i, r.base, r) for i, r in enumerate(self.results) if r.base is not None]
         self.runs = 0
         self.last = 0                   # the number of the function's call that used it last
-        self.seconds = math.inf         # of the fastest run
+        self.seconds = math.inf         # seconds of the fastest run
 
     def _forget_memory(self) -> None:
-        # of each source: the tensor, where, and its memory
+        # the tensor, its place and its memory, for each source
         self._seen: list[tuple[Any, int, Any]] = [(None, 0, None)] * len(self.sources)
         self._held: tuple[Places | None, list[Any] | None] = None, None         # the memory of sources that are where these are
 
@@ -308,7 +308,7 @@ def _value(argument: Any) -> Any:
 
 
 def mutated_by(program: Program, translation: Translation) -> dict[int, Tensor]:
-    """What becomes the content of inputs, by their numbers."""
+    """The tensors that become the content of inputs, by their numbers."""
     by_output = {place: translation.outputs[i] for i, place in program.mutations.items()}
     return {**translation.mutated, **{p: v for p, v in by_output.items() if isinstance(v, Tensor)}}
 
@@ -374,7 +374,7 @@ def _parts(nodes: Sequence[Any], sizes: Mapping[Any, int]) -> dict[int, Result]:
 
 
 def _device_of(node: Any) -> Any:
-    """Where PyTorch has an output; None where it does not say."""
+    """The device on which PyTorch has an output; None where it does not say."""
     example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return example.device if isinstance(example, torch.Tensor) else None
 

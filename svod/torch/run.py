@@ -81,7 +81,7 @@ def compile_outermost(torch: Any) -> None:
         finally:
             kind.__call__ = call
     kind.__call__ = call
-    torch._dynamo.config.recompile_limit = MOST_MODULES     # those functions are one to Dynamo
+    torch._dynamo.config.recompile_limit = MOST_MODULES     # Dynamo takes all these functions for one
 
 
 def function_of(module: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a user may say of how svod runs a PyTorch model: `torch.compile(…, backend="svod", mode=…, options={…})`."""
+"""The user's settings for running a PyTorch model: `torch.compile(…, backend="svod", mode=…, options={…})`."""
 from __future__ import annotations
 
 import difflib
@@ -10,7 +10,7 @@ from svod.compile.backend import device_named
 from svod.config import BeamConfig, PrepareConfig
 from svod.errors import ConfigError
 
-MODES = {"default": False, "reduce-overhead": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}      # whether it searches
+MODES = {"default": False, "reduce-overhead": False, "max-autotune": True, "max-autotune-no-cudagraphs": True}   # True: it searches
 
 OWN = {
     "beam": "the width of the search of kernels that the database does not know; 0: none",
@@ -23,7 +23,7 @@ _PREPARE = {f.name for f in fields(PrepareConfig)} - {"optimizer", *OWN}
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is run."""
+    """The settings of a model's runs."""
 
     config: PrepareConfig | None = None       # None: the environment decides
     strict: bool = False

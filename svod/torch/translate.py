@@ -28,10 +28,10 @@ from svod.torch.memory import DTYPES, TORCH_DTYPES, svod_dtype
 from svod.torch.operations import COMPLEX, TABLE, Operation
 from svod.torch.operations.complex_numbers import Complex
 
-_PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")    # where memory lies, and how
+_PLACES = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator")    # place and layout of memory
 _IGNORED = {"aten._assert_scalar.default", "aten._assert_async.msg", "aten._assert_tensor_metadata.default",
             "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"}
-_ROOT = re.compile(r"^(L\['\w+'\]|L__self__|self)(\.__self__)?")        # what Dynamo calls the outermost module
+_ROOT = re.compile(r"^(L\['\w+'\]|L__self__|self)(\.__self__)?")        # Dynamo's names of the outermost module
 
 
 class Missing(NamedTuple):
@@ -44,7 +44,7 @@ class Missing(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """What a walk has found. `outputs`: svod tensors, ints, None, or the placeholder itself where an input is returned. `mutated`: inputs,
+    """The result of a walk. `outputs`: svod tensors, ints, None, or the placeholder itself where an input is returned. `mutated`: inputs,
     by their place, and what becomes their content. `effects`: results that nobody reads, of operations that are run for what they do."""
 
     outputs: list[Any]
@@ -85,7 +85,7 @@ def _is_known(node: Any) -> bool:
 
 
 def place_of(node: Any) -> str:
-    """Where an operation stands in the user's program: "model.py:41", or the name of its node."""
+    """The place of an operation in the user's program: "model.py:41", or the name of its node."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     return place_of_entry(lines[-1]) if lines else str(node.name)
@@ -242,7 +242,7 @@ def _value_of(output: Any) -> Any:
 
 
 def _operation(name: str, args: Sequence[Any], wanted: Any) -> Operation | None:
-    """What svod does for an operation; None where it does nothing. `wanted`: a fake tensor like the result."""
+    """svod's result for an operation; None where svod cannot compute it. `wanted`: a fake tensor like the result."""
     makes = isinstance(wanted, torch.Tensor) and wanted.dtype.is_complex
     if makes or any(isinstance(a, Complex) for a in args):
         function = COMPLEX.get(name)

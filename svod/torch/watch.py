@@ -1,4 +1,4 @@
-"""Whether tensors are what they were when they were looked at, and whether modules were given other ones since.
+"""Tests whether tensors have changed since they were looked at, and whether modules were given other ones.
 
 Of tensors: addresses, forms, versions, and a few numbers of each, in one native pass. From Python the addresses and versions of 244
 tensors take 34 µs, as each is a call of its own on memory that a run has pushed out of the caches. Of modules: PyTorch's hooks count.
@@ -40,7 +40,7 @@ class _Native(NamedTuple):
     """The native pass, and the addresses of PyTorch's functions that it calls."""
 
     unchanged: Callable[[int], int]
-    asked: tuple[int, ...]      # of _ASKED
+    asked: tuple[int, ...]      # values of the attributes in _ASKED
     version_of: int
     code: object        # keeps the machine code alive
 
@@ -62,8 +62,8 @@ def native() -> _Native | None:
 
 
 class Watch:
-    """What tensors are now: their places and forms and, if `numbers`, what is in them, but for those on a GPU. It keeps tensors alive, and
-    not the memory that they had."""
+    """The present state of tensors: their places and forms and, if `numbers`, what is in them, but for those on a GPU. It keeps tensors
+    alive, and not the memory that they had."""
 
     def __init__(self, tensors: Sequence[Any], *, numbers: bool = True) -> None:
         self._tensors = list(tensors)
@@ -76,13 +76,13 @@ class Watch:
         self._places = 4 * np.concatenate([np.zeros(0, np.int64), *(sampled(t, most) for t in content)])
         self._words = np.array([ctypes.c_uint32.from_address(a).value for a in self._places.tolist()], np.uint32)
         found = native()
-        # whether the tensors are what they were; asked for as long as this object lives
+        # tells whether the tensors are unchanged, as long as this object lives
         self.is_unchanged: Callable[[], object] = self._in_python
         if found is not None and all(t.layout is torch.strided for t in tensors):
             self.is_unchanged = functools.partial(found.unchanged, self._block(found))
 
     def _in_python(self) -> bool:
-        """What the native pass does. Numbers are looked at last, where the tensors still have the memory that they had."""
+        """The comparisons of the native pass in Python. Numbers come last, where the tensors still have the memory that they had."""
         return (np.array_equal(list(map(_address, self._tensors)), self._addresses)
                 and list(map(form_of, self._tensors)) == self.forms
                 and (not self._is_counted or np.array_equal(list(map(_version, self._tensors)), self._versions))
@@ -108,9 +108,9 @@ class Watch:
 
 
 class Registrations:
-    """How many parameters, buffers and modules the modules of this process were given since somebody first asked. PyTorch calls hooks
-    for each: an attribute that is assigned, `register_parameter`, `load_state_dict(assign=True)`. Not counted are those of code that Dynamo
-    traces, which would guard on the count."""
+    """The number of parameters, buffers and modules that the modules of this process were given since somebody first asked. PyTorch calls
+    hooks for each: an attribute that is assigned, `register_parameter`, `load_state_dict(assign=True)`. Not counted are those of code that
+    Dynamo traces, which would guard on the count."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -135,7 +135,7 @@ _pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, (ctypes.py_object, 
 
 
 def form_of(t: Any) -> tuple[Any, ...]:
-    """What a tensor is beside its place and its numbers."""
+    """The properties of a tensor beside its place and its numbers."""
     return t.shape, t.stride() if t.layout is torch.strided else t.layout, t.dtype, t.device
 
 

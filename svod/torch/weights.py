@@ -23,7 +23,7 @@ class Weights:
     def __init__(self, given: Sequence[Any], kept: Kept) -> None:
         self._given = list(given)       # held, so that none of another set is taken for one of these
         self._watch = Watch(given)
-        self.is_unchanged = self._watch.is_unchanged        # whether the tensors are what they were: asked in every call
+        self.is_unchanged = self._watch.is_unchanged        # tells whether the tensors are unchanged; every call asks
         self.tensors = [constant(t) for t in given]
         self.plans: dict[Any, Any] = {}
         self.kept = kept

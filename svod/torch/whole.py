@@ -19,7 +19,7 @@ _SCHEMA = "(Tensor x, SymInt[]? size, float[]? scales, str mode, bool corners) -
 
 
 def _resized(x: Any, size: Sequence[int] | None, scales: Sequence[float] | None, mode: str, corners: bool) -> Any:
-    """What PyTorch computes where it runs the graph, and the shape that it traces."""
+    """PyTorch's computation where it runs the graph, and the shape that it traces."""
     return functional.interpolate(x, size, scales, mode, corners)
 
 

@@ -168,7 +168,7 @@ def rebuild(structure: Any, results: Iterator[Tensor]) -> Any:
 
 
 def names_of_leaves(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """What people call each leaf of a call's arguments, in order: `x`, or `x[0]`, `x[1]`, … where an argument has several."""
+    """A person's name for each leaf of a call's arguments, in order: `x`, or `x[0]`, `x[1]`, … where an argument has several."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):     # a function that is not Python's tells nothing

@@ -81,7 +81,7 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
         for t, u in assigned.values():
             if _is_effect(t, u):
                 t.uop = u       # the plan writes that memory; the tensor goes on holding it
-    # what the function changes while it is captured is no change
+    # changes by the function itself, while it is captured, do not count
     watch.follow(fn)
     mapped([*args, *kwargs.values()], lambda v: None if is_leaf(v) else watch.follow(v))
     watch.close()

@@ -26,8 +26,8 @@ from svod.tracing.arguments import Leaf, as_tensor, buffer_under, memory_of, reb
 
 
 class _Result(NamedTuple):
-    """Where a result of the function is: `made`: the buffer number of memory that each run makes; `given`: the number of the argument that
-    is returned; else `node`: a BUFFER that was there before."""
+    """The place of a result of the function. `made`: the buffer number of memory that each run makes; `given`: the number of the argument
+    that is returned; else `node`: a BUFFER that was there before."""
 
     shape: tuple[int, ...]
     made: int | None
@@ -58,9 +58,9 @@ class Captured:
         self._fixed = {i: span_of(array) for i, b in enumerate(self.plan.buffers) if i not in bound
                        and (array := b.storage.host if b.storage is not None else b.array) is not None}
         self._written = [i for i, number in self.reads if number in prepared.overwritten]       # arguments
-        self._loose, self._loose_written = self.reads, self._written        # of those that are not held
+        self._loose, self._loose_written = self.reads, self._written        # reads and writes of tensors that are not held
         self._is_released = False       # the plan has no memory for arguments and results but that of the last run
-        self._held: tuple[object, int] = (None, -1)     # what the last run was given, and the plan's bindings after it
+        self._held: tuple[object, int] = (None, -1)     # arguments of the last run, and the plan's bindings after it
         self._memory = WrittenMemory(self._fixed, prepared.overwritten) if prepared.overwritten else None
         # every result is memory of its own: no nodes are needed
         numbers = [r.made for r in self.results]

@@ -75,7 +75,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
 
 
 def key_of(roots: Sequence[UOp]) -> tuple[Hashable, list[UOp]]:
-    """What equal graphs over other buffers share, and the BUFFERs by number. Graphs whose traits have EFFECTS or VARIABLES have no key."""
+    """The key of equal graphs over other buffers, and the BUFFERs by number. Graphs with EFFECTS or VARIABLES have no key."""
     places: dict[UOp, int | UOp] = {}       # the number of the entry, or the node itself
     entries: list[tuple[object, ...]] = []
     buffers: list[UOp] = []

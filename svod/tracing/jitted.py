@@ -35,7 +35,7 @@ class Jit:
         self._captured: dict[Hashable, Captured] = {}
         self._renewed: dict[Hashable, int] = {}
         self._lengths = Lengths()
-        self._for_all_lengths: dict[Hashable, OnePlan | None] = {}      # by frame; None: the function needs to know its lengths
+        self._for_all_lengths: dict[Hashable, OnePlan | None] = {}      # key: frame; None: the function needs to know its lengths
         self._lock = threading.RLock()
         # in a forked child the function is captured anew: a plan that ran meanwhile cannot run there, and kernels may be searched once more
         for name, make in (("_captured", dict), ("_renewed", dict), ("_for_all_lengths", dict), ("_lock", threading.RLock)):

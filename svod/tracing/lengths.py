@@ -85,7 +85,7 @@ class Lengths:
         return {place: v for place, v in values.items() if len(v) > 1}
 
     def advice(self, name: str, fn: Callable[..., Any], args: Any, kwargs: Any, differing: Mapping[Place, list[int]]) -> str:
-        """What to say of a function that is captured for many lengths; "" if it was said, or there are few."""
+        """A message about a function that is captured for many lengths; "" if it was given, or there are few."""
         many = {place: v for place, v in differing.items() if len(v) >= FEW}
         if self.is_said or not many:
             return ""
@@ -107,7 +107,7 @@ def bound_for(values: Sequence[int]) -> int:
 
 
 def _labels(fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> list[str]:
-    """What to call each leaf of the arguments: the parameter that it is, or is in; of a module, forward's."""
+    """The name of each leaf of the arguments: the parameter that it is, or is in; of a module, forward's."""
     try:
         names = list(inspect.signature(getattr(fn, "forward", fn)).parameters)
     except (TypeError, ValueError):     # a builtin
@@ -137,7 +137,7 @@ class OnePlan:
             variable = Variable(f"n{number}_{i}", 0 if is_count else 1, bound_for(seen))
             self.variables.update(dict.fromkeys(places, variable))
         self.captured: Captured | None = None
-        self._memory: dict[int, Array] = {}     # by leaf
+        self._memory: dict[int, Array] = {}     # memory by leaf
         self._leaves: list[int] = []            # the leaves that are tensors
 
     def holds(self, lengths: Mapping[Place, int]) -> bool:

@@ -1,4 +1,4 @@
-"""What a captured function reads beside its arguments, and whether it changed since the capture.
+"""Watches the values that a captured function reads beside its arguments, and tells whether they changed since the capture.
 
     W = Tensor(w)                       f = svod.jit(lambda x: x @ W * scale)
 
@@ -52,16 +52,16 @@ class Watch:
         self._function = name
         self._names: list[list[Any]] = []                       # [dict, key, value]
         self._attributes: list[list[Any]] = []                  # the same of objects; those that no code names are dropped at the end
-        self._named: set[str] = set()                           # by the code of the functions that were followed
+        self._named: set[str] = set()                           # names, in the code of functions that were followed
         self._cells: list[list[Any]] = []                       # [cell, value]
         self._slots: list[tuple[Any, str, Any]] = []
         self._containers: list[tuple[Any, int, tuple[Any, ...]]] = []       # (container, its length, its items if they are few)
         self._reported: list[tuple[dict[str, Any], dict[str, Any]]] = []    # attributes of modules, and a copy
         self._tensors: list[tuple[Tensor, UOp]] = []
-        self._buffers: dict[Buffer, int] = {}                   # with their versions
+        self._buffers: dict[Buffer, int] = {}                   # buffers and their versions
         self._held: list[Buffer] = []
         self._frozen: list[Array] = []
-        self._seen: dict[int, Any] = {}                         # by id; the object is kept, so that no other gets the id
+        self._seen: dict[int, Any] = {}                         # key: id; the object is kept, so that no other gets the id
         self._count = changes.count
         weakref.finalize(self, _release, self._held, self._frozen)
 
@@ -83,7 +83,7 @@ class Watch:
 
     # -- has it changed -----------------------------------------------------------------------------
     def changed(self) -> str:
-        """What is another one than at capture; "" for nothing."""
+        """The name of a value that has changed since the capture; "" for none."""
         for entry in self._names:
             container, key, value = entry
             now = container.get(key, _MISSING)
@@ -108,7 +108,7 @@ class Watch:
         return self._reported_change() if changes.count != self._count else ""
 
     def _reported_change(self) -> str:
-        """Which of the changes that svod has counted since is of something watched."""
+        """The change, of those that svod has counted since, that is of something watched."""
         count = changes.count
         if any(buffer.version != version for buffer, version in self._buffers.items()):
             return "the content of a tensor"
@@ -267,7 +267,7 @@ def _is_foreign(module: Any) -> bool:
 
 # -- arrays that NumPy guards ---------------------------------------------------------------------------
 
-_guarded: dict[int, list[Any]] = {}       # by id: [array, number of watches, whether it was writable]
+_guarded: dict[int, list[Any]] = {}       # key: id; value: [array, number of watches, writable before]
 
 
 def _freeze(array: Array) -> None:

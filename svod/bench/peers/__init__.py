@@ -40,7 +40,7 @@ class PreparedPeer:
     prepare_seconds: float | None = None
     search_seconds: float | None = None
     again: Prepare | None = None
-    contestant: Contestant | None = None        # that takes samples by itself, in another process
+    contestant: Contestant | None = None        # takes samples by itself, in another process
 
 
 Prepare = Callable[[Case, Sequence[Array]], PreparedPeer]

@@ -46,7 +46,7 @@ class AloneError(SvodError):
 
 @dataclass(frozen=True)
 class Order:
-    """What a child does: `contestant` is a library, or a name of `results.SVOD` with its configuration."""
+    """The work of a child: `contestant` is a library, or a name of `results.SVOD` with its configuration."""
 
     contestant: str
     case: str
@@ -123,7 +123,7 @@ class RemoteContestant(Contestant):
         object.__setattr__(self, "process", process)
 
     def sample(self, repeats: int, warm: float | None, clock: Clock) -> float:
-        """As `Contestant.sample`, by the clock of the process."""
+        """Like `Contestant.sample`, by the clock of the process."""
         seconds: float = self.process.ask(("sample", repeats, warm), RUN_SECONDS)
         return seconds
 

@@ -130,7 +130,7 @@ class _Graph:
     """A graph: nodes in the order they run, with values as names. It is also the `Layers` of models."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape              # of x0
+        self.shape = shape              # the shape of x0
         self.inputs: list[Any] = []
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []

@@ -139,7 +139,7 @@ class TunedKernel:
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the heuristic, as both times are shown; None where no winner is confirmed."""
+        """The speed-up over the heuristic, by the times as shown; None without a confirmed winner."""
         return q.gain(self.heuristic, self.seconds)
 
     @property
@@ -150,7 +150,7 @@ class TunedKernel:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a tuning database knows about one target. `other_targets` have records too; `remarks` say which records were skipped."""
+    """The content of a tuning database for one target. `other_targets` have records too; `remarks` say which records were skipped."""
 
     database: str
     target: str

@@ -118,7 +118,7 @@ def _ceiling(view: Overview, tuning: Tuning | None) -> KeyFigure | None:
 
 
 def _reference(view: Overview) -> str:
-    """What results were compared with: NumPy, or for whole models a library that runs them."""
+    """The reference of the results: NumPy, or for whole models a library that runs them."""
     compared = {REFERENCE.get(c.suite, "NumPy") for c in view.cases}
     return " or ".join(sorted(compared))
 

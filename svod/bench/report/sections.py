@@ -107,7 +107,7 @@ def _notes_on_roofs(ceilings: Ceilings | None) -> Iterator[str]:
 
 
 def _notes_on_points(tuning: Tuning | None, beside_models: bool) -> Iterator[str]:
-    """What is to be said of the kernels of a database that stand on the plot."""
+    """Notes on the kernels of a database that stand on the plot."""
     if tuning is None:
         return
     if beside_models:

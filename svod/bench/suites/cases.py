@@ -27,7 +27,7 @@ Fill = Literal["normal", "positive", "integers"]
 MODELS_DIR = Path(__file__).resolve().parents[3] / "experiments" / "models"
 # cases that each library runs in a process of its own, by their operation and suite: the library that the others are compared with
 REFERENCE = {"onnx": "onnxruntime", "torch": "torch"}
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}    # of the largest output; integers are exact
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}    # difference over largest output; integers are exact
 
 
 @dataclass(frozen=True)

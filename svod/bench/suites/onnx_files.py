@@ -37,7 +37,7 @@ class OnnxFile:
     random_weights: bool = False
 
     def find(self) -> Path:
-        """Where the file is. Raises UnsupportedError, which says what to install."""
+        """The path of the file. Raises UnsupportedError, which says what to install."""
         try:
             files = metadata.files(self.package) or ()
         except metadata.PackageNotFoundError:

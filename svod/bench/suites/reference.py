@@ -13,7 +13,7 @@ import numpy as np
 from svod.bench.suites.cases import Array, Case, load_model
 from svod.core.graph.buffer import bfloat16_bits_to_float32
 
-Result = Array | list[Array]        # of a kernel; the outputs of a whole model
+Result = Array | list[Array]        # the result of a kernel, or the outputs of a whole model
 
 
 def reference(case: Case, operands: Sequence[Array]) -> Array:

@@ -81,7 +81,7 @@ MODELS = (
 
 SUITES: Mapping[str, Sequence[Case]] = {"core": CORE, "odd": ODD, "models": MODELS, "onnx": onnx_cases(), "torch": torch_cases(),
                                          GPU: gpu_cases(small=False)}
-ALL = ("core", "odd", "models")         # those of kernels and models that come with svod
+ALL = ("core", "odd", "models")         # the suites of kernels and models that come with svod
 SUITE_NAMES = (*ALL, RANDOM, GPU, "onnx", "torch")
 
 

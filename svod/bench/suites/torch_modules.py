@@ -56,7 +56,7 @@ def make(name: str, scale: Scale) -> Made:
     module, args, kwargs = MODELS[name](scale)
     module.eval()
     for p in module.parameters():
-        if not p.any():     # what is initialised with zeros hides what stands before it
+        if not p.any():     # a weight of zeros would hide the layers before it
             torch.nn.init.normal_(p, std=0.05)
     return module, args, kwargs
 
@@ -230,7 +230,7 @@ class Decoding:
         return self
 
     def parameters(self) -> Any:
-        """Those of the model."""
+        """The parameters of the wrapped model."""
         return self.causal.parameters()
 
     def __call__(self, ids: Any) -> Any:

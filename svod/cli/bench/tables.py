@@ -119,7 +119,7 @@ class _RunColumns:
 
 
 def _against_best(c: CaseResult) -> str:
-    """How many times faster svod is than the best library."""
+    """The speed-up of svod over the best library."""
     s = c.svod.speedups.get(c.best_peer or "") if c.svod is not None else None
     return "" if s is None else f"{s.median:.2f}x{doubt(half_width(s))}{'' if not s.is_none else ' ='}"
 

@@ -1,4 +1,4 @@
-"""What svod-db lists: each kernel on each target, with the chain in use; filters, orders, and tables with a chain below each row."""
+"""The listing of svod-db: each kernel on each target, with the chain in use; filters, orders, and tables with a chain below each row."""
 from __future__ import annotations
 
 import json
@@ -92,7 +92,7 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
         if w is None:
             found = [m for m, _ in db.select(Measurement, key, target, shipped=shipped)]
             if not found and not searches[at]:
-                continue        # what was counted are no records, which is reported
+                continue        # the records that were counted are unusable, and reported
             reason = no_winner_reason(found, [v for v, _ in db.select(Verdict, key, target, shipped=shipped)], searches[at])
         newest = max(searches[at], key=lambda s: s.started_at, default=None)
         rows.append(WinnerRow(key, names.get(key, ""), tuple(sorted(origins[key])), target,
@@ -106,7 +106,7 @@ def winner_rows(db: TuningDB, kernel: str | None = None) -> list[WinnerRow]:
 
 
 def _calls(searches: Sequence[Search]) -> float:
-    """How often the program calls a kernel, as the latest search that says so has it; 1 where none does."""
+    """The number of times that the program calls a kernel, by the latest search that has it; 1 if none has."""
     said = [s for s in searches if isinstance(s.result.get("calls"), (int, float))]
     return float(max(said, key=lambda s: s.started_at).result["calls"]) if said else 1.0
 

@@ -1,4 +1,4 @@
-"""What `svod-db verify` does: the chains of others are measured on this machine, and the table of what became of them."""
+"""Measures the chains of others on this machine for `svod-db verify`, and makes the table of their verdicts."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
@@ -53,9 +53,9 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
 
 
 def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dict[Target, list[KernelTask]]:
-    """What is to be measured, by the targets that this machine has."""
+    """The kernels to measure, by the targets that this machine has."""
     places: dict[str, set[str]] = {}
-    expected: dict[str, set[str]] = {}      # of other machines: what ships with svod for them is nobody's business here
+    expected: dict[str, set[str]] = {}      # targets of other machines; records that ship with svod for them do not matter here
     for m, layer in db.select(Measurement, shipped=True):
         if m.step == "confirm" and (not kernels or m.kernel in kernels):
             places.setdefault(m.target, set()).add(m.kernel)

@@ -19,8 +19,8 @@ MAX_REASONS = 3     # kernels whose reasons are given in a sentence
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. `wider`: whether a beam of twice the width has something left to search. `saved`: the file with results that the
-    database could not take. `stored`: whether there is a database that keeps results. `here`: whether this machine's target was among
+    """The end of a command. `wider`: whether a beam of twice the width has something left to search. `saved`: the file with results that
+    the database could not take. `stored`: whether there is a database that keeps results. `here`: whether this machine's target was among
     those that were tuned for."""
 
     interrupted: bool
@@ -61,7 +61,7 @@ def next_steps(options: TuneOptions, outcomes: Sequence[KernelReport], ended: En
 
 
 def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
-    """How the result is used, where there is one."""
+    """The command that uses the result, if there is one."""
     if not ended.stored:
         return [(options.command_line(db="tuning.db"), "a database that keeps what is found")]
     if not options.program or not ended.here or not any(x.source == "database" for x in outcomes):
@@ -72,7 +72,7 @@ def _use(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -
 
 
 def _more(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[tuple[str, str]]:
-    """What searches further, where something is left to search; else how to look at the result."""
+    """The command that searches further, if something is left to search; else the one that shows the result."""
     if not ended.stored:
         return []
     cut_short = [x for x in outcomes if BUDGET_SPENT in x.why]

@@ -13,8 +13,8 @@ DEFAULT_BUDGET = 600.0
 #: Options that a command to paste has where this one has them, beside the beam's width and the budget.
 CARRIED = frozenset({"db", "device", "workers", "address", "target", "top", "only", "capture_for", "actions", "strategy",
                      "optuna_storage", "dim", "shape", "inputs", "random_weights", "outputs", "fallback", "torch", "lock_path"})
-REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # what --json and --lock write, and may replace
-TORCH = ("compile", "modules", "off")       # what --torch takes
+REPORT_FORMAT, LOCK_FORMAT = "svod-tune-report", "svod-lock"       # formats that --json and --lock write, and may replace
+TORCH = ("compile", "modules", "off")       # values of --torch
 _WITH_TORCH = ("torch", "torchvision", "transformers")      # packages whose import says that a script is one of PyTorch's
 
 

@@ -43,7 +43,7 @@ WIDTH_NAME = 28
 NARROW = 60             # columns of a terminal below which a kernel has its name and its gain alone
 FEWEST_WORKER_ROWS = 3
 
-# what is said of candidates that were dropped; another status is said as it is
+# words for candidates that were dropped; other statuses are shown as they are
 WENT: dict[str, str] = {
     Status.LIMIT: "over a limit", Status.DUPLICATE: "duplicate", Status.ERROR: "failed", Status.CRASH: "crashed",
     Status.TIMEOUT: "over a deadline", Status.LOST: "lost with their workers",
@@ -89,8 +89,8 @@ class Progress(AbstractContextManager["Progress", None]):
         self.budget, self.executor, self.candidates = 0.0, "", 0
         self.went: Counter[str] = Counter()     # candidates that were dropped, by status
         self.workers: Sequence[Activity] = ()
-        self.ending = ""        # what is done after Ctrl-C
-        self.driver = ""        # what the workers wait for
+        self.ending = ""        # the activity after Ctrl-C
+        self.driver = ""        # the driver's work that workers wait for
         self._activity, self._log, self._sampled = activity, log, clock()
         self._counts: deque[tuple[float, int]] = deque([(self.started, 0)])     # when, and the candidates by then
         self._lock = threading.RLock()
@@ -123,13 +123,13 @@ class Progress(AbstractContextManager["Progress", None]):
 
     @property
     def expected(self) -> str:
-        """What another minute is expected to gain, as a share of the kernels' time."""
+        """The expected gain of another minute, as a share of the kernels' time."""
         gain, whole = self.minute_gain, sum(s.calls * s.best for s in self.states.values() if s.best)
         return f"{digits(100 * gain / whole, 2)} % less time expected in another minute" if gain is not None and whole else ""
 
     @property
     def destinations(self) -> str:
-        """Where the candidates went."""
+        """The numbers of candidates by their fates."""
         slow = self.went[Status.SLOW]
         timed = f"{self.candidates} timed" + (f" ({slow} slow)" if slow else "")
         return ", ".join([timed, *(f"{n} {WENT.get(s, s)}" for s, n in self.went.most_common() if s != Status.SLOW)])
@@ -215,7 +215,7 @@ def _update_kernel(state: _State, event: SearchEvent) -> None:
 
 # -- workers in words -------------------------------------------------------------------------------------------------------
 def doing(worker: Activity) -> str:
-    """What a worker does, in a word or two: `race`, `idle`, `set aside: another svod`."""
+    """The activity of a worker in a word or two: `race`, `idle`, `set aside: another svod`."""
     if worker.state == "busy":
         return re.sub(r"_candidates?$", "", worker.job).replace("_", " ") or "busy"
     return f"{worker.state}: {worker.job}" if worker.job else worker.state

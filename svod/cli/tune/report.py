@@ -52,7 +52,7 @@ class KernelReport:
 
 
 def work_lines(rows: Sequence[SurveyRow], beam: int) -> list[str]:
-    """What there is to do, in a line, and why kernels are left out, in further ones."""
+    """The work to do in a line, and the reasons of kernels that are left out in further ones."""
     groups = {d: [r for r in rows if r.decision == d] for d in ("search", "check", "known", "small", "left out")}
     known = sum(r.winner is not None for r in groups["search"])
     on = f" ({known} of them known, with more to try)" if known else ""

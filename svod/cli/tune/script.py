@@ -53,7 +53,7 @@ class ScriptEnd:
         return f"ended with status {self.status}"
 
     def words(self, script: str) -> list[str]:
-        """What is said about an end that did not come by itself, and about processes that were left running."""
+        """Lines about an end that did not come by itself, and about processes that were left running."""
         ended = {"time": f"{script} was ended after {self.seconds:.0f} s, as --capture-for asked",
                  "share": f"{script} was ended after {self.seconds:.0f} s, with its half of the budget (--capture-for S lets it run on)",
                  "idle": f"{script} was ended after {self.seconds:.0f} s: no new kernel for long (--capture-for S waits longer)",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SILENCE = 1.0       # seconds before something is said where there is no terminal
 
-_console: Console | None = None     # of the line that is shown now; what is said goes above it
+_console: Console | None = None     # the console of the present line; other output goes above it
 
 
 def say(text: str) -> None:

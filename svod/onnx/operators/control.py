@@ -28,7 +28,7 @@ def branch(node: Node, condition: Value) -> tuple[Value, ...]:
     # both are computed, and each element is chosen, where that is possible
     try:
         yes, no = node.walk(node.need("then_branch")), node.walk(node.need("else_branch"))
-    except (Undecided, UnsupportedError):       # what svod lacks in one of them matters where that one is taken
+    except (Undecided, UnsupportedError):       # a missing operation in a branch matters only if the branch is taken
         raise Undecided(number, condition) from None
     if not all(map(_is_alike, yes, no)):
         raise Undecided(number, condition)
@@ -110,7 +110,7 @@ def scan(node: Node, *operands: Value) -> tuple[Value, ...]:
 
 @operator("Scan", 8, raw=True)
 def scan_old(node: Node, lengths: Value, *operands: Value) -> tuple[Value, ...]:
-    """With a batch axis before the one that is scanned."""
+    """Like `scan`, with a batch axis before the scanned one."""
     if lengths is not None:
         raise UnsupportedError(f"{node} with lengths for each batch")
     body, count = node.need("body"), node.need("num_scan_inputs")

@@ -82,7 +82,7 @@ def mod(node: Node, a: Tensor, b: Tensor) -> Tensor:
 def bit_shift(node: Node, a: Tensor, b: Tensor) -> Tensor:
     left = node.need("direction") == "LEFT"
     shifted = a.bitwise_left_shift(b) if left else a.bitwise_right_shift(b)
-    # what is shifted out leaves zeros, or the sign
+    # shifting everything out leaves zeros, or the sign
     beyond = a.lt(0).cast(a.dtype).neg() if a.dtype.is_signed and not left else 0
     return where(b.ge(a.dtype.bits), beyond, shifted)
 

@@ -30,7 +30,7 @@ def count(node: Node, x: Value) -> Value:
 
 
 def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
-    """What older versions had as an attribute and newer ones have as an operand."""
+    """A value that is an attribute in older versions and an operand in newer ones."""
     value = node.get(name) if given is None else given
     return None if value is None else [size(n) for n in np.atleast_1d(np.asarray(value))]
 

@@ -141,7 +141,7 @@ def nearest_of(at: Array, mode: str, scale: float) -> Array:
 
 
 def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Array, Array]:
-    """For each element of the result the elements that it is made of, (taps, new), and their weights."""
+    """The source positions of each element of the result, (taps, new), and their weights."""
     reach = 1.0 if mode == "linear" else 2.0
     if mode not in ("linear", "cubic"):
         raise UnsupportedError(f"{node} with the mode {mode!r}")
@@ -277,7 +277,7 @@ def max_roi_pool(node: Node, x: Tensor, rois: Tensor) -> Tensor:
     corners = where(scaled.lt(0), scaled.sub(0.5).ceil(), scaled.add(0.5).floor())
 
     def seen(first: Tensor, last: Tensor, parts: int, n: int) -> Tensor:
-        """Which elements along an axis belong to each part: (regions, parts, n)."""
+        """A mask of the elements along an axis that belong to each part: (regions, parts, n)."""
         size = last.sub(first).add(1).maximum(1.0).reshape(-1, 1).div(float(parts))
         begin, end = (size.mul(Tensor(np.arange(parts) + i).cast(size.dtype)) for i in range(2))
         at = Tensor.arange(n).cast(size.dtype).sub(first.reshape(-1, 1)).unsqueeze(1)

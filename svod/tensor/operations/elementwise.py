@@ -270,7 +270,7 @@ class Elementwise(Movement):
             if isinstance(number, int) and isinstance(other, TensorBase) and other.dtype.is_int:
                 beyond = (number > other.dtype.max) - (number < other.dtype.min)
                 if beyond:
-                    below = (beyond < 0) == (number is a)       # whether a < b
+                    below = (beyond < 0) == (number is a)       # the answer to a < b
                     holds = {Ops.CMPEQ: False, Ops.CMPNE: True, Ops.CMPLT: below, Ops.CMPLE: below}[op]
                     return self.from_uop(graph.full(other.shape, holds, dtypes.bool))
         if isinstance(a, TensorBase) and isinstance(b, TensorBase):
@@ -284,7 +284,7 @@ class Elementwise(Movement):
         others."""
         result = self._binary(op, name, a.cast(dtypes.uint64), b.cast(dtypes.uint64))
         negative = self.from_uop(signed.uop).lt(0)
-        holds = {Ops.CMPEQ: False, Ops.CMPNE: True}.get(op, signed is a)       # where the signed one is negative
+        holds = {Ops.CMPEQ: False, Ops.CMPNE: True}.get(op, signed is a)       # the answer where the signed operand is negative
         return result.logical_or(negative) if holds else result.logical_and(negative.logical_not())
 
     def eq(self, other: Operand) -> Self:
@@ -317,7 +317,7 @@ class Elementwise(Movement):
     def __le__(self, other: Operand) -> Self: return self.le(other)
     def __gt__(self, other: Operand) -> Self: return self.gt(other)
     def __ge__(self, other: Operand) -> Self: return self.ge(other)
-    __hash__ = object.__hash__  # by identity: == is elementwise
+    __hash__ = object.__hash__  # identity, because == is elementwise
 
     # -- logic and bits --------------------------------------------------------------------------
     def logical_not(self) -> Self:

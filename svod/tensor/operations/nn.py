@@ -243,9 +243,9 @@ class NeuralNetwork(Activations):
 
     def _places_of_largest(self, name: str, sides: Sequence[tuple[int, int]], kernel: Sequence[int], strides: Sequence[int],
                            dilations: Sequence[int]) -> list[Self]:
-        """Where the largest element of each window of the last axes is, padded by `sides`: int64 positions along each of these axes, (N, C,
-        out…). Of equal elements it is the first, of several NaN the last, as in PyTorch. None is in the padding, whose elements may be as
-        large as the largest."""
+        """The position of the largest element of each window of the last axes, padded by `sides`: int64 positions along each of these axes,
+        (N, C, out…). Of equal elements it is the first, of several NaN the last, as in PyTorch. None is in the padding, whose elements may
+        be as large as the largest."""
         spatial = len(kernel)
         windows = self._windows(name, sides, self.dtype.min, kernel, strides, dilations)
         out, axes = windows.shape[-2 * spatial:-spatial], tuple(range(-spatial, 0))
@@ -413,7 +413,7 @@ def _used_taps(size: int, taps: int, before: int, behind: int, step: int, dilati
     count = (size + before + behind - dilation * (taps - 1) - 1) // step + 1
     used = []
     for k in range(taps):
-        at = k * dilation - before                  # where the first output position reads
+        at = k * dilation - before                  # the position that the first output position reads
         position = max(0, -(at // step))            # the first one that does not read before the axis
         if position < count and position * step + at < size:
             used.append(k)

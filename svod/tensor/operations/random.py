@@ -159,7 +159,7 @@ class Random(Losses):
         """Uniform in [0, 1) with `bits` random bits: float32 for at most 24 bits, else float64 with 53."""
         high, low = words
         if bits <= 24:
-            # with at most 24 bits the int32 is positive and exact in float32
+            # an int32 of at most 24 bits is positive and exact in float32
             return (high >> (32 - bits)).cast(dtypes.int32).cast(dtypes.float32).mul(2.0 ** -bits)
         top = (high >> 5).cast(dtypes.int32).cast(dtypes.float64)
         return top.mul(2.0 ** 26).add((low >> 6).cast(dtypes.int32).cast(dtypes.float64)).mul(2.0 ** -53)

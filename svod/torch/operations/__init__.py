@@ -1,4 +1,4 @@
-"""What svod does for each ATen operation: functions of svod tensors, by the name of the overload.
+"""svod's version of each ATen operation: functions of svod tensors, by the name of the overload.
 
     TABLE["aten.addmm.default"].function(bias, a, b)  →  bias + a @ b
 """

@@ -26,7 +26,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
 @aten("_scaled_dot_product_flash_attention_for_cpu", widens=False)
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
                     attn_mask: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, Callable[[], Tensor]]:
-    """What attention becomes on a CPU without gradients: the result, and logarithms that only training reads."""
+    """Attention on a CPU without gradients: the result, and logarithms that only training reads."""
     def logarithms() -> Tensor:
         raise UnsupportedError("the logsumexp of flash attention")
     return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, query.shape[-3] != key.shape[-3]), logarithms

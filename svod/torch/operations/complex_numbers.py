@@ -141,7 +141,7 @@ def pairs(z: Complex) -> Tensor:
 
 @on_complex("view_as_complex.default", "view_as_complex_copy.default")
 def of_pairs(x: Tensor) -> Complex:
-    """What `view_as_real` gives as complex numbers."""
+    """The complex numbers that `view_as_real` took apart."""
     return Complex(views.select(x, -1, 0), views.select(x, -1, 1))
 
 

@@ -36,7 +36,7 @@ aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True, wi
 
 @aten("heaviside", promotes=True, widens=False)
 def heaviside(x: Tensor, values: Any) -> Tensor:
-    """As NumPy's, but 0 at NaN."""
+    """Like NumPy's, but 0 at NaN."""
     step = x.heaviside(values)
     return select(x.isnan(), 0, step) if x.dtype.is_float else step
 

@@ -31,7 +31,7 @@ class Operation(NamedTuple):
     widens: bool = True
 
 
-TABLE: dict[str, Operation] = {}        # by the name of the overload: "aten.add.Tensor"
+TABLE: dict[str, Operation] = {}        # key: the name of the overload, "aten.add.Tensor"
 
 
 def aten(*overloads: str, promotes: bool = False, widens: bool = True) -> Callable[[F], F]:
