@@ -5,6 +5,7 @@ import importlib
 import re
 import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -60,6 +61,29 @@ def test_every_opt_is_described_and_those_with_loops_show_them() -> None:
         summary = " ".join((rule.__doc__ or "").split("\n\n")[0].split())
         assert summary and " ".join(sections[name].split()).startswith(summary)
         assert ("```" in sections[name]) == ("\n\n" in (rule.__doc__ or "")), name
+
+
+def test_the_picture_of_the_terminal_shows_its_text() -> None:
+    """tune.svg is drawn from tune.txt, and loads nothing from elsewhere; the README shows it."""
+    make = runpy.run_path(str(DOCS / "pictures" / "make.py"))
+    lines = (DOCS / "pictures" / "tune.txt").read_text(encoding="utf-8").splitlines()
+    for picture in ((DOCS / "pictures" / "tune.svg").read_text(encoding="utf-8"), make["terminal"](lines)):
+        texts = [e.text or "" for e in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+        shown = "".join("".join(texts).split())
+        for line in lines:
+            assert "".join(line[:make["WIDTH"] - 1].split()) in shown, "run: python docs/pictures/make.py"
+        assert "url(http" not in picture
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"](docs/pictures/{name})" in readme for name in ("tune.svg", "report.png"))
+    assert f"{' '.join(make['TUNE'])}\n```" in readme, "the picture is of the README's first command"
+
+
+def test_the_output_of_a_search_is_shortened_to_its_beginning_and_its_table() -> None:
+    make = runpy.run_path(str(DOCS / "pictures" / "make.py"))
+    progress = [f"[{s:4d} s] conv" for s in range(9)]
+    table = ["kernel  gain", "────", *(f"conv {n}" for n in range(20))]
+    assert make["shortened"](["begin", *progress, *table, "", "end"]) == [
+        "begin", *progress[:make["PROGRESS_LINES"]], "…", *table[:2 + make["TABLE_LINES"]], "…", "", "end"]
 
 
 WIDTH = 120     # columns of a paragraph
