@@ -143,7 +143,7 @@ def _products(dot: Dot) -> int:
 
 
 def memory_rate(target: Target, kind: str, size: int, samples: int) -> float:
-    """Bytes per second of `kind` (read, write or copy) over a working set of `size` bytes. What is read and what is written count."""
+    """Bytes per second of `kind` (read, write or copy) over a working set of `size` bytes. Reads and writes count."""
     return size / _seconds(target, memory_ast(kind, size // dtypes.float32.itemsize), samples)
 
 

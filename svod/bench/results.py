@@ -30,8 +30,8 @@ SVOD = ("heuristic", "tuned")       # the contestants that are svod; all others 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a run. `mode` beam searches what the database lacks. `seed` draws the operands, and the `count` kernels of the suite
-    random. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
+    """The options of a run. `mode` beam searches kernels that the database lacks. `seed` draws the operands, and the `count` kernels of the
+    suite random. `started` is in UTC, ISO 8601; `seconds` is the duration of the run."""
 
     command: str
     suite: str

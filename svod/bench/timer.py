@@ -126,7 +126,7 @@ class Screening:
 
 
 def screen_one(contestant: Contestant, incumbent: float | None, clock: Clock = time.perf_counter, cold: float = COLD_SECONDS) -> Screening:
-    """One run, then one sample: what a worker does with a candidate. `incumbent` is the best so far in seconds per run (of the same slice),
+    """One run of a candidate in a worker, then one sample. `incumbent` is the best so far in seconds per run (of the same slice),
     or None. `cold` is the seconds that a cold start may add to a call of any length. The process that started this one kills a run past its
     `deadline`."""
     call = time_calls(contestant, 1, clock)

@@ -57,12 +57,12 @@ def run_command(program: str, module: str, defaults: Mapping[str, str] | None = 
 
 
 def _write_no_more() -> None:
-    """Let what is still written to stdout go nowhere."""
+    """Send further output on stdout nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """Handles SIGTERM: what the command has started, such as a script, ends with it."""
+    """Handles SIGTERM: processes of the command, such as a script, end with it."""
     raise SystemExit(128 + number)
 
 

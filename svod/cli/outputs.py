@@ -68,7 +68,7 @@ def _beginning(file: Path) -> bytes:
 
 
 def check_is_there(plan: layers.DatabasePaths) -> None:
-    """Raise DatabaseError where `plan` names databases but none of them exists. What ships with svod does not count."""
+    """Raise DatabaseError where `plan` names databases but none of them exists. Records that ship with svod do not count."""
     files = [p for p in (plan.write, *plan.read) if p is not None]
     if files and not any(p.exists() for p in files):
         raise DatabaseError(f"there is no database at {files[0]}; {program('svod-tune')} SCRIPT --db {files[0]} makes one")

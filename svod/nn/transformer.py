@@ -88,7 +88,7 @@ class _Stack(Module):
 
 
 def _another(layer: Any) -> Module:
-    """A layer over the tensors of `layer`, which loading weights replaces in each alone; or what a function makes."""
+    """A layer over the tensors of `layer`, which loading weights replaces in each alone; or the result of a function."""
     if not isinstance(layer, Module):
         made = layer()
         if not isinstance(made, Module):

@@ -29,7 +29,7 @@ class NodeDifference(NamedTuple):
 
 
 def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | None = None) -> list[NodeDifference]:
-    """One line for each node that gives numbers, of those that svod computes for the model's outputs, in their order. `model`: what `load`
+    """One line for each node that gives numbers, of those that svod computes for the model's outputs, in their order. `model`: as `load`
     gives, or what it takes. `against`:
     "onnxruntime" or "reference"; by default the first that is installed. Both compute every value of the graph: a fusion that hides a
     difference is not there. Raises OnnxError for a model of 2 GB or more, which cannot be handed on."""

@@ -24,7 +24,7 @@ from svod.tensor.precision import is_half, rounded, widened
 
 
 class Halves:
-    """The 16-bit floats of one walk. `device`: the name of what computes values that are on the CPU, if it is another device."""
+    """The 16-bit floats of one walk. `device`: the name of the device that computes values on the CPU, if it is another one."""
 
     def __init__(self, device: str | None = None) -> None:
         self._is_host = device is None or device.upper().partition(":")[0] == HOST

@@ -38,7 +38,7 @@ NUMPY_TYPES = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.DOUBLE: "floa
 
 
 def read_model(source: Source) -> tuple[onnx.ModelProto, Arrays]:
-    """The model, and what gives the arrays of its tensors. Raises OnnxError, OSError."""
+    """The model, and a function that gives the arrays of its tensors. Raises OnnxError, OSError."""
     if isinstance(source, onnx.ModelProto):
         return _checked(source, "the model"), Arrays(None)
     folder, name, what = None, "", "the model"

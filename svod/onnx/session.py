@@ -19,7 +19,7 @@ _TYPE_NAMES = {"float32": "float", "float64": "double"}
 
 
 class NodeArg(NamedTuple):
-    """An input or an output: its name, its type as `tensor(float)`, its shape with names and None for what is free."""
+    """An input or an output: its name, its type as `tensor(float)`, its shape with names, and None for free dimensions."""
 
     name: str
     type: str
@@ -38,7 +38,7 @@ class ModelMetadata(NamedTuple):
 
 
 class SessionOptions:
-    """Options that onnxruntime has. `intra_op_num_threads` is used; any other is accepted, as svod does what it asks for anyway, or has
+    """Options that onnxruntime has. `intra_op_num_threads` is used; any other is accepted, as svod does so anyway, or has
     nothing to do with it."""
 
     def __init__(self) -> None:

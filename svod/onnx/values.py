@@ -40,7 +40,7 @@ def is_known(value: Value) -> bool:
 
 
 def size(n: Any) -> Any:
-    """An extent: an int, or what depends on a Variable."""
+    """An extent: an int, or an expression over a Variable."""
     return n if isinstance(n, Dim) else int(n)
 
 
@@ -58,7 +58,7 @@ def has_dims(value: Any) -> bool:
 
 
 def tensor_of(value: Value) -> Tensor:
-    """A value as a tensor. Raises UnsupportedError for what no tensor holds."""
+    """A value as a tensor. Raises UnsupportedError for a value that no tensor holds."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray):

@@ -285,7 +285,7 @@ def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:
 
 
 def _are_known(node: onnx.NodeProto, operands: Sequence[Value]) -> bool:
-    """Whether what a node makes is computed now: its operands are known, and small. In the graphs of a node each node is asked."""
+    """Whether the results of a node are computed now: its operands are known, and small. In the graphs of a node each node is asked."""
     return (all(o is None or is_known(o) for o in operands) and sum(o.size for o in operands if o is not None) <= MOST_KNOWN
             and not any(True for _ in subgraphs(node)))
 

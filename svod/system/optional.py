@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def reason(error: BaseException) -> str:
-    """An error in words, on one line: those of svod say what they are, others begin with their class."""
+    """An error in words, on one line: svod's errors as they are, others after their class."""
     text = " ".join(str(error).split())
     return text if isinstance(error, SvodError) and text else f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -53,7 +53,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, **variables: int | CallLoop) -> tupl
 
 
 class CallLoop:
-    """A loop of calls, and its counter: what `call_loop` makes."""
+    """A loop of calls, made by `call_loop`, and its counter."""
 
     def __init__(self, times: int, depth: int) -> None:
         self.counter = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, times),), depth)
@@ -70,7 +70,7 @@ class CallLoop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close the loop. After an error nothing has been called: the tensors hold what they held before."""
+        """Close the loop. After an error nothing has been called: the tensors are unchanged."""
         _open.set(_open.get()[:-1])
         for storage, before in self.before.items():
             Tensor._replace_content(self.latest[storage], before)
@@ -83,7 +83,7 @@ _open: ContextVar[tuple[CallLoop, ...]] = ContextVar("open", default=())
 
 
 def call_loop(times: int) -> CallLoop:
-    """A loop of calls: what is called under `with call_loop(times) as i` runs `times` times, in that order, when the tensors are realised.
+    """A loop of calls: calls under `with call_loop(times) as i` run `times` times, in that order, when the tensors are realised.
 
     The counter i is 0, 1, … in its turns: `call_kernel(ast, x, y, i=i)` binds a variable of the kernel to it. Each call sees what the calls
     before it have written, in this turn and in earlier ones. Loops nest: the calls of the inner loop may be given both counters. The body
@@ -100,7 +100,7 @@ def call_loop(times: int) -> CallLoop:
 
 
 def _leave(done: UOp, contents: list[UOp]) -> None:
-    """Give the tensors that hold these contents what a call or loop leaves of them."""
+    """Give the tensors over these contents the results of a call or loop."""
     around = _open.get()
     for content in contents:
         new = UOp(Ops.AFTER, content.dtype, (content, done))

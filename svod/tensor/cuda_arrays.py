@@ -40,7 +40,7 @@ def memory_of(source: Any) -> tuple[Shared, int, bool]:
 
 
 def interface_of(memory: Shared, stream: int) -> dict[str, Any]:
-    """The description of memory for a consumer, which works there after what is on `stream` now."""
+    """The description of memory for a consumer, which works there after the present work on `stream`."""
     typestr = BFLOAT16 if memory.dtype == dtypes.bfloat16 else to_numpy(memory.dtype).str
     return {"version": VERSION, "shape": memory.shape, "typestr": typestr, "strides": None, "data": (memory.address, False),
             "stream": stream}

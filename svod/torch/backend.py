@@ -56,7 +56,7 @@ def _say_breaks(_: Any) -> None:
 
 def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None,
                  options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """A function that runs one of Dynamo's graphs. What svod cannot run is run by PyTorch, with a warning that says why.
+    """A function that runs one of Dynamo's graphs. PyTorch runs graphs that svod cannot run, with a warning that gives the reason.
 
     Raises ConfigError for options that are none, and under `options={"strict": True}` UnsupportedError for what svod cannot run."""
     watch_dynamo()
@@ -102,7 +102,7 @@ def _saying_so(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def as_it_is(error: SvodError, frame: FrameType | None) -> SvodError:
-    """The same error as one of those that Dynamo does not turn into BackendCompilerFailed. What the user sees begins at `frame`."""
+    """The same error as one of those that Dynamo does not turn into BackendCompilerFailed. The user's traceback begins at `frame`."""
     kind = type(type(error).__name__, (ShortenTraceback, type(error)), {"__module__": type(error).__module__})
     made: SvodError = kind(*error.args, first_useful_frame=frame)
     return made

@@ -123,7 +123,7 @@ class Compiled:
         return args, kwargs
 
     def _check(self, given: Sequence[Any]) -> None:
-        """Raise ShapeError for arguments that are not what the module was compiled for, all at once."""
+        """Raise ShapeError for arguments that the module was not compiled for, all at once."""
         wrong, differ = [], False
         for i, (t, example) in enumerate(zip([given[i] for i in self._inputs], self._expected, strict=True)):
             if isinstance(example, torch.Tensor):

@@ -153,7 +153,7 @@ class Plan:
         return self.captured is not None and self.captured.plan.failure is not None
 
     def let_go(self) -> None:
-        """Let go of the memory of the last run's arguments, and of what it made; not while it runs."""
+        """Let go of the memory of the last run's arguments and results; not while it runs."""
         if self._has_run:
             self._has_run = False
             self._forget_memory()
@@ -236,7 +236,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
         results, values, copied = _results(program, translation, sizes)
         in_place = bool(values)
         mutated = mutated_by(program, translation)
-        # a tensor that is the memory of an argument would see what the assignments below write
+        # a tensor over the memory of an argument would see the assignments below
         written = {base_of(placed[i].uop) for i in mutated if i in placed}
         values, (*new,) = ([v.clone() if base_of(v.uop) in written else v for v in group] for group in (values, mutated.values()))
         for place, value in zip(mutated, new, strict=True):
@@ -274,7 +274,7 @@ def _captured(traced: Any, name: str, tensors: list[Tensor], config: PrepareConf
 
 
 class _Traced:
-    """A function of svod's own, which capture does not watch: what it reads are constants and arguments."""
+    """A function of svod's own, which capture does not watch: it reads constants and arguments only."""
 
     def __init__(self, function: Any, name: str) -> None:
         self._function, self.__name__ = function, name

@@ -60,13 +60,13 @@ class Report:
 
 
 def report() -> Report:
-    """What svod runs of the PyTorch models of this process: graphs, plans, kernels, what PyTorch runs and why, and where time goes.
+    """svod's part of the PyTorch models of this process: graphs, plans, kernels, what PyTorch runs and why, and where time goes.
     `svod.profile(graph.function.plans[0].captured.plan)` has the time of each kernel."""
     return Report(tuple(sorted(map(_of, list(functions)), key=lambda g: g.name)), tuple(graph_breaks()))
 
 
 def graph_breaks() -> dict[str, str]:
-    """Why Dynamo left code out of graphs in this process: the reasons, and what it says of each, a hint where there is one."""
+    """Dynamo's reasons for leaving code out of graphs in this process, each with its message and a hint where there is one."""
     found: dict[str, str] = {}
     for text in [*counters["graph_break"], *counters["unimplemented"]]:
         reason, *more = [line.strip() for line in str(text).splitlines() if line.strip()] or [""]

@@ -255,7 +255,7 @@ def _has_foreign(args: Any) -> bool:
 
 
 def _known(value: Any) -> Any:
-    """A dtype as svod's, of complex numbers that of their parts; what else there is unchanged."""
+    """A dtype as svod's, that of their parts for complex numbers; other values unchanged."""
     if not isinstance(value, torch.dtype):
         return value
     return svod_dtype(value.to_real() if value.is_complex else value)
@@ -313,7 +313,7 @@ def _example(dtype: Any, has_axes: bool) -> Any:
 
 
 def module_of(node: Any) -> str:
-    """The path of the module that an operation belongs to: "layer1.0.conv1"; the name of the node for what belongs to none."""
+    """The path of the module that an operation belongs to: "layer1.0.conv1"; the node's name for an operation of no module."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return str(node.name)

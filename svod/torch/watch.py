@@ -62,7 +62,7 @@ def native() -> _Native | None:
 
 
 class Watch:
-    """The present state of tensors: their places and forms and, if `numbers`, what is in them, but for those on a GPU. It keeps tensors
+    """The present state of tensors: their places and forms and, if `numbers`, their content, except on a GPU. It keeps tensors
     alive, and not the memory that they had."""
 
     def __init__(self, tensors: Sequence[Any], *, numbers: bool = True) -> None:
@@ -90,7 +90,7 @@ class Watch:
                         for a, w in zip(self._places.tolist(), self._words.tolist(), strict=True)))
 
     def _block(self, found: _Native) -> int:
-        """The address of what the native pass is given."""
+        """The address of the native pass's argument."""
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(self._tensors)
         weakref.finalize(self, torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs, capsules).atexit = False
         self._handles = np.array([_pointer_in(c, None) for c in capsules], np.int64)

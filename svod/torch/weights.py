@@ -31,7 +31,7 @@ class Weights:
         self._places: Places | None = None
 
     def turn_to(self, plan: Any, places: Places | None) -> None:
-        """This plan runs next, over what is kept at these places. Others let go of memory that would live as long as they do: what was kept
+        """This plan runs next, over kept tensors at these places. Others let go of memory that would live as long as they do: what was kept
         elsewhere before, and large arguments and results."""
         last, self._last = self._last, plan
         if places is not self._places:

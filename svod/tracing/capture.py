@@ -150,9 +150,9 @@ def _stays(buffer: Buffer, watch: Watch) -> bool:
 
 
 def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: PrepareConfig) -> None:
-    """Compute now what does not depend on the BUFFERs `changing`, once, so that no run computes it again (batch norm's scale, transposed
-    weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read, and conversions to
-    a wider type: memory keeps the narrow one."""
+    """Compute the values that do not depend on the BUFFERs `changing` now, once, so that no run computes it again (batch norm's scale,
+    transposed weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read, and
+    conversions to a wider type: memory keeps the narrow one."""
     sink = graph.sink(*[t.uop for t in outputs])
     varies: set[UOp] = set(changing)
     dear: set[UOp] = set()

@@ -81,7 +81,7 @@ class Captured:
         self._loose_written = [i for i in self._written if i not in held]
 
     def run(self, given: Sequence[Leaf], values: Mapping[str, int], held: object = None) -> Any:
-        """Run the plan over the arguments and return what the function returns. `held`: an object that stands for the arguments of `hold`;
+        """Run the plan over the arguments and return the function's results. `held`: an object that stands for the arguments of `hold`;
         None: they may be others than in the last run. Raises LaunchError and ScheduleError."""
         plan, results = self.plan, {}
         if not plan.is_local:
@@ -124,7 +124,7 @@ class Captured:
         return rebuild(self.structure, iter(self._tensors(results, given, values)))
 
     def release_example(self) -> None:
-        """Let go of what the capture's own call was given and of memory for its results: each run is given its own."""
+        """Let go of the arguments of the capture's own call and of memory for its results: each run has its own."""
         if self.plan.is_local:
             numbers = {*(n for _, n in self.reads), *self.made}
             for number in numbers:
@@ -136,11 +136,11 @@ class Captured:
 
     @property
     def result_bytes(self) -> int:
-        """The bytes of what a run makes."""
+        """The bytes of a run's results."""
         return sum(memory.nbytes for memory in self.made.values())
 
     def let_go(self) -> None:
-        """Let go of what the last run was given and made; not while the plan runs. A plan that keeps its example keeps these, too."""
+        """Let go of the last run's arguments and results; not while the plan runs. A plan that keeps its example keeps these, too."""
         if self._is_released and self.plan.lock.acquire(blocking=False):
             try:
                 if not self.plan.is_running:        # a function that it calls, called this

@@ -106,7 +106,7 @@ def _may_keep(roots: Sequence[UOp], config: PrepareConfig) -> bool:
 
 
 def _is_small(prepared: Prepared) -> bool:
-    """Whether what a plan holds is small. For larger graphs, what is saved is nothing beside the computation."""
+    """Whether the memory of a plan is small. For larger graphs, the savings are nothing beside the computation."""
     plan = prepared.plan
     made = sum(b.nbytes for b in plan.buffers if b.has_memory)
     return made + plan.memory.shared + plan.memory.kept < LARGE and all(map(prepared.is_new, prepared.unbound.outputs))

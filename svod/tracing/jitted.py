@@ -136,7 +136,7 @@ def _keys(draws: int) -> list[Leaf]:
 
 
 def _check_arguments(fn: Any, config: Any, random: str, dynamic: str) -> None:
-    """Raise ArgumentError and ConfigError for what `svod.jit` does not take."""
+    """Raise ArgumentError and ConfigError for arguments that `svod.jit` does not take."""
     if not callable(fn):
         hint = "; to compute a tensor, call its realize()" if isinstance(fn, Tensor) else ""
         raise ArgumentError(f"svod.jit takes a function of tensors, got {type(fn).__name__}{hint}")

@@ -208,7 +208,7 @@ class OnePlan:
         return True
 
     def run(self, given: Sequence[Leaf], lengths: Mapping[Place, int], more: Sequence[Leaf]) -> Any:
-        """Run for these lengths. `more`: what the plan is given after the arguments."""
+        """Run for these lengths. `more`: operands of the plan after the arguments."""
         assert self.captured is not None
         result = self.captured.run([*self.filled(given), *more], self.values(lengths))
         return mapped(result, self._with_lengths)

@@ -46,7 +46,7 @@ _NOT_FOLLOWED = {"svod", "numpy", *sys.stdlib_module_names} - {"__main__"}
 
 
 class Watch:
-    """A snapshot of what a function reads. `changed()` compares it with what is there now."""
+    """A snapshot of the values that a function reads. `changed()` compares it with the present ones."""
 
     def __init__(self, name: str) -> None:
         self._function = name
@@ -108,7 +108,7 @@ class Watch:
         return self._reported_change() if changes.count != self._count else ""
 
     def _reported_change(self) -> str:
-        """The change, of those that svod has counted since, that is of something watched."""
+        """The first change since the snapshot of something watched; "" for none."""
         count = changes.count
         if any(buffer.version != version for buffer, version in self._buffers.items()):
             return "the content of a tensor"
@@ -123,7 +123,7 @@ class Watch:
         self._count = count
         return ""
 
-    # -- what is there ------------------------------------------------------------------------------
+    # -- the snapshot ------------------------------------------------------------------------------
     def follow(self, value: Any) -> None:
         """Watch a value and all that it holds."""
         todo = [value]
@@ -135,7 +135,7 @@ class Watch:
             todo += self._held_by(v)
 
     def _held_by(self, v: Any) -> Iterable[Any]:
-        """Note a value that is not a constant. Returns what it holds."""
+        """Note a value that is not a constant. Returns its content."""
         if isinstance(v, Tensor):
             self._tensors.append((v, v.uop))
             return ()
@@ -185,7 +185,7 @@ class Watch:
         return held
 
     def _names_of(self, function: types.FunctionType) -> list[Any]:
-        """Watch what a function reads by name. Returns the values."""
+        """Watch the values that a function reads by name. Returns them."""
         if _is_foreign(function.__module__):
             return []
         held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

@@ -58,7 +58,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Done:
-    """A child's answer to its order: the outputs of the first run, and what a `PreparedPeer` says of itself."""
+    """A child's answer to its order: the outputs of the first run, and the facts of a `PreparedPeer`."""
 
     outputs: list[Array]
     remark: str

@@ -157,7 +157,7 @@ def _kernel_point(k: TunedKernel, size: TimedSize) -> Point:
 # -- speed-ups --------------------------------------------------------------------------------------
 
 class Figure(NamedTuple):
-    """A speed-up in words, its class, and what it is over."""
+    """A speed-up in words, its class, and the contestant that it is over."""
 
     speedup: str
     cls: str

@@ -213,7 +213,7 @@ def llama_static_cache(scale: Scale) -> Made:
 
 
 class Decoding:
-    """Greedy decoding: `step` is what is compiled. `fixed`: the length of a cache that is written in place; 0: one that grows."""
+    """Greedy decoding: `step` is the compiled function. `fixed`: the length of a cache that is written in place; 0: one that grows."""
 
     def __init__(self, causal: Any, fixed: int = 0, step: Any = None) -> None:
         self.causal, self.fixed, self.step = causal, fixed, step if step is not None else causal

@@ -76,7 +76,7 @@ def _contestant(order: Order) -> Peer:
 
 
 def _resolved(order: Order) -> Case:
-    """The case, with what a child needs to make its operands."""
+    """The case, with the data from which a child makes its operands."""
     case = select_cases(order.suite, order.case)[0]
     if case.op == "torch":
         return replace(case, options={**case.options, "seed": order.seed})

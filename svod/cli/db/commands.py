@@ -222,7 +222,7 @@ def _say_missing(context: click.Context, db: TuningDB, has_kernels: bool) -> Non
 
 
 def _complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The names of kernels that begin with what is typed, and their keys."""
+    """The names of kernels that begin with the typed text, and their keys."""
     db = _open(context.find_root())
     kernels = sorted({(k.kernel, k.name) for k, _ in db.select(KernelRecord)})
     texts = {name: key[:SHOWN_KEY] for key, name in kernels} | {key[:SHOWN_KEY]: name for key, name in kernels}

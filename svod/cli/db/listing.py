@@ -129,7 +129,7 @@ def chosen(rows: Iterable[WinnerRow], *, names: Sequence[str], origin: str | Non
 
 
 def print_rows(rows: Sequence[WinnerRow]) -> None:
-    """Print what `list` shows. On a terminal each target is named once, above its kernels; in a pipe every line has all columns."""
+    """Print the listing of `list`. On a terminal each target is named once, above its kernels; in a pipe every line has all columns."""
     if not is_terminal(sys.stdout):
         print_table(("kernel", "name", "from", "target", "heuristic", "tuned", "gain", "layer", "records", "opts"),
                     [(r.kernel[:SHOWN_KEY], r.name, r.origin, r.target, seconds(r.heuristic), _time(r), _gain(r), r.layer,

@@ -29,7 +29,7 @@ CONFIRM_SECONDS = 0.5       # time for the confirmation of one kernel
 
 
 class Checked(NamedTuple):
-    """A winner before its check, and what is used after it, or why nothing is."""
+    """A winner before its check, and the winner after it, or the reason why there is none."""
 
     name: str
     before: Winner
@@ -101,7 +101,7 @@ def _all_winners(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Proposed |
 
 
 def print_checked(rows: list[Checked]) -> int:
-    """Print what became of the chains. Returns how many of them are not used."""
+    """Print the verdicts on the chains. Returns the number of chains that are not used."""
     refused = 0
     lines, chains = [], []
     for row in rows:

@@ -167,7 +167,7 @@ def check(options: TuneOptions) -> None:
 
 
 def _check_script(script: str, is_onnx: bool) -> None:
-    """Raise click.UsageError for what can be neither run nor read."""
+    """Raise click.UsageError for an argument that can be neither run nor read."""
     if not os.path.isfile(script) and not os.path.isfile(os.path.join(script, "__main__.py")):
         problem = "is a directory without a __main__.py" if os.path.isdir(script) else "does not exist"
         raise click.UsageError(f"{script} {problem}; give the path of a Python script or of an ONNX file")

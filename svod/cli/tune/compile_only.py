@@ -24,7 +24,7 @@ SHOWN = 8       # digits of a key
 
 @dataclass(frozen=True)
 class CompiledState:
-    """A state of a kernel, and what the device's compiler said of it. `cycles`: what the cost model predicts, None for a library kernel."""
+    """A state of a kernel, and the report of the device's compiler. `cycles`: predicted by the cost model, None for a library kernel."""
 
     source: str                 # heuristic, sketch or library
     chain: str

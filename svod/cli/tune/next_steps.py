@@ -46,7 +46,7 @@ def after_dry_run(options: TuneOptions, rows: Sequence[SurveyRow], wider: bool) 
 
 
 def next_steps(options: TuneOptions, outcomes: Sequence[KernelReport], ended: Ended) -> list[str]:
-    """The commands to try next, each with what it does."""
+    """The commands to try next, each with its effect."""
     if ended.interrupted:
         return _numbered([(options.command_line(), "goes on where this one was ended")])
     if ended.not_stored and ended.saved is not None:
@@ -92,7 +92,7 @@ def _numbered(steps: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def why_no_graph(options: TuneOptions) -> str:
-    """Why svod has run nothing of a script that imports PyTorch, and what to do."""
+    """The reason why svod has run nothing of a script that imports PyTorch, and a remedy."""
     if options.torch == "modules":
         return ("svod ran none of its modules: it compiles those in evaluation mode without gradients, so module.eval(), and "
                 "torch.inference_mode() around the call; what Dynamo leaves out of graphs, such as nn.LSTM, runs in PyTorch")

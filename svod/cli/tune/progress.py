@@ -97,7 +97,7 @@ class Progress(AbstractContextManager["Progress", None]):
         self._over = threading.Event()
         self._ticker = threading.Thread(target=self._keep_ticking, name="svod-progress", daemon=True)
 
-    # -- what is known ------------------------------------------------------------------------------------------------------
+    # -- knowledge ---------------------------------------------------------------------------------------------------------
     @property
     def elapsed(self) -> float:
         return self.clock() - self.started
@@ -161,7 +161,7 @@ class Progress(AbstractContextManager["Progress", None]):
             self.show(event, state)
 
     def show(self, event: SearchEvent, state: _State | None) -> None:
-        """Say what is to be said of an event at once. `state`: of its kernel."""
+        """Print an event that is shown at once. `state`: the state of its kernel."""
 
     def tick(self) -> None:
         """Look at the workers."""
@@ -242,7 +242,7 @@ def _since(seconds: float) -> str:
 
 
 def worker_rows(workers: Sequence[Activity], room: int) -> list[tuple[str, str, str, str]]:
-    """Machine, worker, what it does and for how long, a row each. Where there are more than `room`, a row counts the workers of one machine
+    """Machine, worker, activity and its duration, a row each. Where there are more than `room`, a row counts the workers of one machine
     that do the same, and has the longest time; the last row then counts what is left out."""
     rows = [(w.host or "here", w.name, doing(w), _since(w.seconds)) for w in workers]
     if len(rows) <= room:

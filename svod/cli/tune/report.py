@@ -105,7 +105,7 @@ _MARKS = {"≥": "of the ceiling at least: the machine was busy while the kernel
 
 
 def _share_mark(o: KernelReport, ceilings: Ceilings | None) -> str:
-    """The mark of a share of the ceiling, one of `_MARKS`, or "" where nothing disturbed what it was taken from."""
+    """The mark of a share of the ceiling, one of `_MARKS`, or "" for undisturbed measurements."""
     low, high = o.noisy, ceilings is not None and ceilings.busy is not None
     return "≈" if low and high else "≥" if low else "≤" if high else ""
 

@@ -231,7 +231,7 @@ class KernelRate:
 
 
 def rate_of(row: SurveyRow, seconds: float, target: Target, ceilings: Ceilings | None) -> KernelRate:
-    """The rate of a kernel that takes `seconds`. One that exceeds what a busy machine could do refutes that ceiling, and has no share."""
+    """The rate of a kernel that takes `seconds`. A rate above the ceiling of a busy machine refutes that ceiling, and has no share."""
     bound = bound_at(row.kernel, row.sizes, target, ceilings)
     share = bound.seconds / seconds if bound is not None and bound.is_measured else None
     if share is not None and share > 1.0 and ceilings is not None and ceilings.busy is not None:

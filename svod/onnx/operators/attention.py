@@ -74,7 +74,7 @@ def added(bias: Tensor | None, more: Tensor) -> Tensor:
 
 
 def causal(node: Node, steps: int, total: int, past: Tensor | None, lengths: Tensor | None, batch: int, kind: object) -> Tensor:
-    """Minus infinity for what comes after a step."""
+    """Minus infinity for keys after a step."""
     offset = past.shape[2] if past is not None else 0
     rows, columns = np.arange(steps).reshape(-1, 1), np.arange(total)
     if lengths is not None and past is None:

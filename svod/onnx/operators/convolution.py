@@ -94,7 +94,7 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None)
 
 # -- pooling -------------------------------------------------------------------------------------------------------------------
 def pool_geometry(node: Node, x: Tensor) -> tuple[list[int], list[int], list[int], Pairs, Pairs]:
-    """Kernel, strides, dilations, pads, and what a rounded up number of positions adds behind."""
+    """Kernel, strides, dilations, pads, and the padding behind that a rounded up number of positions adds."""
     kernel = list(node.need("kernel_shape"))
     strides, dilations = geometry(node, len(kernel))
     sizes = x.shape[2:]

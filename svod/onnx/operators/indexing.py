@@ -78,7 +78,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor:
-    """Updates written along an axis, or combined with what is there. The sum of bools is whether any of them holds, the product whether
+    """Updates written along an axis, or combined with the old values. The sum of bools is whether any of them holds, the product whether
     all do."""
     reduction = node.get("reduction", "none")
     if reduction == "none":

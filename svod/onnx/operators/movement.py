@@ -161,7 +161,7 @@ def padded(node: Node, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Ten
         raise UnsupportedError(f"{node} with the mode {node.get('mode')!r}")
     if mode == "constant":
         return x.pad(pairs, mode, float(value) if x.dtype.is_float else bool(value) if x.dtype.kind == "b" else int(value))
-    # the other modes pad only; what negative pads cut off goes first
+    # the other modes pad only: negative pads cut first
     cut = x.shrink([(max(0, -a), n - max(0, -b)) for (a, b), n in zip(pairs, x.shape, strict=True)])
     for axis, (before, after) in enumerate(pairs):
         cut = _mirrored(cut, axis, max(0, before), max(0, after), mode)

@@ -24,7 +24,7 @@ def along(node: Node, x: Tensor, scale: Tensor) -> Tensor:
 
 
 def to_integers(x: Tensor, scale: Tensor, zero: Tensor | None, kind: DType, precision: DType | None = None) -> Tensor:
-    """round(x / scale) + zero, halves to even, limited to what the type holds. The quotient has the scale's type, but 32 bits for 16 as in
+    """round(x / scale) + zero, halves to even, limited to the type's range. The quotient has the scale's type, but 32 bits for 16 as in
     onnxruntime, or that of `precision`; the sum is exact, as float16 does not have all integers of 16 bits."""
     precise = precision or accumulator(scale.dtype)
     whole = widened(x.cast(precise).div(scale.cast(precise)).round())

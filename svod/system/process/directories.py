@@ -51,7 +51,7 @@ def user_data() -> Path | None:
 
 
 def user_cache() -> Path | None:
-    """The platform's directory for what svod can make again. It may be missing or read-only. None for a user without a home."""
+    """The platform's directory for files that svod can make again. It may be missing or read-only. None for a user without a home."""
     import platformdirs
 
     return _absolute_or_none(platformdirs.user_cache_dir)
@@ -91,13 +91,13 @@ def temporary_places() -> list[str]:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder that is removed at the end. Raises what `temporary` raises."""
+    """A new folder that is removed at the end. Raises the errors of `temporary`."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=temporary(), ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def kept_folder(prefix: str, parent: Path | None = None) -> Path:
-    """A new folder in `parent`, else for temporary files, that stays. Raises what `temporary` raises."""
+    """A new folder in `parent`, else for temporary files, that stays. Raises the errors of `temporary`."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent or temporary()))
 
 

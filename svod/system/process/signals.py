@@ -17,7 +17,7 @@ def _may_handle() -> bool:
 
 
 def handle(number: signal.Signals, handler: Handler) -> bool:
-    """Handle a signal from now on, unless who started this process has it ignored. Returns whether it is handled."""
+    """Handle a signal from now on, unless the parent of this process has it ignored. Returns whether it is handled."""
     if not _may_handle() or signal.getsignal(number) is signal.SIG_IGN:
         return False
     signal.signal(number, handler)
@@ -38,12 +38,12 @@ def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
 
 
 def default(number: signal.Signals) -> None:
-    """Let a signal do what it does to a program without a handler, also where it was ignored. For the main thread."""
+    """Restore the effect of a signal on a program without a handler, also where it was ignored. For the main thread."""
     signal.signal(number, signal.SIG_DFL)
 
 
 def end_by(number: signal.Signals) -> None:
-    """`default`, unless who started this process has the signal ignored."""
+    """`default`, unless the parent of this process has the signal ignored."""
     if _may_handle() and signal.getsignal(number) is not signal.SIG_IGN:
         default(number)
 

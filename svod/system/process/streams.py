@@ -11,7 +11,7 @@ from typing import IO, Any, TextIO
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether people see what is written to a stream as it comes."""
+    """Whether people see the output of a stream as it comes."""
     try:
         return bool(stream.isatty())
     except (AttributeError, TypeError, ValueError, OSError):        # None, closed, or no file
@@ -69,7 +69,7 @@ class _Closed(io.TextIOWrapper):
 
 
 def was_closed(stream: Any) -> bool:
-    """Whether the caller has closed a standard stream, so that what is written to it is lost. /dev/null is the caller's choice."""
+    """Whether the caller has closed a standard stream, so that its output is lost. /dev/null is the caller's choice."""
     return stream is None or isinstance(stream, _Closed)
 
 

@@ -49,7 +49,7 @@ def ones_like(x: Tensor, size: Sequence[int] | None = None, *, dtype: DType | No
 
 @aten("empty_permuted")
 def empty_permuted(size: Sequence[int], order: Sequence[int], *, dtype: DType | None = None) -> Tensor:
-    """Zeros: what memory without values holds is not said."""
+    """Zeros, as the content of new memory is undefined."""
     return Tensor.zeros(tuple(size), dtype=dtype or dtypes.float32)
 
 

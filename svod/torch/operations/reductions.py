@@ -27,7 +27,7 @@ def sum_(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: DType | None
 
 @aten("nansum")
 def nansum(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
-    """The sum of what is not NaN."""
+    """The sum of the elements that are not NaN."""
     return (x if dtype is None else x.cast(dtype)).nansum(axes(dim), keepdim)
 
 

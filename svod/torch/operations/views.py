@@ -30,7 +30,7 @@ def bitcast(x: Tensor, dtype: DType) -> Tensor:
 
 @aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims", widens=False)
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """Without those of the axes whose extent is 1."""
+    """The tensor without those of the axes that have extent 1."""
     chosen = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {d % max(1, x.ndim) for d in chosen}
     return x.reshape(*(n for i, n in enumerate(x.shape) if n != 1 or i not in gone))
@@ -91,7 +91,7 @@ def constant_pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
 
 @aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", widens=False)
 def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
-    """Padded with what is mirrored at the ends."""
+    """Padded with the elements mirrored at the ends."""
     return x.pad(tuple(padding), mode="reflect")
 
 

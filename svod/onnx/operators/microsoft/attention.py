@@ -32,7 +32,7 @@ def multi_head(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
 
 
 def mask_bias(node: Node, mask: Tensor | None, batch: int, total: int) -> Tensor | None:
-    """A mask of 1 for what counts, (N, S) or with axes between, or numbers of keys, (N,), as numbers that are added."""
+    """A mask of 1 for keys that count, (N, S) or with axes between, or numbers of keys, (N,), as numbers that are added."""
     if mask is None:
         return None
     if mask.shape[0] != batch or (mask.ndim > 1 and mask.shape[-1] != total):
@@ -173,7 +173,7 @@ def appended(past: Tensor | None, new: Tensor, begins: Tensor, longest: Any) -> 
 
 
 def scores_and_values(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor:
-    """softmax(q·k) · v with what the node asks for: a limit of the scores, and a share of each row that no value gets. `seen`: which keys
+    """softmax(q·k) · v with the node's options: a limit of the scores, and a share of each row that no value gets. `seen`: which keys
     a query sees; None: those up to its own position."""
     kind, scale, limit = q.dtype, node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), node.get("softcap", 0.0)
     q, k, v = (widened(t) for t in (q, k, v))

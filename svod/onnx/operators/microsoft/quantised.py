@@ -157,7 +157,7 @@ def gather_block_quantised(node: Node, data: Tensor, index: Tensor, scales: Tens
 def dynamic_lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | None = None, lengths: Tensor | None = None,
                  h: Tensor | None = None, c: Tensor | None = None, peepholes: Tensor | None = None, w_scale: Tensor | None = None,
                  w_zero: Tensor | None = None, r_scale: Tensor | None = None, r_zero: Tensor | None = None) -> tuple[Tensor, ...]:
-    """An LSTM with weights of 8 bits, (directions, inputs, 4 · hidden). What they are multiplied with stays in floats: onnxruntime
+    """An LSTM with weights of 8 bits, (directions, inputs, 4 · hidden). Their factors stay in floats: onnxruntime
     quantises that in each step."""
     def weights(t: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
         assert scale is not None and zero is not None
