@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from svod.bench.report import charts, headline, sections, words
@@ -28,6 +28,7 @@ from svod.bench.summary import ALL, BEST_PEER, group_results
 from svod.errors import ConfigError
 from svod.system import quantities as q
 from svod.system.files import write_text
+from svod.system.pages import environment
 
 NO_DATA = ("there is nothing to report: no run was given, and the tuning database knows no search. Measure with `svod-bench run --json "
            "run.json` and report with `svod-bench report run.json`, or tune a model with `svod-tune MODEL.py` first")
@@ -36,8 +37,6 @@ SECTIONS = (("roofline", "Roofline"), ("speedups", "Speed-ups"), ("next", "What 
             ("searches", "Candidates"), ("kernels", "Kernels"), ("machine", "Machine"))
 OPEN_KERNELS = 3        # kernels whose details are open at first
 DRAWN_KERNELS = 60      # kernels whose searches are drawn: the page of a large database has to open quickly
-#: The space between a number and its unit, or within a number: no line breaks there.
-_IN_QUANTITY = re.compile(r"(?<=\d) (?=[GMkTµmn]?(?:FLOP|B|iB|s|min|h|%)|\d{3}\b)")
 _KINDS = ("read", "write", "write_stream", "copy", "copy_stream")
 
 
@@ -88,8 +87,7 @@ def _context(runs: Sequence[Run], tuning: Tuning | None) -> dict[str, Any]:
 
 @lru_cache
 def _templates(kind: str) -> Environment:
-    env = Environment(loader=PackageLoader("svod.bench.report"), autoescape=kind == "html", undefined=StrictUndefined, trim_blocks=True,
-                      lstrip_blocks=True, finalize=_no_break if kind == "html" else None)
+    env = environment("svod.bench.report", escape=kind == "html")
     env.globals.update({name: value for name, value in vars(words).items() if callable(value)},
                        q=q, charts=charts, headline=headline, sections=sections, shapes_of_stack=charts.stacked, FASTER=words.FASTER,
                        FATES=FATES, NEXT_WIDTH=NEXT_WIDTH, ALL=ALL, BEST_PEER=BEST_PEER, OPEN_KERNELS=OPEN_KERNELS,
@@ -98,13 +96,6 @@ def _templates(kind: str) -> Environment:
                        has_any=lambda values: any(v is not None for v in values), searched=words.search_seconds, fates_words=_fates_words,
                        time_or_status=_time_or_status)
     return env
-
-
-def _no_break(value: object) -> object:
-    """The text of an expression in a page: empty for None, without line breaks within a quantity."""
-    if value is None:
-        return ""
-    return _IN_QUANTITY.sub("\u00a0", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _kinds_of(ceilings: Ceilings) -> list[str]:
