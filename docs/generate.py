@@ -20,7 +20,7 @@ GENERATED = ROOT / "docs" / "generated"
 MARK = "<!-- generated: files -->"
 WIDTH = 120     # columns of a paragraph
 #: Rooms in the order in which data flows; each comes with its folders.
-ROOMS = ("system", "tensor", "nn", "onnx", "torch", "tracing", "core", "compile", "bench", "tune", "cli")
+ROOMS = ("system", "tensor", "nn", "onnx", "torch", "tracing", "core", "compile", "bench", "steps", "tune", "cli")
 
 
 def summary(file: Path) -> str:

@@ -17,26 +17,35 @@
 
 Views (reshape, permute, …) are nodes of the graph and cost nothing; a value that several kernels compute is listed for each. Kernels are
 compiled with the chains that are known (nothing is searched); nothing is run, and the tensors stay as they are.
+
+`svod.explain(tensor, html="steps.html")` writes a page as well: every kernel step by step, down to machine code.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from svod.bench.analyze import PlanAnalysis
 from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.kernel_form import KernelForm
 from svod.core.graph import graph
 from svod.core.graph.callback import call_of, is_callback
 from svod.core.ir.origin import origin_of
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
-from svod.core.kernel.chain_text import AS_IT_IS
+from svod.core.kernel.chain_text import AS_IT_IS, chain_text
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
-from svod.prepare import arranged, complete_config, prepare_graph
+from svod.prepare import arranged, complete_config, database, prepare_graph
+from svod.steps.page import render_plans, write_page
+from svod.steps.plan_steps import Figures, PlanPart, part_of_plan
+from svod.steps.steps import Step
 from svod.tensor import Tensor
 from svod.tracing import Jit
 
 _HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
+Told = tuple[str, Callable[[], list[PlanPart]]]      # the text; the steps, made when they are asked for
 _READ = (Ops.BUFFER, Ops.CALL, Ops.END)      # where what is computed by one kernel begins
 
 
@@ -49,36 +58,47 @@ class Explanation(str):
         return str(self)
 
 
-def explain(*asked: Tensor | Jit | ExecutionPlan) -> Explanation:
+def explain(*asked: Tensor | Jit | ExecutionPlan, html: str | os.PathLike[str] | None = None) -> Explanation:
     """What tensors, a function under `svod.jit` or a plan compute and how, as text: `print(svod.explain(t))`.
 
     Of tensors: their graph, its kernels with the rule that cut each, and the analysis of their plan. Of a function that was called, and of
     a plan: the kernels with their chains and the analysis, plan by plan.
 
-    Raises ScheduleError when nothing is given, ArgumentError for anything else and for a function that was not called yet, and what
-    preparing the tensors raises."""
+    html: a file to write as well, one page that opens offline: each kernel step by step, from its AST over the loops after each opt and
+    each later pass to machine code, with what changed beside what was before.
+
+    Raises ScheduleError when nothing is given, ArgumentError for anything else and for a function that was not called yet, what preparing
+    the tensors raises, and OSError for a file that cannot be written. A step that cannot be made has its error in its place."""
     if not asked:
         raise ScheduleError("explain needs at least one tensor")
     if len(asked) == 1 and isinstance(asked[0], Jit):
-        return Explanation(_explain_function(asked[0]))
-    if len(asked) == 1 and isinstance(asked[0], ExecutionPlan):
-        return Explanation(_explain_plan(asked[0]))
-    tensors = [t for t in asked if isinstance(t, Tensor)]
-    if len(tensors) != len(asked):
-        other = next(type(t).__name__ for t in asked if not isinstance(t, Tensor))
-        raise ArgumentError(f"explain takes tensors, one by one: explain(a, b); or one function under svod.jit, or one plan; got {other}")
-    return Explanation(_explain_tensors(tensors))
+        text, parts = _explain_function(asked[0])
+    elif len(asked) == 1 and isinstance(asked[0], ExecutionPlan):
+        text, parts = _explain_plan(asked[0])
+    else:
+        tensors = [t for t in asked if isinstance(t, Tensor)]
+        if len(tensors) != len(asked):
+            other = next(type(t).__name__ for t in asked if not isinstance(t, Tensor))
+            raise ArgumentError("explain takes tensors, one by one: explain(a, b); or one function under svod.jit, or one plan; "
+                                f"got {other}")
+        text, parts = _explain_tensors(tensors)
+    if html is not None:
+        write_page(html, render_plans("From a graph to machine code", parts()))
+    return Explanation(text)
 
 
-def _explain_function(f: Jit) -> str:
+def _explain_function(f: Jit) -> Told:
     plans = f.plans
     if not plans:
         raise ArgumentError(f"{getattr(f, '__name__', 'the function')} has no plan yet: it is captured when it is called; call it with its "
                             "arguments, then explain it")
-    return "\n\n".join(f"plan {i} of {len(plans)}: {_explain_plan(plan)}" for i, plan in enumerate(plans))
+    told = {f"plan {i} of {len(plans)}": _explain_plan(plan, f"plan {i} of {len(plans)}", f"{i}-") for i, plan in enumerate(plans)}
+    return ("\n\n".join(f"{title}: {text}" for title, (text, _) in told.items()),
+            lambda: [part for _, parts in told.values() for part in parts()])
 
 
-def _explain_plan(plan: ExecutionPlan) -> str:
+def _explain_plan(plan: ExecutionPlan, title: str = "plan", prefix: str = "") -> Told:
+    """`title` and `prefix`: of the plan and of its ids, where a page has several."""
     lines = [repr(plan)]
     for k in plan.every:
         read = ", ".join(f"b{b}" for slot, b in enumerate(k.buffers) if slot not in k.spec.outs)
@@ -86,24 +106,51 @@ def _explain_plan(plan: ExecutionPlan) -> str:
         lines.append(f"  {k.name}  {written} ← {read or 'nothing'}  {k.origin}".rstrip())
         lines.append(f"     because: {'it is an output' if k.cut == 'output' else k.cut}")
         lines.append(f"     {k.opts_source}: {k.chain or AS_IT_IS}")
-    return "\n".join([*lines, "", str(plan.analyze())] if plan.every else lines)
+    if not plan.every:
+        return "\n".join(lines), lambda: [part_of_plan(plan, title=title)]
+    analysis = plan.analyze()
+    return ("\n".join([*lines, "", str(analysis)]),
+            lambda: [part_of_plan(plan, figures=_figures(plan, analysis), title=title, prefix=prefix)])
 
 
-def _explain_tensors(tensors: Sequence[Tensor]) -> str:
+def _figures(plan: ExecutionPlan, analysis: PlanAnalysis) -> Figures:
+    """Seconds of a plan's kernels: the bounds of the analysis, and the times that the tuning database has for their chains."""
+    db = database(complete_config(None))
+    measured = {}
+    for k in plan.every:
+        if isinstance(k.form, KernelForm):
+            times = [w.time for w in db.ranking(k.key, k.form.target.key) if chain_text(w.chain) == k.chain and w.time is not None]
+            measured.update({k.key: times[0]} if times else {})
+    return Figures({k.key: k.seconds for k in analysis.kernels if k.seconds is not None}, measured)
+
+
+def _explain_tensors(tensors: Sequence[Tensor]) -> Told:
     nodes = [t.uop for t in tensors]
     sink, _, _ = without_binds(graph.sink(*nodes))
     explained = explain_schedule(arranged(sink, complete_config(None)))
     numbers = {u: i for i, u in enumerate(n for n in explained.graph.sink.toposort() if n.op not in _HIDDEN)}
     if not explained.schedule.calls:
-        return "\n".join([*_graph_lines(explained, numbers, {}), "", "kernels: none; the tensors are buffers, views of them or constants"])
+        nodes_alone = _graph_lines(explained, numbers, {})
+        step = _graph_step(nodes_alone)
+        return ("\n".join([*nodes_alone, "", "kernels: none; the tensors are buffers, views of them or constants"]),
+                lambda: [PlanPart("graph", (), (), (step,), ())])
     config = replace(complete_config(None), beam=None, capture=None)
     plan = prepare_graph(nodes, config).plan
     order = _plan_order(explained)
     kernels = {explained.roots[i]: position for position, i in enumerate(order)}
     calls = {call_of(u): position for u, position in kernels.items() if u is not None and is_callback(u)}
     kernels.update({u: calls[call_of(u)] for u in numbers if is_callback(u)})
-    return "\n".join([*_graph_lines(explained, numbers, kernels), "", *_kernel_lines(explained, numbers, kernels, order), "", "plan",
-                      str(plan.analyze())])
+    of_graph, of_kernels = _graph_lines(explained, numbers, kernels), _kernel_lines(explained, numbers, kernels, order)
+    analysis = plan.analyze()
+    first = (_graph_step(of_graph),
+             Step("kernels", "kernels", "the nodes that each kernel stores and reads, and why it was cut there", "kernels",
+                  "\n".join(of_kernels)))
+    return ("\n".join([*of_graph, "", *of_kernels, "", "plan", str(analysis)]),
+            lambda: [part_of_plan(plan, explained, figures=_figures(plan, analysis), first=first)])
+
+
+def _graph_step(lines: Sequence[str]) -> Step:
+    return Step("graph", "graph", "the nodes as the schedule sees them, and the kernels that compute each", "nodes", "\n".join(lines))
 
 
 def _plan_order(explained: Explained) -> list[int]:

@@ -201,7 +201,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     plan.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if dumps:
-        dump(sink, constants, unbound, plan, config)
+        dump(sink, constants, plan, config)
     observe(plan, config)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])

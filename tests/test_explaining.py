@@ -1,19 +1,24 @@
 """`svod.explain`: every node and every kernel is told, with the rule that cut it; the tensors stay as they are."""
 from __future__ import annotations
 
+import html
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import svod
 from svod import Tensor
+from svod.compile.plan.dump import PASSES
 from svod.core.graph import graph
 from svod.core.ir.uop import Ops
 from svod.core.schedule.schedule import create_schedule, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
 from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data
+from tests.steps.pages import Element, kernels_of, read_page, steps_in, title_of
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +91,83 @@ def test_a_function_and_a_plan() -> None:
         assert all(k.chain in text and f"because: {k.cut}" in text for k in plan.kernels if k.cut != "output")
     with pytest.raises(ArgumentError, match=r"or one function under svod\.jit, or one plan; got Jit"):
         svod.explain(model, data(3))
+
+
+# -- the page -----------------------------------------------------------------------------------------
+
+def page_of(tmp_path: Path, *asked: Any) -> Element:
+    file = tmp_path / "steps.html"
+    text = svod.explain(*asked, html=file)
+    assert text == svod.explain(*asked), "the text is the same"
+    return read_page(file.read_text())
+
+
+def test_a_page_has_every_pass_of_every_kernel(tmp_path: Path) -> None:
+    page = page_of(tmp_path, (data(16, 8) @ data(8, 24)).softmax(-1))
+    kernels = kernels_of(page)
+    assert list(kernels) == ["gemm_0", "softmax_1"]
+    of_plan = [title_of(s) for s in steps_in(page.every("section")[0])]
+    for name, steps in kernels.items():
+        titles = [title_of(s) for s in steps]
+        assert [p.name for p in PASSES if p.name in {*titles, *of_plan, "opts"}] == [p.name for p in PASSES]
+        assert titles[:4] == ["cut", "rangeify", "axes", "canonical"] and titles[4] == "as it is" and titles[-1] == PASSES[-2].name, name
+    rows = [[cell.text for cell in row.every("td")] for row in page.every("section")[0].every("tbody")[0].every("tr")]
+    assert [row[0] for row in rows] == ["gemm_0", "softmax_1"] and all(row[1].startswith("heuristic: ") for row in rows)
+    assert [row[7] for row in rows] == ["a reduction read at several places", "it is an output"]
+
+
+def test_pages_of_a_function_and_of_a_plan(tmp_path: Path) -> None:
+    @svod.jit
+    def model(x: Tensor) -> Tensor:
+        return x @ data(8, 24)
+    model(np.ones((16, 8), np.float32))
+    model(np.ones((4, 8), np.float32))
+    page = page_of(tmp_path, model)
+    assert [s.own("h2").text for s in page.every("section")] == ["plan 0 of 2", "plan 1 of 2", "Kernels"]
+    alone = page_of(tmp_path, model.plans[0])
+    assert [title_of(s) for s in steps_in(alone.every("section")[0])] == ["schedule", "memory"], "the graph is not known any more"
+    (steps,) = kernels_of(alone).values()
+    assert title_of(steps[0]) == "canonical"
+
+
+def test_a_page_without_kernels_and_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    page = page_of(tmp_path, data(4).reshape(2, 2))
+    assert not kernels_of(page) and "No kernel is needed" in page.text
+    with pytest.raises(OSError, match="missing"):
+        svod.explain(data(4) + 1, html=tmp_path / "missing" / "steps.html")
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    with svod.scope("<script>alert('1')</script>&"):
+        y = data(4) + 1
+    page = page_of(tmp_path, y)
+    (row,) = page.every("section")[0].every("tbody")[0].every("tr")
+    assert "<script>alert('1')</script>&" in row.text and "&amp;amp;" not in (tmp_path / "steps.html").read_text()
+
+
+def test_notebooks() -> None:
+    plan = (data(16, 8) @ data(8, 24)).softmax(-1).prepare()
+    shown = plan._repr_html_()
+    assert read_page(shown).text.count("heuristic: ") == 2 and "gemm_0" in shown and "softmax_1" in shown
+    assert [e.text for e in read_page(plan.kernels[0]._repr_html_()).every("pre")] == [plan.kernels[0].nest()]
+    k = svod.kernel(plan, 0)
+    assert [e.text for e in read_page(k._repr_html_()).every("pre")] == [k.nest()]
+    page = html.unescape(re.search(r'srcdoc="([^"]*)"', k.steps()._repr_html_())[1])  # type: ignore[index]
+    assert list(kernels_of(read_page(page))) == ["gemm_0"]
+
+
+def test_a_function_of_python_has_a_line_and_no_steps(tmp_path: Path) -> None:
+    page = page_of(tmp_path, svod.custom_function(lambda x: x, data(4) + 1, shape=(4,), dtype="float32") + 1)
+    rows = [[cell.text for cell in row.every("td")] for row in page.every("section")[0].every("tbody")[0].every("tr")]
+    assert len(rows) == 3 and len(kernels_of(page)) == 1, "both kernels add 1"
+    assert ["host callback" in row[1] for row in rows] == [False, True, False]
+
+
+def test_a_page_stays_small(tmp_path: Path) -> None:
+    """Kernels that occur again are told once, and a kernel's texts are below 400 kB."""
+    x = data(16, 16)
+    for _ in range(6):
+        x = (x @ data(16, 16)).contiguous()
+    page_of(tmp_path, x)
+    one = (tmp_path / "steps.html").stat().st_size
+    assert one < 400e3

@@ -28,7 +28,8 @@ ALLOWED = {
     "nn": {"core", "tensor", "errors", "system"},
     "compile": {"core", *COMMON},
     "bench": {"core", "compile", *COMMON},
-    "tune": {"core", "compile", "bench", *COMMON},
+    "steps": {"core", "compile", *COMMON},
+    "tune": {"core", "compile", "bench", "steps", *COMMON},
 }
 # modules above that a file imports by name when they are first needed, and why
 UPWARD = {
@@ -36,6 +37,7 @@ UPWARD = {
     ("svod/tensor/realize.py", "svod.tracing.graphs"): "it keeps plans of graphs, and stands above the pipeline",
     ("svod/bench/peers/alone.py", "svod.cli.bench.alone"): "a process of its own runs it, where svod's front doors are a contestant",
     ("svod/compile/plan/execution_plan.py", "svod.bench.analyze"): "plan.analyze() is a method; the analysis reads plans and ceilings",
+    ("svod/compile/plan/plan_parts.py", "svod.steps.notebook"): "plans and kernels are shown in notebooks by what reads their passes",
     ("svod/compile/cpu/backend.py", "svod.bench.ceiling_loops"): "a backend names what measures its ceilings; that "
                                                                  "runs plans, and is imported when it is asked for",
     ("svod/compile/webgpu/backend.py", "svod.bench.device_ceilings"): "the same",

@@ -35,6 +35,9 @@ from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
 from svod.errors import TuneError
+from svod.steps.notebook import kernel_html
+from svod.steps.page import KernelSteps
+from svod.steps.plan_steps import part_of_kernel
 from svod.system.process.program import user_at_host
 from svod.system.quantities import bytes_rate, flops_rate, percent
 from svod.system.quantities import seconds as duration
@@ -307,6 +310,15 @@ class HandKernel:
         """What each phase needs of a device with groups of threads, and how much of a unit it fills: threads, shared memory, and registers,
         spills and occupancy where the compiler says them; () for other devices."""
         return self._form.resources()
+
+    def steps(self) -> KernelSteps:
+        """The kernel from its AST over each opt to machine code, what changed marked. Printed it is text, in a notebook a page, which
+        `steps().save("steps.html")` writes to a file. A step that cannot be made has its error in its place."""
+        return KernelSteps(part_of_kernel(self._form, self.name))
+
+    def _repr_html_(self) -> str:
+        facts = [("key", self.key[:16]), ("target", self.state.target.key), ("chain", chain_words(self.opts))]
+        return kernel_html(repr(self), facts, self.nest)
 
     def object(self, path: str | os.PathLike[str]) -> Path:
         """Write the object file of the kernel, which `objdump -d` reads, and return its path."""

@@ -19,7 +19,6 @@ from typing import NamedTuple, TextIO
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm, KernelPass
 from svod.compile.plan.plan_parts import PreparedKernel
-from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import PrepareConfig
 from svod.core.graph.callback import without_functions
 from svod.core.ir.text import format_ast
@@ -41,38 +40,44 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is printed. `first`: by kernel key the first place in the plan that uses it."""
+    """What is printed. `explained`: how the plan's graph was cut; None: not known, so that passes over the graph have nothing to show.
+    `first`: by key of each kernel that svod compiled the first place in the plan that uses it."""
 
-    explained: Explained
-    unbound: UnboundPlan
+    explained: Explained | None
     plan: ExecutionPlan
+
+    @property
+    def cut(self) -> Explained:
+        assert self.explained is not None, "passes over the graph are left out where it is not known"
+        return self.explained
 
     @property
     def first(self) -> Mapping[str, PreparedKernel]:
         out: dict[str, PreparedKernel] = {}
         for k in self.plan.every:
-            if not k.is_host_item:
+            if isinstance(k.form, KernelForm):
                 out.setdefault(k.key, k)
         return out
 
 
 @dataclass(frozen=True)
 class Pass:
-    """`debug`: the level of DEBUG from which on it is printed; None: only when it is asked for by name."""
+    """`debug`: the level of DEBUG from which on it is printed; None: only when it is asked for by name. `reads_graph`: whether it needs to
+    know how the graph was cut."""
 
     name: str
     what: str
     debug: int | None
     show: Callable[[Subject], Iterator[Section]]
+    reads_graph: bool = False
 
 
-def dump(sink: UOp, constants: frozenset[UOp], unbound: UnboundPlan, plan: ExecutionPlan, config: PrepareConfig,
-         file: TextIO | None = None) -> None:
+def dump(sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, config: PrepareConfig, file: TextIO | None = None) -> None:
     """Print what the passes that `config` names made of the graph under `sink`, to `file` (default: standard error).
 
     Raises ConfigError for a pass that does not exist."""
     chosen = passes_of(config)
-    subject = Subject(explain_schedule(sink, constants), unbound, plan)
+    subject = Subject(explain_schedule(sink, constants), plan)
     out = errors() if file is None else file
     for p in chosen:
         for section in p.show(subject):
@@ -92,27 +97,33 @@ def passes_of(config: PrepareConfig) -> list[Pass]:
 # -- passes -------------------------------------------------------------------------------------------
 
 def _normalize(s: Subject) -> Iterator[Section]:
-    yield Section("", format_ast(without_functions(s.explained.graph.sink)))
+    yield Section("", format_ast(without_functions(s.cut.graph.sink)))
 
 
 def _cut(s: Subject) -> Iterator[Section]:
-    for call, root in zip(s.explained.schedule.calls, s.explained.roots, strict=True):
+    keys = {_form(k).kernel.ast: key for key, k in s.first.items()}
+    for call, root in zip(s.cut.schedule.calls, s.cut.roots, strict=True):
         text = "; called, or a copy that the order needs" if root is None else format_ast(without_functions(root))
-        yield Section(f"{call.name_hint}, {call.why}", text)
+        yield Section(f"{call.name_hint}, {call.why}", text, keys.get(call.ast, ""))
 
 
 def _ast_pass(name: str) -> Callable[[Subject], Iterator[Section]]:
     def show(s: Subject) -> Iterator[Section]:
         for key, k in s.first.items():
-            made = s.explained.passes.get(s.unbound.kernels[key].ast, {})
+            made = s.cut.passes.get(_form(k).kernel.ast, {})
             text = format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
             yield Section(_title(k), text, key)
     return show
 
 
+def _form(k: PreparedKernel) -> KernelForm:
+    assert isinstance(k.form, KernelForm), "`Subject.first` has no others"
+    return k.form
+
+
 def _canonical(s: Subject) -> Iterator[Section]:
     for key, k in s.first.items():
-        yield Section(_title(k), format_ast(s.unbound.kernels[key].ast), key)
+        yield Section(_title(k), format_ast(_form(k).kernel.ast), key)
 
 
 def _schedule(s: Subject) -> Iterator[Section]:
@@ -133,10 +144,8 @@ def _opts(s: Subject) -> Iterator[Section]:
 def _of_kernels(p: KernelPass) -> Callable[[Subject], Iterator[Section]]:
     def show(s: Subject) -> Iterator[Section]:
         for key, k in s.first.items():
-            form = k.views
-            assert isinstance(form, KernelForm), "the plan was prepared of kernel ASTs"
             try:
-                text = p.show(form)
+                text = p.show(_form(k))
             except UnsupportedError as e:
                 text = f"; {e}"
             yield Section(_title(k), text, key)
@@ -154,10 +163,10 @@ def _title(k: PreparedKernel) -> str:
 
 
 PASSES = (
-    Pass("normalize", "the graph without markers and chains of movement", None, _normalize),
-    Pass("cut", "the node that each kernel stores, and why it gets a buffer", None, _cut),
-    Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _ast_pass("rangeify")),
-    Pass("axes", "each kernel's AST with ranges split and merged", None, _ast_pass("axes")),
+    Pass("normalize", "the graph without markers and chains of movement", None, _normalize, reads_graph=True),
+    Pass("cut", "the node that each kernel stores, and why it gets a buffer", None, _cut, reads_graph=True),
+    Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _ast_pass("rangeify"), reads_graph=True),
+    Pass("axes", "each kernel's AST with ranges split and merged", None, _ast_pass("axes"), reads_graph=True),
     Pass("canonical", "each kernel's AST in its canonical form", 3, _canonical),
     Pass("schedule", "the kernels of the plan in order: level, buffers, source of the chain, rule of the cut, origin", 1, _schedule),
     Pass("opts", "each kernel's chain and the loops it makes", 2, _opts),

@@ -38,6 +38,7 @@ from svod.compile.plan.memory_planner import PlannerMode, plan_memory
 from svod.compile.plan.packed import PackedMemory, packed_memory
 from svod.compile.plan.part import Part, array_at, buffer_over, copy_between, devices_of
 from svod.compile.plan.plan_parts import (
+    NOTEBOOK,
     BufferKind,
     KernelLog,
     Launches,
@@ -172,6 +173,10 @@ class ExecutionPlan:
         what = f"{count} kernel{'s' * (count != 1)}" if count else "no kernels: what it was prepared for was computed before"
         variables = f", variables {', '.join(self.variables)}" if self.variables else ""
         return f"<ExecutionPlan {what}{listed('inputs', inputs)}{listed('outputs', dict.fromkeys(self._outputs))}{variables}>"
+
+    def _repr_html_(self) -> str:
+        shown: str = importlib.import_module(NOTEBOOK).plan_html(self)
+        return shown
 
     @property
     def outputs(self) -> tuple[np.ndarray[Any, Any], ...]:

@@ -11,6 +11,7 @@ once more, because a wrong level shows as a wrong number now and then.
 """
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.kernel.chain_text import AS_IT_IS
 from svod.core.schedule.regions import Region, are_disjoint, find_overlap
 from svod.errors import LaunchError
+
+NOTEBOOK = "svod.steps.notebook"      # the module that shows plans and kernels in notebooks; it stands above plans
 
 BufferKind = Literal["input", "output", "constant", "intermediate"]
 
@@ -130,6 +133,10 @@ class PreparedKernel:
         shapes = ", ".join(f"{dtype.name} {size}" for dtype, size in (self.spec.params[slot] for slot in self.spec.outs))
         parts = [f"{self.name or self.spec.name}: {shapes}", self.opts_source, self.chain or AS_IT_IS, self.origin]
         return f"<PreparedKernel {'; '.join(p for p in parts if p)}>"
+
+    def _repr_html_(self) -> str:
+        shown: str = importlib.import_module(NOTEBOOK).prepared_html(self)
+        return shown
 
     @property
     def chain(self) -> str:

@@ -1,0 +1,131 @@
+"""What changed from one text to another, line by line and word by word.
+
+    before                     after
+      for o0 in 0…64           ~ for o0 in 0…64 by [8]
+                               + tile o0 8
+      acc = 0                  ⇥   acc = 0
+
+A row has both sides beside each other. Where its line is on both sides, the pieces that are not marked are the same text on both.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Literal, NamedTuple
+
+Kind = Literal["same", "moved", "changed", "gone", "come", "left out"]
+
+SIGNS: dict[Kind, str] = {"same": " ", "moved": "⇥", "changed": "~", "gone": "−", "come": "+", "left out": "⋯"}
+ALIKE = 0.5             # least ratio of the words of two lines that are shown as one that changed
+MOST_PAIRS = 4096       # largest product of the numbers of lines gone and come that are compared pair by pair
+CONTEXT = 3             # lines that did not change and are shown around those that did
+SHORT = 60              # lines of a text that is shown as a whole
+_WORDS = re.compile(r"\w+|\s|[^\w\s]")
+
+
+class Piece(NamedTuple):
+    """A part of a line. `marked`: the other side does not have it."""
+
+    text: str
+    marked: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line before and after; () for a side that does not have it. moved: only its indentation is another one. left out: `count` lines
+    that are the same on both sides."""
+
+    kind: Kind
+    before: tuple[Piece, ...] = ()
+    after: tuple[Piece, ...] = ()
+    count: int = 1
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.kind]
+
+
+def compare(before: str, after: str) -> list[Row]:
+    """All rows. Lines are matched by their words, so that what only moves into another loop stays recognisable."""
+    old, new = before.split("\n"), after.split("\n")
+    rows: list[Row] = []
+    matcher = SequenceMatcher(None, [line.strip() for line in old], [line.strip() for line in new], autojunk=False)
+    for tag, a, a_end, b, b_end in matcher.get_opcodes():
+        if tag == "equal":
+            rows.extend(map(_beside, old[a:a_end], new[b:b_end]))
+        else:
+            rows.extend(_replaced(old[a:a_end], new[b:b_end]))
+    return rows
+
+
+def shortened(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a long text without those that are the same and far from any that changed."""
+    if len(rows) <= SHORT:
+        return list(rows)
+    near = {j for i, r in enumerate(rows) if r.kind != "same" for j in range(i - CONTEXT, i + CONTEXT + 1)}
+    kept: list[Row] = []
+    for i, r in enumerate(rows):
+        if i in near:
+            kept.append(r)
+        elif kept and kept[-1].kind == "left out":
+            kept[-1] = Row("left out", count=kept[-1].count + 1)
+        else:
+            kept.append(Row("left out"))
+    return kept
+
+
+def counts(rows: Sequence[Row]) -> dict[Kind, int]:
+    """How many lines have come, are gone, changed and moved; kinds that do not occur are missing."""
+    kinds: tuple[Kind, ...] = ("come", "gone", "changed", "moved")
+    return {kind: n for kind in kinds if (n := sum(r.kind == kind for r in rows))}
+
+
+def _beside(old: str, new: str) -> Row:
+    """The row of two lines that stand for each other."""
+    if old == new:
+        return Row("same", (Piece(old, False),), (Piece(new, False),))
+    words, others = _WORDS.findall(old), _WORDS.findall(new)
+    before: list[Piece] = []
+    after: list[Piece] = []
+    for tag, a, a_end, b, b_end in SequenceMatcher(None, words, others, autojunk=False).get_opcodes():
+        for side, text in ((before, "".join(words[a:a_end])), (after, "".join(others[b:b_end]))):
+            if text:
+                side.append(Piece(text, tag != "equal"))
+    return Row("moved" if old.strip() == new.strip() else "changed", tuple(before), tuple(after))
+
+
+def _replaced(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
+    """Rows of lines that others took the place of: those that are alike beside each other, in their order."""
+    a = b = 0
+    for i, j in [*_pairs(old, new), (len(old), len(new))]:
+        yield from (Row("gone", (Piece(line, True),)) for line in old[a:i])
+        yield from (Row("come", (), (Piece(line, True),)) for line in new[b:j])
+        if i < len(old):
+            yield _beside(old[i], new[j])
+        a, b = i + 1, j + 1
+
+
+def _pairs(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+    """Positions of lines that stand for each other: of all choices in order the one with the largest sum of ratios."""
+    if not old or not new or len(old) * len(new) > MOST_PAIRS:
+        return []
+    words = [_WORDS.findall(line.strip()) for line in new]
+    best: list[list[tuple[float, int, int]]] = [[(0.0, 0, 0)] * (len(new) + 1) for _ in range(len(old) + 1)]    # sum, step back in each
+    for i, line in enumerate(old):
+        matcher = SequenceMatcher(None, autojunk=False)
+        matcher.set_seq2(_WORDS.findall(line.strip()))
+        for j, other in enumerate(words):
+            matcher.set_seq1(other)
+            ratio = matcher.ratio() if matcher.real_quick_ratio() >= ALIKE else 0.0
+            together = best[i][j][0] + ratio if ratio >= ALIKE else -1.0
+            best[i + 1][j + 1] = max((together, 1, 1), (best[i][j + 1][0], 1, 0), (best[i + 1][j][0], 0, 1))
+    pairs: list[tuple[int, int]] = []
+    i, j = len(old), len(new)
+    while i and j:
+        _, down, right = best[i][j]
+        if down and right:
+            pairs.append((i - 1, j - 1))
+        i, j = i - down, j - right
+    return pairs[::-1]

@@ -1,0 +1,100 @@
+"""The steps as one HTML file that opens offline, and as HTML in notebooks.
+
+    parts (svod.steps.plan_steps)  →  templates/: overview, graph, kernels step by step
+
+The page has no scripts and asks for nothing outside itself. What changed in a line is marked by a sign beside it as well as by colour.
+"""
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import Environment
+
+from svod.steps.changes import shortened
+from svod.steps.plan_steps import KernelPart, PlanPart
+from svod.steps.steps import NEST, Step, as_text
+from svod.system import quantities as q
+from svod.system.files import write_text
+from svod.system.pages import environment
+
+MOST_LINES = 4000       # lines of one text in a page
+OPEN_KERNELS = 1        # kernels whose steps are open at first
+NOTEBOOK_PIXELS = 640   # height of the steps in a notebook
+
+
+def render_plans(title: str, plans: Sequence[PlanPart], *, now: datetime | None = None) -> str:
+    """The page of plans. `now` is the date in its footer."""
+    return _render(title, plans, [k for plan in plans for k in plan.kernels], now)
+
+
+def render_kernel(kernel: KernelPart, *, now: datetime | None = None) -> str:
+    """The page of one kernel."""
+    return _render(f"Steps of {kernel.name}", (), [kernel], now)
+
+
+@dataclass(frozen=True)
+class KernelSteps:
+    """The steps of one kernel. Printed, they show what each opt and each pass changed; in a notebook, they are the page."""
+
+    part: KernelPart
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self.part.steps
+
+    def __str__(self) -> str:
+        return as_text(self.steps)
+
+    def __repr__(self) -> str:
+        return f"<steps of {self.part.name}: {', '.join(s.title for s in self.steps)}>"
+
+    def _repr_html_(self) -> str:
+        return in_notebook(render_kernel(self.part))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to a file, whole or not at all, and return its path. Raises OSError, which names the file."""
+        return write_page(path, render_kernel(self.part))
+
+
+def write_page(path: str | os.PathLike[str], page: str) -> Path:
+    """Write a page to a file, whole or not at all, and return its path. Raises OSError, which names the file."""
+    path = Path(path)
+    write_text(path, page)
+    return path
+
+
+def in_notebook(page: str) -> str:
+    """A page as part of a notebook, which keeps its style to itself."""
+    return (f'<iframe srcdoc="{html.escape(page)}" sandbox title="steps" '
+            f'style="width: 100%; height: {NOTEBOOK_PIXELS}px; border: 0"></iframe>')
+
+
+def _render(title: str, plans: Sequence[PlanPart], kernels: Sequence[KernelPart], now: datetime | None) -> str:
+    made = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
+    template = templates().get_template("steps.html")
+    return template.render(title=title, plans=plans, kernels=kernels, made=made).strip() + "\n"
+
+
+@lru_cache
+def templates() -> Environment:
+    """Those of this part, with what they call."""
+    env = environment("svod.steps")
+    env.globals.update(q=q, shortened=shortened, cut=_cut, is_open=_is_open, OPEN_KERNELS=OPEN_KERNELS)
+    return env
+
+
+def _cut(text: str) -> tuple[str, int]:
+    """The first lines of a text, and how many are left out."""
+    lines = text.split("\n")
+    return ("\n".join(lines[:MOST_LINES]), max(0, len(lines) - MOST_LINES))
+
+
+def _is_open(step: Step) -> bool:
+    """Whether a step is shown at first: nests, and what could not be made."""
+    return step.language == NEST or (bool(step.problem) and step.name == "opts")

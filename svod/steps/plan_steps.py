@@ -1,0 +1,162 @@
+"""The steps of a plan: what each pass made of the graph and of each distinct kernel, as data.
+
+Passes and their order are those of dumps (`svod.compile.plan.dump.PASSES`): what a pass says of the plan stands in the plan's part, what it
+says of a kernel in the kernel's. Kernels that occur several times are told once.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from svod.compile.plan.dump import PASSES, Subject
+from svod.compile.plan.execution_plan import ExecutionPlan
+from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
+from svod.compile.plan.plan_parts import PreparedKernel, kernel_name
+from svod.core.cost.op_count import Work
+from svod.core.kernel.chain_text import AS_IT_IS
+from svod.core.schedule.schedule import Explained
+from svod.errors import SvodError
+from svod.steps.steps import Step, linked, steps_of
+from svod.system.quantities import amount
+from svod.system.quantities import seconds as duration
+
+_LATER = {"opts", *(p.name for p in KERNEL_PASSES)}     # passes that `steps_of` goes through
+
+
+class Call(NamedTuple):
+    """A kernel of the plan, in the plan's order. `part`: the id of its part; "" for what has no code of svod's. Cycles are predicted;
+    None where they are not."""
+
+    number: int
+    name: str
+    part: str
+    source: str
+    chain: str
+    cycles: float | None
+    estimate: float | None
+    measured: float | None
+    moved: float | None
+    level: int | None
+    cut: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class KernelPart:
+    """What is told of one kernel. `id`: of its part in a page."""
+
+    id: str
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def cycles(self) -> float | None:
+        """Those predicted after the last opt."""
+        return next((s.cycles for s in reversed(self.steps) if s.name == "opts"), None)
+
+
+@dataclass(frozen=True)
+class PlanPart:
+    """What is told of a plan: `facts`, its kernels in order, and what passes say of the whole."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    calls: tuple[Call, ...]
+    steps: tuple[Step, ...]
+    kernels: tuple[KernelPart, ...]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of one run of a kernel, by key: the least that the machine's ceilings allow, and those that were measured."""
+
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+
+def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, figures: Figures | None = None, title: str = "plan",
+                 prefix: str = "", first: tuple[Step, ...] = ()) -> PlanPart:
+    """A plan step by step. `explained`: how its graph was cut; None: not known, so that passes over the graph are left out. `prefix`: of
+    the ids, where a page has several plans. `first`: steps before those of the passes."""
+    subject, figures = Subject(explained, plan), figures or Figures()
+    of_plan: list[Step] = list(first)
+    of_kernels: dict[str, list[Step]] = {}
+    for p in PASSES:
+        if p.name in _LATER or (p.reads_graph and explained is None):
+            continue
+        for section in p.show(subject):
+            steps = of_kernels.setdefault(section.kernel, []) if section.kernel else of_plan
+            if not section.kernel or all(s.name != p.name for s in steps):      # a kernel that occurs again is told once
+                steps.append(Step(p.name, p.name, p.what, f"text after {p.name}", section.text))
+    parts = {key: _part(k, f"{prefix}kernel-{i}", plan, of_kernels.get(key, []), figures)
+             for i, (key, k) in enumerate(subject.first.items())}
+    calls = tuple(call_of(i, k, parts.get(k.key), figures) for i, k in enumerate(plan.every))
+    return PlanPart(title, tuple(_plan_facts(plan)), calls, linked(of_plan), tuple(parts.values()))
+
+
+def _plan_facts(plan: ExecutionPlan) -> Iterator[tuple[str, str]]:
+    yield "device", plan.device
+    distinct = len({k.key for k in plan.every})
+    yield "kernels", f"{len(plan.every)}" + (f", {distinct} of them distinct" if distinct < len(plan.every) else "")
+    yield "memory", f"{amount(plan.memory.shared, 'B')} for intermediates ({plan.memory.mode}), {amount(plan.memory.kept, 'B')} kept"
+    if plan.variables:
+        yield "variables", ", ".join(f"{v.name} {v.min}…{v.max}" for v in plan.variables.values())
+
+
+def call_of(number: int, k: PreparedKernel, part: KernelPart | None = None, figures: Figures | None = None) -> Call:
+    """A kernel as the overview has it. `number`: its place in the plan."""
+    figures = figures or Figures()
+    work = k.estimate if isinstance(k.estimate, Work) else None
+    return Call(number, kernel_name(k), part.id if part is not None else "", k.opts_source, k.chain or AS_IT_IS,
+                part.cycles if part is not None else None, figures.estimates.get(k.key), figures.measured.get(k.key),
+                work.bytes_moved if work is not None else None, k.level, _cut_words(k.cut), k.origin)
+
+
+def _cut_words(cut: str) -> str:
+    return "it is an output" if cut == "output" else cut
+
+
+def part_of_kernel(form: KernelForm, name: str) -> KernelPart:
+    """A kernel without a plan."""
+    facts = [("key", form.kernel.key[:16]), ("target", form.target.key), *group_facts(form)]
+    return KernelPart("kernel-0", name, tuple(facts), steps_of(form))
+
+
+def _part(k: PreparedKernel, id_: str, plan: ExecutionPlan, first: list[Step], figures: Figures) -> KernelPart:
+    form = k.form
+    assert isinstance(form, KernelForm), "the plan was prepared of kernel ASTs"
+    return KernelPart(id_, kernel_name(k), tuple(_facts(k, form, plan, figures)), steps_of(form, first))
+
+
+def _facts(k: PreparedKernel, form: KernelForm, plan: ExecutionPlan, figures: Figures) -> Iterator[tuple[str, str]]:
+    outs = [f"{dtype.name} {size}" for dtype, size in (k.spec.params[slot] for slot in k.spec.outs)]
+    yield "stores", ", ".join(outs)
+    yield "cut because", _cut_words(k.cut)
+    alike = [kernel_name(other) for other in plan.every if other.key == k.key and other is not k]
+    if alike:
+        yield "runs as", ", ".join([kernel_name(k), *alike])
+    if k.origin:
+        yield "from", k.origin
+    yield "key", k.key[:16]
+    yield "target", form.target.key
+    yield "chain", f"{k.opts_source}: {k.why}" if k.why else k.opts_source
+    for what, known in (("at least", figures.estimates), ("measured", figures.measured)):
+        if k.key in known:
+            yield what, duration(known[k.key])
+    yield from group_facts(form)
+
+
+def group_facts(form: KernelForm) -> Iterator[tuple[str, str]]:
+    """What the groups of each phase need of a device that has them; nothing where that is not known."""
+    if not form.target.has_groups:
+        return
+    try:
+        phases = form.resources()
+    except SvodError as e:
+        yield "groups", str(e)
+        return
+    for p in phases:
+        registers = "" if p.registers is None else f", {p.registers} registers"
+        yield f"groups {p.symbol}", f"{p.threads} threads{registers}, {amount(p.shared, 'B')} shared memory"

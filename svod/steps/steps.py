@@ -1,0 +1,155 @@
+"""A kernel from its AST to machine code, step by step, as data.
+
+    canonical AST
+    the loops without opts
+    the loops after each opt of the chain, and the cycles that are predicted
+    what the passes of `kernel_form.KERNEL_PASSES` make of them: LINEAR, source, assembly
+
+A step that cannot be made has the reason in the place of its text.
+"""
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from svod.compile.backend import backend_named
+from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
+from svod.core.ir.text import format_ast
+from svod.core.kernel.apply import apply_opt
+from svod.core.kernel.chain_text import AS_IT_IS, opt_text
+from svod.core.kernel.opts import OPTS
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.show import print_nest
+from svod.errors import SvodError
+from svod.steps.changes import Row, compare, counts
+from svod.system.quantities import amount
+
+NEST = "loop nest"
+UNCHANGED = "no change"
+AST = "AST"
+MOST_COMPARED = 4000        # lines of two texts together: comparing takes up to their product
+_SENTENCE = re.compile(r"(?<=[\w`)]\.) (?=[A-Z`])")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a pass made. `name`: of the pass; `about`: what it does; `language`: of `text`. `problem`: why there is no text, where there is
+    none. `cycles`: predicted after it; None where nothing is."""
+
+    name: str
+    title: str
+    about: str
+    language: str
+    text: str
+    problem: str = ""
+    cycles: float | None = None
+    before: Step | None = None
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """What changed since the step before, where that has text in the same language and neither is too long; else none."""
+        if self.before is None or not self.text or self.text.count("\n") + self.before.text.count("\n") > MOST_COMPARED:
+            return []
+        return compare(self.before.text, self.text)
+
+    @property
+    def summary(self) -> str:
+        """The numbers of lines that changed: `+3 −1 ~2 ⇥4`, `no change`; "" where nothing is compared."""
+        if not self.rows:
+            return ""
+        return " ".join(f"{r}{n}" for r, n in ((Row(kind).sign, n) for kind, n in counts(self.rows).items())) or UNCHANGED
+
+    @property
+    def share(self) -> float | None:
+        """Predicted cycles over those after the step before; None where either is unknown."""
+        if self.before is None or self.cycles is None or not self.before.cycles:
+            return None
+        return self.cycles / self.before.cycles
+
+
+def steps_of(form: KernelForm, first: Sequence[Step] = ()) -> tuple[Step, ...]:
+    """All steps of a kernel under its chain, compared with those before them. `first`: passes that were made before; without any, the
+    canonical AST."""
+    steps = list(first)
+    if not steps:
+        steps.append(Step("canonical", "canonical AST", "what the kernel computes, in the form that its key is made of", AST,
+                          format_ast(form.kernel.ast)))
+    if form.kernel.library_kernel is None:
+        steps.extend(_opt_steps(form))
+    for p in KERNEL_PASSES:
+        text, problem = _made(lambda p=p: p.show(form))      # type: ignore[misc]
+        steps.append(Step(p.name, p.name, p.what, p.language, text, problem))
+    return linked(steps)
+
+
+def linked(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """The steps, each with the nearest one before it that has text as `before`, where all from there on are in its language."""
+    out: list[Step] = []
+    last: Step | None = None
+    for s in steps:
+        before = last if last is not None and last.language == s.language else None
+        out.append(replace(s, before=before))
+        last = out[-1] if s.text else before
+    return tuple(out)
+
+
+def _opt_steps(form: KernelForm) -> Iterator[Step]:
+    """The loops without opts, and after each opt. They end where an opt does not apply."""
+    state = Scheduler(form.kernel, form.target)
+    yield _nest_step(state, AS_IT_IS, "the loops of the kernel without opts")
+    for opt in form.chain:
+        try:
+            state = apply_opt(state, opt)
+        except SvodError as e:
+            yield Step("opts", opt_text(opt), about_opt(opt.op), NEST, "", str(e))
+            return
+        yield _nest_step(state, opt_text(opt), about_opt(opt.op))
+
+
+def _nest_step(state: Scheduler, title: str, about: str) -> Step:
+    text, problem = _made(lambda: print_nest(state))
+    try:
+        cycles = float(backend_named(state.target.device).cost(state).cycles)
+    except SvodError:       # the placements contradict each other until a later opt, which the nest says, too
+        cycles = None
+    return Step("opts", title, about, NEST, text, problem, cycles)
+
+
+def about_opt(op: str) -> str:
+    """The first sentence of an opt's documentation; "" for one that there is not."""
+    doc = " ".join((inspect.getdoc(OPTS[op]) or "").split("\n\n")[0].split()) if op in OPTS else ""
+    return _SENTENCE.split(doc)[0].rstrip(".:")
+
+
+def _made(make: Callable[[], str]) -> tuple[str, str]:
+    """(text, "") or ("", why there is none)."""
+    try:
+        return make(), ""
+    except SvodError as e:
+        return "", str(e)
+
+
+def as_text(steps: Sequence[Step]) -> str:
+    """The steps for a terminal: of those that are compared, what changed, each line with its sign."""
+    return "\n\n".join(map(_step_text, steps))
+
+
+def _step_text(step: Step) -> str:
+    cycles = "" if step.cycles is None else f"  {amount(step.cycles)} cycles"
+    head = f"-- {step.name}{f': {step.title}' if step.title != step.name else ''} --{cycles}"
+    body = step.problem or ("as before" if step.summary == UNCHANGED else _marked_lines(step.rows) if step.rows else step.text)
+    return f"{head}\n{body}"
+
+
+def _marked_lines(rows: Sequence[Row]) -> str:
+    lines = []
+    for r in rows:
+        if r.kind in ("gone", "changed"):
+            lines.append("− " + "".join(p.text for p in r.before))
+        if r.kind != "gone":
+            sign = "+" if r.kind == "changed" else r.sign
+            lines.append(f"{sign} " + "".join(p.text for p in r.after))
+    return "\n".join(lines)
