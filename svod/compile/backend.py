@@ -76,8 +76,8 @@ class CompilerPair(ABC):
         """The assembly of the binary, for people. Raises UnsupportedError where the binary is no machine code."""
         raise UnsupportedError(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
 
-    def disassemble(self, code: bytes, target: Target) -> str:
-        """The machine code of a binary, for people, where it is another language than the assembly. Raises UnsupportedError."""
+    def disassemble(self, source: str, target: Target) -> str:
+        """The machine code of a source, for people, where it is another language than the assembly. Raises UnsupportedError."""
         raise UnsupportedError(f"the compiler {self.name} shows machine code as assembly; asm() has it")
 
     def resources(self, code: bytes | LoadedCode, spec: ProgramSpec, target: Target) -> tuple[PhaseResources, ...]:

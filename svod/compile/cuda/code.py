@@ -110,8 +110,8 @@ class Nvptx(CompilerPair):
     def assemble(self, source: str, target: Target) -> str:
         return ptx.emit_ptx(source, target.cpu)
 
-    def disassemble(self, code: bytes, target: Target) -> str:
-        found = CudaCode.unpack(code)
+    def disassemble(self, source: str, target: Target) -> str:
+        found = CudaCode.unpack(self.compile(source, target))
         image = found.image if found.kind == CUBIN else ptxas.assemble(found.image.rstrip(b"\0").decode(), found.arch)[0]
         return ptxas.disassemble(image)
 

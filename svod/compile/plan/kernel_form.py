@@ -86,7 +86,7 @@ class KernelForm:
 
     def sass(self) -> str:
         """The machine code of what runs, where that is not what `asm` shows. Raises UnsupportedError where no tool prints it."""
-        return self._pair.disassemble(self._pair.compile(self.source, self.target), self.target)
+        return self._pair.disassemble(self.source, self.target)
 
     def resources(self) -> tuple[PhaseResources, ...]:
         """What the phases need of a device with groups of threads, and how much of a unit they fill; () for others."""

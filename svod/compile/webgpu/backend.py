@@ -46,7 +46,7 @@ class Wgsl(CompilerPair):
     def assemble(self, source: str, target: Target) -> str:
         raise UnsupportedError("the driver makes machine code of WGSL and does not show it; llvm(True) shows the WGSL")
 
-    def disassemble(self, code: bytes, target: Target) -> str:
+    def disassemble(self, source: str, target: Target) -> str:
         return self.assemble("", target)
 
     def optimize(self, source: str, target: Target) -> str:
