@@ -36,13 +36,12 @@ from svod.core.kernel.kernel import Kernel  # noqa: E402
 from svod.core.kernel.scheduler import Opt, Scheduler  # noqa: E402
 from svod.core.machine.target import Target  # noqa: E402
 from svod.errors import SvodError  # noqa: E402
-from tests.chains import random_state  # noqa: E402
+from tests.chains import group_state, random_state  # noqa: E402
 from tests.compile.cuda.target import card_target  # noqa: E402
 from tests.core.corpus import BUILDERS, CORPUS  # noqa: E402
 from tests.core.cost.groups.test_group_cost import GPU  # noqa: E402
 from tests.toy_backend.backend import Toy  # noqa: E402
 from tests.toy_backend.target import TOY  # noqa: E402
-from tests.toy_backend.test_corpus import group_state  # noqa: E402
 
 AVX2 = ("avx2", "f16c", "fma", "sse4")
 AVX512 = (*AVX2[:1], "avx512f", *AVX2[1:])

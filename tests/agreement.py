@@ -1,7 +1,7 @@
 """Does a program compute what its kernel means? Runs it by the interpreter of LINEAR and as machine code, against the evaluator."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +36,11 @@ def draw(dtype: DType, size: int, rng: np.random.Generator, vmin: int | None, vm
 
 @dataclass
 class Case:
-    """A kernel with inputs and what must come out."""
+    """A kernel with inputs, values of its variables, and what must come out."""
 
     kernel: Kernel
     seed: int = 0
+    values: Mapping[str, int] = field(default_factory=dict)
     args: list[Array] = field(init=False)
     want: list[Array] = field(init=False)       # by output slot, ascending
     slots: tuple[int, ...] = field(init=False)
@@ -52,7 +53,7 @@ class Case:
         types = [meant.get(p.arg.slot, p.dtype) for p in self.kernel.params]     # bits are drawn as the numbers that they stand for
         drawn = [draw(t, p.size, rng, p.vmin, p.vmax) for t, p in zip(types, params, strict=True)]
         self.args = [a.view(to_numpy(p.dtype)) for a, p in zip(drawn, self.kernel.params, strict=True)]
-        self.want = evaluate(self.kernel.ast, self.args)
+        self.want = evaluate(self.kernel.ast, self.args, self.values)
         self.slots = tuple(sorted(set(self.kernel.outs)))
 
     def fresh(self) -> list[Array]:
@@ -66,6 +67,8 @@ class Case:
 
     def covers(self, slot: int) -> bool:
         """Whether the kernel writes every element of an output."""
+        if self.values:
+            return False
         n = 0
         for s in self.kernel.stages:
             if s.is_output and s.node.src[0].src[0].arg.slot == slot:

@@ -6,6 +6,7 @@ are legal and all legal places are reached; a share is nonsense on purpose: wron
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 from svod.core.kernel.apply import apply_opt
@@ -13,6 +14,7 @@ from svod.core.kernel.scheduler import INLINE, LOOP, ROOT, UPCAST, Opt, Schedule
 from svod.errors import KernelOptError
 
 AMOUNTS = (2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 48, 64)
+THREADS = (0, 2, 3, 4, 5, 8, 16)        # amounts of threads that share an axis; 0: one for each of its positions
 MAX_EXPANDED = 1500     # positions of one innermost body, all rows that become straight-line code: keeps programs readable and tests short
 WEIGHTS = {"UPCAST": 6, "UNROLL": 3, "LANES": 3, "THREAD": 2, "TILE": 4, "ORDER": 3, "SWAP": 2, "STAGE": 6, "INLINE": 1, "PADTO": 2,
            "STREAM": 1}
@@ -109,4 +111,39 @@ def random_state(rng: random.Random, state: Scheduler, length: int, refused: lis
             continue
         if expanded(following) <= MAX_EXPANDED:
             state = following
+    return state
+
+
+def group_opt(rng: random.Random, state: Scheduler) -> Opt:
+    """A proposal for the threads of a group or the grid, for copies that run ahead, or for softmax in blocks, not always legal."""
+    kernel = state.kernel
+    if not state.applied_opts and rng.random() < 0.1:
+        return Opt("ONLINE", rng.choice(kernel.stages).name, rng.choice((2, 3, 4, 8)))
+    around = [state.rows[place].name for place in state.place if isinstance(place, int)]
+    if around and rng.random() < 0.2:
+        return Opt("PIPELINE", rng.choice(around), rng.choice((2, 3)))
+    loops = [r for r in state.rows if r.role == LOOP and r.extent > 1]
+    if not loops:
+        return Opt("NOLOCALS", "out")
+    row = rng.choice(loops)
+    op = "LOCAL" if kernel.axes[row.axis].kind == "o" else rng.choice(("GROUP", "GROUPTOP", "GROUP", "SPLITK"))
+    return Opt(op, row.name, rng.choice(THREADS))
+
+
+def group_state(rng: random.Random, state: Scheduler, length: int) -> Scheduler:
+    """`state` after at most `length` random opts, about half of them for groups."""
+    for _ in range(4 * length):
+        if len(state.applied_opts) >= length:
+            break
+        following = try_opts(state, group_opt(rng, state) if rng.random() < 0.5 else random_opt(rng, state))
+        if expanded(following) <= MAX_EXPANDED:
+            state = following
+    return state
+
+
+def try_opts(state: Scheduler, *opts: Opt) -> Scheduler:
+    """`state` after those of `opts` that are legal where they stand."""
+    for opt in opts:
+        with suppress(KernelOptError):
+            state = apply_opt(state, opt)
     return state

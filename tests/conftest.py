@@ -20,11 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--random-plans", type=int, default=12, metavar="N", help="random graphs that run through the whole pipeline (12)")
     parser.addoption("--device", metavar="NAME", help="the device of tests that name none, such as WEBGPU (CPU); made for tests/tensor")
     parser.addoption("--draws", type=float, default=1.0, metavar="X", help="random tests draw X times as many examples (1)")
+    parser.addoption("--chains", type=float, default=10.0, metavar="N",
+                     help="random chains of opts for each kernel of the corpus, over all backends together (10)")
     parser.addoption("--update-goldens", action="store_true", help="write the generated code of tests/compile/goldens anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    draws.SCALE = config.getoption("--draws")
+    draws.SCALE, draws.CHAINS = config.getoption("--draws"), config.getoption("--chains")
     # a busy machine is an ordinary case: how long an example takes is no property of what is tested
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")

@@ -1,14 +1,30 @@
-"""How much random tests draw: enough for every change by default, more with `pytest --draws 10`."""
+"""How much random tests draw: enough for every change by default, more with `pytest --draws 10` and `--chains 100`."""
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 SCALE = 1.0         # set by --draws before tests are collected
+CHAINS = 10.0       # random chains of opts for each kernel of the corpus, on all backends together; set by --chains
 
 
 def count(n: int) -> int:
     """`n` times what --draws asks for."""
     return max(1, round(n * SCALE))
+
+
+def chains(share: float) -> int:
+    """Random chains for each kernel of the corpus, for a test that has this share of the budget."""
+    return max(1, round(CHAINS * SCALE * share))
+
+
+def a_quarter(values: Iterable[Any]) -> list[Any]:
+    """`values` as parameters of a test: of four one is fast, another one in each four, and the others are slow."""
+    return [v if k % 4 == k // 4 % 4 else pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.slow)
+            for k, v in enumerate(values)]
 
 
 def draws(n: int) -> settings:

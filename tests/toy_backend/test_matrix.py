@@ -3,8 +3,6 @@ refused, and a layout that is not the device's gives wrong numbers."""
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,19 +12,21 @@ from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.errors import CompileError, KernelOptError
 from tests.agreement import Case
+from tests.chain_runs import run_chains
+from tests.chains import group_state, try_opts
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.core.corpus import data, kernel_of
 from tests.draws import count
 from tests.toy_backend.interpreter import run_program
+from tests.toy_backend.running import check, run, uses
 from tests.toy_backend.target import MATRIX, TOY
-from tests.toy_backend.test_corpus import MOST_STEPS, group_state, steps_of_threads
 
 BF16, F16, I8 = dtypes.bfloat16, dtypes.float16, dtypes.int8
 KINDS = [(BF16, "toy_bf16"), (F16, "toy_f16"), (I8, "toy_s8")]
@@ -34,64 +34,34 @@ EXTENTS = (2, 3, 5, 7, 8, 11, 16, 17, 23, 33)
 STAGED = [Opt("TILE", "r0", 2), Opt("STAGE", "s0", "r0"), Opt("STAGE", "s1", "r0"), Opt("PIPELINE", "r0", 2)]
 
 
-@pytest.fixture(scope="module")
-def ran() -> Iterator[Counter[str]]:
-    """Chains by what became of them. Fails at the end of the module where few ran with the instruction, or few in shared memory."""
-    seen: Counter[str] = Counter()
-    yield seen
-    if seen["drawn"] >= 30:
-        assert seen["matrix"] >= 0.5 * seen["drawn"] and seen["shared"] >= 0.2 * seen["matrix"], dict(seen)
-
-
 def tensorized(kernel: Kernel, name: str, *chain: Opt) -> Scheduler:
     return apply_opts(Scheduler(kernel, TOY), [Opt("TC", "r0", (name, "o0", "o1")), *chain])
 
 
-def uses(program: Program, op: str) -> bool:
-    return any(i.op == op for code in program.code for i in code)
-
-
-def check(case: Case, program: Program, seed: int = 0) -> None:
-    validate(program)
-    args = case.fresh()
-    run_program(program, args, seed=seed)
-    case.check(args, "toy device")
-
-
-def random_case(rng: random.Random, dtype: DType, seed: int) -> Case:
+def random_case(rng: random.Random, dtype: DType) -> Case:
     """A contraction of an extent of 1, primes, and what no tile divides."""
     m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((1, *EXTENTS))
     out = dtype if dtype.is_float and rng.random() < 0.5 else None
     kernel = windows(k, m, n, 3, dtype, dtype) if rng.random() < 0.25 and k > 1 else \
         gemm(m, n, k, dtype, dtype, transposed=rng.random() < 0.4, offset=rng.choice((0, 3)) if dtype.is_int else 0, out=out)
+    seed = rng.randrange(100)
     return with_full_range(Case(kernel, seed), seed)
 
 
 @pytest.mark.parametrize(("dtype", "name"), KINDS, ids=lambda v: v if isinstance(v, str) else v.name)
 @pytest.mark.parametrize("staged", [False, True])
-def test_random_shapes_and_chains(dtype: DType, name: str, staged: bool, ran: Counter[str]) -> None:
-    for seed in range(count(6)):
-        rng = random.Random(f"toy matrix {name} {staged} {seed}")
-        case = random_case(rng, dtype, seed)
+def test_random_shapes_and_chains(dtype: DType, name: str, staged: bool) -> None:
+    def draw(rng: random.Random, _: str) -> tuple[Case, Scheduler]:
+        case = random_case(rng, dtype)
         state = group_state(rng, Scheduler(case.kernel, TOY), rng.choice((0, 0, 1)))
-        ran["drawn"] += 1
-        for opt in [Opt("TC", "r0", (name, "o0", "o1")), *(STAGED if staged else ())]:
-            try:
-                state = apply_opt(state, opt)
-            except KernelOptError:      # an axis of one position, one that was split before
-                continue
-        state = group_state(rng, state, len(state.applied_opts) + rng.randint(0, 5))
-        try:
-            program = lower(state)
-        except KernelOptError:
-            continue
-        if steps_of_threads(program) > MOST_STEPS:
-            continue
-        try:
-            check(case, program, seed)
-        except Exception as e:
-            raise AssertionError(f"{case.kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
-        ran.update(matrix=uses(program, "MMA"), shared=uses(program, "MMA") and any(p.shared_bytes for p in program.spec.phases))
+        state = try_opts(state, Opt("TC", "r0", (name, "o0", "o1")), *(STAGED if staged else ()))
+        return case, group_state(rng, state, len(state.applied_opts) + rng.randint(0, 5))
+
+    def run_matrix(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
+        ran = run(case, state, program, rng)
+        return {way: did and uses(program, "MMA") for way, did in ran.items()}
+
+    run_chains(f"toy matrix, {staged=}", [name], count(6), draw, run_matrix, {"ran": 0.5, "shared": 0.3 * staged})
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
 from svod.core.cost.groups.group_sketch import group_sketches
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opts
@@ -16,12 +17,14 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import CompileError, KernelOptError
 from tests.agreement import Case
+from tests.chain_runs import run_chains
+from tests.chains import group_state
 from tests.compile.lower.test_intrinsics import gemm, windows
 from tests.draws import count
 from tests.toy_backend.interpreter import DeviceFault, run_program
+from tests.toy_backend.running import run, uses
 from tests.toy_backend.target import TOY
-from tests.toy_backend.test_corpus import MOST_STEPS, group_state, steps_of_threads
-from tests.toy_backend.test_matrix import STAGED, edited, replace_last, uses
+from tests.toy_backend.test_matrix import STAGED, edited, replace_last
 
 BF16 = dtypes.bfloat16
 EXTENTS = (2, 3, 7, 8, 11, 16, 23, 33)
@@ -34,29 +37,17 @@ def tensorized(kernel: Kernel, *chain: Opt) -> Scheduler:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_random_shapes_and_chains(transposed: bool) -> None:
-    ran = 0
-    for seed in range(count(18)):
-        rng = random.Random(f"toy shared matrix {transposed} {seed}")
+    def draw(rng: random.Random, _: str) -> tuple[Case, Scheduler]:
         m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((17, 24, 33, 40))
-        kernel = windows(k, m, n, 3, BF16, BF16) if seed % 4 == 3 else \
+        kernel = windows(k, m, n, 3, BF16, BF16) if rng.random() < 0.25 else \
             gemm(m, n, k, BF16, BF16, transposed=transposed, out=BF16 if rng.random() < 0.5 else None)
-        case = Case(kernel, seed)
         state = group_state(rng, tensorized(kernel, *STAGED[:rng.choice((3, 3, 4))]), len(STAGED) + 1 + rng.randint(0, 4))
-        try:
-            program = lower(state)
-        except KernelOptError:
-            continue
-        if steps_of_threads(program) > MOST_STEPS:
-            continue
-        validate(program)
-        args = case.fresh()
-        try:
-            run_program(program, args, seed=seed)
-            case.check(args, "toy device")
-        except Exception as e:
-            raise AssertionError(f"{case.kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
-        ran += uses(program, "MMASHARED")
-    assert ran >= 4
+        return Case(kernel, rng.randrange(100)), state
+
+    def run_matrix(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
+        return {"matrix": bool(run(case, state, program, rng)) and uses(program, "MMASHARED")}
+
+    run_chains("toy shared matrix", [f"{transposed=}"], count(18), draw, run_matrix, {"matrix": 0.25})
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
@@ -14,11 +13,11 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from tests.agreement import Case
+from tests.chain_runs import KERNELS, case_of
 from tests.core.corpus import CORPUS
 from tests.draws import count
-from tests.toy_backend.interpreter import run_program
+from tests.toy_backend.running import check, is_short
 from tests.toy_backend.target import TOY
-from tests.toy_backend.test_corpus import KERNELS, MOST_STEPS, steps_of_threads
 
 SMALL = replace(TOY, group_threads=32, shared_bytes=1 << 10, subgroup=8, units=2)
 WIDE = replace(TOY, group_threads=256, shared_bytes=1 << 15, subgroup=32, units=16)
@@ -26,23 +25,15 @@ SINGLE = TOY.allowing(intrinsics=True, locals=False)
 TARGETS = {"toy": TOY, "small": SMALL, "wide": WIDE, "single": SINGLE}
 
 
-@cache
-def case_of(name: str) -> Case:
-    return Case(Kernel(KERNELS[name]()))
-
-
-def check(case: Case, state: Scheduler, seed: int) -> bool:
-    """Whether a state was run: it is short enough."""
+def check_sketch(case: Case, state: Scheduler, seed: int) -> None:
+    """Within the target's limits, and right numbers where it is short enough to run."""
     program = lower(state)
-    validate(program)
     for phase in program.spec.phases:
         assert phase.block <= state.target.group_threads and phase.shared_bytes <= state.target.shared_bytes
-    if steps_of_threads(program) > MOST_STEPS:
-        return False
-    args = case.fresh()
-    run_program(program, args, seed=seed)
-    case.check(args, " ".join(map(str, state.applied_opts)))
-    return True
+    if is_short(program):
+        check(case, program, seed, " ".join(map(str, state.applied_opts)))
+    else:
+        validate(program)
 
 
 @pytest.mark.slow
@@ -54,9 +45,9 @@ def test_sketches_compute_what_the_kernel_means(name: str) -> None:
     rng = random.Random(name)
     for target in TARGETS.values():
         base = Scheduler(case.kernel, target)
-        check(case, group_heuristic(base), 0)
+        check_sketch(case, group_heuristic(base), 0)
         for state in rng.sample(found := group_sketches(base), min(count(2), len(found))):
-            check(case, state, 1)
+            check_sketch(case, state, 1)
 
 
 @pytest.mark.slow

@@ -3,12 +3,10 @@ part by a group of its own, and copies that run ahead inside a part."""
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.core.cost.groups.group_cost import group_cost
@@ -22,14 +20,15 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 from tests import hand_kernels
 from tests.agreement import Case
+from tests.chain_runs import run_chains
+from tests.chains import group_state, try_opts
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows
 from tests.core.kernel.test_layout_of_stages import SERVER
 from tests.draws import count
 from tests.toy_backend.interpreter import DeviceFault, run_program
+from tests.toy_backend.running import check, run, uses
 from tests.toy_backend.target import TOY
-from tests.toy_backend.test_corpus import MOST_STEPS, group_state, steps_of_threads
-from tests.toy_backend.test_matrix import uses
 
 BF16 = dtypes.bfloat16
 BULK = replace(TOY, bulk_row=16)
@@ -47,49 +46,27 @@ def kernel_of(rng: random.Random, name: str) -> Kernel:
         gemm(max(m, 2), max(n, 2), k, BF16, BF16, transposed=rng.random() < 0.5)
 
 
-def cut(rng: random.Random, kernel: Kernel, name: str) -> Scheduler:
+def draw(rng: random.Random, name: str) -> tuple[Case, Scheduler]:
     """A state with its operands staged in the loop that is cut, with opts in several orders."""
+    case = Case(kernel_of(rng, name), rng.randrange(100))
     chain = [Opt("TC", "r0", (name, "o0", "o1"))] if name else [Opt("LOCAL", "o0", rng.choice((2, 3, 4))), Opt("LOCAL", "o1", 2)]
     chain.append(Opt("TILE", "r0", 2))
     rest = [*STAGED, Opt("SPLITK", "r0", rng.choice((2, 3))), *[Opt("PIPELINE", "r0", rng.choice((2, 3)))][:rng.randint(0, 2)]]
     at = rng.randint(0, len(rest) - 1)
-    state = Scheduler(kernel, rng.choice((TOY, BULK)))
-    for opt in [*chain, *rest[at:], *rest[:at]]:
-        try:
-            state = apply_opt(state, opt)
-        except KernelOptError:      # too few positions, or PIPELINE before what is staged
-            continue
-    return group_state(rng, state, len(state.applied_opts) + rng.randint(0, 2))
+    state = try_opts(Scheduler(case.kernel, rng.choice((TOY, BULK))), *chain, *rest[at:], *rest[:at])
+    return case, group_state(rng, state, len(state.applied_opts) + rng.randint(0, 2))
 
 
-def run(case: Case, program: Program, seed: int = 0) -> None:
-    validate(program)
-    args = case.fresh()
-    run_program(program, args, seed=seed)
-    case.check(args, "toy device")
+def run_split(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
+    ran = run(case, state, program, rng)
+    staged = bool(ran) and state.split_reduce is not None and program.spec.phases[0].shared_bytes > 0
+    return {**ran, "staged": staged, "ahead": staged and state.pipeline is not None}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_random_shapes_and_chains(name: str) -> None:
-    ran: Counter[str] = Counter()
-    for seed in range(count(15)):
-        rng = random.Random(f"split {name} {seed}")
-        kernel = kernel_of(rng, name)
-        state = cut(rng, kernel, name)
-        try:
-            program = lower(state)
-        except KernelOptError:      # an operand that an instruction reads in shared memory is not staged
-            continue
-        if steps_of_threads(program) > MOST_STEPS:
-            continue
-        try:
-            run(Case(kernel, seed), program, seed)
-        except Exception as e:
-            raise AssertionError(f"{kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
-        staged = state.split_reduce is not None and program.spec.phases[0].shared_bytes > 0
-        ran.update(ran=1, staged=staged, ahead=staged and state.pipeline is not None, bulk=staged and uses(program, "COPY_BULK"))
-    assert ran["ran"] >= 6 and ran["staged"] >= 5 and ran["ahead"] >= 1, dict(ran)
+    run_chains("split", [name], count(15), draw, run_split, {"ran": 0.4, "staged": 1 / 3, "ahead": 1 / 15})
 
 
 GEMM = Kernel(hand_kernels.gemm(16, 32, 32))
@@ -103,7 +80,7 @@ def test_each_tile_of_each_part_has_a_group_of_its_own() -> None:
     program = lower(split(Opt("SPLITK", "r0", 3)))
     partial, combining = program.spec.phases
     assert (partial.extent, partial.block) == (3 * 4 * 4, 32) and partial.shared_bytes and combining.block == 1
-    run(Case(GEMM, 1), program)
+    check(Case(GEMM, 1), program)
 
 
 @pytest.mark.parametrize("subgroup", [4, 1])
@@ -117,7 +94,7 @@ def test_a_subgroup_adds_the_parts_of_a_result(name: str, subgroup: int) -> None
         program = lower(apply_opt(Scheduler(kernel, replace(TOY, subgroup=subgroup)), Opt("SPLITK", "r0", parts)))
         partial, combining = program.spec.phases[:2]
         assert combining.block == (subgroup if partial.extent // kernel.axes[kernel.stages[0].outs[0]].extent % 4 == 0 else 1)
-        run(Case(kernel, parts), program)
+        check(Case(kernel, parts), program)
 
 
 @pytest.mark.slow
@@ -130,7 +107,7 @@ def test_a_part_may_have_no_whole_iteration(summed: int, buffers: int) -> None:
                                                 Opt("SPLITK", "r0", 3), Opt("PIPELINE", "r0", buffers)])
     program = lower(state)
     for seed in range(3):
-        run(Case(kernel, seed), program, seed)
+        check(Case(kernel, seed), program, seed)
 
 
 @pytest.mark.slow
@@ -138,7 +115,7 @@ def test_a_part_may_have_no_whole_iteration(summed: int, buffers: int) -> None:
 def test_rows_are_copied_in_bulk_inside_a_part(buffers: int) -> None:
     program = lower(split(Opt("SPLITK", "r0", 3), Opt("PIPELINE", "r0", buffers), target=BULK))
     assert uses(program, "COPY_BULK")
-    run(Case(GEMM, buffers), program, buffers)
+    check(Case(GEMM, buffers), program, buffers)
 
 
 @pytest.mark.parametrize("number", range(2))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,95 +11,41 @@ import pytest
 
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
-from svod.compile.cuda.render import block_of, dynamic_bytes, render, without_assumptions
+from svod.compile.cuda.render import dynamic_bytes, render, without_assumptions
 from svod.compile.cuda.targets import ARCHITECTURES, STATIC_SHARED
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
 from svod.core.cost.groups.rows import ROWS
 from svod.core.cost.template import schedule
-from svod.core.graph import graph
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.ir.uop import Ops
-from svod.core.ir.variable import without_binds
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.schedule.schedule import create_schedule
-from svod.core.spec.evaluate import evaluate
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
-from tests.agreement import Case, draw
+from tests.agreement import Case
+from tests.chain_runs import KERNELS, VARIABLE, case_of, draw_groups, draw_variable, each_part, part_of, run_chains
+from tests.chains import group_state
 from tests.compile.cuda.emulator import run_program
+from tests.compile.cuda.running import check, run
 from tests.compile.cuda.target import card_target
 from tests.core.corpus import kernel_of
-from tests.draws import count
+from tests.draws import chains, count
 from tests.hand_kernels import row_sums
-from tests.toy_backend.test_corpus import KERNELS, VARIABLE, case_of, group_state
 from tests.toy_backend.test_faults import sum_of_groups
 
 TARGET = card_target("sm_90", group_threads=64)
-MOST_THREADS = 20_000       # that a program launches
 GENERIC = re.compile(r"\b(?:ld|st)(?:\.v\d)?\.[bfus]\d+")
 
 
-@pytest.fixture(scope="module")
-def ran() -> Iterator[Counter[str]]:
-    """Chains by what became of them. Fails at the end of the module where few ran."""
-    seen: Counter[str] = Counter()
-    yield seen
-    if seen["drawn"] >= 100:
-        assert seen["ran"] >= 0.6 * seen["drawn"] and seen["groups"] >= 0.4 * seen["ran"], dict(seen)
-
-
-def threads_of(program: Program) -> int:
-    return sum(p.extent * block_of(p) // (128 if p.block == 1 else 1) for p in program.spec.phases)
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_random_chains_on_the_cpu(name: str, ran: Counter[str]) -> None:
-    case = case_of(name)
-    for seed in range(count(1)):
-        rng = random.Random(f"cuda {name} {seed}")
-        state = group_state(rng, Scheduler(case.kernel, TARGET), rng.randint(0, 8))
-        ran["drawn"] += 1
-        try:
-            program = lower(state)
-        except KernelOptError:
-            continue
-        if threads_of(program) > MOST_THREADS:
-            continue
-        args = case.fresh()
-        try:
-            run_program(program, TARGET, args, seed=seed)
-            case.check(args, "LLVM IR for NVIDIA's GPUs")
-        except Exception as e:
-            raise AssertionError(f"{name}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
-        ran.update(ran=1, groups=any(p.block > 1 for p in program.spec.phases))
+@each_part
+def test_random_chains_on_the_cpu(part: int) -> None:
+    run_chains("cuda", part_of(part), chains(0.1), draw_groups(TARGET, 8), run, {"ran": 0.9, "groups": 0.6})
 
 
 @pytest.mark.parametrize("name", VARIABLE)
 def test_extents_that_depend_on_variables(name: str) -> None:
-    sink, _, _ = without_binds(graph.sink(VARIABLE[name]().uop))
-    call, = create_schedule(sink).calls
-    kernel, ran = Kernel(call.ast), 0
-    for seed in range(count(4)):
-        rng = random.Random(f"cuda variable {name} {seed}")
-        state = group_state(rng, Scheduler(kernel, TARGET), rng.randint(0, 6))
-        try:
-            program = lower(state)
-        except KernelOptError:
-            continue
-        if threads_of(program) > MOST_THREADS:
-            continue
-        values = {u.arg[0]: rng.randint(*u.arg[1:3]) for u in kernel.ast.walk(Ops.DEFINE_VAR)}
-        numbers = np.random.default_rng(seed)
-        args = [draw(p.dtype, p.arg.size, numbers, p.arg.vmin, p.arg.vmax) for p in kernel.params]
-        want, = evaluate(kernel.ast, args, values)
-        run_program(program, TARGET, args, values, seed)
-        chain = f"{values}: {[o.to_json() for o in state.applied_opts]}"
-        np.testing.assert_allclose(args[kernel.outs[0]], want, rtol=1e-4, atol=1e-5, err_msg=chain)
-        ran += 1
-    assert ran >= 2
+    run_chains("cuda, variables", [name], count(4), draw_variable(TARGET), run, {"ran": 0.5})
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS)[::6])
@@ -153,9 +97,7 @@ def test_rows_in_registers(columns: int) -> None:
         unrolled = [Opt("UNROLL", f"{s.name}.r0", 0) for s in kernel.stages if s.has_reduce]
         whole = [apply_opts(base, [*unrolled, Opt("UPCAST", "o1", 0), Opt("LOCAL", "o0", 2)])] if columns < 32 else []
         for state in [*whole, *schedule(ROWS, base)]:
-            program, args = lower(state), case.fresh()
-            run_program(program, TARGET, args)
-            case.check(args, str(state))
+            program = check(case, state)
             threads = next(o.arg for o in state.applied_opts if o.op == "GROUP") if state not in whole else 1
             if state not in whole and columns % threads == 0:
                 loads = re.findall(r"ld\.global\.nc(?:\.v(\d))?", emit_ptx(render(program, TARGET), "sm_90"))

@@ -12,6 +12,7 @@ import pytest
 
 from svod.compile.backend import Device
 from svod.compile.lower.lower import lower
+from svod.compile.lower.program import Program
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.core.cost.groups.attention import ATTENTION
 from svod.core.cost.groups.prices import GroupPrices
@@ -25,11 +26,11 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 from tests import attention
 from tests.agreement import Case
+from tests.chain_runs import KERNELS, draw_groups, run_chains
 from tests.compile.cuda.test_bulk import BF16, BULK, ROWS
 from tests.compile.cuda.test_core_suite import SMALL, check_case
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
-from tests.toy_backend.test_corpus import KERNELS, case_of, group_state
 
 pytestmark = pytest.mark.gpu
 HELD = [d.name for d in DOTS.values() if d.fragments and d.arch == "nvptx64"]
@@ -54,15 +55,11 @@ def target_of(gpu: Device) -> Target:
 # -- kernels -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KERNELS)
 def test_random_chains(name: str, gpu: Device) -> None:
-    case, target = case_of(name), target_of(gpu)
-    for seed in range(count(6)):
-        rng = random.Random(f"gpu {name} {seed}")
-        state = group_state(rng, Scheduler(case.kernel, target), rng.randint(0, 8))
-        try:
-            lower(state)
-        except KernelOptError:
-            continue
+    def run(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
         check(gpu, case, state)
+        return {"ran": True}
+
+    run_chains("gpu", [name], count(6), draw_groups(target_of(gpu), 8), run, {"ran": 0.3})
 
 
 @pytest.mark.parametrize("transposed", [False, True])

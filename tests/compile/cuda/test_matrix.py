@@ -20,7 +20,7 @@ from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramS
 from svod.core.cost.groups.group_sketch import group_heuristic
 from svod.core.graph import graph
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.kernel.apply import apply_opt, apply_opts
+from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -28,15 +28,15 @@ from svod.core.machine.isa import DOTS, LINE
 from svod.core.machine.levels import MemorySpace
 from svod.core.machine.target import Target
 from svod.core.schedule.schedule import create_schedule
-from svod.errors import KernelOptError
 from svod.tensor import Tensor
 from tests.agreement import Case
+from tests.chain_runs import run_chains
+from tests.chains import group_state, try_opts
 from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, started
+from tests.compile.cuda.running import check, run
 from tests.compile.cuda.target import card_target
-from tests.compile.cuda.test_corpus import MOST_THREADS, threads_of
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
-from tests.toy_backend.test_corpus import group_state
 
 BF16, F16, I8, F32 = dtypes.bfloat16, dtypes.float16, dtypes.int8, dtypes.float32
 INSTRUCTIONS = [("mma_bf16", "sm_80", BF16), ("mma_f16", "sm_90", F16), ("mma_f16k8", "sm_75", F16), ("mma_s8", "sm_80", I8),
@@ -55,41 +55,18 @@ def tensorized(kernel: Kernel, name: str, arch: str, *chain: Opt) -> Scheduler:
     return apply_opts(Scheduler(kernel, rounding(arch)), [Opt("TC", "r0", (name, "o0", "o1")), *chain])
 
 
-def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
-    program = lower(state)
-    validate(program)
-    args = case.fresh()
-    run_program(program, state.target, args, seed=seed)
-    case.check(args, "LLVM IR for NVIDIA's GPUs")
-    return program
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "arch", "dtype"), INSTRUCTIONS, ids=lambda v: v if isinstance(v, str) else v.name)
 def test_random_shapes_and_chains(name: str, arch: str, dtype: DType) -> None:
-    ran = 0
-    for seed in range(count(4)):
-        rng = random.Random(f"cuda matrix {name} {seed}")
+    def draw(rng: random.Random, kind: str) -> tuple[Case, Scheduler]:
         m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((1, *EXTENTS))
-        kernel = windows(k, m, n, 3, dtype, dtype) if seed == 1 and k > 1 else \
+        kernel = windows(k, m, n, 3, dtype, dtype) if kind == "windows" and k > 1 else \
             gemm(m, n, k, dtype, dtype, transposed=rng.random() < 0.5, out=dtype if dtype.is_float and rng.random() < 0.5 else None)
-        case = with_full_range(Case(kernel, seed), seed)
-        state = Scheduler(kernel, rounding(arch))
-        for opt in [Opt("TC", "r0", (name, "o0", "o1")), *(STAGED if rng.random() < 0.7 else ())]:
-            try:
-                state = apply_opt(state, opt)
-            except KernelOptError:
-                continue
-        state = group_state(rng, state, len(state.applied_opts) + rng.randint(0, 4))
-        try:
-            if threads_of(lower(state)) > MOST_THREADS:
-                continue
-            ran += any(i.op == "MMA" for code in check(case, state, seed).code for i in code)
-        except KernelOptError:
-            continue
-        except Exception as e:
-            raise AssertionError(f"{kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
-    assert ran >= 2
+        seed = rng.randrange(100)
+        state = try_opts(Scheduler(kernel, rounding(arch)), Opt("TC", "r0", (name, "o0", "o1")), *(STAGED if rng.random() < 0.7 else ()))
+        return with_full_range(Case(kernel, seed), seed), group_state(rng, state, len(state.applied_opts) + rng.randint(0, 4))
+
+    run_chains(f"cuda {name}", ("products", "windows"), count(2), draw, run, {"MMA": 0.5})
 
 
 @pytest.mark.parametrize(("transposed", "want"), [(False, (2, 1)), (True, (3, 0))])

@@ -39,8 +39,8 @@ from svod.errors import CompileError, DeviceError, DeviceLost, LaunchError, Unsu
 from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.work import compile_candidate
 from tests.bench.example_run import CEILINGS
+from tests.chain_runs import case_of
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
-from tests.toy_backend.test_corpus import case_of
 
 RNG = np.random.default_rng(0)
 X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (18, 13), (13, 7)))

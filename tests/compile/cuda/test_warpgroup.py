@@ -18,7 +18,6 @@ from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render
 from svod.compile.cuda.warpgroup import left_under_way, products_together
 from svod.compile.lower.emit.addresses import Addresses
-from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
 from svod.core.cost.groups.group_sketch import group_heuristic
@@ -30,13 +29,15 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 from svod.errors import CompileError, KernelOptError
 from tests.agreement import Case
+from tests.chain_runs import run_chains
+from tests.chains import group_state
 from tests.compile.cuda import emulator
 from tests.compile.cuda.emulator import DeviceFault, matrices, run_program, started
+from tests.compile.cuda.running import check, run
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm, windows, with_full_range
 from tests.draws import count
 from tests.hand_kernels import Ast
-from tests.toy_backend.test_corpus import group_state
 
 BF16, F16, I8 = dtypes.bfloat16, dtypes.float16, dtypes.int8
 TARGET = card_target("sm_90a", group_threads=256)
@@ -50,44 +51,26 @@ def tensorized(kernel: Kernel, name: str, *chain: Opt) -> Scheduler:
     return apply_opts(Scheduler(kernel, TARGET), [Opt("TC", "r0", (name, "o0", "o1")), *chain])
 
 
-def check(case: Case, state: Scheduler, seed: int = 0) -> Program:
-    program = lower(state)
-    validate(program)
-    args = case.fresh()
-    run_program(program, TARGET, args, seed=seed)
-    case.check(args, "LLVM IR for NVIDIA's GPUs")
-    return program
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("wgmma_bf16n64", BF16), ("wgmma_f16n128", F16), ("wgmma_bf16n256", BF16),
                                              ("wgmma_s8n64", I8)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_random_shapes_and_chains(name: str, dtype: DType, transposed: bool) -> None:
     """Of bytes both operands lie along the sum; those that memory has the other way round are turned in the copy."""
-    ran = 0
-    for seed in range(count(5)):
-        rng = random.Random(f"warpgroup {name} {transposed} {seed}")
+    def draw(rng: random.Random, kind: str) -> tuple[Case, Scheduler]:
         m, n, k = rng.choice(EXTENTS), rng.choice(EXTENTS), rng.choice((65, 80, 100, 160))
-        kernel = windows(k, m, n, 3, dtype, dtype) if seed == 3 else \
+        kernel = windows(k, m, n, 3, dtype, dtype) if kind == "windows" else \
             gemm(m, n, k, dtype, dtype, transposed=transposed, out=dtype if dtype.is_float and rng.random() < 0.5 else None)
-        case = with_full_range(Case(kernel, seed), seed)
-        steps = -(-k // DOTS[name].depth)
+        seed, steps = rng.randrange(100), -(-k // DOTS[name].depth)
         block = rng.choice([n for n in (2, 3, 4, 8) if n < steps])      # rows of 2, 4 and 8 lines, and several of them
         ahead = [Opt("PIPELINE", "r0", n)] if (n := rng.choice((0, 2, 4, 5))) else []
         state = tensorized(kernel, name, Opt("TILE", "r0", block), *STAGED[1:3], *ahead)
-        state = group_state(rng, state, len(state.applied_opts) + rng.randint(0, 3))
-        try:
-            program = lower(state)
-        except KernelOptError:
-            continue
-        if sum(p.extent * p.block for p in program.spec.phases) > MOST_THREADS:
-            continue
-        try:
-            ran += any(i.op == "MMASHARED" for code in check(case, state, seed).code for i in code)
-        except Exception as e:
-            raise AssertionError(f"{kernel}, seed {seed}: {[o.to_json() for o in state.applied_opts]}: {e}") from e
-    assert ran >= 1
+        return with_full_range(Case(kernel, seed), seed), group_state(rng, state, len(state.applied_opts) + rng.randint(0, 3))
+
+    def run_small(case: Case, state: Scheduler, program: Program, rng: random.Random) -> dict[str, bool]:
+        return run(case, state, program, rng) if sum(p.extent * p.block for p in program.spec.phases) <= MOST_THREADS else {}
+
+    run_chains(f"cuda {name}, {transposed=}", ("products", "windows"), count(3), draw, run_small, {"MMASHARED": 0.2})
 
 
 def test_tiles_side_by_side_and_two_warpgroups() -> None:

@@ -14,14 +14,11 @@ from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
-from tests.chains import random_state
+from tests.chain_runs import KERNELS
+from tests.chains import group_state, random_state
 from tests.compile.native import AVX2, AVX512
-from tests.core.corpus import CORPUS
-from tests.hand_kernels import HAND
 from tests.toy_backend.target import TOY
-from tests.toy_backend.test_corpus import group_state
 
-KERNELS = {**CORPUS, **HAND}
 CHAINS = 4              # of each kernel
 LEAST_EQUAL = 0.98      # of the stages inside loops: the others are those of remainders, which cover less
 

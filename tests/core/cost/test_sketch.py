@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
@@ -18,20 +17,15 @@ from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import LOOP, Opt, Scheduler
 from svod.core.machine.target import Target
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps
+from tests.chain_runs import KERNELS, case_of
 from tests.compile.native import AVX2, AVX512, BASELINE, runnable_targets
-from tests.core.corpus import CORPUS, conv, data, kernel_of
-from tests.hand_kernels import HAND, gemm, lines, row_sums, softmax
+from tests.core.corpus import conv, data, kernel_of
+from tests.hand_kernels import gemm, lines, row_sums, softmax
 
-KERNELS = {**CORPUS, **HAND}
 NATIVE = [replace(t, threads=4) for t in runnable_targets().values()]
 TARGETS = [replace(t, threads=4) for t in (BASELINE, AVX2, AVX512)]
 TARGET = TARGETS[-1]
 MOST_STEPS = 20_000
-
-
-@cache
-def case_of(name: str) -> Case:
-    return Case(Kernel(KERNELS[name]()))
 
 
 @pytest.mark.slow
