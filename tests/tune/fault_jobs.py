@@ -59,6 +59,13 @@ def kill_parent(item: None, state: Any) -> None:
     time.sleep(60)
 
 
+def stop(item: int, state: Any) -> None:
+    """Stop a process, and hang."""
+    import signal
+    os.kill(item, signal.SIGSTOP)
+    time.sleep(60)
+
+
 def sleep(item: float, state: Any) -> float:
     time.sleep(item)
     return item

@@ -260,7 +260,7 @@ def test_interrupts_reach_only_the_driver(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_deadline_that_passes_while_the_machine_stands_still_says_nothing_about_the_item() -> None:
     """The process that waits is stopped, as on a frozen node, and goes on after the deadline: the item may run again."""
-    waiting = subprocess.Popen([sys.executable, "-c", f"""import sys; sys.path.insert(0, {ROOT!r})
+    waiting = subprocess.Popen([sys.executable, "-c", f"""import os, sys; sys.path.insert(0, {ROOT!r})
 from svod.tune.workers import child
 from svod.tune.workers.forkserver import ForkServer, ServerLost
 from tests.tune.workers.test_child import CONFIG, call
@@ -268,16 +268,13 @@ child.STOPPED = 0.5
 server = ForkServer(CONFIG)
 worker = child.Child(server)
 assert worker.run(call("echo", 1)).ok
-print("ready", flush=True)
-try: print(worker.run(call("sleep", 60.0, deadline=1.0)).status)
+try: print(worker.run(call("stop", os.getpid(), deadline=1.0)).status)
 except ServerLost as e: print(e)
 print(worker.run(call("echo", 2)).value)
 worker.close(); server.close()
 """], stdout=subprocess.PIPE, text=True)
-    assert waiting.stdout is not None and waiting.stdout.readline() == "ready\n"
-    time.sleep(0.3)
-    waiting.send_signal(signal.SIGSTOP)
-    time.sleep(2.0)
+    assert os.WIFSTOPPED(os.waitpid(waiting.pid, os.WUNTRACED)[1])
+    time.sleep(2.0)     # past the deadline, by more than STOPPED
     waiting.send_signal(signal.SIGCONT)
     said, again = waiting.communicate(timeout=60)[0].splitlines()
     assert "stood still for 2 s" in said and again == "2"

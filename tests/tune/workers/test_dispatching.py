@@ -20,6 +20,8 @@ from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost
 from svod.tune.workers.jobs import Outcome, decode
 from tests.tune.search_kernels import TARGET
 
+NEVER = 60.0        # seconds after which what should not wait is taken to hang
+
 
 class Scripted:
     """A carrier whose start and runs are functions of the test."""
@@ -85,11 +87,11 @@ def other_version(carrier: Scripted) -> None:
     raise TuneError("the worker on far is another svod")
 
 
-def outcomes_of(executor: ScriptedExecutor, count: int, kind: Kind = "compile", seconds: float = 20.0, **more: Any) -> list[Outcome]:
-    """All outcomes, each once, within so many seconds."""
+def outcomes_of(executor: ScriptedExecutor, count: int, kind: Kind = "compile", **more: Any) -> list[Outcome]:
+    """All outcomes, each once."""
     batch = executor.submit("m:job", list(range(count)), kind=kind, deadline=1.0, **more)
     found: dict[int, Outcome] = {}
-    end = time.monotonic() + seconds
+    end = time.monotonic() + NEVER
     while not batch.finished and time.monotonic() < end:
         if (answer := batch.poll(0.1)) is not None:
             assert answer[0] not in found
@@ -339,10 +341,11 @@ def test_a_copy_that_is_lost_too_leaves_the_item_to_the_others(monkeypatch: pyte
 
 def test_what_nobody_will_answer_is_abandoned_at_once() -> None:
     """As when the head of a cluster is gone: items end, the next call says why, and nobody waits for threads that hang."""
-    hanging = threading.Event()
+    hanging, waited_for = threading.Event(), threading.Event()
 
     def hangs(carrier: Scripted, item: int) -> Outcome:
-        hanging.wait(30)
+        if not hanging.wait(NEVER):
+            waited_for.set()
         return done(carrier, item)
     executor = ScriptedExecutor()
     kinds: tuple[Kind, ...] = ("compile", "bench")
@@ -356,7 +359,6 @@ def test_what_nobody_will_answer_is_abandoned_at_once() -> None:
         assert [(o.status, o.kind, o.message) for _, o in batch] == [("lost", "no worker", "the head is gone")] * 3
     with pytest.raises(TuneError, match="no worker is left that can bench: the head is gone"):
         executor.submit("m:job", [1], kind="bench", deadline=1.0)
-    started = time.monotonic()
     executor.close()
-    assert time.monotonic() - started < 5.0
+    assert not waited_for.is_set()
     hanging.set()

@@ -172,7 +172,7 @@ def test_candidates_that_hang_crash_and_raise_in_one_search(workers: str) -> Non
         assert {m.status for m in recorded} <= ({"crash", "timeout"} if fault == "crash" else {fault})
         assert all(m.reason for m in recorded)
     assert any(m.status == "ok" for linear, m in rows.items() if linear not in faulty)
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0      # when a process counts as left behind
     while not children() <= before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert children() <= before, "nothing is left running"

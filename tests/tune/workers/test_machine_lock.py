@@ -2,17 +2,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from svod.errors import TuneError
+from svod.tune.workers import machine_lock
 from svod.tune.workers.jobs import package_roots
 from svod.tune.workers.machine_lock import MachineLock, lock_directory
 
@@ -120,20 +122,24 @@ def test_the_directory_exists() -> None:
     assert lock_directory().is_dir()
 
 
-def test_others_are_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+def test_others_are_waited_for_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilers of one search pause while another one times; nothing is locked by that."""
     ours, theirs = MachineLock("TEST", tmp_path), MachineLock("TEST", tmp_path)
-    started = time.monotonic()
+    now, released = 0.0, math.inf
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if now >= released:
+            theirs.release()
+    monkeypatch.setattr(machine_lock, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     ours.wait_for_others(5.0)
-    assert time.monotonic() - started < 2.0, "nobody times"
+    assert now == 0.0, "nobody times"
     assert theirs.acquire()
-    started = time.monotonic()
     ours.wait_for_others(0.2)
-    assert time.monotonic() - started >= 0.2
-    releasing = threading.Timer(0.2, theirs.release)
-    releasing.start()
-    started = time.monotonic()
+    assert 0.2 <= now < 0.2 + 2 * machine_lock.POLL
+    released = now + 0.2
     ours.wait_for_others(20.0)
-    assert 0.1 < time.monotonic() - started < 10.0
+    assert released <= now < released + 2 * machine_lock.POLL
     assert theirs.acquire(lambda: True), "waiting has locked nothing"
     theirs.release()
