@@ -20,6 +20,7 @@ from svod.onnx.known import Known
 from svod.onnx.operators import elementwise
 from svod.onnx.registry import _operators
 from svod.tensor import Tensor
+from tests.draws import a_quarter
 from tests.onnx.test_model import info, model
 from tests.onnx.test_numbers import results
 
@@ -186,9 +187,8 @@ LAYERS = {"attention", "control", "convolution", "norms", "quantised", "random",
 APART = {"Constant", "NonZero"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
-def test_a_node_has_one_meaning(case: tuple[str, dict[str, Any], list[Any]]) -> None:
-    op, attributes, operands = case
+@pytest.mark.parametrize(("op", "attributes", "operands"), a_quarter(CASES))
+def test_a_node_has_one_meaning(op: str, attributes: dict[str, Any], operands: list[Any]) -> None:
     opset = attributes.get("opset", OPSET)
     plain = {k: v for k, v in attributes.items() if k != "opset"}
     names = [f"i{k}" for k in range(len(operands))]

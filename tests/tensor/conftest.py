@@ -1,5 +1,5 @@
-"""Every module here runs with the NumPy interpreter of graphs, with the schedule's kernels in it, and with the compiler. With `--device` it
-runs with the compiler only, on that device."""
+"""Every module here runs with the compiler, and with `--all` also with the NumPy interpreter of graphs and with the schedule's kernels in
+the evaluator. With `--device` it runs with the compiler only, on that device."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from tests.tensor import checking
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    evaluators = ["compiled"] if metafunc.config.getoption("--device") else list(checking.EVALUATORS)
+    others = [] if metafunc.config.getoption("--device") else [e for e in checking.EVALUATORS if e != "compiled"]
+    evaluators = ["compiled", *(pytest.param(e, marks=pytest.mark.slow) for e in others)]
     metafunc.parametrize("evaluator", evaluators, indirect=True, scope="module")
 
 

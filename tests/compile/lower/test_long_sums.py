@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -33,11 +34,12 @@ from svod.tensor import Tensor
 from svod.tune.measure.bounds import COMBINED
 from tests.addition_chains import addition_chains
 from tests.agreement import Case, has_native, run_interpreted, run_native
+from tests.chain_runs import KERNELS
 from tests.chains import random_state
 from tests.compile.cuda.target import card_target
 from tests.compile.native import runnable_targets
-from tests.core.corpus import CORPUS, conv, data, kernel_of
-from tests.hand_kernels import HAND
+from tests.core.corpus import conv, data, kernel_of
+from tests.draws import a_quarter
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
 
@@ -75,8 +77,7 @@ def check(state: Scheduler, rule: SumRule, terms: int) -> None:
     assert chains.path <= longest_path(rule, terms) + COMBINED, what
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(("name", "target"), a_quarter(product(LONG, TARGETS)))
 def test_no_chain_of_additions_is_long(name: str, target: str) -> None:
     build, rule, terms = LONG[name]
     base = Scheduler(Kernel(build()), TARGETS[target])
@@ -123,12 +124,12 @@ def test_short_sums_integers_and_extrema_have_one_chain() -> None:
         assert sum(i.op == "LOOP" for i in program.code[-1]) <= 3, x
 
 
-@pytest.mark.parametrize("name", [*CORPUS, *HAND])
+@pytest.mark.parametrize("name", a_quarter(KERNELS))
 def test_blocks_give_the_right_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With chains of a few additions every kernel has blocks, remainders of blocks, and accumulators of blocks in scratch."""
     monkeypatch.setattr(summation, "SUMS", SumRule(3, 2))
     monkeypatch.setattr(summation, "PRODUCTS", SumRule(5, 3))
-    case = Case(Kernel({**CORPUS, **HAND}[name]()))
+    case = Case(Kernel(KERNELS[name]()))
     rng, target = random.Random(name), TARGETS["cpu"]
     base = Scheduler(case.kernel, target)
     for state in (base, *(random_state(rng, base, rng.randint(1, 8)) for _ in range(2))):

@@ -18,6 +18,7 @@ from svod.errors import KernelOptError
 from svod.tensor import Tensor
 from svod.tune.search.actions import default_actions
 from tests.core.corpus import CORPUS, conv, data, kernel_of
+from tests.draws import a_quarter
 
 GPU = Target(arch="test", cpu="test", features=(), vector_bytes=16, vector_registers=128, l1=128 << 10, l2=40 << 20, l3=0, threads=1,
              has_non_temporal=False, group_threads=1024, shared_bytes=48 << 10, subgroup=32, units=108, registers_per_thread=255,
@@ -169,7 +170,7 @@ def test_a_search_proposes_copies_that_run_ahead() -> None:
     assert Opt("PIPELINE", "r0", 2) in default_actions(staged, 4)
 
 
-@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("name", a_quarter(CORPUS))
 def test_the_heuristic_is_the_best_sketch(name: str) -> None:
     base = Scheduler(Kernel(CORPUS[name]()), GPU)
     found = group_sketches(base)
