@@ -22,13 +22,13 @@ from tests.agreement import Case, has_native, run_interpreted, run_native, steps
 from tests.chain_runs import KERNELS, PARTS, case_of, each_part, part_of, run_chains
 from tests.chains import random_state, try_opts
 from tests.compile.native import runnable_targets
-from tests.draws import a_quarter, chains
+from tests.draws import a_quarter, chains, count
 from tests.hand_kernels import SIZED
 
 TARGETS = [replace(t, threads=4) for t in runnable_targets().values()]
 MOST_INSTRUCTIONS = 6000      # longer programs take LLVM seconds
 EXTENTS = (1, 1, 2, 3, 5, 7, 8, 11, 13, 16, 17, 23, 31, 33)
-MOST_STEPS = 100_000          # the interpreter runs about a million a second
+MOST_STEPS = 200_000          # the interpreter runs about a million a second
 LEAST = {"lowered": 1.0, "both": 0.9}       # the limits above leave out few
 
 
@@ -56,18 +56,18 @@ def run(case: Case, state: Scheduler, program: Program, rng: random.Random) -> d
 
 @each_part
 def test_random_chains_agree_with_the_evaluator(part: int) -> None:
-    run_chains("cpu", part_of(part), chains(0.25), lambda rng, name: (case_of(name), draw(rng, case_of(name))), run, LEAST)
+    run_chains("cpu", part_of(part), chains(0.3), lambda rng, name: (case_of(name), draw(rng, case_of(name))), run, LEAST)
 
 
 @each_part
 def test_random_extents(part: int) -> None:
     """Extents of 1, primes, and what no vector width divides, in every combination."""
     def sized(rng: random.Random, name: str) -> tuple[Case, Scheduler]:
-        count, build = SIZED[name]
-        case = Case(Kernel(build(*(rng.choice(EXTENTS) for _ in range(count)))), rng.randrange(100))
+        extents, build = SIZED[name]
+        case = Case(Kernel(build(*(rng.choice(EXTENTS) for _ in range(extents)))), rng.randrange(100))
         return case, draw(rng, case)
 
-    run_chains("cpu, extents", list(SIZED)[part::PARTS], chains(0.3), sized, run, LEAST)
+    run_chains("cpu, extents", list(SIZED)[part::PARTS], count(4), sized, run, LEAST)
 
 
 @pytest.mark.parametrize("name", a_quarter(KERNELS))
