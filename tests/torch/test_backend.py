@@ -7,6 +7,7 @@ import logging
 import pickle
 import random
 import weakref
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from svod.torch.kept import Kept  # noqa: E402
 from svod.torch.settings import Settings  # noqa: E402
 from svod.torch.watch import Watch, sampled  # noqa: E402
 from svod.torch.weights import Weights  # noqa: E402
+from tests.draws import a_quarter  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -156,8 +158,7 @@ RESIZED = {
 }
 
 
-@pytest.mark.parametrize("name", RESIZED)
-@pytest.mark.parametrize("dynamic", (False, True))
+@pytest.mark.parametrize(("name", "dynamic"), a_quarter(product(RESIZED, (False, True))))
 def test_images_are_resized_whole(name: str, dynamic: bool, caplog: pytest.LogCaptureFixture) -> None:
     """PyTorch would take them apart into gathers of neighbours; other sizes than those that were traced, too."""
     function, shape = RESIZED[name]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from itertools import cycle
+from itertools import cycle, product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from svod.torch.fallback import Clock  # noqa: E402
 from svod.torch.memory import DTYPES  # noqa: E402
 from svod.torch.operations import TABLE  # noqa: E402
 from svod.torch.translate import translate  # noqa: E402
+from tests.draws import a_quarter  # noqa: E402
 from tests.graph_reference import evaluate_graph  # noqa: E402
 from tests.torch.test_operations import Module  # noqa: E402
 
@@ -318,8 +319,7 @@ def test_every_entry_of_the_table_has_a_case() -> None:
     assert not CASES.keys() & without
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype"), a_quarter(product(CASES, HALVES)))
 def test_an_entry_is_rounded_once(name: str, dtype: Any) -> None:
     case = CASES[name]
     for magnitude in HALVES[dtype][:1] if case.bounded else HALVES[dtype]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from svod.torch import kept as kept_module  # noqa: E402
 from svod.torch import watch as watch_module  # noqa: E402
 from svod.torch.functions import functions  # noqa: E402
 from svod.torch.kept import Kept  # noqa: E402
+from tests.draws import a_quarter  # noqa: E402
 
 SIDE = 5
 
@@ -51,9 +53,7 @@ CHANGES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("is_native", [True, False], ids=["native", "python"])
-@pytest.mark.parametrize("door", ["exported", "dynamo"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "door", "is_native"), a_quarter(product(range(3), ["exported", "dynamo"], [True, False])))
 def test_what_a_module_keeps_may_move_and_change_its_form(door: str, is_native: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_native:
         monkeypatch.setattr(watch_module, "native", lambda: None)

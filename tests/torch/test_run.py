@@ -29,7 +29,7 @@ print([(g.calls, g.is_whole) for g in svod.torch.report().graphs], __name__, sys
 """
 
 
-@pytest.mark.parametrize(("options", "kind"), [([], "compiled"), (["--modules"], "plain")])
+@pytest.mark.parametrize(("options", "kind"), [([], "compiled"), pytest.param(["--modules"], "plain", marks=pytest.mark.slow)])
 def test_a_script_runs_with_svod(options: list[str], kind: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "helper.py").write_text("", encoding="utf-8")
