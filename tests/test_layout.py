@@ -52,9 +52,15 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file, which most rules walk over."""
+    return list(ast.walk(tree_of(path)))
+
+
 def imports_of(path: Path) -> Iterator[str]:
     """Modules of svod that a file imports anywhere in it; `from svod import prepare` counts as svod.prepare."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.split(".")[0] == "svod")
         elif isinstance(node, ast.ImportFrom):
@@ -71,10 +77,9 @@ def test_modules_imported_by_name_are_declared() -> None:
     found = set()
     for path in FILES:
         own = path.parts[1] if len(path.parts) > 2 else path.stem
-        tree = tree_of(path)
-        loggers = {id(a) for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+        loggers = {id(a) for n in nodes_of(path) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
                    and n.func.attr == "getLogger" for a in n.args}
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"svod(\.\w+)+", node.value) \
                     and id(node) not in loggers and (ROOT / f"{node.value.replace('.', '/')}.py").exists() \
                     and own in ALLOWED and part_of(node.value) not in {own, *ALLOWED[own]}:
@@ -178,7 +183,7 @@ def complexity(function: Function) -> int:
 
 
 def test_functions_can_be_read() -> None:
-    functions = [(path, f) for path in FILES for f in ast.walk(tree_of(path)) if isinstance(f, Function)]
+    functions = [(path, f) for path in FILES for f in nodes_of(path) if isinstance(f, Function)]
     long = [f"{path}:{f.lineno}: {f.name} has {n} lines" for path, f in functions
             if (n := (f.end_lineno or f.lineno) - f.lineno + 1) > MOST_LINES]
     branched = [f"{path}:{f.lineno}: {f.name} has a complexity of {n}" for path, f in functions if (n := complexity(f)) > MOST_BRANCHES]
@@ -187,7 +192,7 @@ def test_functions_can_be_read() -> None:
 
 def test_only_config_reads_the_environment() -> None:
     names = {"environ", "environb", "getenv", "putenv", "unsetenv"}
-    astray = [f"{path}:{node.lineno}" for path in FILES if path.as_posix() != "svod/config.py" for node in ast.walk(tree_of(path))
+    astray = [f"{path}:{node.lineno}" for path in FILES if path.as_posix() != "svod/config.py" for node in nodes_of(path)
               if (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os" and node.attr in names)
               or (isinstance(node, ast.ImportFrom) and node.module == "os" and names & {a.name for a in node.names})]
     assert not astray
@@ -213,7 +218,7 @@ READERS = {
 
 def inherited_reads(path: Path) -> Iterator[str]:
     """The attributes and paths by which a file reads the process: `os.cpu_count`, `/proc`, `.isatty`."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Store):
             owner = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id if isinstance(node.value, ast.Name) else ""
             if node.attr in INHERITED.get(owner, ()):
@@ -245,7 +250,7 @@ PRICED_BY = ("svod/core/cost/", "svod/compile/cpu/backend.py", "svod/compile/gro
 def test_states_are_priced_by_their_backend() -> None:
     """`backend.cost` is the only door: the cost models of processors and of groups give a state of the other numbers that mean nothing."""
     models = {"svod.core.cost.cpu.cost_of", "svod.core.cost.groups.group_cost.group_cost"}
-    astray = [f"{path}: {node.module}" for path in FILES if not path.as_posix().startswith(PRICED_BY) for node in ast.walk(tree_of(path))
+    astray = [f"{path}: {node.module}" for path in FILES if not path.as_posix().startswith(PRICED_BY) for node in nodes_of(path)
               if isinstance(node, ast.ImportFrom) and any(f"{node.module}.{a.name}" in models for a in node.names)]
     assert not astray
 
@@ -269,7 +274,7 @@ def test_prepare_loads_no_search() -> None:
 # -- docs/layout.md ---------------------------------------------------------------------------------
 
 def functions_of(path: Path) -> set[str]:
-    return {n.name for n in ast.walk(tree_of(path)) if isinstance(n, ast.FunctionDef)}
+    return {n.name for n in nodes_of(path) if isinstance(n, ast.FunctionDef)}
 
 
 def test_places_that_the_page_names_are_there() -> None:
