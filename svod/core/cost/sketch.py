@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator
 
 from svod.core.cost.cpu import cost_of
 from svod.core.cost.sketch_ahead import ahead
-from svod.core.cost.sketch_contractions import contraction_sketches, inner_contraction
+from svod.core.cost.sketch_contractions import CONTRACTION, inner_contraction
 from svod.core.cost.sketch_facts import (
     bytes_of_arguments,
     contiguous_axes,
     extent_of,
     factors_of,
+    instructions,
     is_constant,
     lane_amounts,
     name_of,
@@ -25,35 +26,38 @@ from svod.core.cost.sketch_facts import (
     try_opt,
     work_of,
 )
-from svod.core.cost.sketch_online import online_sketches
-from svod.core.cost.sketch_tiles import tile_sketches
+from svod.core.cost.sketch_online import ATTENTION
+from svod.core.cost.sketch_tiles import TILES
+from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Prefer, Steps, Template, fact, schedule
 from svod.core.ir.uop import TRANSCENDENTAL
-from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, node_sources
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_width
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.scheduler import UPCAST, Scheduler
 
-_COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
-_MIN_PARALLEL = 1 << 15        # operations below which a second core costs more than it brings
-_EVEN = 1.12                   # cores wait for the last one for no more than this share of the time
-_STREAM_GAIN = 1.03            # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
-_SHORT_STRIDE = 0.15           # worth of an access every few elements along a vector axis, which wide loads and shuffles make
-TIE = 1.015                    # predictions this near each other say nothing
-_ROWS_AT_A_TIME = 8            # rows added between loading sums from scratch and storing them there
-_HALVES_AT_A_TIME = 4          # halves of vectors that a sum over memory reads in a row
-_WINDOW = 32                   # positions of a window that become straight-line code where neighbours share what they read
-_STRAIGHT = 8                  # the same of any window
+COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
+MIN_PARALLEL_OPERATIONS = 1 << 15       # for each core: below this a second core costs more than it brings
+EVEN_FACTOR = 1.12              # cores wait for the last one for no more than this share of the time
+STREAM_GAIN_FACTOR = 1.03       # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
+SHORT_STRIDE_SHARE = 0.15       # worth of an access every few elements along a vector axis, which wide loads and shuffles make
+TIE_FACTOR = 1.015              # predictions this near each other say nothing
+SUMMED_ROWS = 8                 # rows added between loading sums from scratch and storing them there
+HALF_VECTORS = 4                # halves of vectors that a sum over memory reads in a row
+OVERLAPPING_WINDOW = 32         # positions of a window that becomes straight-line code where neighbours share elements
+STRAIGHT_LINE_POSITIONS = 8     # positions of any other window that does
+SIDE_BY_SIDE = (1, 4)           # rows, where values inside are reduced
+VECTORS_AT_ONCE = (4, 2, 1)
+WINDOW_ROWS = (4, 2)
 
 
 def heuristic(state: Scheduler) -> Scheduler:
     """The best sketch by analysis: what runs when nothing is known about a kernel. Among sketches predicted equal it takes the fewest
     phases, as cores wait for each other between phases, and then the shortest chain."""
     candidates = _distinct(_generate(state))
-    limit = TIE * min((cost_of(s).cycles for s in candidates), default=0.0)
+    limit = TIE_FACTOR * min((cost_of(s).cycles for s in candidates), default=0.0)
     best = min((s for s in candidates if cost_of(s).cycles <= limit), key=lambda s: (_phases(s), len(s.applied_opts), cost_of(s).cycles),
                default=state)
-    return ahead(best)
+    return next(schedule(PREFETCHED, best))
 
 
 def _phases(state: Scheduler) -> int:
@@ -63,9 +67,9 @@ def _phases(state: Scheduler) -> int:
 
 def sketches(state: Scheduler) -> list[Scheduler]:
     """All distinct sketches that apply."""
-    candidates = _distinct(ahead(s) for s in _generate(state))
+    candidates = _distinct(prefetched for s in _generate(state) for prefetched in schedule(PREFETCHED, s))
     fastest = min(candidates, key=lambda s: cost_of(s).cycles, default=None)
-    return candidates if fastest is None else _distinct([*candidates, _streamed(fastest)])
+    return candidates if fastest is None else _distinct([*candidates, *schedule(STREAMED, fastest)])
 
 
 def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
@@ -75,204 +79,11 @@ def _distinct(states: Iterable[Scheduler]) -> list[Scheduler]:
     return list(by_digest.values())
 
 
-def _streamed(state: Scheduler) -> Scheduler:
-    """STREAM where the caches do not keep the output, though the prediction does not gain: the free part of the last cache is not known."""
-    if not outgrows_caches(state) or not has_non_temporal_stores(state):
-        return state
-    return try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
-
-
 def _generate(state: Scheduler) -> Iterator[Scheduler]:
-    kernel = state.kernel
-    out = kernel.output
-    r = resolved(state, out)
-    operands = factors_of(state, r)
-    inner = [s.index for s in kernel.stages if not s.is_output and s.has_reduce]
-    if operands is not None:
-        for tiled in contraction_sketches(state, r, operands):
-            yield _finish(tiled, inner)
-        for tiled, left in online_sketches(state):
-            yield _finish(tiled, left)
-        for axis, arg in dots.applicable(kernel, state.target, out):
-            start = try_opt(state, "TC", axis, arg)
-            for tiled in tile_sketches(start, r) if isinstance(arg, tuple) else contraction_sketches(start, r, operands):
-                yield _finish(tiled, inner)
-        return
-    for lane in _vector_axes(state, r):
-        for rows in ((1, 4) if inner else (1,)):
-            for vectors in (4, 2, 1):
-                done = _vectors(state, r, lane, vectors)
-                if rows > 1:
-                    done = _row_tile(done, r, rows)
-                near = _stage_windows(done, r)
-                if near is not done:
-                    yield _finish(near, inner)
-                yield _finish(done, inner)
-        special = _reductions(state, r, lane) if r.reductions else _squares(state, r)
-        yield from (_finish(s, inner) for s in special)
-    yield _finish(state, inner)
+    return schedule([Choose(*TEMPLATES), FINISH], state)
 
 
-def _squares(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
-    """Tiles for values that are read along one axis and stored along another: squares, which lowering transposes in registers."""
-    if r.store is None:
-        return
-    width = vector_width(state, r)
-    outs = range(len(r.stage.outs))
-    stored = next((a for a in outs if r.store.coef(a) == 1 and extent_of(state, r, a) >= width), -1)
-    read = next((a for i, n in enumerate(r.nodes) if n.kind in ("load", "read") for a in contiguous_axes(state, r, i).direct
-                 if a != stored and a in outs and extent_of(state, r, a) >= width), -1)
-    if stored < 0 or read < 0:
-        return
-    # lines are stored in pairs; the inner loop goes on where memory is read, or where it is stored
-    for columns in (2 * width, width):
-        if columns <= extent_of(state, r, stored):
-            tile = try_opt(try_opt(state, "UPCAST", name_of(state, r, read), width), "UPCAST", name_of(state, r, stored), columns)
-            tile = try_opt(tile, "LANES", f"{name_of(state, r, stored)}.in")
-            yield tile
-            order = [row for row in tile.order[r.stage.index] if tile.rows[row].extent > 1 and tile.rows[row].axis != r.axes[read]]
-            reads = [row for row in tile.order[r.stage.index] if tile.rows[row].extent > 1 and tile.rows[row].axis == r.axes[read]]
-            yield try_opt(tile, "ORDER", r.stage.name, tuple(tile.rows[row].name for row in order + reads))
-
-
-def _reductions(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
-    """Reductions that are not contractions: several rows at a time, rows that stream past many sums, tiles of windows."""
-    outs = len(r.stage.outs)
-    if lane < 0:
-        return
-    if lane >= outs:
-        several = _row_tile(state, r, 4)
-        if several is not state:
-            done = _vectors(several, r, lane, 4 if state.target.vector_registers >= 32 else 2)
-            yield try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
-        half = vector_width(state, r) // 2
-        if half >= 4 and _is_past_caches(state):
-            # what waits for memory gains nothing from wide vectors, and some cores fetch more at once with half of them
-            yield try_opt(try_opt(state, "UPCAST", name_of(state, r, lane), half), "UNROLL", name_of(state, r, lane), _HALVES_AT_A_TIME)
-        return
-    yield from _past_sums(state, r, lane)
-    yield from _window_tiles(state, r, lane)
-
-
-def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
-    """Elements between neighbours of each axis, in the read along the vector axis that depends on most axes."""
-    resolved = state.kernel.resolve(state.inlined)[r.stage.index]
-    assert resolved is not None
-    linears = [n.linear for n in resolved.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
-    best = max(linears, key=lambda lin: len(lin.coefs), default=None)
-    return {a: abs(c) for a, c in best.coefs} if best is not None else {}
-
-
-def _past_sums(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
-    """Read memory in order: where a reduce axis has larger steps than the vector axis, its loop goes outside. The sums of a whole row
-    stay in scratch, and several rows are added at a time. Each core takes a part of the rows, or a strip of all of them."""
-    steps = _steps(state, r, lane)
-    outs, width = len(r.stage.outs), vector_width(state, r)
-    across = [a for a in range(outs, len(r.axes)) if steps.get(a, 0) > 1 and extent_of(state, r, a) >= 2 * _ROWS_AT_A_TIME]
-    extent = extent_of(state, r, lane)
-    if not across or extent < 8 * width:
-        return
-    name, row = name_of(state, r, lane), name_of(state, r, across[-1])
-    sizes = sum(d.itemsize for red in r.reductions for d in red.dtypes)
-
-    def ordered(s: Scheduler, first: int = -1) -> Scheduler:
-        loops = [x for x in s.order[r.stage.index] if s.rows[x].extent > 1]
-
-        def step(x: int) -> int:
-            axis = r.axes.index(s.rows[x].axis)
-            inner = s.axis_rows[r.axes[axis]]
-            if x == first:
-                return 1 << 62
-            return steps.get(axis, 0) * math.prod(s.rows[y].extent for y in inner[inner.index(x) + 1:])
-
-        loops.sort(key=step, reverse=True)
-        return try_opt(s, "ORDER", r.stage.name, tuple(s.rows[x].name for x in loops))
-
-    # several vectors of each row at a time, or one: some cores fetch what is past the caches faster the second way
-    for vectors in (4, 1) if extent * sizes <= state.target.l2 // 2 else ():
-        amount = lane_amounts(extent, width, vectors)[0]
-        whole = ordered(try_opt(try_opt(state, "UPCAST", name, amount), "UNROLL", row, _ROWS_AT_A_TIME))
-        first = next((x for x in whole.order[r.stage.index] if whole.rows[x].extent > 1), None)
-        if first is not None and whole.rows[first].axis == r.axes[across[-1]] and _is_large(state):
-            whole = try_opt(whole, "THREAD", row, state.target.threads)
-        yield whole
-    strip = min(-(-extent // max(1, state.target.threads)), state.target.l1 // 4 // sizes) // (4 * width) * 4 * width
-    if 0 < strip < extent:
-        tiled = try_opt(state, "TILE", name, strip)
-        if tiled is not state:
-            yield ordered(try_opt(try_opt(tiled, "UPCAST", f"{name}.in", 4 * width), "UNROLL", row, _ROWS_AT_A_TIME), tiled.row_id(name))
-
-
-def _window_tiles(state: Scheduler, r: ResolvedStage, lane: int) -> Iterator[Scheduler]:
-    """Overlapping windows as straight-line code, those of several rows side by side: neighbours share what they read."""
-    outs = len(r.stage.outs)
-    reds = range(outs, len(r.axes))
-    if math.prod(extent_of(state, r, a) for a in reds) > _WINDOW:
-        return
-    resolved = state.kernel.resolve(state.inlined)[r.stage.index]
-    assert resolved is not None
-    for a in range(outs):
-        if a == lane or extent_of(state, r, a) < 2 or not any(
-                _overlaps(state, r, n.linear, a) for n in resolved.nodes if n.linear is not None):
-            continue
-        extent, width = extent_of(state, r, lane), vector_width(state, r)
-        # a row that a few vectors hold is computed whole, too: along it masks are known, and no copy is needed to be rid of them
-        amounts = [(n, lane_amounts(extent, width, 4 // n)[0]) for n in (4, 2)]
-        amounts += [(n, extent) for n in (4, 2) if extent <= 4 * width]
-        for n, vector in dict.fromkeys(amounts):
-            tile = try_opt(state, "UPCAST", name_of(state, r, a), tile_amounts(extent_of(state, r, a), n)[0])
-            done = try_opt(tile, "UPCAST", name_of(state, r, lane), vector)
-            for q in reds:
-                done = try_opt(done, "UNROLL", name_of(state, r, q), 0)
-            done = try_opt(done, "LANES", f"{name_of(state, r, lane)}.in")
-            near = done if vector == extent else _stage_windows(done, r)
-            if near is not done:
-                yield near
-            yield done
-
-
-def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> bool:
-    """Whether neighbours of an output axis read some of the same elements."""
-    c = abs(lin.coef(a))
-    outs = len(r.stage.outs)
-    return c > 0 and any(q >= outs and abs(k) > 0 and c % k == 0 and c // abs(k) < extent_of(state, r, q) for q, k in lin.coefs)
-
-
-def _finish(state: Scheduler, inner: list[int]) -> Scheduler:
-    """Stage costly values that are read twice, give the inner reductions their vectors, and share the work among cores."""
-    state = _keep_costly(state)
-    for s in inner:
-        r = resolved(state, s)
-        operands = factors_of(state, r)
-        tiled = inner_contraction(state, r, operands) if operands is not None else None
-        state = tiled if tiled is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
-    return _past_caches(_parallel(state))
-
-
-def _past_caches(state: Scheduler) -> Scheduler:
-    """STREAM where the prediction gains."""
-    past = _streamed(state)
-    return past if cost_of(past).cycles * _STREAM_GAIN < cost_of(state).cycles else state
-
-
-def _keep_costly(state: Scheduler) -> Scheduler:
-    """STAGE elementwise values with costly operations that more than one stage reads, at the innermost loop around all readers."""
-    kernel = state.kernel
-    for s in kernel.stages:
-        if not is_derived(s) or state.place[s.index] != "inline":
-            continue
-        r = resolved(state, s.index)
-        readers = sum(1 for q in kernel.stages if s.index in kernel.reads[q.index])
-        if readers < 2 or not any(n.kind == "alu" and n.op in _COSTLY for n in r.nodes):
-            continue
-        for row in reversed(state.order[kernel.output]):
-            if state.rows[row].extent > 1:
-                staged = try_opt(state, "STAGE", s.name, state.rows[row].name)
-                if staged is not state:
-                    state = staged
-                    break
-    return state
-
+# -- vectors and rows ----------------------------------------------------------------------------------
 
 def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
     """The axes that vectors of a stage can lie along: the best one, -1 for none, and where that is a reduce axis that fills no vector
@@ -312,7 +123,7 @@ def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool 
             elif a in staged and n.kind == "read" and state.place[n.arg] != "inline":
                 score += FROM_SCRATCH * weight
             else:
-                score += (_SHORT_STRIDE if _short_stride(state, r, i, a) else SCATTERED) * weight
+                score += (SHORT_STRIDE_SHARE if _short_stride(state, r, i, a) else SCATTERED) * weight
         if r.store is not None and a < len(r.stage.outs):
             c = r.store.coef(a)
             score += UNIT_STRIDE if c == 1 else SCATTERED
@@ -359,7 +170,7 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
         positions = 1
         for q in reversed(range(len(r.stage.outs), len(r.axes))):
             positions *= extent_of(state, r, q)
-            if positions > _STRAIGHT:
+            if positions > STRAIGHT_LINE_POSITIONS:
                 break
             state = try_opt(state, "UNROLL", name_of(state, r, q), 0)
     return state
@@ -384,10 +195,221 @@ def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
 
 def _row_tile(state: Scheduler, r: ResolvedStage, rows: int) -> Scheduler:
     """Several rows side by side, where a row operation has enough of them."""
-    for a in range(len(r.stage.outs)):
+    for a in range(len(r.stage.outs)) if rows > 1 else ():
         e = extent_of(state, r, a)
         if e >= 4 * rows and e % rows == 0 and state.rows[state.row_id(name_of(state, r, a))].extent == e:
             return try_opt(state, "UPCAST", name_of(state, r, a), rows)
+    return state
+
+
+LANE = Hole("", lambda p: _vector_axes(p.state, p.stage))
+_ROWS = Hole("rows", lambda p: SIDE_BY_SIDE if _untiled_reductions(p.state) else (1,))
+_VECTORS = Hole("vectors", lambda p: VECTORS_AT_ONCE)
+
+VECTORS = Template(
+    "VECTORS", _ROWS, _VECTORS, Do(lambda p: _vectors(p.state, p.stage, p[LANE], p[_VECTORS])),
+    Do(lambda p: _row_tile(p.state, p.stage, p[_ROWS])), Prefer(Do(lambda p: _stage_windows(p.state, p.stage))))
+
+
+# -- transposes ----------------------------------------------------------------------------------------
+
+def _stored_axis(p: Point) -> int | None:
+    """The output axis along which values are stored, where it fills a vector."""
+    store, width = p.stage.store, vector_width(p.state, p.stage)
+    return None if store is None else next(
+        (a for a in range(len(p.stage.stage.outs)) if store.coef(a) == 1 and p.extent(a) >= width), None)
+
+
+def _read_axis(p: Point) -> int | None:
+    """Another output axis along which values are read, where it fills a vector."""
+    outs, width = range(len(p.stage.stage.outs)), vector_width(p.state, p.stage)
+    return next((a for i, n in enumerate(p.stage.nodes) if n.kind in ("load", "read") for a in contiguous_axes(p.state, p.stage, i).direct
+                 if a != p[_STORED] and a in outs and p.extent(a) >= width), None)
+
+
+def _columns(p: Point) -> list[int]:
+    """Columns of a tile: lines are stored in pairs, or one by one."""
+    width = vector_width(p.state, p.stage)
+    return [n for n in (2 * width, width) if n <= p.extent(p[_STORED])]
+
+
+def _read_innermost(p: Point) -> tuple[str, ...]:
+    """The loops, those of the axis that is read along innermost."""
+    loops = [p.state.rows[row] for row in p.state.order[p.stage.stage.index] if p.state.rows[row].extent > 1]
+    return tuple([row.name for row in sorted(loops, key=lambda row: row.axis == p.stage.axes[p[_READ]])])
+
+
+_STORED, _READ = fact(_stored_axis), fact(_read_axis)
+_COLUMNS = Hole("columns", _columns)
+
+# Tiles of values that are read along one axis and stored along another, transposed in registers by lowering. The inner loop goes on where
+# memory is stored, or where it is read.
+TRANSPOSE = Template(
+    "TRANSPOSE", _STORED, _READ, _COLUMNS,
+    Apply("UPCAST", _READ, lambda p: vector_width(p.state, p.stage)), Apply("UPCAST", _STORED, _COLUMNS),
+    Apply("LANES", lambda p: f"{p.name(p[_STORED])}.in"), Maybe(Apply("ORDER", lambda p: p.stage.stage.name, _read_innermost)))
+
+
+# -- reductions that are not contractions --------------------------------------------------------------
+
+def _half_vector(p: Point) -> int | None:
+    """Elements of half a vector. A sum that waits for memory gains nothing from whole ones, and some cores fetch more at once so."""
+    half = vector_width(p.state, p.stage) // 2
+    return half if half >= 4 and _is_past_caches(p.state) else None
+
+
+_LANES = Apply("LANES", lambda p: f"{p.name(p[LANE])}.in")
+_HALF = fact(_half_vector)
+
+ROW_SUMS = Template("ROW SUMS", Choose(
+    [Need(Do(lambda p: _row_tile(p.state, p.stage, SIDE_BY_SIDE[-1]))),
+     Do(lambda p: _vectors(p.state, p.stage, p[LANE], 4 if p.state.target.vector_registers >= 32 else 2)), _LANES],
+    [_HALF, Apply("UPCAST", LANE, _HALF), Apply("UNROLL", LANE, HALF_VECTORS)]))
+
+
+def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
+    """Elements between neighbours of each axis, in the read along the vector axis that depends on most axes."""
+    resolved = state.kernel.resolve(state.inlined)[r.stage.index]
+    assert resolved is not None
+    linears = [n.linear for n in resolved.nodes if n.kind == "load" and n.linear is not None and n.linear.coef(lane) == 1]
+    best = max(linears, key=lambda lin: len(lin.coefs), default=None)
+    return {a: abs(c) for a, c in best.coefs} if best is not None else {}
+
+
+def _across(p: Point) -> int | None:
+    """The innermost long reduce axis with larger steps than the vector axis, which has some vectors."""
+    steps, r = _steps(p.state, p.stage, p[LANE]), p.stage
+    across = [a for a in range(len(r.stage.outs), len(r.axes)) if steps.get(a, 0) > 1 and p.extent(a) >= 2 * SUMMED_ROWS]
+    return across[-1] if across and p.extent(p[LANE]) >= 8 * vector_width(p.state, r) else None
+
+
+def _row_vectors(p: Point) -> tuple[int, ...]:
+    """Vectors of each row at a time, where the sums of a row fit a cache: some cores fetch past the caches faster one by one."""
+    return VECTORS_AT_ONCE[::2] if p.extent(p[LANE]) * p[_SUM_BYTES] <= p.state.target.l2 // 2 else ()
+
+
+def _strips(p: Point) -> list[int]:
+    """Positions of a strip for each core whose sums stay in the first cache, in whole vectors."""
+    extent, target, columns = p.extent(p[LANE]), p.state.target, 4 * vector_width(p.state, p.stage)
+    strip = min(-(-extent // max(1, target.threads)), target.l1 // 4 // p[_SUM_BYTES]) // columns * columns
+    return [strip] if 0 < strip < extent else []
+
+
+def _by_steps(p: Point, first: str = "") -> Scheduler:
+    """The loops with the largest steps outside, `first` outside of all."""
+    state, r, steps = p.state, p.stage, _steps(p.state, p.stage, p[LANE])
+
+    def step(x: int) -> float:
+        axis, inner = state.rows[x].axis, state.axis_rows[state.rows[x].axis]
+        if state.rows[x].name == first:
+            return math.inf
+        return steps.get(r.axes.index(axis), 0) * math.prod(state.rows[y].extent for y in inner[inner.index(x) + 1:])
+
+    loops = sorted([x for x in state.order[r.stage.index] if state.rows[x].extent > 1], key=step, reverse=True)
+    return try_opt(state, "ORDER", r.stage.name, tuple(state.rows[x].name for x in loops))
+
+
+def _shared_rows(p: Point) -> Scheduler:
+    """Each core takes a part of the rows, where their loop is the outermost and there is work for all."""
+    state = p.state
+    first = next((x for x in state.order[p.stage.stage.index] if state.rows[x].extent > 1), None)
+    if first is None or state.rows[first].axis != p.stage.axes[p[_ACROSS]] or not _is_large(state):
+        return state
+    return try_opt(state, "THREAD", p.name(p[_ACROSS]), state.target.threads)
+
+
+_ACROSS = fact(_across)
+_SUM_BYTES = fact(lambda p: sum(d.itemsize for red in p.stage.reductions for d in red.dtypes))
+_ROW_VECTORS = Hole("vectors", _row_vectors)
+_STRIP = Hole("strip", _strips)
+_UNROLL_ROWS = Apply("UNROLL", _ACROSS, SUMMED_ROWS)
+
+# Memory is read in order: the loop over rows goes outside. The sums of a whole row stay in scratch, and several rows are added at a time.
+# Each core takes a part of the rows, or a strip of all of them.
+COLUMN_SUMS = Template("COLUMN SUMS", _ACROSS, _SUM_BYTES, Choose(
+    [_ROW_VECTORS, Apply("UPCAST", LANE, lambda p: lane_amounts(p.extent(p[LANE]), vector_width(p.state, p.stage), p[_ROW_VECTORS])[0]),
+     _UNROLL_ROWS, Do(_by_steps), Do(_shared_rows)],
+    [_STRIP, Apply("TILE", LANE, _STRIP, must=True),
+     Apply("UPCAST", lambda p: f"{p.name(p[LANE])}.in", lambda p: 4 * vector_width(p.state, p.stage)),
+     _UNROLL_ROWS, Do(lambda p: _by_steps(p, p.name(p[LANE])))]))
+
+
+def _overlapping_axes(p: Point) -> list[int]:
+    """The output axes, other than the vector axis, whose neighbours read some of the same elements of small windows."""
+    outs = len(p.stage.stage.outs)
+    if math.prod(p.extent(a) for a in range(outs, len(p.stage.axes))) > OVERLAPPING_WINDOW:
+        return []
+    inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
+    assert inlined is not None
+    linears = [n.linear for n in inlined.nodes if n.linear is not None]
+    return [a for a in range(outs) if a != p[LANE] and p.extent(a) >= 2 and any(_overlaps(p.state, p.stage, lin, a) for lin in linears)]
+
+
+def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
+    """(rows, positions along the vector axis). A row that a few vectors hold is computed whole, too: along it masks are known, and no copy
+    is needed to be rid of them."""
+    extent, width = p.extent(p[LANE]), vector_width(p.state, p.stage)
+    whole = [(n, extent) for n in WINDOW_ROWS if extent <= 4 * width]
+    return dict.fromkeys([(n, lane_amounts(extent, width, 4 // n)[0]) for n in WINDOW_ROWS] + whole)
+
+
+def _overlaps(state: Scheduler, r: ResolvedStage, lin: LinearIndex, a: int) -> bool:
+    """Whether neighbours of an output axis read some of the same elements."""
+    c = abs(lin.coef(a))
+    outs = len(r.stage.outs)
+    return c > 0 and any(q >= outs and abs(k) > 0 and c % k == 0 and c // abs(k) < extent_of(state, r, q) for q, k in lin.coefs)
+
+
+_WINDOW_AXIS = Hole("", _overlapping_axes)
+_WINDOW_TILE = Hole("", _window_tiles)
+_WINDOW_ROWS = Hole("rows", lambda p: (tile_amounts(p.extent(p[_WINDOW_AXIS]), p[_WINDOW_TILE][0])[0],))
+_WINDOW_LANES = Hole("lanes", lambda p: (p[_WINDOW_TILE][1],))
+_REDUCED = Hole("", lambda p: range(len(p.stage.stage.outs), len(p.stage.axes)))
+
+# Overlapping windows as straight-line code, those of several rows side by side: neighbours share elements.
+WINDOWS = Template(
+    "WINDOWS", _WINDOW_AXIS, _WINDOW_TILE, _WINDOW_ROWS, _WINDOW_LANES,
+    Apply("UPCAST", _WINDOW_AXIS, _WINDOW_ROWS), Apply("UPCAST", LANE, _WINDOW_LANES), Each(_REDUCED, Apply("UNROLL", _REDUCED, 0)), _LANES,
+    Prefer(Only(lambda p: p[_WINDOW_LANES] < p.extent(p[LANE])), Do(lambda p: _stage_windows(p.state, p.stage))))
+
+
+# -- all of a kernel -----------------------------------------------------------------------------------
+
+def _finish(p: Point) -> Scheduler:
+    """Stage costly values that are read twice, give the inner reductions their vectors, and share the work among cores."""
+    state = _keep_costly(p.state)
+    for s in _untiled_reductions(p.state):
+        r = resolved(state, s)
+        operands = factors_of(state, r)
+        tiled = inner_contraction(state, r, operands) if operands is not None else None
+        state = tiled if tiled is not None else _vectors(state, r, _best_vector_axis(state, r), 4)
+    state = _parallel(state)
+    past = _streamed(state)
+    return past if cost_of(past).cycles * STREAM_GAIN_FACTOR < cost_of(state).cycles else state
+
+
+def _untiled_reductions(state: Scheduler) -> list[int]:
+    """The reductions other stages read whose loops are as they were."""
+    tiled = {state.stage_of_row(i) for i, row in enumerate(state.rows) if row.role == UPCAST}
+    return [s.index for s in state.kernel.stages if s.has_reduce and not s.is_output and s.index not in tiled]
+
+
+def _keep_costly(state: Scheduler) -> Scheduler:
+    """STAGE elementwise values with costly operations that more than one stage reads, at the innermost loop around all readers."""
+    kernel = state.kernel
+    for s in kernel.stages:
+        if not is_derived(s) or state.place[s.index] != "inline":
+            continue
+        r = resolved(state, s.index)
+        readers = sum(1 for q in kernel.stages if s.index in kernel.reads[q.index])
+        if readers < 2 or not any(n.kind == "alu" and n.op in COSTLY for n in r.nodes):
+            continue
+        for row in reversed(state.order[kernel.output]):
+            if state.rows[row].extent > 1:
+                staged = try_opt(state, "STAGE", s.name, state.rows[row].name)
+                if staged is not state:
+                    state = staged
+                    break
     return state
 
 
@@ -399,7 +421,7 @@ def _is_past_caches(state: Scheduler) -> bool:
 def _is_large(state: Scheduler) -> bool:
     """Whether there is work for all cores."""
     work = sum(work_of(state, resolved(state, s.index)) for s in state.kernel.stages)
-    return work >= _MIN_PARALLEL * state.target.threads
+    return work >= MIN_PARALLEL_OPERATIONS * state.target.threads
 
 
 def _parallel(state: Scheduler) -> Scheduler:
@@ -417,14 +439,43 @@ def _parallel(state: Scheduler) -> Scheduler:
     cut = [row for row in loops if r.axes.index(state.rows[row].axis) >= outs and state.rows[row].extent >= 4 * target.threads]
     # the outermost loop whose iterations can be dealt out evenly, also when a core is late; else the one that comes nearest to it, or
     # parts of the sums, whatever costs less
-    many = [row for row in shared if waste(row) <= _EVEN and state.rows[row].extent >= 2 * target.threads]
+    many = [row for row in shared if waste(row) <= EVEN_FACTOR and state.rows[row].extent >= 2 * target.threads]
     least = sorted(shared, key=waste)
 
     def first(rows: list[int]) -> Scheduler | None:
         return next((done for row in rows if (done := try_opt(state, "THREAD", state.rows[row].name, target.threads)) is not state), None)
 
-    even = first([*many, *(row for row in least if waste(row) <= _EVEN)])
+    even = first([*many, *(row for row in least if waste(row) <= EVEN_FACTOR)])
     if even is not None:
         return even
     uneven = [done for done in (first(least), first(cut)) if done is not None]
     return min(uneven, key=lambda s: cost_of(s).cycles, default=state)
+
+
+def _streamed(state: Scheduler) -> Scheduler:
+    """STREAM where the caches do not keep the output, though the prediction does not gain: the free part of the last cache is not known."""
+    if not outgrows_caches(state) or not has_non_temporal_stores(state):
+        return state
+    return try_opt(state, "STREAM", state.kernel.stages[state.kernel.output].name)
+
+
+_INSTRUCTION = Hole("instruction", lambda p: instructions(p.state, p.stage.stage.index))
+_IS_CONTRACTION = Only(lambda p: factors_of(p.state, p.stage) is not None)
+_IS_NONE = Only(lambda p: factors_of(p.state, p.stage) is None)
+
+INSTRUCTIONS = Template(
+    "INSTRUCTIONS", _INSTRUCTION, Apply("TC", lambda p: p[_INSTRUCTION].axis, lambda p: p[_INSTRUCTION].arg), Choose(
+        [Only(lambda p: p[_INSTRUCTION].has_tiles), TILES],
+        [Only(lambda p: not p[_INSTRUCTION].has_tiles), CONTRACTION]))
+
+# A contraction is a sum of products whose operands each lack an output axis that the other has.
+TEMPLATES: tuple[Steps, ...] = (
+    [_IS_CONTRACTION, Choose(CONTRACTION, ATTENTION, INSTRUCTIONS)],
+    [_IS_NONE, LANE, Choose(
+        VECTORS,
+        [Only(lambda p: not p.stage.reductions), TRANSPOSE],
+        [Only(lambda p: bool(p.stage.reductions) and p[LANE] >= len(p.stage.stage.outs)), ROW_SUMS],
+        [Only(lambda p: bool(p.stage.reductions) and 0 <= p[LANE] < len(p.stage.stage.outs)), Choose(COLUMN_SUMS, WINDOWS)])],
+    [_IS_NONE])
+FINISH = Do(_finish)
+PREFETCHED, STREAMED = Template("PREFETCH", Do(lambda p: ahead(p.state))), Template("STREAM", Do(lambda p: _streamed(p.state)))

@@ -1,4 +1,4 @@
-"""Sketches of contractions: register tiles of vectors × positions, and where each operand is packed.
+"""Contractions on processors: register tiles of vectors × positions, and where each operand is packed.
 
     UPCAST(o0, 12) UPCAST(o1, 32) LANES(o1.in)                             24 vectors of results, 2 + 1 of operands
     … ORDER(out, (o1, o0)) STAGE(s1, o1)                                   the columns of a tile packed once for all rows
@@ -7,9 +7,8 @@
 """
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from svod.core.cost.cpu import cost_of
@@ -17,6 +16,7 @@ from svod.core.cost.sketch_facts import (
     Factor,
     bytes_of,
     extent_of,
+    factors_of,
     is_constant,
     lane_amounts,
     name_of,
@@ -25,15 +25,18 @@ from svod.core.cost.sketch_facts import (
     tile_amounts,
     try_opt,
 )
+from svod.core.cost.template import Apply, Cheaper, Choose, Do, Hole, Need, Only, Point, Template, fact
 from svod.core.kernel.contraction import skipping_window
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
-_STAGE_BYTES = 1 << 13         # operands smaller than this are read in place
-_UNSTAGED = 1.1                # times the cycles of a tile that copies an operand: one that does not, and is predicted so, is a sketch too
-_WHOLE = 4                     # iterations of a reduce loop that become straight-line code
+MIN_STAGED_BYTES = 1 << 13     # a smaller operand is read in place
+UNSTAGED_FACTOR = 1.1          # times the cycles of a tile that copies an operand: a tile without the copy is a sketch below this
+SHORT_SUM = 4                  # iterations: a shorter reduce loop becomes straight-line code
+MOST_TILES = 6                 # register tiles of each vector axis
+VARIED_TILES = 2               # of them, those that come in all variants
 
 
 def _tile_score(lane: int, tile: int, n: int, m: int, width: int) -> float:
@@ -56,38 +59,26 @@ def _tiles(lane: int, tile: int, width: int, registers: int) -> list[tuple[int, 
     return sorted(scores, key=lambda pair: -scores[pair])
 
 
-@dataclass(frozen=True, slots=True)
-class _RegisterTile:
-    """n positions of the output axis `lane`, in vectors of the operand x, times m of the axis `tile`, one by one of y. Local axes."""
+class _RegisterTile(NamedTuple):
+    """Positions of the output axis `lane`, in vectors of the operand `vectors`, times those of the axis `tile`, one by one of `scalars`.
+    Local axes. `rank`: of the tiles of its axes, 0 for the one that uses the multipliers best."""
 
     lane: int
-    n: int
+    lanes: int
     tile: int
-    m: int
-    x: Factor
-    y: Factor
+    rows: int
+    vectors: Factor
+    scalars: Factor
+    rank: int
 
 
-def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
-    """Unroll the innermost reduce loop by two, a short one whole: less bookkeeping per multiply-add. Those that skip zeros stay loops."""
-    skipping = {r.axes[a] for a in _skipping_axes(state, r)}
-    summed = [a for a in r.stage.reds if a not in skipping]
-    if not summed:
-        return state
-    axis = state.kernel.axes[summed[-1]]
-    if axis.extent <= _WHOLE:
-        return try_opt(state, "UNROLL", axis.name, 0)
-    return try_opt(state, "UNROLL", axis.name, 2)
+class _LoopOrder(NamedTuple):
+    """An order of the output's axes, the operand that its inner loop reads again and again, staged at axis `at`, and the other one."""
 
-
-def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Factor) -> Scheduler:
-    """As `_unroll_last`, for windows: their overlap along the tile stays in registers; with too few, another loop is unrolled."""
-    last = len(r.axes) - 1
-    if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
-        v, k = -(-t.n // vector_width(state, r)), extent_of(state, r, last)
-        if k <= _WHOLE and v * (t.m + 1) + t.m + k - 1 > state.target.vector_registers:
-            return try_opt(state, "UNROLL", state.kernel.axes[r.stage.reds[0]].name, 2)
-    return _unroll_last(state, r)
+    axes: tuple[int, ...]
+    inner: Factor
+    at: int
+    other: Factor
 
 
 class LaneChoice(NamedTuple):
@@ -114,65 +105,69 @@ def lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Fac
     return sorted(choices, key=lambda c: -c.score)
 
 
-def contraction_sketches(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Iterator[Scheduler]:
-    """Register tiles of the output stage: vector axis × tile axis, with operands staged where that makes them contiguous or near. The
-    tiles that use the multipliers best come in variants; of the others come those predicted to be faster."""
-    choices = lane_choices(state, r, operands)
-    width, registers = vector_width(state, r), state.target.vector_registers
-    shares: list[float] = []        # predicted cycles where each core copies its share of the windows
-    for rank in range(6):
-        for _, lane, x, y in choices[:2]:
-            others = [a for a in range(len(r.stage.outs)) if a != lane and extent_of(state, r, a) > 1]
-            tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(extent_of(state, r, a), 16), -a),
-                       default=others[-1] if others else None)
-            if tile is None:
-                continue
-            pairs = _tiles(extent_of(state, r, lane), extent_of(state, r, tile), width, registers)
-            if rank < len(pairs):
-                n, m = pairs[rank]
-                yield from _tiled(state, r, _RegisterTile(lane, n, tile, m, x, y), shares, variants=rank < 2)
+def _register_tiles(p: Point) -> Iterator[_RegisterTile]:
+    """Tiles of the two best vector axes, those that use the multipliers best first."""
+    width, registers = vector_width(p.state, p.stage), p.state.target.vector_registers
+    ranked: list[list[_RegisterTile]] = []
+    for _, lane, x, y in lane_choices(p.state, p.stage, p[OPERANDS])[:2]:
+        others = [a for a in range(len(p.stage.stage.outs)) if a != lane and p.extent(a) > 1]
+        tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(p.extent(a), 16), -a),
+                   default=others[-1] if others else None)
+        if tile is not None:
+            pairs = _tiles(p.extent(lane), p.extent(tile), width, registers)[:MOST_TILES]
+            ranked.append([_RegisterTile(lane, n, tile, m, x, y, rank) for rank, (n, m) in enumerate(pairs)])
+    yield from sorted(itertools.chain(*ranked), key=lambda t: t.rank)
 
 
-def _tiled(state: Scheduler, r: ResolvedStage, t: _RegisterTile, shares: list[float], *, variants: bool) -> Iterator[Scheduler]:
-    """The sketches of one register tile. `shares`: of all tiles, see `contraction_sketches`."""
-    lane_name, tile_name = name_of(state, r, t.lane), name_of(state, r, t.tile)
-    s = state
-    if t.m > 1:
-        s = try_opt(s, "UPCAST", tile_name, t.m)
-    s = try_opt(s, "UPCAST", lane_name, t.n)
-    if s is state:
-        return
-    lane_in = next((row.name for row in reversed(s.rows) if row.axis == r.axes[t.lane] and row.role == "upcast"), None)
-    if lane_in is not None and t.n > 1:
-        s = try_opt(s, "LANES", lane_in)
-    outside, inside = _two_orders(s, r, t)
-    for base, inner, at, other in ((outside, t.x, t.lane, t.y), (inside, t.y, t.tile, t.x)):
-        staged = _stage_operand(base, r, inner, at)
-        yield _unroll_windows(_stage_masked(staged, r, other), r, t, other)
-        own = _stage_share(staged, r, other, t.tile)
-        if own is not None:
-            own = _unroll_windows(own, r, t, other)
-            cycles = cost_of(own).cycles
-            if variants or cycles < min(shares, default=math.inf):
-                yield own
-            shares.append(cycles)
-        if staged is not base and (variants or cost_of(base).cycles < _UNSTAGED * cost_of(staged).cycles):
-            yield base
-        if not variants:
-            return
+def _loop_orders(p: Point) -> list[_LoopOrder]:
+    """The vector operand's loops outside, so that every inner iteration uses its staged part; and the other way round."""
+    t = p[_TILE]
+    x, y = t.vectors.axes, t.scalars.axes
+    others = [a for a in range(len(p.stage.stage.outs)) if a not in (t.lane, t.tile)]
+    shared, x_only = [a for a in others if a in x and a in y], [a for a in others if a in x and a not in y]
+    y_only = [a for a in others if a not in x]
+    return [_LoopOrder((*shared, *x_only, t.lane, *y_only, t.tile), t.vectors, t.lane, t.scalars),
+            _LoopOrder((*shared, *y_only, t.tile, *x_only, t.lane), t.scalars, t.tile, t.vectors)][:2 if _has_variants(p) else 1]
 
 
-def _two_orders(state: Scheduler, r: ResolvedStage, t: _RegisterTile) -> tuple[Scheduler, Scheduler]:
-    """Two loop orders: the vector operand's loops outside, so that every inner iteration uses its staged part; and the other way round."""
-    others = [a for a in range(len(r.stage.outs)) if a not in (t.lane, t.tile)]
-    shared = [a for a in others if a in t.x.axes and a in t.y.axes]
-    x_only = [a for a in others if a in t.x.axes and a not in t.y.axes]
-    y_only = [a for a in others if a not in t.x.axes]
-    return (_ordered(state, r, [*shared, *x_only, t.lane, *y_only, t.tile]),
-            _ordered(state, r, [*shared, *y_only, t.tile, *x_only, t.lane]))
+def _has_variants(p: Point) -> bool:
+    return p[_TILE].rank < VARIED_TILES
 
 
-def _ordered(state: Scheduler, r: ResolvedStage, axes: list[int]) -> Scheduler:
+def _innermost_lane(p: Point) -> str:
+    """The loop of the vectors, "" where there is none."""
+    lane = p.stage.axes[p[_TILE].lane]
+    return next((row.name for row in reversed(p.state.rows) if row.axis == lane and row.role == "upcast"), "") if p[LANES] > 1 else ""
+
+
+def _is_near_unstaged(p: Point) -> bool:
+    """Whether a copy of the inner operand was made and gains little."""
+    return p[_STAGED] is not p.state and (_has_variants(p) or cost_of(p.state).cycles < UNSTAGED_FACTOR * cost_of(p[_STAGED]).cycles)
+
+
+def _unroll_last(state: Scheduler, r: ResolvedStage) -> Scheduler:
+    """Unroll the innermost reduce loop by two, a short one whole: less bookkeeping per multiply-add. Those that skip zeros stay loops."""
+    skipping = {r.axes[a] for a in _skipping_axes(state, r)}
+    summed = [a for a in r.stage.reds if a not in skipping]
+    if not summed:
+        return state
+    axis = state.kernel.axes[summed[-1]]
+    if axis.extent <= SHORT_SUM:
+        return try_opt(state, "UNROLL", axis.name, 0)
+    return try_opt(state, "UNROLL", axis.name, 2)
+
+
+def _unroll_windows(state: Scheduler, r: ResolvedStage, t: _RegisterTile, y: Factor) -> Scheduler:
+    """As `_unroll_last`, for windows: their overlap along the tile stays in registers; with too few, another loop is unrolled."""
+    last = len(r.axes) - 1
+    if len(r.stage.reds) > 1 and y.stage >= 0 and any(lin.coef(t.tile) and lin.coef(last) for lin in r.nodes[y.node].dims):
+        v, k = -(-t.lanes // vector_width(state, r)), extent_of(state, r, last)
+        if k <= SHORT_SUM and v * (t.rows + 1) + t.rows + k - 1 > state.target.vector_registers:
+            return try_opt(state, "UNROLL", state.kernel.axes[r.stage.reds[0]].name, 2)
+    return _unroll_last(state, r)
+
+
+def _ordered(state: Scheduler, r: ResolvedStage, axes: Sequence[int]) -> Scheduler:
     skipping, summed = _skipping_axes(state, r), range(len(r.stage.outs), len(r.axes))
     summed_in_order = [*skipping, *(a for a in summed if a not in skipping)] if skipping else []
     names = [name_of(state, r, a) for a in (*axes, *summed_in_order) if extent_of(state, r, a) > 1]
@@ -190,7 +185,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
     if x.stage < 0 or not is_derived(state.kernel.stages[x.stage]):
         return state
     name = state.kernel.stages[x.stage].name
-    if bytes_of(state, x.stage) < _STAGE_BYTES and at in x.unit:
+    if bytes_of(state, x.stage) < MIN_STAGED_BYTES and at in x.unit:
         return state
     if is_constant(state, x.stage):
         return try_opt(state, "STAGE", name, ROOT)
@@ -225,14 +220,14 @@ def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
     return try_opt(state, "STAGE", name, at)
 
 
-def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Scheduler | None:
+def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Scheduler:
     """STAGE what overlapping windows read once per core, so that it stays in that core's cache. An output axis along which windows
     overlap is cut into one part per core. Inside a part, operands read one by one get short tiles along memory, where neighbours share
-    lines; operands read in vectors get wide ones, where neighbours across share more. None where no windows overlap."""
+    lines; operands read in vectors get wide ones, where neighbours across share more. The state as it is where no windows overlap."""
     if state.target.threads < 2 or y.stage < 0 or not is_derived(state.kernel.stages[y.stage]) or state.place[y.stage] != "inline":
-        return None
+        return state
     if bytes_of(state, y.stage) > state.target.threads * state.target.l2:
-        return None
+        return state
     outs = len(r.stage.outs)
     summed = [a for a in y.axes if a >= outs]
     reads = [lin for lin in r.nodes[y.node].dims if any(lin.coef(q) for q in summed)]
@@ -250,9 +245,32 @@ def _stage_share(state: Scheduler, r: ResolvedStage, y: Factor, tile: int) -> Sc
             others.sort(key=lambda x: tiled.rows[x].axis == r.axes[tile])
         tiled = try_opt(tiled, "ORDER", r.stage.name, tuple(tiled.rows[x].name for x in (row, *others)))
         staged = try_opt(tiled, "STAGE", state.kernel.stages[y.stage].name, state.rows[row].name)
-        return try_opt(staged, "THREAD", state.rows[row].name, state.target.threads) if staged is not tiled else None
-    return None
+        return try_opt(staged, "THREAD", state.rows[row].name, state.target.threads) if staged is not tiled else state
+    return state
 
+
+OPERANDS = fact(lambda p: factors_of(p.state, p.stage))
+_TILE = Hole("", _register_tiles)
+LANES = Hole("lanes", lambda p: (p[_TILE].lanes,))
+ROWS = Hole("rows", lambda p: (p[_TILE].rows,))
+_ORDER = Hole("", _loop_orders)
+_STAGED = fact(lambda p: _stage_operand(p.state, p.stage, p[_ORDER].inner, p[_ORDER].at))       # the state after it
+_UNROLL = Do(lambda p: _unroll_windows(p.state, p.stage, p[_TILE], p[_ORDER].other))
+
+# Operands are staged where that makes them contiguous or near. Tiles that use the multipliers best come in variants; of the others come
+# those that are predicted to be faster.
+CONTRACTION = Template(
+    "CONTRACTION", OPERANDS, _TILE, LANES, ROWS,
+    Need(Apply("UPCAST", lambda p: p[_TILE].tile, ROWS), Apply("UPCAST", lambda p: p[_TILE].lane, LANES)), Apply("LANES", _innermost_lane),
+    _ORDER, Do(lambda p: _ordered(p.state, p.stage, p[_ORDER].axes)), _STAGED, Choose(
+        [Do(lambda p: p[_STAGED]), Choose(
+            [Do(lambda p: _stage_masked(p.state, p.stage, p[_ORDER].other)), _UNROLL],
+            [Need(Do(lambda p: _stage_share(p.state, p.stage, p[_ORDER].other, p[_TILE].tile))), _UNROLL,
+             Cheaper(lambda p: cost_of(p.state).cycles, _has_variants)])],
+        [Only(_is_near_unstaged)]))
+
+
+# -- a contraction inside another nest -----------------------------------------------------------------
 
 def inner_contraction(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Factor]) -> Scheduler | None:
     """A contraction inside another nest (attention's scores): a register tile of the part computed at a time, its vector operand staged

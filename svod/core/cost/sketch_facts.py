@@ -1,4 +1,4 @@
-"""What sketches read from a kernel: the factors of a contraction, along which axes memory is contiguous, and amounts that fit an axis."""
+"""Facts that sketches read from a kernel: the factors of a contraction, axes along which memory is contiguous, amounts that fit an axis."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 from svod.core.cost.caches import Caches
 from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.contraction import product_of, through_casts
+from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.isa import DOTS, Dot
 from svod.errors import KernelOptError
 
-_SHARED = 32 << 20  # bytes of a last cache that may be free for one program: larger ones have many cores
-_ALIKE = 0.03       # shares of idle lanes no further apart than this weigh less than straight-line code
+SHARED_CACHE_BYTES = 32 << 20   # of a last cache that may be free for one program: larger ones have many cores
+EQUAL_WASTE = 0.03              # shares of idle lanes this near each other weigh less than straight-line code
 
 
 def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
@@ -39,6 +41,29 @@ def resolved(state: Scheduler, s: int) -> ResolvedStage:
     resolved = state.kernel.resolve(frozenset())[s]
     assert resolved is not None
     return resolved
+
+
+class Instruction(NamedTuple):
+    """A dot or matrix instruction for a sum along `axis`. `arg`: TC's: its name, or that and the axes of its tiles."""
+
+    axis: str
+    arg: Any
+
+    @property
+    def has_tiles(self) -> bool:
+        return isinstance(self.arg, tuple)
+
+    @property
+    def dot(self) -> Dot:
+        return DOTS[self.arg[0] if self.has_tiles else self.arg]
+
+    def __str__(self) -> str:
+        return self.dot.name
+
+
+def instructions(state: Scheduler, s: int) -> list[Instruction]:
+    """The instructions that can compute a stage."""
+    return [Instruction(axis, arg) for axis, arg in applicable(state.kernel, state.target, s)]
 
 
 class ContiguousAxes(NamedTuple):
@@ -131,7 +156,7 @@ def bytes_of_arguments(state: Scheduler) -> int:
 def outgrows_caches(state: Scheduler) -> bool:
     """Whether the caches lose the output of a run before it is read. Where they keep it, storing past them is fast for this kernel and slow
     for the next one, which reads it; a kernel timed by itself shows the first and not the second."""
-    return bytes_of_arguments(state) > max(state.target.l2, Caches.kept_share * min(state.target.l3, _SHARED))
+    return bytes_of_arguments(state) > max(state.target.l2, Caches.kept_share * min(state.target.l3, SHARED_CACHE_BYTES))
 
 
 def is_constant(state: Scheduler, s: int) -> bool:
@@ -152,7 +177,7 @@ def lane_amounts(extent: int, width: int, vectors: int) -> list[int]:
 
     def waste(n: int) -> float:
         return -(-extent // n) * -(-n // width) * width / extent
-    return sorted(dict.fromkeys(options), key=lambda n: (round((waste(n) - 1.0) / _ALIKE), -n))
+    return sorted(dict.fromkeys(options), key=lambda n: (round((waste(n) - 1.0) / EQUAL_WASTE), -n))
 
 
 def rows_held(vectors: int, registers: int) -> int:

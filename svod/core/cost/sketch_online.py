@@ -1,4 +1,4 @@
-"""Sketches of attention in one pass over blocks of the keys: a tile of queries, the loop over blocks around it, each block in a near cache.
+"""Attention in one pass over blocks of the keys: a tile of queries, the loop over blocks around it, each block in a near cache.
 
     TILE(o1, T)  ORDER(o1, r0, o1.in, o2)  STAGE(scores, r0) …     for queries by T: for blocks: { scores, maxima, weights, sums, parts };
                                                                    for queries in T: (m, s, a) = expsum(…)
@@ -9,27 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from svod.core.cost.sketch_facts import extent_of, factors_of, lane_amounts, name_of, resolved, rows_held, tile_amounts, try_opt
+from svod.core.cost.template import Do, Hole, Only, Point, Template, fact
 from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import ResolvedStage, Stage
 from svod.core.kernel.placement import place_stages, vector_width
 from svod.core.kernel.scheduler import Scheduler
 
-_BLOCK = 256            # positions of a block, about: what is scaled where blocks meet is a few operations in as many multiply-adds
-_TILES = (16, 8)        # register tiles of queries that share what is read of a block
-_L2_SHARE = 4           # scores and weights take a part of the second-level cache
-
-
-def online_sketches(state: Scheduler) -> Iterator[tuple[Scheduler, list[int]]]:
-    """Tiled states of kernels that are one weighted sum over the row of a maximum of computed values, and the summing stages without
-    tiles yet, which are left to the caller."""
-    for s in row_maxima(state):
-        row = state.kernel.axes[s.reds[0]].extent
-        block = _block_of(row, vector_width(state, resolved(state, s.index)))
-        start = blocks_start(state, s, block) if row > 2 * block else None
-        if start is not None:
-            r = resolved(start, start.kernel.output)
-            if not _rounds_weights(start, r):
-                yield from _tiled(start, r, block)
+BLOCK_KEYS = 256        # about: rescaling where blocks meet is a few operations in as many multiply-adds
+QUERY_TILES = (16, 8)   # register tiles of queries that share a block
+L2_SHARE = 4            # scores and weights take the second cache over this
+QUERY_VECTORS = 4       # vectors of results for each row of a register tile
 
 
 def row_maxima(state: Scheduler) -> list[Stage]:
@@ -45,7 +34,7 @@ def blocks_start(state: Scheduler, peak: Stage, block: int) -> Scheduler | None:
 
 
 def main_axes(state: Scheduler, r: ResolvedStage) -> tuple[int, int]:
-    """(the output axis of what is weighted, that of the rows which the most share what is weighted) of a kernel after ONLINE; -1: none."""
+    """(the output axis of the weighted values, the longest output axis whose rows share them) of a kernel after ONLINE; -1: none."""
     peak, _, part = (r.nodes[v] for v in r.reductions[0].values)
     outs = range(len(r.stage.outs))
     lane = max((a for a in outs if a in part.deps and a not in peak.deps), default=-1,
@@ -63,40 +52,42 @@ def _rounds_weights(state: Scheduler, r: ResolvedStage) -> bool:
 
 
 def _block_of(row: int, width: int) -> int:
-    """A divisor of the row near `_BLOCK`, in whole vectors, so that nothing is masked; without one `_BLOCK` itself."""
-    blocks = [n for n in range(_BLOCK // 2, _BLOCK * 2, width) if row % n == 0]
-    return min(blocks, key=lambda n: abs(n - _BLOCK), default=_BLOCK)
+    """A divisor of the row near `BLOCK_KEYS`, in whole vectors, so that nothing is masked; without one `BLOCK_KEYS` itself."""
+    blocks = [n for n in range(BLOCK_KEYS // 2, BLOCK_KEYS * 2, width) if row % n == 0]
+    return min(blocks, key=lambda n: abs(n - BLOCK_KEYS), default=BLOCK_KEYS)
 
 
-def _tiled(state: Scheduler, r: ResolvedStage, block: int) -> Iterator[tuple[Scheduler, list[int]]]:
-    outs = len(r.stage.outs)
-    part = r.nodes[r.reductions[0].values[2]]
-    lane, tile = main_axes(state, r)
-    if lane < 0 or r.store is None:
-        return
-    rows = rows_held(4, state.target.vector_registers)
-    for tiles in _TILES:
-        n = tiles * rows
-        if 2 * n * block * r.stage.dtype.itemsize > state.target.l2 // _L2_SHARE:
-            continue
-        done = _register_tile(_near(_tile_of_queries(state, r, lane, tile, n), name_of(state, r, outs)), part.arg, lane, tile, n)
-        yield done, [s.index for s in done.kernel.stages if s.has_reduce and not s.is_output and s.index != part.arg]
+def _blocks(p: Point) -> Iterator[int]:
+    """Positions of a block, where the row has more than two of them."""
+    peak = p[_PEAK]
+    row = p.state.kernel.axes[peak.reds[0]].extent
+    block = _block_of(row, vector_width(p.state, resolved(p.state, peak.index)))
+    if row > 2 * block:
+        yield block
 
 
-def _tile_of_queries(state: Scheduler, r: ResolvedStage, lane: int, tile: int, queries: int) -> Scheduler:
-    """Loops over tiles of `queries` positions of axis `tile` (-1: none), inside them over blocks, inside those over vectors of `lane`."""
+def _query_counts(p: Point) -> list[int]:
+    """Queries of a tile, whose scores and weights of a block fit their part of the second cache."""
+    bytes_of_query = 2 * p[_KEYS] * p.stage.stage.dtype.itemsize
+    counts = [n * rows_held(QUERY_VECTORS, p.state.target.vector_registers) for n in QUERY_TILES]
+    return [n for n in counts if n * bytes_of_query <= p.state.target.l2 // L2_SHARE]
+
+
+def _tile_of_queries(p: Point) -> Scheduler:
+    """Loops over tiles of queries, inside them over blocks, inside those over vectors of the output."""
+    state, r, (lane, tile), queries = p.state, p.stage, p[_AXES], p[_QUERIES]
     others = [name_of(state, r, a) for a in range(len(r.stage.outs)) if a not in (lane, tile) and extent_of(state, r, a) > 1]
-    done, inside = state, [name_of(state, r, lane)]
+    outer, inside = state, [name_of(state, r, lane)]
     if tile >= 0:
         name = name_of(state, r, tile)
-        done = try_opt(state, "TILE", name, queries) if extent_of(state, r, tile) > queries else state
-        if done is not state:
+        outer = try_opt(state, "TILE", name, queries) if extent_of(state, r, tile) > queries else state
+        if outer is not state:
             others.append(name)
             name = f"{name}.in"
         inside = [name, *inside]
-    done = try_opt(done, "UPCAST", inside[-1], lane_amounts(extent_of(state, r, lane), vector_width(state, r), 4)[0])
-    loops = [x for x in (*others, name_of(state, r, len(r.stage.outs)), *inside) if done.rows[done.row_id(x)].extent > 1]
-    return try_opt(done, "ORDER", r.stage.name, tuple(loops))
+    vectors = try_opt(outer, "UPCAST", inside[-1], lane_amounts(extent_of(state, r, lane), vector_width(state, r), 4)[0])
+    loops = [x for x in (*others, name_of(state, r, len(r.stage.outs)), *inside) if vectors.rows[vectors.row_id(x)].extent > 1]
+    return try_opt(vectors, "ORDER", r.stage.name, tuple(loops))
 
 
 def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:
@@ -106,9 +97,10 @@ def _weighted_axes(state: Scheduler, stage: int) -> frozenset[int]:
     return frozenset(r.nodes[product.src[1]].deps) if len(product.src) == 2 else frozenset()
 
 
-def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: int) -> Scheduler:
+def _register_tile(p: Point) -> Scheduler:
     """A register tile of the sums of a block, with vectors along the output's: weights are read in all lanes, and stay in rows."""
-    r = resolved(state, stage)
+    state, (lane, tile), queries = p.state, p[_AXES], p[_QUERIES]
+    r = resolved(state, p.stage.nodes[p.stage.reductions[0].values[2]].arg)
     width = vector_width(state, r)
     amount = lane_amounts(extent_of(state, r, lane), width, 4)[0]
     vectors = -(-amount // width)
@@ -119,9 +111,9 @@ def _register_tile(state: Scheduler, stage: int, lane: int, tile: int, queries: 
     return try_opt(try_opt(state, "LANES", f"{name_of(state, r, lane)}.in"), "UNROLL", name_of(state, r, len(r.stage.outs)), 2)
 
 
-def _near(state: Scheduler, loop: str) -> Scheduler:
+def _near(p: Point) -> Scheduler:
     """STAGE the parts of a block at the loop over the blocks: sums, the weights, which two stages read, and masked values."""
-    kernel = state.kernel
+    state, kernel, loop = p.state, p.state.kernel, p.name(len(p.stage.stage.outs))
     inside = place_stages(state).paths
     for s in kernel.stages:
         if s.is_output or inside[s.index] == ():
@@ -132,3 +124,14 @@ def _near(state: Scheduler, loop: str) -> Scheduler:
         if s.has_reduce or masked or (readers > 1 and any(n.kind == "alu" and n.op == "EXP" for n in nodes)):
             state = try_opt(state, "STAGE", s.name, loop)
     return state
+
+
+_PEAK = Hole("", lambda p: row_maxima(p.state))
+_KEYS = Hole("keys", _blocks)
+_AXES = fact(lambda p: axes if (axes := main_axes(p.state, p.stage))[0] >= 0 and p.stage.store is not None else None)
+_QUERIES = Hole("queries", _query_counts)
+
+# The stages that reduce a block, other than its sums, are left without tiles.
+ATTENTION = Template(
+    "ATTENTION", _PEAK, _KEYS, Do(lambda p: blocks_start(p.state, p[_PEAK], p[_KEYS])),
+    Only(lambda p: not _rounds_weights(p.state, p.stage)), _AXES, _QUERIES, Do(_tile_of_queries), Do(_near), Do(_register_tile))

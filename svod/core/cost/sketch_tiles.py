@@ -1,4 +1,4 @@
-"""Sketches for matrix instructions: a block of tiles that reads its operands as rarely as the registers allow, and where each is packed.
+"""Matrix instructions on processors: a block of tiles that reads its operands as rarely as the registers allow, and where each is packed.
 
     TC(r0, (amx8, o0, o1)) UPCAST(o0, 2) UPCAST(o1, 2)                     4 tiles of results, 2 + 2 of operands
     … TILE(o0, 8)                                                          as many rows as stay near pass over all columns
@@ -7,55 +7,66 @@
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 from svod.core.cost.sketch_facts import try_opt
-from svod.core.kernel.kernel import ResolvedStage
+from svod.core.cost.template import Apply, Choose, Do, Hole, Maybe, Point, Template, fact
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import DOTS
 
-BLOCKS = ((2, 2), (1, 3), (3, 1), (1, 2), (2, 1), (1, 1))
+BLOCKS = ((2, 2), (1, 3), (3, 1), (1, 2), (2, 1), (1, 1))      # tiles of results in registers: rows × columns
+L2_SHARE = 4            # an operand of a loop over blocks takes the second cache over this
+BLOCKS_PER_CORE = 2     # at least
 
 
-def tile_sketches(state: Scheduler, r: ResolvedStage) -> Iterator[Scheduler]:
-    """Blocks of tiles of a stage that TC gave an instruction with tiles, to be shared among the cores."""
-    chosen = state.dots[r.stage.index]
+class _Axes(NamedTuple):
+    """Of a stage with a matrix instruction: the names of the axes of its tiles and of its sum, and the stages of both operands."""
+
+    rows: str
+    columns: str
+    summed: str
+    row_operand: str
+    column_operand: str
+
+
+def _axes(p: Point) -> _Axes | None:
+    """None where the columns of tiles are not those of the output, though another axis has as many positions."""
+    state, r = p.state, p.stage
+    chosen, axes = state.dots[r.stage.index], state.kernel.axes
     assert chosen is not None
-    axes = state.kernel.axes
     if r.store is not None and r.store.coef(r.axes.index(chosen.columns)) != 1 and any(
-            r.store.coef(a) == 1 and axes[r.axes[a]].extent >= DOTS[chosen.name].columns for a in range(len(r.stage.outs))):
-        return      # with that axis as columns the rows of a tile are those of the output
-    rows, columns, along = (axes[a].name for a in (chosen.rows, chosen.columns, chosen.axis))
+            r.store.coef(a) == 1 and p.extent(a) >= DOTS[chosen.name].columns for a in range(len(r.stage.outs))):
+        return None
     operands = {}
-    product = r.nodes[r.nodes[r.reductions[0].values[0]].src[0]], r.nodes[r.nodes[r.reductions[0].values[0]].src[1]]
-    for node in product:
-        operands[r.axes.index(chosen.rows) in node.deps] = state.kernel.stages[node.arg].name
-    for m, n in BLOCKS:
-        block = state
-        for name, amount in ((rows, m), (columns, n)):
-            if amount > 1:
-                block = try_opt(block, "UPCAST", name, amount)
-        if len(block.applied_opts) - len(state.applied_opts) != (m > 1) + (n > 1):
-            continue    # too few tiles along an axis
-        for base in (block, try_opt(block, "UNROLL", along, 2)):
-            turned = try_opt(base, "ORDER", r.stage.name, (columns, rows))
-            yield base
-            near = _near(base, rows, along)
-            yield near
-            yield try_opt(near, "STAGE", operands[True], rows)
-            yield _near(turned, columns, along)
-            yield try_opt(base, "STAGE", operands[True], rows)
-            yield try_opt(turned, "STAGE", operands[False], columns)
+    for v in r.nodes[r.reductions[0].values[0]].src[:2]:
+        operands[r.axes.index(chosen.rows) in r.nodes[v].deps] = state.kernel.stages[r.nodes[v].arg].name
+    return _Axes(axes[chosen.rows].name, axes[chosen.columns].name, axes[chosen.axis].name, operands[True], operands[False])
 
 
-def _near(state: Scheduler, axis: str, along: str) -> Scheduler:
-    """A loop over blocks of `axis` whose operand takes a quarter of the second cache; each core gets two blocks at least."""
-    row = state.rows[state.row_id(axis)]
-    summed = state.kernel.axes[state.rows[state.row_id(along)].axis].extent
-    stage = state.kernel.axes[row.axis].stage
-    chosen = state.dots[stage]
+def _near(p: Point, axis: str) -> Scheduler:
+    """A loop over blocks of `axis` whose operand takes a part of the second cache; each core gets some blocks."""
+    state, chosen, target = p.state, p.state.dots[p.stage.stage.index], p.state.target
     assert chosen is not None
-    dtype, _ = DOTS[chosen.name].operands
-    near = state.target.l2 // 4 // max(1, row.stride * summed * dtype.itemsize)
-    n = min(near, row.extent // (2 * state.target.threads))
+    row, (dtype, _) = state.rows[state.row_id(axis)], DOTS[chosen.name].operands
+    summed = state.kernel.axes[chosen.axis].extent
+    near = target.l2 // L2_SHARE // max(1, row.stride * summed * dtype.itemsize)
+    n = min(near, row.extent // (BLOCKS_PER_CORE * target.threads))
     return try_opt(state, "TILE", axis, n) if n >= 2 else state
+
+
+_AXES = fact(_axes)
+_BLOCK = Hole("", lambda p: BLOCKS)
+_ROWS, _COLUMNS = Hole("rows of tiles", lambda p: (p[_BLOCK][0],)), Hole("columns of tiles", lambda p: (p[_BLOCK][1],))
+_STAGE_ROWS = Apply("STAGE", lambda p: p[_AXES].row_operand, lambda p: p[_AXES].rows)
+_COLUMNS_OUTSIDE = Apply("ORDER", lambda p: p.stage.stage.name, lambda p: (p[_AXES].columns, p[_AXES].rows))
+
+# Blocks of tiles, and the operand that is packed by the core that uses it.
+TILES = Template(
+    "TILES", _AXES, _BLOCK, _ROWS, _COLUMNS,
+    Apply("UPCAST", lambda p: p[_AXES].rows, _ROWS, must=True), Apply("UPCAST", lambda p: p[_AXES].columns, _COLUMNS, must=True),
+    Maybe(Apply("UNROLL", lambda p: p[_AXES].summed, 2)), Choose(
+        [],
+        [Do(lambda p: _near(p, p[_AXES].rows)), Maybe(_STAGE_ROWS)],
+        [_COLUMNS_OUTSIDE, Do(lambda p: _near(p, p[_AXES].columns))],
+        [_STAGE_ROWS],
+        [_COLUMNS_OUTSIDE, Apply("STAGE", lambda p: p[_AXES].column_operand, lambda p: p[_AXES].columns)]))

@@ -97,24 +97,27 @@ Steps: TypeAlias = Step | Hole[Any] | Sequence[Any]
 
 @dataclass(frozen=True, eq=False)
 class Apply(Step):
-    """An opt of the axis with this name, or of a local axis of the stage (-1: none). The state stays where it does not apply."""
+    """An opt of the axis with this name, or of a local axis of the stage (-1: none). The state stays where it does not apply; with `must`
+    the branch ends there."""
 
     op: str
     axis: Value[Any]
     arg: Value[Any] = None
+    must: bool = False
 
-    def change(self, p: Point) -> Scheduler:
+    def change(self, p: Point) -> Scheduler | None:
         axis, arg = p.name(p.get(self.axis)), p.get(self.arg)
         if axis == "" or (arg == 1 and self.op in _SPLITS):
             return p.state
-        return try_opt(p.state, self.op, axis, arg)
+        after = try_opt(p.state, self.op, axis, arg)
+        return None if self.must and after is p.state else after
 
 
 @dataclass(frozen=True, eq=False)
 class Do(Step):
-    """Opts that a function applies, where amounts follow one from the other."""
+    """Opts that a function applies, where amounts follow one from the other. None ends the branch."""
 
-    change: Callable[[Point], Scheduler]
+    change: Callable[[Point], Scheduler | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +129,8 @@ class Only(Step):
 
 @dataclass(frozen=True, eq=False)
 class Cheaper(Step):
-    """Prunes by a bound: a point that costs no less than one that came here before ends its branch, unless it is to be kept."""
+    """Prunes by a bound: a point that costs no less than one that came here before, in the same template, ends its branch unless it is to
+    be kept."""
 
     cost: Callable[[Point], float]
     kept: Callable[[Point], bool]
@@ -181,7 +185,7 @@ def schedule(steps: Steps, state: Scheduler, s: int | None = None) -> Iterator[S
 
 
 class _Interpreter:
-    """One enumeration: it remembers what came to `Cheaper` steps."""
+    """One enumeration of a template: it remembers what came to `Cheaper` steps."""
 
     def __init__(self) -> None:
         self._least: dict[Cheaper, float] = {}
@@ -193,7 +197,9 @@ class _Interpreter:
                 for value in step.choices(p):
                     yield p.bind(step, value)
             case Apply() | Do():
-                yield p.at(step.change(p))
+                after = step.change(p)
+                if after is not None:
+                    yield p.at(after)
             case Only():
                 if step.holds(p):
                     yield p
@@ -216,7 +222,7 @@ class _Interpreter:
             case Each():
                 yield from self._each(step, list(step.hole.choices(p)), p)
             case Template():
-                yield from self.follow(step.steps, replace(p, template=step.name))
+                yield from _Interpreter().follow(step.steps, replace(p, template=step.name))
             case [first, *rest]:
                 for q in self.follow(first, p):
                     yield from self.follow(rest, q)

@@ -9,7 +9,7 @@ import pytest
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.core.cost.cpu import cost_of
-from svod.core.cost.sketch import TIE, heuristic, sketches
+from svod.core.cost.sketch import TIE_FACTOR, heuristic, sketches
 from svod.core.cost.sketch_facts import lane_amounts, tile_amounts
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -55,7 +55,7 @@ def test_the_heuristic_is_one_of_the_cheapest_sketches_with_the_fewest_phases_an
     start = Scheduler(case_of(name).kernel, TARGET)
     best = heuristic(start)
     found = sketches(start)
-    near = [s for s in found if cost_of(s).cycles <= TIE * min(cost_of(s).cycles for s in found)]
+    near = [s for s in found if cost_of(s).cycles <= TIE_FACTOR * min(cost_of(s).cycles for s in found)]
     assert best.digest in {s.digest for s in near}
     ranks = {s.digest: (len(place_stages(s).roots), len(s.applied_opts)) for s in near}
     assert ranks[best.digest] == min(ranks.values())

@@ -11,7 +11,8 @@ from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.config import NONE, PrepareConfig
 from svod.core.cost.sketch import sketches
-from svod.core.cost.sketch_online import online_sketches
+from svod.core.cost.sketch_online import ATTENTION
+from svod.core.cost.template import schedule
 from svod.core.graph import graph
 from svod.core.ir.dtype import BY_NAME, dtypes
 from svod.core.ir.uop import Ops, UOp
@@ -318,10 +319,10 @@ def test_sketches_of_long_rows(queries: int, keys: int, columns: int) -> None:
     """Prime rows and such that a block divides, fewer queries than a tile and more; short rows have none."""
     case = Case(Kernel(kernel_of(attention(2, queries, keys, 5, columns))))
     target = TARGETS[-1]
-    found = list(online_sketches(Scheduler(case.kernel, target)))
-    assert found and all(state.applied_opts[0].op == "ONLINE" for state, _ in found)
+    found = list(schedule(ATTENTION, Scheduler(case.kernel, target)))
+    assert found and all(state.applied_opts[0].op == "ONLINE" for state in found)
     assert any(s.applied_opts[0].op == "ONLINE" for s in sketches(Scheduler(case.kernel, target)))
-    run_native(case, lower(found[0][0]), target, 3)
-    assert not list(online_sketches(Scheduler(Kernel(kernel_of(attention(2, queries, 128, 5, columns))), target)))
+    run_native(case, lower(found[0]), target, 3)
+    assert not list(schedule(ATTENTION, Scheduler(Kernel(kernel_of(attention(2, queries, 128, 5, columns))), target)))
     rounded = Kernel(kernel_of(attention(2, queries, keys, 5, columns, dtype="bfloat16")))
-    assert not list(online_sketches(Scheduler(rounded, target)))
+    assert not list(schedule(ATTENTION, Scheduler(rounded, target)))

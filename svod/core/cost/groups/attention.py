@@ -278,5 +278,5 @@ SHARED_PASS = Template(
     _OUT, *_in_thread_tiles(_OUT))
 
 ATTENTION = Template(
-    "ATTENTION", _PEAK, _KEYS, Need(Do(lambda p: blocks_start(p.state, p[_PEAK], p[_KEYS]) or p.state)), _QUERIES, _PASS,
+    "ATTENTION", _PEAK, _KEYS, Do(lambda p: blocks_start(p.state, p[_PEAK], p[_KEYS])), _QUERIES, _PASS,
     Choose(HELD_PASS, SHARED_PASS), Maybe(Apply("PIPELINE", lambda p: len(p.stage.stage.outs), BUFFERS)))

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 from svod.core.cost.groups.contractions import CUT, has_copies
 from svod.core.cost.groups.device import device_of
-from svod.core.cost.sketch_facts import bytes_of_arguments
+from svod.core.cost.sketch_facts import Instruction, bytes_of_arguments, instructions
 from svod.core.cost.template import Apply, Choose, Each, Hole, Maybe, Need, Only, Point, Template
-from svod.core.kernel.intrinsics import applicable
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.machine.isa import DOTS, Dot
+from svod.core.machine.isa import DOTS
 
 SUBGROUP_TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       # tiles of a subgroup: rows × columns
 SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))            # of a group, likewise
@@ -31,20 +30,6 @@ BUFFERS = (3, 4, 2)     # of an operand that is copied ahead, the fastest withou
 SYNCHRONOUS_BUFFERS = (2,)      # of copies by way of registers
 CUT_BUFFERS = (4, 2)    # where each sum is cut
 SQUARE_ROWS = 8         # rows of groups that follow each other column by column
-
-
-class _Instruction(NamedTuple):
-    """An instruction for a sum along `axis`. `arg`: of TC, its name and the axes of the rows and columns of its tiles."""
-
-    axis: str
-    arg: Any
-
-    @property
-    def dot(self) -> Dot:
-        return DOTS[self.arg[0] if isinstance(self.arg, tuple) else self.arg]
-
-    def __str__(self) -> str:
-        return self.dot.name
 
 
 class _Block(NamedTuple):
@@ -57,12 +42,12 @@ class _Block(NamedTuple):
         return f"{self.rows} × {self.columns}"
 
 
-def _instructions(p: Point) -> list[_Instruction]:
+def _instructions(p: Point) -> list[Instruction]:
     """The instructions for the sum of a phase; those that read shared memory alone where one has a tile for each unit."""
     if place_stages(p.state).paths[p.stage.stage.index] != ():
         return []
-    fitting = [_Instruction(*x) for x in applicable(p.state.kernel, p.state.target, p.stage.stage.index)]
-    wide = [x for x in fitting if isinstance(x.arg, tuple) and x.dot.reads_shared]
+    fitting = instructions(p.state, p.stage.stage.index)
+    wide = [x for x in fitting if x.has_tiles and x.dot.reads_shared]
     return [x for x in (wide if any(_fills_units(p.state, x.arg) for x in wide) else fitting)
             if x.dot.fragments is not None and _stores_lines(p.state, p.stage, x.arg)]
 
