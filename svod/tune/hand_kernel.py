@@ -25,6 +25,7 @@ from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.resources import PhaseResources
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
+from svod.core.cost.template import made_by
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.chain_text import chain_text, chain_words, parse_chain
@@ -148,6 +149,11 @@ class HandKernel:
     def nest(self) -> str:
         """The loop nest that the chain makes, as text."""
         return print_nest(self.state)
+
+    @property
+    def template(self) -> str:
+        """The template that made the chain and its amounts, "CONTRACTION: lanes 32, rows 12"; "" for a chain by hand or of a search."""
+        return made_by(self.state)
 
     def predicted(self) -> float:
         """Cycles of one core that the cost model predicts for one run."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from svod import BeamConfig, PrepareConfig, Tensor
+from svod import kernel as kernel_by_hand
 from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
@@ -120,7 +121,8 @@ def test_a_spent_budget_leaves_the_heuristic(team: Callable[[list[Record]], Prep
     config = PrepareConfig(db=config.db, check_budget=0.0)
     with caplog.at_level(logging.INFO, "svod"):
         [used] = product()[0].prepare(config).kernels
-    assert used.opts_source == "heuristic" and used.why == NOT_CHECKED, used.why
+    template = kernel_by_hand(product()[0]).heuristic().template
+    assert used.opts_source == "heuristic" and template and used.why == f"{NOT_CHECKED}; {template}", used.why
     assert "checking" not in caplog.text and "the check budget of this process" in caplog.text
 
 

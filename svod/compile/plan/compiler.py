@@ -21,6 +21,7 @@ from svod.compile.plan.object_cache import CachedObject, ObjectCache, object_key
 from svod.compile.plan.plan_parts import LoadedCode
 from svod.compile.plan.stages import add_stage, build, lower_kernel, make_program, spec_of, stage_of
 from svod.config import PrepareConfig, object_cache_dir
+from svod.core.cost.template import made_by
 from svod.core.ir.uop import Ops
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
@@ -42,6 +43,14 @@ class Choice:
     chain: Chain
     source: str
     why: str
+
+
+@dataclass(frozen=True)
+class Heuristic:
+    """The heuristic's chain for a kernel, and the template that made it with its amounts ("": none did)."""
+
+    chain: Chain
+    template: str
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Compiler:
         self.backend, self.pair = device or device_named(target.device)
         self.device = f"{target.device}:{self.pair.name}"
         self._made: OrderedDict[str, Compiled] = OrderedDict()
-        self._heuristics: OrderedDict[str, Chain] = OrderedDict()
+        self._heuristics: OrderedDict[str, Heuristic] = OrderedDict()
         self._lock = threading.Lock()
         self._flights = _make_flights()
         remake_after_fork(self, "_lock", threading.Lock)
@@ -93,7 +102,15 @@ class Compiler:
                     self._made[key] = compiled
                     while len(self._made) > self.limit:
                         self._made.popitem(last=False)   # plans that still use it keep its code alive
-        return replace(compiled, source=choice.source, why=choice.why, form=KernelForm(kernel, self.target, choice.chain, self.device))
+        return replace(compiled, source=choice.source, why=self._why(kernel, choice),
+                       form=KernelForm(kernel, self.target, choice.chain, self.device))
+
+    def _why(self, kernel: Kernel, choice: Choice) -> str:
+        """A choice's reason, and for a chain that the heuristic was asked for its template."""
+        with self._lock:
+            known = self._heuristics.get(self._key(kernel, "heuristic"))
+        template = known.template if known is not None and known.chain == choice.chain and choice.source == "heuristic" else ""
+        return "; ".join(text for text in (choice.why, template) if text)
 
     def _compile(self, kernel: Kernel, choice: Choice, key: str) -> Compiled:
         entry = self.cache.get(key)
@@ -109,31 +126,36 @@ class Compiler:
                         packing=Packing(tuple(packing[0]), tuple(packing[1]), packing[2]) if packing else None)
 
     def heuristic(self, kernel: Kernel) -> Chain:
-        """The heuristic's chain, remembered in memory and beside the objects: finding it costs more than loading one."""
+        """The heuristic's chain."""
+        return self._heuristic_of(kernel).chain
+
+    def _heuristic_of(self, kernel: Kernel) -> Heuristic:
+        """What the heuristic makes of a kernel, remembered in memory and beside the objects: finding it costs more than loading one."""
         if kernel.library_kernel is not None:
-            return ()
+            return Heuristic((), "")
         key = self._key(kernel, "heuristic")
         with self._lock:
-            chain = self._heuristics.get(key)
-        if chain is None:
-            chain = self._heuristic(kernel, key)
+            known = self._heuristics.get(key)
+        if known is None:
+            known = self._find_heuristic(kernel, key)
             with self._lock:
-                self._heuristics[key] = chain
+                self._heuristics[key] = known
                 while len(self._heuristics) > self.limit:
                     self._heuristics.popitem(last=False)
-        return chain
+        return known
 
-    def _heuristic(self, kernel: Kernel, key: str) -> Chain:
+    def _find_heuristic(self, kernel: Kernel, key: str) -> Heuristic:
         entry = self.cache.get(key)
         if entry is not None:
             try:
-                return tuple(Opt.from_json(o) for o in entry.remarks["chain"])
+                return Heuristic(tuple(Opt.from_json(o) for o in entry.remarks["chain"]), str(entry.remarks["template"]))
             except (KeyError, KernelOptError):
                 log.info("the remembered heuristic of %s cannot be read and is found anew", kernel.key[:12])
-        chain = self.backend.heuristic(Scheduler(kernel, self.target)).applied_opts
+        state = self.backend.heuristic(Scheduler(kernel, self.target))
+        best = Heuristic(state.applied_opts, made_by(state))
         empty = ProgramSpec("heuristic", (), (), (), ())
-        self.cache.put(key, CachedObject(empty, b"", {"chain": [o.to_json() for o in chain]}))
-        return chain
+        self.cache.put(key, CachedObject(empty, b"", {"chain": [o.to_json() for o in best.chain], "template": best.template}))
+        return best
 
     def linear_of(self, kernel: Kernel, chain: Chain) -> str:
         """Digest of the LINEAR that a chain gives today, from the object cache where it is known."""
