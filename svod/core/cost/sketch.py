@@ -28,7 +28,7 @@ from svod.core.cost.sketch_facts import (
 )
 from svod.core.cost.sketch_online import ATTENTION
 from svod.core.cost.sketch_tiles import TILES
-from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Prefer, Steps, Template, fact, schedule
+from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Prefer, Steps, Template, fact, inner, schedule
 from svod.core.ir.uop import TRANSCENDENTAL
 from svod.core.kernel.kernel import LinearIndex, ResolvedStage, node_sources
 from svod.core.kernel.non_temporal import has_non_temporal_stores
@@ -215,22 +215,19 @@ VECTORS = Template(
 
 def _stored_axis(p: Point) -> int | None:
     """The output axis along which values are stored, where it fills a vector."""
-    store, width = p.stage.store, vector_width(p.state, p.stage)
-    return None if store is None else next(
-        (a for a in range(len(p.stage.stage.outs)) if store.coef(a) == 1 and p.extent(a) >= width), None)
+    store = p.stage.store
+    return None if store is None else next((a for a in p.outs if store.coef(a) == 1 and p.extent(a) >= p.width), None)
 
 
 def _read_axis(p: Point) -> int | None:
     """Another output axis along which values are read, where it fills a vector."""
-    outs, width = range(len(p.stage.stage.outs)), vector_width(p.state, p.stage)
     return next((a for i, n in enumerate(p.stage.nodes) if n.kind in ("load", "read") for a in contiguous_axes(p.state, p.stage, i).direct
-                 if a != p[_STORED] and a in outs and p.extent(a) >= width), None)
+                 if a != p[_STORED] and a in p.outs and p.extent(a) >= p.width), None)
 
 
 def _columns(p: Point) -> list[int]:
     """Columns of a tile: lines are stored in pairs, or one by one."""
-    width = vector_width(p.state, p.stage)
-    return [n for n in (2 * width, width) if n <= p.extent(p[_STORED])]
+    return [n for n in (2 * p.width, p.width) if n <= p.extent(p[_STORED])]
 
 
 def _read_innermost(p: Point) -> tuple[str, ...]:
@@ -246,19 +243,19 @@ _COLUMNS = Hole("columns", _columns)
 # memory is stored, or where it is read.
 TRANSPOSE = Template(
     "TRANSPOSE", _STORED, _READ, _COLUMNS,
-    Apply("UPCAST", _READ, lambda p: vector_width(p.state, p.stage)), Apply("UPCAST", _STORED, _COLUMNS),
-    Apply("LANES", lambda p: f"{p.name(p[_STORED])}.in"), Maybe(Apply("ORDER", lambda p: p.stage.stage.name, _read_innermost)))
+    Apply("UPCAST", _READ, lambda p: p.width), Apply("UPCAST", _STORED, _COLUMNS),
+    Apply("LANES", inner(_STORED)), Maybe(Apply("ORDER", lambda p: p.stage.stage.name, _read_innermost)))
 
 
 # -- reductions that are not contractions --------------------------------------------------------------
 
 def _half_vector(p: Point) -> int | None:
     """Elements of half a vector. A sum that waits for memory gains nothing from whole ones, and some cores fetch more at once so."""
-    half = vector_width(p.state, p.stage) // 2
+    half = p.width // 2
     return half if half >= 4 and _is_past_caches(p.state) else None
 
 
-_LANES = Apply("LANES", lambda p: f"{p.name(p[LANE])}.in")
+_LANES = Apply("LANES", inner(LANE))
 _HALF = fact(_half_vector)
 
 ROW_SUMS = Template("ROW SUMS", Choose(
@@ -278,9 +275,9 @@ def _steps(state: Scheduler, r: ResolvedStage, lane: int) -> dict[int, int]:
 
 def _across(p: Point) -> int | None:
     """The innermost long reduce axis with larger steps than the vector axis, which has some vectors."""
-    steps, r = _steps(p.state, p.stage, p[LANE]), p.stage
-    across = [a for a in range(len(r.stage.outs), len(r.axes)) if steps.get(a, 0) > 1 and p.extent(a) >= 2 * SUMMED_ROWS]
-    return across[-1] if across and p.extent(p[LANE]) >= 8 * vector_width(p.state, r) else None
+    steps = _steps(p.state, p.stage, p[LANE])
+    across = [a for a in p.reds if steps.get(a, 0) > 1 and p.extent(a) >= 2 * SUMMED_ROWS]
+    return across[-1] if across and p.extent(p[LANE]) >= 8 * p.width else None
 
 
 def _row_vectors(p: Point) -> tuple[int, ...]:
@@ -290,7 +287,7 @@ def _row_vectors(p: Point) -> tuple[int, ...]:
 
 def _strips(p: Point) -> list[int]:
     """Positions of a strip for each core whose sums stay in the first cache, in whole vectors."""
-    extent, target, columns = p.extent(p[LANE]), p.state.target, 4 * vector_width(p.state, p.stage)
+    extent, target, columns = p.extent(p[LANE]), p.state.target, 4 * p.width
     strip = min(-(-extent // max(1, target.threads)), target.l1 // 4 // p[_SUM_BYTES]) // columns * columns
     return [strip] if 0 < strip < extent else []
 
@@ -327,28 +324,26 @@ _UNROLL_ROWS = Apply("UNROLL", _ACROSS, SUMMED_ROWS)
 # Memory is read in order: the loop over rows goes outside. The sums of a whole row stay in scratch, and several rows are added at a time.
 # Each core takes a part of the rows, or a strip of all of them.
 COLUMN_SUMS = Template("COLUMN SUMS", _ACROSS, _SUM_BYTES, Choose(
-    [_ROW_VECTORS, Apply("UPCAST", LANE, lambda p: lane_amounts(p.extent(p[LANE]), vector_width(p.state, p.stage), p[_ROW_VECTORS])[0]),
+    [_ROW_VECTORS, Apply("UPCAST", LANE, lambda p: lane_amounts(p.extent(p[LANE]), p.width, p[_ROW_VECTORS])[0]),
      _UNROLL_ROWS, Do(_by_steps), Do(_shared_rows)],
     [_STRIP, Apply("TILE", LANE, _STRIP, must=True),
-     Apply("UPCAST", lambda p: f"{p.name(p[LANE])}.in", lambda p: 4 * vector_width(p.state, p.stage)),
-     _UNROLL_ROWS, Do(lambda p: _by_steps(p, p.name(p[LANE])))]))
+     Apply("UPCAST", inner(LANE), lambda p: 4 * p.width), _UNROLL_ROWS, Do(lambda p: _by_steps(p, p.name(p[LANE])))]))
 
 
 def _overlapping_axes(p: Point) -> list[int]:
     """The output axes, other than the vector axis, whose neighbours read some of the same elements of small windows."""
-    outs = len(p.stage.stage.outs)
-    if math.prod(p.extent(a) for a in range(outs, len(p.stage.axes))) > OVERLAPPING_WINDOW:
+    if math.prod(p.extent(a) for a in p.reds) > OVERLAPPING_WINDOW:
         return []
     inlined = p.state.kernel.resolve(p.state.inlined)[p.stage.stage.index]
     assert inlined is not None
     linears = [n.linear for n in inlined.nodes if n.linear is not None]
-    return [a for a in range(outs) if a != p[LANE] and p.extent(a) >= 2 and any(_overlaps(p.state, p.stage, lin, a) for lin in linears)]
+    return [a for a in p.outs if a != p[LANE] and p.extent(a) >= 2 and any(_overlaps(p.state, p.stage, lin, a) for lin in linears)]
 
 
 def _window_tiles(p: Point) -> Iterable[tuple[int, int]]:
     """(rows, positions along the vector axis). A row that a few vectors hold is computed whole, too: along it masks are known, and no copy
     is needed to be rid of them."""
-    extent, width = p.extent(p[LANE]), vector_width(p.state, p.stage)
+    extent, width = p.extent(p[LANE]), p.width
     whole = [(n, extent) for n in WINDOW_ROWS if extent <= 4 * width]
     return dict.fromkeys([(n, lane_amounts(extent, width, 4 // n)[0]) for n in WINDOW_ROWS] + whole)
 
@@ -364,7 +359,7 @@ _WINDOW_AXIS = Hole("", _overlapping_axes)
 _WINDOW_TILE = Hole("", _window_tiles)
 _WINDOW_ROWS = Hole("rows", lambda p: (tile_amounts(p.extent(p[_WINDOW_AXIS]), p[_WINDOW_TILE][0])[0],))
 _WINDOW_LANES = Hole("lanes", lambda p: (p[_WINDOW_TILE][1],))
-_REDUCED = Hole("", lambda p: range(len(p.stage.stage.outs), len(p.stage.axes)))
+_REDUCED = Hole("", lambda p: p.reds)
 
 # Overlapping windows as straight-line code, those of several rows side by side: neighbours share elements.
 WINDOWS = Template(
@@ -474,8 +469,8 @@ TEMPLATES: tuple[Steps, ...] = (
     [_IS_NONE, LANE, Choose(
         VECTORS,
         [Only(lambda p: not p.stage.reductions), TRANSPOSE],
-        [Only(lambda p: bool(p.stage.reductions) and p[LANE] >= len(p.stage.stage.outs)), ROW_SUMS],
-        [Only(lambda p: bool(p.stage.reductions) and 0 <= p[LANE] < len(p.stage.stage.outs)), Choose(COLUMN_SUMS, WINDOWS)])],
+        [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.reds), ROW_SUMS],
+        [Only(lambda p: bool(p.stage.reductions) and p[LANE] in p.outs), Choose(COLUMN_SUMS, WINDOWS)])],
     [_IS_NONE])
 FINISH = Do(_finish)
 PREFETCHED, STREAMED = Template("PREFETCH", Do(lambda p: ahead(p.state))), Template("STREAM", Do(lambda p: _streamed(p.state)))

@@ -17,8 +17,8 @@ from svod.core.kernel.opts import MAX_PREFETCH
 from svod.core.kernel.placement import is_computed_once
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
-_GONE = 2       # a constant larger than the second cache over this is gone from it at the next run: other operands and kernels use it too
-_AHEAD = 4      # the first cache over this is how many bytes lie between a load and its prefetch
+KEPT_L2_SHARE = 2       # a constant larger than the second cache over this is gone from it at the next run: others use it too
+AHEAD_L1_SHARE = 4      # between a load and its prefetch lie as many bytes as the first cache over this
 
 
 def ahead(state: Scheduler) -> Scheduler:
@@ -30,8 +30,8 @@ def ahead(state: Scheduler) -> Scheduler:
             continue
         size = stored_bytes(state, nest.layouts, s)
         positions = _positions(nest, s)
-        if positions and layout.size * size * _GONE > state.target.l2:
-            iterations = state.target.l1 // _AHEAD // (positions * size)
+        if positions and layout.size * size * KEPT_L2_SHARE > state.target.l2:
+            iterations = state.target.l1 // AHEAD_L1_SHARE // (positions * size)
             state = try_opt(state, "PREFETCH", state.kernel.stages[s].name, max(1, min(iterations, MAX_PREFETCH)))
     return state
 

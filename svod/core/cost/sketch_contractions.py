@@ -107,14 +107,13 @@ def lane_choices(state: Scheduler, r: ResolvedStage, operands: tuple[Factor, Fac
 
 def _register_tiles(p: Point) -> Iterator[_RegisterTile]:
     """Tiles of the two best vector axes, those that use the multipliers best first."""
-    width, registers = vector_width(p.state, p.stage), p.state.target.vector_registers
     ranked: list[list[_RegisterTile]] = []
     for _, lane, x, y in lane_choices(p.state, p.stage, p[OPERANDS])[:2]:
-        others = [a for a in range(len(p.stage.stage.outs)) if a != lane and p.extent(a) > 1]
+        others = [a for a in p.outs if a != lane and p.extent(a) > 1]
         tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(p.extent(a), 16), -a),
                    default=others[-1] if others else None)
         if tile is not None:
-            pairs = _tiles(p.extent(lane), p.extent(tile), width, registers)[:MOST_TILES]
+            pairs = _tiles(p.extent(lane), p.extent(tile), p.width, p.state.target.vector_registers)[:MOST_TILES]
             ranked.append([_RegisterTile(lane, n, tile, m, x, y, rank) for rank, (n, m) in enumerate(pairs)])
     yield from sorted(itertools.chain(*ranked), key=lambda t: t.rank)
 
@@ -123,7 +122,7 @@ def _loop_orders(p: Point) -> list[_LoopOrder]:
     """The vector operand's loops outside, so that every inner iteration uses its staged part; and the other way round."""
     t = p[_TILE]
     x, y = t.vectors.axes, t.scalars.axes
-    others = [a for a in range(len(p.stage.stage.outs)) if a not in (t.lane, t.tile)]
+    others = [a for a in p.outs if a not in (t.lane, t.tile)]
     shared, x_only = [a for a in others if a in x and a in y], [a for a in others if a in x and a not in y]
     y_only = [a for a in others if a not in x]
     return [_LoopOrder((*shared, *x_only, t.lane, *y_only, t.tile), t.vectors, t.lane, t.scalars),

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.placement import vector_width
 from svod.core.kernel.scheduler import Derived, Scheduler
 
 T = TypeVar("T")
@@ -58,6 +59,21 @@ class Point:
         """The name of a local axis of the stage, "" for -1; names stay as they are."""
         return axis if isinstance(axis, str) else "" if axis < 0 else name_of(self.state, self.stage, axis)
 
+    @property
+    def width(self) -> int:
+        """Elements of a vector of the stage."""
+        return vector_width(self.state, self.stage)
+
+    @property
+    def outs(self) -> range:
+        """The local axes of the stage's output; reduce axes follow."""
+        return range(len(self.stage.stage.outs))
+
+    @property
+    def reds(self) -> range:
+        """The local reduce axes of the stage."""
+        return range(len(self.stage.stage.outs), len(self.stage.axes))
+
     def extent(self, axis: int) -> int:
         """Positions of a local axis of the stage."""
         return extent_of(self.state, self.stage, axis)
@@ -81,6 +97,11 @@ class Hole(Generic[T_co]):
 
 
 Value: TypeAlias = T | Hole[T] | Callable[[Point], T]
+
+
+def inner(axis: Value[int]) -> Callable[[Point], str]:
+    """The name of the inner part of a local axis that was split once."""
+    return lambda p: f"{p.name(p.get(axis))}.in"
 
 
 def fact(of: Callable[[Point], T | None]) -> Hole[T]:

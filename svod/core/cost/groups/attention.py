@@ -279,4 +279,4 @@ SHARED_PASS = Template(
 
 ATTENTION = Template(
     "ATTENTION", _PEAK, _KEYS, Do(lambda p: blocks_start(p.state, p[_PEAK], p[_KEYS])), _QUERIES, _PASS,
-    Choose(HELD_PASS, SHARED_PASS), Maybe(Apply("PIPELINE", lambda p: len(p.stage.stage.outs), BUFFERS)))
+    Choose(HELD_PASS, SHARED_PASS), Maybe(Apply("PIPELINE", lambda p: p.reds[0], BUFFERS)))

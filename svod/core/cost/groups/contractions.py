@@ -46,7 +46,7 @@ def _thread_tiles(p: Point) -> Iterator[_ThreadTile]:
     """Tiles that fit half of a thread's registers, for each axis that can be read along memory."""
     registers = device_of(p.state.target).registers_per_thread
     for _, lane, x, _ in lane_choices(p.state, p.stage, p[OPERANDS])[:2]:
-        others = [a for a in range(len(p.stage.stage.outs)) if a != lane and p.extent(a) > 1]
+        others = [a for a in p.outs if a != lane and p.extent(a) > 1]
         tile = min((a for a in others if a not in x.axes), key=lambda a: (-min(p.extent(a), 64), -a),
                    default=others[-1] if others else -1)
         for m, n in THREAD_TILES if tile >= 0 else ():
@@ -61,7 +61,7 @@ def _local_tile(p: Point) -> Scheduler:
     while side * side * 2 <= threads:
         side *= 2
     order = [(column_axis, max(side, threads // side)), (row_axis, side)]
-    order += [(a, threads) for a in range(len(p.stage.stage.outs) - 1, -1, -1) if a not in (column_axis, row_axis)]
+    order += [(a, threads) for a in reversed(p.outs) if a not in (column_axis, row_axis)]
     budget = threads
     for a, most in order:
         left = state.rows[state.row_id(p.name(a))].extent

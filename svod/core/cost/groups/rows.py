@@ -12,7 +12,7 @@ from math import gcd
 
 from svod.core.cost.groups.spread import STORED
 from svod.core.cost.template import Apply, Each, Hole, Point, Template, fact
-from svod.core.kernel.placement import is_derived, place_stages, vector_width
+from svod.core.kernel.placement import is_derived, place_stages
 
 ROW_THREADS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SEVERAL_ROWS = 128              # threads: a group of fewer has several rows
@@ -40,8 +40,8 @@ def _thread_counts(p: Point) -> Iterator[int]:
 
 def _vector(p: Point) -> int:
     """Elements of a vector: the most that fill whole vectors of all threads, else that fill vectors and give each thread one."""
-    extent, threads, widest = p.extent(p[STORED]), p[_THREADS], vector_width(p.state, p.stage)
-    fitting = [w for w in (widest, widest // 2, 1) if w and extent % w == 0 and threads * w <= extent]
+    extent, threads = p.extent(p[STORED]), p[_THREADS]
+    fitting = [w for w in (p.width, p.width // 2, 1) if w and extent % w == 0 and threads * w <= extent]
     return next((w for w in fitting if extent % (threads * w) == 0), fitting[0])
 
 

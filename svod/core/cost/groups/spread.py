@@ -16,7 +16,7 @@ from svod.core.cost.sketch_facts import contiguous_axes, extent_of, name_of, try
 from svod.core.cost.template import Apply, Choose, Do, Hole, Maybe, Only, Point, Template, Value, fact
 from svod.core.kernel.groups import grid_rows
 from svod.core.kernel.kernel import ResolvedStage, Stage
-from svod.core.kernel.placement import place_stages, vector_width
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Scheduler
 
 GROUP_SIZES = (64, 128, 256)    # threads: enough to hide latency, few enough that several groups share a unit
@@ -111,9 +111,8 @@ def over_threads(first: Value[int], threads: Value[int]) -> Do:
 
 def _vectors(p: Point) -> list[int]:
     """Elements of a vector. They divide the rows, which then begin at multiples of one; of a single row only the last one is masked."""
-    width, stored = vector_width(p.state, p.stage), p[STORED]
-    is_one_row = p.state.target.has_masked_memory and all(p.extent(a) == 1 for a in range(len(p.stage.stage.outs)) if a != stored)
-    return [n for n in dict.fromkeys((width, width // 2, 1)) if n <= 1 or p.extent(stored) % n == 0 or is_one_row]
+    is_one_row = p.state.target.has_masked_memory and all(p.extent(a) == 1 for a in p.outs if a != p[STORED])
+    return [n for n in dict.fromkeys((p.width, p.width // 2, 1)) if n <= 1 or p.extent(p[STORED]) % n == 0 or is_one_row]
 
 
 STORED = fact(lambda p: a if (a := stored_along(p.state, p.stage)) >= 0 else None)
@@ -133,13 +132,13 @@ ELEMENTWISE = Template(
 def _read_axis(p: Point) -> int | None:
     """The output axis along which values are read, where that is not the one along which they are stored."""
     read = along_memory(p.state, p.stage)
-    return read if 0 <= read < len(p.stage.stage.outs) and read != p[STORED] else None
+    return read if read in p.outs and read != p[STORED] else None
 
 
 def _short_axes(p: Point) -> list[tuple[int, int]]:
     """(a short axis, of which a thread has the whole; the other one, in vectors)."""
     return [(short, other) for short, other in ((p[STORED], p[_READ]), (p[_READ], p[STORED]))
-            if p.extent(short) <= SHORT_AXIS and p.extent(other) % p[_WIDTH] == 0]
+            if p.extent(short) <= SHORT_AXIS and p.extent(other) % p.width == 0]
 
 
 def _tile(along_stored: Callable[[Point], int], along_read: Callable[[Point], int]) -> list[Apply]:
@@ -148,22 +147,25 @@ def _tile(along_stored: Callable[[Point], int], along_read: Callable[[Point], in
             Apply("LOCAL", _READ, lambda p: min(along_read(p), p.left(p[_READ])))]
 
 
+def _width(p: Point) -> int:
+    return p.width
+
+
 def _side(p: Point) -> int:
     return 16 if p.state.target.group_threads >= 256 else 8
 
 
 _READ = fact(_read_axis)
-_WIDTH = fact(lambda p: vector_width(p.state, p.stage))
 _SHORT = Hole("", _short_axes)
 
 # Both axes have whole sectors in a group. In a square of vectors, transposed in registers, as many neighbours want a sector as fill it.
 TRANSPOSE = Template(
-    "TRANSPOSE", STORED, _READ, _WIDTH, Choose(
+    "TRANSPOSE", STORED, _READ, Choose(
         [THREADS, Choose(
-            [Only(lambda p: p[_WIDTH] > 1 and not any(p.extent(a) % p[_WIDTH] for a in (p[STORED], p[_READ]))),
-             Apply("UPCAST", STORED, _WIDTH), Apply("UPCAST", _READ, _WIDTH),
+            [Only(lambda p: p.width > 1 and not any(p.extent(a) % p.width for a in (p[STORED], p[_READ]))),
+             Apply("UPCAST", STORED, _width), Apply("UPCAST", _READ, _width),
              *_tile(lambda p: LINE // SECTOR, lambda p: p[THREADS] * SECTOR // LINE)],
-            [_SHORT, Apply("UPCAST", lambda p: p[_SHORT][0], 0), Apply("UPCAST", lambda p: p[_SHORT][1], _WIDTH),
+            [_SHORT, Apply("UPCAST", lambda p: p[_SHORT][0], 0), Apply("UPCAST", lambda p: p[_SHORT][1], _width),
              Apply("LOCAL", lambda p: p[_SHORT][1], lambda p: min(p[THREADS], p.left(p[_SHORT][1])))])],
         [*_tile(_side, _side), Maybe(Apply("UPCAST", _READ, 4))]))
 
@@ -172,20 +174,19 @@ TRANSPOSE = Template(
 
 def _summed_axis(p: Point) -> int:
     """The reduce axis along memory, else the longest; -1 without any."""
-    outs, lane = len(p.stage.stage.outs), p[_LANE]
-    reds = [a for a in range(outs, len(p.stage.axes)) if p.extent(a) > 1]
-    return lane if lane >= outs else max(reds, key=lambda a: (p.extent(a), a), default=-1)
+    reds = [a for a in p.reds if p.extent(a) > 1]
+    return p[_LANE] if p[_LANE] in p.reds else max(reds, key=lambda a: (p.extent(a), a), default=-1)
 
 
 def _result_lane(p: Point) -> int:
     """The output axis along memory, or -1."""
-    return p[_LANE] if p[_LANE] < len(p.stage.stage.outs) else -1
+    return p[_LANE] if p[_LANE] in p.outs else -1
 
 
 def _reduced_vectors(p: Point) -> Iterable[int]:
     """Elements of a vector, of the sum or of the results; a short axis of results whole."""
     short = p.extent(p[_RESULT_LANE]) if p[_RESULT_LANE] >= 0 else 1
-    return dict.fromkeys((vector_width(p.state, p.stage), *[short][:1 < short <= SHORT_AXIS], 1))
+    return dict.fromkeys((p.width, *[short][:1 < short <= SHORT_AXIS], 1))
 
 
 def _sum_vector(p: Point) -> int:
