@@ -46,10 +46,11 @@ from tests.toy_backend.target import TOY  # noqa: E402
 AVX2 = ("avx2", "f16c", "fma", "sse4")
 AVX512 = (*AVX2[:1], "avx512f", *AVX2[1:])
 TARGETS = {
-    "avx512": Target("x86_64", "znver4", AVX512, 64, 32, 32 << 10, 1 << 20, 32 << 20, 2, has_scaleb=True),
+    "avx512": Target("x86_64", "znver4", AVX512, 64, 32, 32 << 10, 1 << 20, 32 << 20, 2, has_scaleb=True,
+                     has_mask_registers=True),
     "avx2": Target("x86_64", "haswell", AVX2, 32, 16, 32 << 10, 256 << 10, 8 << 20, 8),
     "amx": Target("x86_64", "sapphirerapids", ("amx", "avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vnni"), 64, 32, 48 << 10, 2 << 20,
-                  32 << 20, 2, has_scaleb=True),
+                  32 << 20, 2, has_scaleb=True, has_mask_registers=True),
     "sm_90": card_target("sm_90"), "webgpu": replace(GPU, subgroup=0, software_lanes=8, units=2, device="WEBGPU"), "toy": TOY,
 }
 RANDOM_CHAINS = 4       # for each kernel and target

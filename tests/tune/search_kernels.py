@@ -8,7 +8,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 
 TARGET = Target(arch="x86_64", cpu="znver4", features=("avx512f", "fma"), vector_bytes=64, vector_registers=32, l1=32 << 10, l2=1 << 20,
-                l3=32 << 20, threads=2)
+                l3=32 << 20, threads=2, has_mask_registers=True)
 
 
 def axis(number: int, extent: int) -> UOp:

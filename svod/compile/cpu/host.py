@@ -7,7 +7,6 @@ microcode are no part of it.
 """
 from __future__ import annotations
 
-import ctypes
 import platform
 from functools import lru_cache
 
@@ -16,9 +15,7 @@ from svod.core.machine.isa import MACHINES, isa_features
 from svod.core.machine.target import Target
 from svod.errors import DeviceError
 from svod.system.process.cores import affinity, usable_cores
-from svod.system.process.processor import cache_sizes
-
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux: arch/x86/include/uapi/asm/prctl.h
+from svod.system.process.processor import cache_sizes, may_use_tiles
 
 
 def make_target(arch: str, cpu: str, features: tuple[str, ...], caches: tuple[int, int, int], threads: int) -> Target:
@@ -33,20 +30,9 @@ def make_target(arch: str, cpu: str, features: tuple[str, ...], caches: tuple[in
         l1=l1, l2=l2, l3=l3, threads=threads,
         has_fma="fma" in features if x86 else True,
         has_scaleb=wide,
+        has_mask_registers=wide,
         has_masked_memory=avx,
     )
-
-
-@lru_cache(maxsize=1)
-def may_use_tiles() -> bool:
-    """Ask the system to let this process, and those forked from it, use tile registers (AMX). False where it does not, or has none.
-
-    Linux grants their 8 KiB of state per process on request; an instruction without it ends the process."""
-    if platform.system() != "Linux" or platform.machine().lower() not in ("x86_64", "amd64"):
-        return False
-    call = ctypes.CDLL(None).syscall
-    call.restype = ctypes.c_long
-    return int(call(ctypes.c_long(ARCH_PRCTL), ctypes.c_long(ARCH_REQ_XCOMP_PERM), ctypes.c_long(XFEATURE_XTILEDATA))) == 0
 
 
 @lru_cache(maxsize=1)

@@ -21,17 +21,17 @@ from svod.compile.llvm.text import SCALAR, Family, Writer, memory_type
 from svod.compile.lower.linear import NO_VALUE
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.machine.isa import DOTS, TF32, Digit, Fragment
+from svod.core.machine.isa import DOTS, LINE, TF32, Digit, Fragment
 
-LINE, LINES = 16, 8     # bytes of a line, and lines of a matrix
-WORD = 4                # bytes of a register
+LDMATRIX_LINES = 8      # lines of a matrix
+REGISTER_BYTES = 4
 ROUND = "llvm.nvvm.f2tf32.rna"
 
 
 MOST_MATRICES = 4       # most matrices that one ldmatrix loads
 LINES_TOGETHER = 8      # lines behind which those of a row change places otherwise
-_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # what they write is not read before a wait
-_ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _BEGIN)})
+_COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # what they write is not read before a wait
+_ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _COPIES_BEGIN)})
 
 
 def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
@@ -42,7 +42,7 @@ def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
     for i, x in enumerate(code):
         if x.op in _ENDS:
             single.clear()
-        elif x.op == "LOADMATRIX" and 2 * x.lanes * x.dtype.itemsize <= MOST_MATRICES * WORD:
+        elif x.op == "LOADMATRIX" and 2 * x.lanes * x.dtype.itemsize <= MOST_MATRICES * REGISTER_BYTES:
             key = (x.src, x.arg[1:])
             first = single.pop(key, -1)
             if first < 0:
@@ -89,7 +89,7 @@ class Tile:
         self.w, self.elem = w, elem
         offset, *_, self.lines = arg
         self.line = LINE // size
-        period = LINES * self.line * self.lines
+        period = LDMATRIX_LINES * self.line * self.lines
         self.rest = offset % period if self.lines > 1 else 0        # what lines that change places are counted from
         self.base = address_of(w, src[0], src[1], offset - self.rest)
         self.inner = "0"
@@ -136,7 +136,8 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
     step, run = _steps((fragment.run,), rows, columns)[0][1], fragment.run.extent
     together = run if step == 1 and lines == 1 else 1
     moves = [n for _, n in steps[:-1]]
-    align = gcd(w.family.alignment(w, src[0], src[1], offset, WIDEST // size), WORD, *[n * size for n in moves]) if together > 1 else size
+    known = w.family.alignment(w, src[0], src[1], offset, WIDEST // size)
+    align = gcd(known, REGISTER_BYTES, *[n * size for n in moves]) if together > 1 else size
     if align < together * size:
         together, align = 1, size
     vec, part, whole = memory_type(dtype.name, lanes), memory_type(dtype.name, together), "poison"
@@ -156,10 +157,10 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
 def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: Tile, lane: str, line: int, kind: str) -> None:
     """The words of a thread, each of one matrix, whose lines are `line` elements apart, for loads that one instruction does."""
     _, dtype, lanes, _, (offset, _, _, rows, columns, _) = w.code[members[0]]
-    each = lanes * dtype.itemsize // WORD
+    each = lanes * dtype.itemsize // REGISTER_BYTES
     count = each * len(members)
     matrices = [(len(members), w.code[members[-1]].arg[0] - offset), *_steps(fragment.elements[:-1], rows, columns)]
-    pointer = w.temp(f"addrspacecast ptr {tile.pointer(_moved(w, lane, [*matrices, (LINES, line)]))} to ptr addrspace(3)")
+    pointer = w.temp(f"addrspacecast ptr {tile.pointer(_moved(w, lane, [*matrices, (LDMATRIX_LINES, line)]))} to ptr addrspace(3)")
     name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{count}{kind}.b16.p3"
     result = "i32" if count == 1 else "{" + ", ".join(["i32"] * count) + "}"
     w.declared.add(f"declare {result} @{name}(ptr addrspace(3))")
@@ -182,9 +183,9 @@ def _words(w: Writer, s: int) -> list[tuple[str, str]]:
     dtype, lanes = w.code[s].dtype, w.code[s].lanes
     if lanes == 1:
         return [(SCALAR[dtype.name], w.value[s])]
-    count, vec = lanes * dtype.itemsize // WORD, memory_type(dtype.name, lanes)
-    kind = SCALAR[dtype.name] if dtype.itemsize == WORD else "i32"
-    whole = w.value[s] if dtype.itemsize == WORD else w.temp(f"bitcast {vec} {w.value[s]} to <{count} x i32>")
+    count, vec = lanes * dtype.itemsize // REGISTER_BYTES, memory_type(dtype.name, lanes)
+    kind = SCALAR[dtype.name] if dtype.itemsize == REGISTER_BYTES else "i32"
+    whole = w.value[s] if dtype.itemsize == REGISTER_BYTES else w.temp(f"bitcast {vec} {w.value[s]} to <{count} x i32>")
     words = [w.temp(f"extractelement <{count} x {kind}> {whole}, i64 {k}") for k in range(count)]
     if dtype == dtypes.float16:
         return [("<2 x half>", w.temp(f"bitcast i32 {word} to <2 x half>")) for word in words]

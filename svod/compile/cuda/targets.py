@@ -107,7 +107,7 @@ def target_of(architecture: Architecture, card: Card, device: str) -> Target:
         arch="nvptx64", cpu=architecture.name, features=tuple(sorted(architecture.features)),
         vector_bytes=16, vector_registers=(REGISTERS - 31) // 4,
         l1=card.unit_cache, l2=card.l2, l3=0, threads=1,
-        has_non_temporal=False, has_async_copies="cp.async" in architecture.features,
+        has_non_temporal=False, has_pow2=True, has_async_copies="cp.async" in architecture.features,
         bulk_row=BULK_ROW if "tma" in architecture.features else 0,
         group_threads=card.group_threads, shared_bytes=card.group_shared, subgroup=WARP,
         registers_per_thread=REGISTERS, group_registers=card.unit_registers, units=card.units, unit_threads=card.unit_threads,

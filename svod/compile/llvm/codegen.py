@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import llvmlite
 import llvmlite.binding as llvm
 
-from svod.compile.cpu.host import may_use_tiles
 from svod.core.machine.isa import MACHINES, llvm_features
 from svod.core.machine.target import Target
 from svod.errors import CompileError, LaunchError
 from svod.system.forksafe import remake_after_fork
+from svod.system.process.processor import may_use_tiles
 
 CODEGEN_REVISION = 5
 """Raised when the code of the same kernel and chain changes (lowering, renderer, passes, attributes): older objects are not used again."""

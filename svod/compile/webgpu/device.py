@@ -26,7 +26,7 @@ GRAIN = 1 << 20             # bytes from one buffer's address to the next at lea
 OWN = 1 << 52               # addresses of an adapter; those below are none's
 STAGING = 32 << 20          # bytes that are copied at a time
 MOST_BEGUN = 64             # submissions that nobody waits for: what they keep alive is to end somewhere
-WORD = 16                   # sizes of buffers are multiples of it: the last vector of four elements is whole
+BUFFER_UNIT_BYTES = 16      # sizes of buffers are multiples of it: the last vector of four elements is whole
 
 
 class GpuMemory:
@@ -149,7 +149,7 @@ class Device:
     # -- memory -----------------------------------------------------------------------------------
     def make(self, nbytes: int) -> int:
         """The address of a new buffer. Raises LaunchError where the device has no room for it."""
-        size = max(WORD, -(-nbytes // WORD) * WORD)
+        size = max(BUFFER_UNIT_BYTES, -(-nbytes // BUFFER_UNIT_BYTES) * BUFFER_UNIT_BYTES)
         most = int(self.wgpu.limits["max-buffer-size"])
         if size > most:
             raise LaunchError(f"{nbytes} bytes of memory on {self.name}: a buffer of this device has at most {most} bytes; use smaller "
@@ -268,7 +268,7 @@ class Device:
             usage = self._usage.COPY_SRC | self._usage.COPY_DST
             self._filling = self.wgpu.create_buffer(size=2 * adapter_target(self.number).l2, usage=usage)
         encoder.clear_buffer(self._filling)
-        encoder.copy_buffer_to_buffer(self._filling, 0, buffer, offset, WORD)
+        encoder.copy_buffer_to_buffer(self._filling, 0, buffer, offset, BUFFER_UNIT_BYTES)
 
 
 def error_text(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
 from svod.compile.webgpu.adapter import package
 from svod.compile.webgpu.code import WebGpuCode
-from svod.compile.webgpu.device import WORD, Device
+from svod.compile.webgpu.device import BUFFER_UNIT_BYTES, Device
 from svod.compile.webgpu.render import OTHER, groups_of, launch_bytes
 from svod.errors import LaunchError
 
@@ -68,7 +68,7 @@ class WebGpuQueue(LaunchRecords):
         self._slot = max([SLOT, *[-(-launch_bytes(k.spec) // SLOT) * SLOT for k in kernels]])
         self._end = max(self._slot, self._slot * len(self.numbers))     # of the launches' numbers; what lies there says nothing
         with self.device.trying("a plan was made"):
-            self._uniforms = self.device.wgpu.create_buffer(size=self._end + WORD, usage=usage.UNIFORM | usage.COPY_DST)
+            self._uniforms = self.device.wgpu.create_buffer(size=self._end + BUFFER_UNIT_BYTES, usage=usage.UNIFORM | usage.COPY_DST)
         self._stale = set(self.ranges)      # launches whose numbers are to be written
 
     def changed(self, kernel: int) -> None:

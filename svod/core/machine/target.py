@@ -44,6 +44,8 @@ class Target:
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
     rounds_factors: bool = False    # and among them those that round factors of float32
     has_scaleb: bool = False        # a float times a power of two is one instruction
+    has_pow2: bool = False          # a power of two of float32 is one instruction, of two units in the last place: NVIDIA's ex2.approx.ftz
+    has_mask_registers: bool = False    # lanes are masked by registers of their own, as in AVX-512: a known mask costs nothing
     has_strict_floats: bool = True  # float operations are neither reassociated nor fused but where LINEAR says so
     has_float64: bool = True
     has_masked_memory: bool = True  # masked vector loads and stores are single instructions, those of whole vectors at least
@@ -81,19 +83,9 @@ class Target:
         return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64, self.has_pow2)
 
     @property
-    def has_pow2(self) -> bool:
-        """Whether powers of two of float32 are an instruction: ex2.approx.ftz of NVIDIA's PTX ISA, of two units in the last place."""
-        return self.arch == "nvptx64"
-
-    @property
     def has_groups(self) -> bool:
         """Whether a phase is launched as a grid of groups of threads."""
         return self.group_threads > 0
-
-    @property
-    def has_mask_registers(self) -> bool:
-        """Whether lanes are masked by registers of their own, as AVX-512 has them: a mask that is known costs nothing."""
-        return self.vector_bytes == 64
 
     def allowing(self, intrinsics: bool, locals: bool, rounding: bool = False) -> Target:
         """The target as opts may use it: with its dot and matrix instructions, with groups of several threads, with its matrix instructions

@@ -1,13 +1,17 @@
-"""Caches of the processor, and facts about the machine, as the system tells them under /sys and /proc."""
+"""Caches of the processor, and facts about the machine, as the system tells them under /sys and /proc; and its tile registers, for which
+a process has to ask."""
 from __future__ import annotations
 
+import ctypes
 import platform
+from functools import lru_cache
 from pathlib import Path
 
 from svod.system.process.cores import parse_cpu_list
 from svod.system.process.system_files import ROOT, entries, read
 
 FALLBACK_CACHES = (32 << 10, 512 << 10, 8 << 20)  # l1, l2, l3 where the system does not tell (macOS, some containers)
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux: arch/x86/include/uapi/asm/prctl.h
 
 
 def _parse_size(text: str) -> int:
@@ -57,3 +61,15 @@ def host_facts(root: Path = ROOT) -> dict[str, str]:
     facts["online"] = read(cpu / "online")
     facts["hypervisor_vendor"] = read(root / "sys/hypervisor/type") or read(root / "sys/class/dmi/id/sys_vendor")
     return {name: value for name, value in facts.items() if value}
+
+
+@lru_cache(maxsize=1)
+def may_use_tiles() -> bool:
+    """Ask the system to let this process, and those forked from it, use tile registers (AMX). False where it does not, or has none.
+
+    Linux grants their 8 KiB of state per process on request; an instruction without it ends the process."""
+    if platform.system() != "Linux" or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    return int(call(ctypes.c_long(ARCH_PRCTL), ctypes.c_long(ARCH_REQ_XCOMP_PERM), ctypes.c_long(XFEATURE_XTILEDATA))) == 0

@@ -17,7 +17,7 @@ from svod.tensor import Tensor
 from tests.chains import random_opt
 from tests.core.corpus import CORPUS, data, kernel_of
 
-TARGET = Target("x86_64", "znver5", ("avx512f", "fma"), 64, 32, 48 << 10, 1 << 20, 32 << 20, 2)
+TARGET = Target("x86_64", "znver5", ("avx512f", "fma"), 64, 32, 48 << 10, 1 << 20, 32 << 20, 2, has_mask_registers=True)
 
 
 def nest(tensor: Tensor, *chain: tuple[object, ...]) -> str:
