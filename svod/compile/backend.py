@@ -56,6 +56,11 @@ class CompilerPair(ABC):
     key: str
     revision: int
 
+    def legal(self, program: Program, target: Target) -> Program:
+        """The program with the instructions alone that `render` prints, which it makes itself of what it is given. This is for pairs that
+        run LINEAR as it is; others call `svod.compile.lower.legal.legalize` with the instructions that they have."""
+        return program
+
     @abstractmethod
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         """The source of a program."""

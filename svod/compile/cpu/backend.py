@@ -12,7 +12,7 @@ from svod.compile.cpu.pool import Arena
 from svod.compile.cpu.queue import CpuQueue
 from svod.compile.cpu.runtime import runtime
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER, LoadedProgram, after_passes, assembly, compile_object
-from svod.compile.llvm.render import render
+from svod.compile.llvm.render import legal, render
 from svod.compile.lower.linear_text import encode_linear, render_linear
 from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
@@ -28,6 +28,9 @@ class Llvm(CompilerPair):
     """LINEAR → LLVM IR → an object."""
 
     name, key, revision = "llvm", COMPILER, CODEGEN_REVISION
+
+    def legal(self, program: Program, target: Target) -> Program:
+        return legal(program, target)
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render(program, target, aligned=not optimize)

@@ -43,12 +43,19 @@ class Multiples:
             return both & -both
         if op == "WHERE":
             return gcd(self.of(src[1]), self.of(src[2]))
-        if op == "MOD" and self.code[src[1]].op == "CONST":
-            return gcd(self.of(src[0]), self.of(src[1]))
-        if op == "IDIV" and self.code[src[1]].op == "CONST" and self.code[src[1]].arg > 0:
-            whole, rest = divmod(self.of(src[0]), self.code[src[1]].arg)
-            return 1 if rest else whole
+        if op in ("REMAINDER", "AND", "QUOTIENT", "SHR") and self.code[src[1]].op == "CONST":
+            return self._by_constant(op, self.of(src[0]), self.code[src[1]].arg)
         return self.of(src[0]) if op in _SAME else 1
+
+    @staticmethod
+    def _by_constant(op: str, factor: int, known: int) -> int:
+        """A number that divides what an operation gives of multiples of `factor` and a constant."""
+        if op == "REMAINDER":
+            return gcd(factor, known)
+        if op == "AND":         # low bits that are 0 stay so
+            return factor & -factor
+        whole, rest = divmod(factor, abs(known) if op == "QUOTIENT" else 1 << known)
+        return 1 if rest else whole
 
     def bytes_of(self, index: int, offset: int, itemsize: int) -> int:
         """The largest power of two up to `WIDEST` that divides the bytes of element `index + offset`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from svod.compile.backend import CompilerPair
 from svod.compile.cuda import ptx, ptxas
 from svod.compile.cuda.ptxas import KernelReport
-from svod.compile.cuda.render import block_of, render, without_assumptions
+from svod.compile.cuda.render import block_of, legal, render, without_assumptions
 from svod.compile.cuda.targets import ARCHITECTURES, capability_of
 from svod.compile.llvm.codegen import CODEGEN_REVISION, COMPILER
 from svod.compile.lower.program import Program, ProgramSpec
@@ -81,6 +81,9 @@ class Nvptx(CompilerPair):
     def key(self) -> str:       # type: ignore[override]
         version = ptxas.ptxas_version()
         return f"{COMPILER} nvptx, {'the driver' if version is None else f'ptxas {version}'}"
+
+    def legal(self, program: Program, target: Target) -> Program:
+        return legal(program, target)
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render(program, target)

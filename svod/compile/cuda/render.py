@@ -21,6 +21,7 @@ behind a branch, which ptxas turns into a predicate. Arguments are assumed to be
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from svod.compile.cuda.alignment import WIDEST, Multiples
@@ -31,11 +32,14 @@ from svod.compile.cuda.targets import GRID, STATIC_SHARED
 from svod.compile.cuda.warpgroup import FENCE, Warpgroups
 from svod.compile.cuda.warpgroup import HANDLERS as WARPGROUP_HANDLERS
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
+from svod.compile.llvm.alu import INSTRUCTIONS
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.render import HANDLERS as COMMON_HANDLERS
 from svod.compile.llvm.render import write_body
 from svod.compile.llvm.text import SCALAR, Writer
+from svod.compile.lower.legal.instructions import Instructions
+from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.narrow import narrow_indices
 from svod.compile.lower.program import Instruction, PhaseSpec, Program
 from svod.core.ir.dtype import DType
@@ -76,9 +80,6 @@ class Gpu(Warpgroups):
         super().__init__(code)
         self.symbol, self.shared, self.multiples = symbol, shared, Multiples(code)
 
-    def rounds_bfloat16(self, target: Target) -> bool:
-        return target.cpu != "sm_75"
-
     def alignment(self, w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> int:
         size = w.code[ptr].dtype.itemsize
         whole = max(size, min(WIDEST, 1 << (lanes * size).bit_length() - 1))
@@ -102,18 +103,15 @@ def _family(w: Writer) -> Gpu:
 def _integer(w: Writer, i: int, dtype: DType, operand: str) -> None:
     """A non-negative i32 as the value of instruction i."""
     w.value[i] = operand if dtype.bits == 32 else w.temp(f"zext i32 {operand} to i64")
-    w.nonneg[i] = dtype.name == "index"
 
 
 def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = "%group" if dtype.bits == 64 else w.temp("trunc i64 %group to i32")
-    w.nonneg[i] = dtype.name == "index"
 
 
 def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     after = w.temp("add nsw i64 %group, 1")
     w.value[i] = after if dtype.bits == 64 else w.temp(f"trunc i64 {after} to i32")
-    w.nonneg[i] = dtype.name == "index"
 
 
 def _local_id(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -222,7 +220,6 @@ def _prologue(w: Writer, phase: PhaseSpec, pointers: int) -> None:
 
 def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Program, target: Target, declared: set[str]) -> str:
     spec = program.spec
-    code = narrow_indices(phase, code)
     shared = DYNAMIC if dynamic_bytes(phase) else f"{phase.symbol}.shared"
     if phase.shared_bytes:
         declared.add(f"@{DYNAMIC} = external addrspace(3) global [0 x i8], align {SWIZZLED}" if dynamic_bytes(phase) else
@@ -240,12 +237,24 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
     return f"define ptx_kernel void @{phase.symbol}({', '.join(parameters)}) {attributes} {{\n{body}\n  ret void\n}}\n"
 
 
+def instructions(target: Target) -> Instructions:
+    """What is printed for an architecture: bfloat16 is rounded by an instruction from Ampere on."""
+    halves = frozenset({"float16"})
+    return replace(INSTRUCTIONS, half_casts=halves if target.cpu == "sm_75" else halves | {"bfloat16"}, widened=halves)
+
+
+def legal(program: Program, target: Target) -> Program:
+    """The program with what is printed here alone, and indices of 32 bits where they fit."""
+    code = tuple([narrow_indices(phase, code) for phase, code in zip(program.spec.phases, program.code, strict=True)])
+    return legalize(Program(program.spec, code), instructions(target))
+
+
 def render(program: Program, target: Target) -> str:
     """The LLVM module of a program: a kernel per phase, given the addresses of parameters and temporaries, the values of variables, and
     which iterations to compute, begin ≤ i < end.
 
     Raises CompileError for an instruction outside LINEAR's grammar (docs/ir.md, section 4)."""
-    declared: set[str] = set()
+    program, declared = legal(program, target), set[str]()
     kernels = [_render_phase(phase, code, program, target, declared) for phase, code in zip(program.spec.phases, program.code, strict=True)]
     return "\n".join([*sorted(declared), *kernels])
 

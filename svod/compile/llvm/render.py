@@ -22,11 +22,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
+from svod.compile.llvm.alu import instructions
 from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.text import Writer, register_type
 from svod.compile.llvm.tiles import HANDLERS as TILE_HANDLERS
 from svod.compile.llvm.tiles import assign_registers, begin_tiles, end_tiles
+from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.program import Instruction, PhaseSpec, Program
 from svod.core.ir.dtype import DType
 from svod.core.machine.isa import llvm_features
@@ -39,12 +41,10 @@ _NAMES = "ptr %args, ptr %vars, ptr %scratch, i64 %begin, i64 %end"
 
 def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = "%begin"
-    w.nonneg[i] = 1
 
 
 def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = "%end"
-    w.nonneg[i] = 1
 
 
 class _Loop:
@@ -77,7 +77,6 @@ def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
     w.addresses = dict(loop.addresses)  # what the body adds is not valid after it
-    w.nonneg[i] = w.nonneg[src[0]]
     if loop.once:
         w.value[i] = loop.start
         return
@@ -194,11 +193,17 @@ def function_attributes(target: Target) -> str:
     return f'nounwind "target-cpu"="{base}" "tune-cpu"="{target.cpu}" "target-features"="{features}"{width} "no-builtins"'
 
 
+def legal(program: Program, target: Target) -> Program:
+    """The program with what is printed here alone."""
+    return legalize(program, instructions(target))
+
+
 def render(program: Program, target: Target, aligned: bool = False) -> str:
     """The LLVM module of `program` for `target`: a function `void symbol(ptr args, ptr vars, ptr scratch, i64 begin, i64 end)` per phase.
     `aligned`: it will be given buffers that begin at a multiple of a vector only, and may fault on others; half the code where it streams.
 
     Raises CompileError for an instruction outside LINEAR's grammar (docs/ir.md, section 4)."""
+    program = legal(program, target)
     spec = program.spec
     variables = {name: k for k, name in enumerate(spec.variables)}
     declared: set[str] = set()

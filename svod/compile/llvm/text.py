@@ -109,10 +109,6 @@ class Family:
     """Up to here `stride` loads and shuffles are cheaper than a load and an insert per lane. Zen 5, 16 lanes of float32, ns per element:
     stride 2: 0.04 against 0.13, 4: 0.08 against 0.14, 6: 0.17 each, 8: 0.21 each."""
 
-    def rounds_bfloat16(self, target: Target) -> bool:
-        """Whether float32 → bfloat16 is an instruction that rounds every number as it should."""
-        return False
-
     def alignment(self, w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> int:
         """Bytes of which the address `ptr[idx + offset]`, where `lanes` elements lie, is known to be a multiple."""
         return w.code[ptr].dtype.itemsize
@@ -138,7 +134,6 @@ class Writer:
         "in_tiles",
         "lines",
         "loops",
-        "nonneg",
         "round",
         "round_block",
         "round_end",
@@ -164,7 +159,6 @@ class Writer:
         self.lines: list[str] = ["entry:", ""]
         self.slots: dict[tuple[str, str], str] = {}  # (memory type, content) → private stack slot: see `slot`
         self.value: list[str] = [""] * len(code)
-        self.nonneg = bytearray(len(code))  # 1: an index known to be ≥ 0
         self.addresses: dict[tuple[int, int], str] = {}  # (pointer, index) → address, valid in the current scope
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
         self.block = "entry"                # label of the block being written: phis name it

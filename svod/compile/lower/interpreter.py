@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from svod.compile.lower.linear import BOOL, INDEX, LOADS_OPS, POINTERS, STORE_OPS, TOGETHER, format_instruction
+from svod.compile.lower.linear import BOOL, INDEX, LEGAL_INTEGER, LOADS_OPS, POINTERS, STORE_OPS, TOGETHER, format_instruction
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
@@ -512,10 +512,25 @@ class PhaseInterpreter:
             return lambda *v: np.concatenate(v)[take]
         if op == "SCALEB":
             return lambda x, n: round_to(scaleb(x, n), dtype)
+        if op in LEGAL_INTEGER:
+            return lambda x, y: self.defined_integer(i, x, y)
         uop = Ops[op]
         if (dtype.is_float and dtype.bits == 16) or dtype == dtypes.void:
             return lambda *v: apply_alu(uop, dtype, v)
         return FUNCTIONS[uop]
+
+    def defined_integer(self, i: int, x: Array, y: Array) -> Array:
+        """An operation that machines have for some operands. Raises CompileError for a division that a machine may trap at; a shift by the
+        width or more gives rubbish."""
+        op, dtype, _, _, _ = self.code[i]
+        if op in ("QUOTIENT", "REMAINDER"):
+            if np.any((y == 0) | ((x == dtype.min) & (y == -1) & (dtype.kind == "i"))):
+                raise self.failed(i, "divides by 0, or the least number by -1")
+            rest = np.fmod(x, y)
+            return np.asarray(rest if op == "REMAINDER" else (x - rest) // y)
+        inside = (y >= 0) & (y < dtype.bits)
+        shifted = FUNCTIONS[Ops.SHL if op == "SHL_BELOW" else Ops.SHR](x, np.where(inside, y, 0).astype(y.dtype))
+        return np.where(inside, shifted, np.array(0x5A, x.dtype))
 
     # -- memory ---------------------------------------------------------------------------------------
     def addresses(self, i: int) -> Callable[[], Array]:

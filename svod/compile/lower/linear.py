@@ -20,6 +20,8 @@ INDEX, BOOL = dtypes.index, dtypes.bool
 
 ARITY: dict[str, int] = {op.value: n for n, ops in ((1, UNARY), (2, BINARY_OPS), (3, TERNARY)) for op in ops - TRANSCENDENTAL}
 ARITY["SCALEB"], ARITY["POW2"] = 2, 1
+LEGAL_INTEGER = frozenset({"QUOTIENT", "REMAINDER", "SHL_BELOW", "SHR_BELOW"})        # made by legalisation: defined for fewer operands
+ARITY.update(dict.fromkeys(LEGAL_INTEGER, 2))
 COMPARES = frozenset(op.value for op in COMPARISONS)
 FLOAT_ONLY = frozenset({"SQRT", "FLOOR", "CEIL", "TRUNC", "ROUND", "RECIPROCAL", "FDIV", "SCALEB", "POW2"})
 BITS_ONLY = frozenset({"AND", "OR", "XOR", "NOT", "SHL", "SHR"})
@@ -269,6 +271,7 @@ class _PhaseCheck:
             src = src[1:]
         self.require(op not in FLOAT_ONLY or dtype.is_float, "is defined for floats")
         self.require(op != "POW2" or dtype == dtypes.float32, "is defined for float32")
+        self.require(op not in LEGAL_INTEGER or dtype.is_int, "is defined for integers")
         self.require(op not in BITS_ONLY or not dtype.is_float, "is defined for bools and integers")
         for s in src:
             self.operand(s, of, lanes, "operand")

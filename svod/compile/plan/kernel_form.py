@@ -2,6 +2,7 @@
 
     nest()                  the loops that the chain makes
     linear()                LINEAR
+    legal()                 LINEAR of the instructions alone that the device's renderer prints
     llvm()                  the module that LLVM is given;  llvm(optimized=True): after LLVM's passes
     asm()                   the assembly of what runs; of a GPU what its assembler is given
     sass()                  the machine code of an NVIDIA GPU
@@ -76,6 +77,10 @@ class KernelForm:
         """LINEAR (docs/ir.md, section 4)."""
         return format_linear(self.program)
 
+    def legal(self) -> str:
+        """LINEAR as the device's renderer prints it, instruction by instruction."""
+        return format_linear(self._pair.legal(self.program, self.target))
+
     def llvm(self, optimized: bool = False) -> str:
         """The LLVM module, as it is given to LLVM or after its passes. A device without LLVM has its own source instead."""
         return self._pair.optimize(self.source, self.target) if optimized else self.source
@@ -118,6 +123,7 @@ class KernelPass:
 
 KERNEL_PASSES = (
     KernelPass("linear", "LINEAR", 4, "LINEAR", KernelForm.linear),
+    KernelPass("legal", "LINEAR, with the instructions alone that the device's renderer prints", None, "legal LINEAR", KernelForm.legal),
     KernelPass("llvm", "LLVM IR", 5, "source", KernelForm.llvm),
     KernelPass("llvm-optimized", "LLVM IR after LLVM's passes", None, "optimised source", lambda form: form.llvm(optimized=True)),
     KernelPass("asm", "assembly", None, "assembly", KernelForm.asm),

@@ -14,7 +14,7 @@ from svod.compile.webgpu.adapter import NAME, adapter_target, adapters, device_n
 from svod.compile.webgpu.code import WebGpuCode
 from svod.compile.webgpu.device import Device, GpuMemory
 from svod.compile.webgpu.queue import WebGpuQueue
-from svod.compile.webgpu.render import read_modules, render
+from svod.compile.webgpu.render import legal, read_modules, render
 from svod.core.graph.buffer import Memory
 from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
@@ -25,10 +25,13 @@ class Wgsl(CompilerPair):
     """LINEAR → WGSL. The driver makes code of it where it is loaded, on the device that `opened` gives, so a process that compiles only
     needs no device."""
 
-    name, key, revision = "wgsl", "WGSL", 6
+    name, key, revision = "wgsl", "WGSL", 7
 
     def __init__(self, opened: Callable[[], Device]) -> None:
         self._opened = opened
+
+    def legal(self, program: Program, target: Target) -> Program:
+        return legal(program, target)
 
     def render(self, program: Program, target: Target, optimize: bool = True) -> str:
         return render(program, target)

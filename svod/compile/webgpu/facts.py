@@ -1,6 +1,6 @@
-"""Facts about the values of a phase before it is written: the sign of indices and their remainders, and operands to hide.
+"""Facts about the values of a phase before it is written: the remainders of indices, and operands to hide.
 
-    i·16 + 4    from LOOP 0…n step 3    not negative, and 4 modulo 16: vectors of four elements of it begin where a vec4 does
+    i·16 + 4    from LOOP 0…n step 3    4 modulo 16: vectors of four elements of it begin where a vec4 does
 """
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from svod.compile.lower.program import Instruction
 from svod.compile.webgpu.hidden import hidden_operands
-
-KEEPS_NONNEG = frozenset({"ADD", "MUL", "IDIV", "MOD", "MIN", "MAX", "MULACC", "SPLAT", "EXTRACT", "SHUFFLE"})
 
 
 class Residue(NamedTuple):
@@ -47,16 +45,14 @@ _RULES: dict[str, Callable[..., Residue]] = {
 
 
 class Facts:
-    """`nonneg[i]`, `residue[i]`: of instruction i, where it is an index; a residue is that of a scalar. `hidden`: (i, k) where compilers
-    must not see through operand k."""
+    """`residue[i]`: of instruction i, where it is a scalar index. `hidden`: (i, k) where compilers must not see
+    through operand k."""
 
     def __init__(self, code: Sequence[Instruction]) -> None:
         self.hidden = hidden_operands(code)
-        self.nonneg: list[bool] = []
         self.residue: list[Residue] = []
         for op, dtype, lanes, src, arg in code:
             is_index = dtype.name == "index"
-            self.nonneg.append(is_index and self._is_nonneg(op, src, arg, code))
             residue = ANY
             if is_index and lanes == 1:
                 if op == "CONST":
@@ -67,20 +63,3 @@ class Facts:
                 elif op in _RULES:
                     residue = _RULES[op](*[self.residue[s] for s in src])
             self.residue.append(residue)
-
-    def _is_nonneg(self, op: str, src: tuple[int, ...], arg: object, code: Sequence[Instruction]) -> bool:
-        if op == "CONST":
-            return isinstance(arg, int) and arg >= 0
-        if op == "VCONST":
-            return isinstance(arg, tuple) and min(arg) >= 0
-        if op in ("BEGIN", "END_", "LOCAL_ID"):
-            return True
-        if op == "LOOP":
-            return self.nonneg[src[0]]
-        if op == "WHERE":
-            return self.nonneg[src[1]] and self.nonneg[src[2]]
-        if op == "CAST":
-            return code[src[0]].dtype.kind in "bu"
-        if op == "MOD":
-            return self.nonneg[src[1]]
-        return op in KEEPS_NONNEG and all(self.nonneg[s] for s in src)

@@ -17,7 +17,7 @@ Terms = frozenset[Hashable]
 CONSTANT = "constant"
 MOST_TERMS = 32     # terms of a sum that are followed; a longer sum is hidden, and counts as one term from there on
 CONSTANTS = frozenset({"CONST", "VCONST"})
-WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "RECIPROCAL": 1, "MULACC": 2}     # the first operands that may not be a known 0
+WITH_ZERO = {"ADD": 2, "SUB": 2, "MUL": 2, "FDIV": 2, "MULACC": 2}     # the first operands that may not be a known 0
 
 
 def hidden_operands(code: Sequence[Instruction]) -> frozenset[tuple[int, int]]:

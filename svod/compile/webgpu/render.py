@@ -17,10 +17,11 @@ import json
 from typing import Any, NamedTuple
 
 from svod.compile.lower.intervals import least_iterations
-from svod.compile.lower.linear import LOADS_OPS, STORE_OPS, validate
+from svod.compile.lower.legal.legalize import legalize
+from svod.compile.lower.linear import LOADS_OPS, POINTERS, STORE_OPS, validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.compile.webgpu.access import GLOBAL, Memory, load, memories_of, store
-from svod.compile.webgpu.alu import HANDLERS
+from svod.compile.webgpu.alu import HANDLERS, INSTRUCTIONS
 from svod.compile.webgpu.facts import Facts
 from svod.compile.webgpu.text import Writer, register, widths
 from svod.core.machine.target import Target
@@ -29,7 +30,6 @@ from svod.errors import CompileError, UnsupportedError
 ENTRY, OTHER = "main", "OTHER"
 SOFTWARE_ITERATIONS = 65535     # iterations of all loops of a thread after which Mesa's software driver ends them without an error
 MOST_ELEMENTS = (1 << 31) - (1 << 16)       # of an argument: indices have 32 bits, and go a little beyond what they may touch
-REFUSED = frozenset({"DOT", "SCALEB", "POW2", "TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 
 
 class Module(NamedTuple):
@@ -47,10 +47,16 @@ class PhaseModules(NamedTuple):
     any: Module
 
 
+def legal(program: Program, target: Target) -> Program:
+    """The program with what is printed here alone."""
+    return legalize(program, INSTRUCTIONS)
+
+
 def render(program: Program, target: Target) -> str:
     """The modules of a program, as JSON. Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach,
     UnsupportedError for types that the adapter does not have, and for more iterations than a driver in software runs."""
     validate(program)
+    program = legal(program, target)
     spec = program.spec
     for slot, (dtype, size) in enumerate(spec.params):
         if size > MOST_ELEMENTS:
@@ -168,10 +174,10 @@ class _Body:
             if self.storage_barrier:
                 w.line("storageBarrier();")
             w.value.append([])
-        elif op in REFUSED:
-            raise CompileError(f"{op} is no instruction of {w.target.device}")
+        elif op in POINTERS or op == "PREFETCH":
+            w.value.append([])
         else:
-            w.value.append([])      # pointers, and PREFETCH
+            raise CompileError(f"{op} is no instruction of {w.target.device}")
 
     def _open(self, i: int, src: tuple[int, ...], step: int) -> None:
         w = self.w

@@ -64,10 +64,6 @@ def lane(chunks: Sequence[str], lanes: int, k: int) -> str:
     return text if width == 1 else f"{text}.{COMPONENTS[k % WIDEST]}"
 
 
-def is_narrow_float(dtype: DType) -> bool:
-    return dtype.kind == "f" and dtype.bits == 16
-
-
 @dataclass
 class Writer:
     """The text of a phase while it is written. `value[i]`: the chunks of instruction i, each a name or a literal without side effects.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render
-from svod.compile.lower.linear import ARITY, BITS_ONLY, COMPARES, FLOAT_ONLY, validate
+from svod.compile.lower.linear import ARITY, BITS_ONLY, COMPARES, FLOAT_ONLY, LEGAL_INTEGER, validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from tests.compile.cuda.target import card_target
@@ -26,7 +26,7 @@ def operations(dtype: DType) -> Iterator[str]:
             continue
         if (op in FLOAT_ONLY and not dtype.is_float) or (op in BITS_ONLY and dtype.is_float):
             continue
-        if op in ("IDIV", "MOD", "SHL", "SHR") and dtype.kind not in "iu":
+        if op in {"IDIV", "MOD", "SHL", "SHR"} | LEGAL_INTEGER and dtype.kind not in "iu":
             continue
         if op not in ("SUB", "NEG", "ABS", "MULACC") or dtype.kind != "b":
             yield op

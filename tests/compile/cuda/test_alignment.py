@@ -29,10 +29,13 @@ def alu(op: str, *src: int, dtype: DType = INDEX, arg: Any = None) -> Instructio
     ((UNKNOWN, const(4), alu("MUL", 0, 1), const(2), alu("ADD", 2, 3)), 8),
     ((UNKNOWN, const(4), alu("MUL", 0, 1), const(8), alu("MIN", 2, 3)), 16),
     ((UNKNOWN, const(12), alu("MUL", 0, 1), const(4), alu("XOR", 2, 3)), 16),
-    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(2), alu("IDIV", 2, 3)), 16),
-    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(16), alu("IDIV", 2, 3)), 4),
-    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(20), alu("MOD", 2, 3)), 16),
-    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(6), alu("MOD", 2, 3)), 8),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(2), alu("QUOTIENT", 2, 3)), 16),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(16), alu("QUOTIENT", 2, 3)), 4),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(20), alu("REMAINDER", 2, 3)), 16),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(6), alu("REMAINDER", 2, 3)), 8),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(1), alu("SHR", 2, 3)), 16),
+    ((UNKNOWN, const(8), alu("MUL", 0, 1), const(4), alu("SHR", 2, 3)), 4),
+    ((UNKNOWN, const(2), alu("MUL", 0, 1), const(15), alu("AND", 2, 3)), 8),
     ((const(4), UNKNOWN, alu("LOOP", 0, 1, arg=8)), 16), ((const(2), UNKNOWN, alu("LOOP", 0, 1, arg=8)), 8),
 ])
 def test_what_divides_an_index(code: tuple[Instruction, ...], nbytes: int) -> None:
@@ -54,5 +57,5 @@ def test_a_float_is_rounded_when_it_becomes_an_index() -> None:
 def test_small_integers_wrap_around() -> None:
     """48 times 6, divided by 3, is 96; of eight bits it is 10."""
     code = (alu("VAR", dtype=dtypes.uint8, arg="x"), const(48, dtypes.uint8), alu("MUL", 0, 1, dtype=dtypes.uint8),
-            const(3, dtypes.uint8), alu("IDIV", 2, 3, dtype=dtypes.uint8), alu("CAST", 4))
+            const(3, dtypes.uint8), alu("QUOTIENT", 2, 3, dtype=dtypes.uint8), alu("CAST", 4))
     assert Multiples(code).bytes_of(5, 0, 4) == 4

@@ -1,0 +1,1 @@
+"""Instructions that a renderer does not print, made of those that it does."""

@@ -1,0 +1,97 @@
+"""A phase while it is rewritten: what was written so far, and how instructions are added."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from svod.compile.lower.intervals import Interval, intervals
+from svod.compile.lower.legal.instructions import Instructions
+from svod.compile.lower.program import Instruction, PhaseSpec
+from svod.core.ir.dtype import DType, dtypes
+
+BOOL = dtypes.bool
+
+
+class Rewriting:
+    """The instructions of a phase, one after the other, each as it is or as others. Values are positions in `out`.
+
+    What rules add is made once per loop: an instruction on the same operands is looked up in the loops around."""
+
+    def __init__(self, phase: PhaseSpec, code: Sequence[Instruction], instructions: Instructions, rule_of: RuleOf) -> None:
+        self.phase, self.code, self.instructions, self.rule_of = phase, code, instructions, rule_of
+        self.out: list[Instruction] = []
+        self.at: list[int] = []                                 # instruction of `code` → the position of its value in `out`
+        self.made: list[dict[tuple[Any, ...], int]] = [{}]      # per open loop: what rules have added there
+        self._intervals: list[Interval] | None = None
+
+    def run(self) -> list[Instruction]:
+        """The phase rewritten."""
+        for op, dtype, lanes, src, arg in self.code:
+            moved = tuple([self.at[s] for s in src])
+            rule = self.rule_of(op, dtype, self.out[moved[0]].dtype if moved else dtype)
+            value = rule(self, op, dtype, lanes, moved, arg) if rule is not None else None
+            if value is None:
+                self.out.append(Instruction(op, dtype, lanes, moved, arg))
+                value = len(self.out) - 1
+            self.at.append(value)
+            if op == "LOOP":
+                self.made.append({})
+            elif op == "ENDLOOP":
+                self.made.pop()
+        return self.out
+
+    def least(self, k: int) -> int:
+        """A number that operand k of the instruction that is being rewritten, an index, is never below."""
+        if self._intervals is None:
+            self._intervals = intervals(self.phase, self.code)
+        return self._intervals[self.code[len(self.at)].src[k]][0]
+
+    # -- what rules add ---------------------------------------------------------------------------
+    def put(self, op: str, dtype: DType, lanes: int, *src: int, arg: Any = None) -> int:
+        """The value of an instruction, which is rewritten in turn where the renderer does not print it."""
+        key = (op, dtype.name, lanes, src, repr(arg))
+        for scope in self.made:
+            if key in scope:
+                return scope[key]
+        rule = self.rule_of(op, dtype, self.out[src[0]].dtype if src else dtype)
+        value = rule(self, op, dtype, lanes, src, arg) if rule is not None else None
+        if value is None:
+            self.out.append(Instruction(op, dtype, lanes, src, arg))
+            value = len(self.out) - 1
+        self.made[-1][key] = value
+        return value
+
+    def alu(self, op: str, dtype: DType, lanes: int, *src: int) -> int:
+        """An elementwise operation."""
+        return self.put(op, dtype, lanes, *src)
+
+    def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int:
+        """A constant in all lanes."""
+        return self.put("CONST", dtype, lanes, arg=value)
+
+    def cast(self, dtype: DType, v: int) -> int:
+        """`v` as another type."""
+        return v if self.out[v].dtype == dtype else self.put("CAST", dtype, self.out[v].lanes, v)
+
+    def bitcast(self, dtype: DType, v: int) -> int:
+        """The bits of `v` as another type of the same width."""
+        return v if self.out[v].dtype == dtype else self.put("BITCAST", dtype, self.out[v].lanes, v)
+
+    def type_of(self, v: int) -> tuple[DType, int]:
+        return self.out[v].dtype, self.out[v].lanes
+
+    def known(self, v: int) -> Any:
+        """The value of a constant in all lanes, else None."""
+        return self.out[v].arg if self.out[v].op == "CONST" else None
+
+    def elements(self, v: int) -> Sequence[Any]:
+        """The values of a constant's lanes, one where all are equal; () where it is none."""
+        op, _, _, _, arg = self.out[v]
+        return (arg,) if op == "CONST" else arg if op == "VCONST" else ()
+
+
+Rule = Callable[[Rewriting, str, DType, int, tuple[int, ...], Any], int | None]
+"""Makes the value of an instruction of others; None where it stays as it is."""
+RuleOf = Callable[[str, DType, DType], Rule | None]
+"""The rule for an instruction of a type on a first operand of a type."""
+Rules = Mapping[str, Rule]

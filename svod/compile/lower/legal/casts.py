@@ -1,0 +1,104 @@
+"""Conversions: by value (CAST) and of bits (BITCAST)."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from svod.compile.lower.legal.builder import BOOL, Rewriting
+from svod.compile.lower.legal.floats import F32, F64, narrow, to_odd, widen
+from svod.compile.lower.legal.integers import bits_of
+from svod.core.ir.dtype import BY_NAME, DType, dtypes
+from svod.core.spec.values import cast as cast_value
+from svod.core.spec.values import constant
+
+INDEX, I32 = dtypes.index, dtypes.int32
+
+
+def is_half(dtype: DType) -> bool:
+    return dtype.kind == "f" and dtype.bits == 16
+
+
+def cast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
+    """CAST. To bool it is a comparison. A 16-bit float goes by way of float32; float64 becomes one by way of float32 rounded to odd, which
+    avoids rounding twice."""
+    x, n = src[0], b.instructions
+    of, _ = b.type_of(x)
+    if of == dtype:
+        return x
+    if b.elements(x):
+        return _of_constant(b, of, dtype, lanes, x)
+    if dtype is BOOL:
+        return b.alu("CMPNE", BOOL, lanes, x, b.const(of, lanes, 0.0 if of.is_float else 0))
+    if is_half(of):
+        if dtype != F32:
+            return b.cast(dtype, b.cast(F32, x))
+        return None if of.name in n.widened else widen(b, lanes, x)
+    if is_half(dtype):
+        if of == F32:
+            return None if dtype.name in n.half_casts else narrow(b, dtype, lanes, x)
+        return b.cast(dtype, to_odd(b, lanes, x) if of == F64 else b.cast(F32, x))
+    return _to_integer(b, of, dtype, lanes, x) if dtype.is_int and of is not BOOL else None
+
+
+def _to_integer(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int | None:
+    """A number as an integer: by way of int32 where it becomes a shorter one, by the 64-bit integers of its own kind where it is extended;
+    and as an index of 32 bits the nearest, which lies outside of everything, too."""
+    n = b.instructions
+    if of.is_float and dtype.bits < 32 and not n.has_short_integers:
+        return b.cast(dtype, b.cast(I32, x))
+    if dtype is INDEX:
+        if n.index_bits == 64 or (of.is_int and of.bits <= 32 and of != dtypes.uint32):
+            return None
+        if of == dtypes.int64:
+            x = b.alu("MAX", of, lanes, x, b.const(of, lanes, int(I32.min)))
+        if of.is_int:
+            x = b.alu("MIN", of, lanes, x, b.const(of, lanes, int(I32.max)))
+        return b.cast(INDEX, b.cast(I32, x))
+    if of.is_int and bits_of(b, of) < 64 == dtype.bits and of.kind != dtype.kind and not n.extends_by_source:
+        return b.cast(dtype, b.cast(dtypes.int64 if of.kind == "i" else dtypes.uint64, x))
+    return None
+
+
+def _of_constant(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int:
+    """A constant as a constant of another type."""
+    with np.errstate(all="ignore"):
+        values = [cast_value(constant(of, value), of, dtype).item() for value in b.elements(x)]
+    return b.const(dtype, lanes, values[0]) if len(values) == 1 else b.put("VCONST", dtype, lanes, arg=tuple(values))
+
+
+def bitcast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
+    """BITCAST. Between elements of different widths: narrow ones are shifted to their places in wide ones, or out of them."""
+    x = src[0]
+    of, width = b.type_of(x)
+    if of == dtype:
+        return x
+    if dtype is BOOL:
+        return b.cast(BOOL, b.bitcast(dtypes.uint8, x))
+    if of is BOOL:
+        return b.bitcast(dtype, b.cast(dtypes.uint8, x))
+    if of.itemsize == dtype.itemsize or b.instructions.splits_lanes:
+        return None
+    word, result = (BY_NAME[f"uint{8 * d.itemsize}"] for d in (of, dtype))
+    x = b.bitcast(word, x)
+    return b.bitcast(dtype, _join(b, word, result, lanes, x) if width > lanes else _split(b, word, result, lanes, x))
+
+
+def _join(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int:
+    """Neighbouring lanes as one wide element, the first in its low bits."""
+    count, total = dtype.bits // of.bits, -1
+    for k in range(count):
+        own = tuple(range(k, lanes * count, count))
+        part = b.cast(dtype, b.put("EXTRACT", of, 1, x, arg=k) if lanes == 1 else b.put("SHUFFLE", of, lanes, x, arg=own))
+        if k:
+            part = b.alu("SHL", dtype, lanes, part, b.const(dtype, lanes, k * of.bits))
+        total = b.alu("OR", dtype, lanes, total, part) if k else part
+    return total
+
+
+def _split(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int:
+    """Each wide element as several lanes, its low bits first."""
+    count = of.bits // dtype.bits
+    copies = b.put("SPLAT", of, lanes, x) if lanes == count else b.put("SHUFFLE", of, lanes, x, arg=tuple(k // count for k in range(lanes)))
+    places = b.put("VCONST", of, lanes, arg=tuple(k % count * dtype.bits for k in range(lanes)))
+    return b.cast(dtype, b.alu("SHR", of, lanes, copies, places))

@@ -1,0 +1,102 @@
+"""Legalisation: LINEAR with the instructions that a renderer prints alone.
+
+    MOD int32 %3, 7                          %5 = QUOTIENT int32 %3, 7
+                                     →       %6 = MUL int32 %5, 7;  %7 = SUB int32 %3, %6       the remainder, of the dividend's sign
+                                             %8 = SHR int32 %7, 31;  %9 = AND int32 %8, 7;  ADD int32 %7, %9
+
+    ADD bfloat16 %3, %4              →       BITCAST, CAST, SHL, BITCAST of each;  ADD float32;  the bits rounded, SHR, CAST, BITCAST
+
+It is the last pass over LINEAR, made for each renderer: chains, costs, digests and records are of LINEAR as lowering wrote it, which is
+the same for all renderers of a target. What the program computes stays the same, but where LINEAR leaves it open.
+"""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from svod.compile.lower.legal.builder import Rewriting, Rule, RuleOf, Rules
+from svod.compile.lower.legal.casts import bitcast, cast, is_half
+from svod.compile.lower.legal.floats import extremum, in_float32, reciprocal, round_by_floor, sign_bit, test_for_nan
+from svod.compile.lower.legal.instructions import Instructions
+from svod.compile.lower.legal.integers import by_extrema, divide, in_32_bits, of_bools, shift, subtract_from_zero
+from svod.compile.lower.linear import ARITY, COMPARES
+from svod.compile.lower.program import Program
+from svod.core.ir.dtype import DType, dtypes
+
+ELEMENTWISE = frozenset(ARITY) - {"WHERE"}
+STAYS_INTEGER = frozenset({"AND", "OR", "XOR", "MAX", "MIN"}) | COMPARES
+"""Operations of integers whose results are of the operands' type without wrapping."""
+STAYS_FLOAT = frozenset({"MAX", "MIN", "FLOOR", "CEIL", "TRUNC", "ROUND", "NEG", "ABS"}) | COMPARES
+"""Operations of floats whose results are of the operands' type without rounding."""
+
+
+def _renamed(name: str) -> Rule:
+    """The rule for an operation that is another one, on operands of the same types."""
+    return lambda b, op, dtype, lanes, src, arg: b.alu(name, dtype, lanes, *src)
+
+
+def _operand(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
+    """An operation that changes no number of a type."""
+    return src[0]
+
+
+_OF_BOOLS: Rules = {"ADD": _renamed("OR"), "MUL": _renamed("AND"), "MAX": _renamed("OR"), "MIN": _renamed("AND")}
+_OF_INTEGERS: Rules = {"IDIV": divide, "MOD": divide, "SHL": shift, "SHR": shift, "NEG": subtract_from_zero}
+_KEEPS_WHOLE = frozenset({"FLOOR", "CEIL", "TRUNC", "ROUND"})
+
+
+@lru_cache(maxsize=64)
+def rules_for(n: Instructions) -> RuleOf:
+    """The rules for a renderer that prints these instructions."""
+    known: dict[tuple[str, DType, DType], Rule | None] = {}
+
+    def rule_of(op: str, dtype: DType, of: DType) -> Rule | None:
+        key = op, dtype, of
+        if key not in known:
+            known[key] = _rule(n, op, of)
+        return known[key]
+    return rule_of
+
+
+def _rule(n: Instructions, op: str, of: DType) -> Rule | None:
+    """The rule for an instruction whose first operand is of a type."""
+    if op in ("CAST", "BITCAST"):
+        return cast if op == "CAST" else bitcast
+    if op not in ELEMENTWISE:
+        return None
+    if (op in _KEEPS_WHOLE and not of.is_float) or (op == "ABS" and of.kind in "ub"):
+        return _operand
+    if of is dtypes.bool:
+        return of_bools if op in ("CMPLT", "CMPLE") and not n.compares_bools else _OF_BOOLS.get(op)
+    return _rule_of_integers(n, op, of) if of.is_int else _rule_of_floats(n, op, of)
+
+
+def _rule_of_integers(n: Instructions, op: str, of: DType) -> Rule | None:
+    if of.bits < 32 and not n.has_short_integers:
+        return None if n.holds_wide and op in STAYS_INTEGER else in_32_bits
+    if op in ("CMPLT", "CMPLE") and of == dtypes.int64 and not n.compares_int64:
+        return by_extrema
+    return _OF_INTEGERS.get(op)
+
+
+def _rule_of_floats(n: Instructions, op: str, of: DType) -> Rule | None:
+    if is_half(of):
+        if op in ("NEG", "ABS") and not n.holds_wide:
+            return sign_bit
+        if not n.holds_wide or op not in STAYS_FLOAT:
+            return in_float32
+    if op in ("MAX", "MIN"):
+        return None if n.keeps_nans else extremum
+    if op in ("CMPNE", "CMPEQ"):
+        return None if n.compares_nans else test_for_nan
+    if op in ("TRUNC", "ROUND") and of == dtypes.float64 and not n.rounds_float64:
+        return round_by_floor
+    return reciprocal if op == "RECIPROCAL" else None
+
+
+def legalize(program: Program, instructions: Instructions) -> Program:
+    """The program with what a renderer prints that has these instructions. Twice is as once."""
+    rule_of = rules_for(instructions)
+    code = tuple([tuple(Rewriting(phase, code, instructions, rule_of).run())
+                  for phase, code in zip(program.spec.phases, program.code, strict=True)])
+    return Program(program.spec, code)

@@ -1,0 +1,1 @@
+"""Tests of svod.compile.lower.legal."""
