@@ -148,9 +148,10 @@ class StageWork:
                 elif n.kind in ("alu", "cast"):
                     yield i, n, False
 
-    def distinct(self, deps: Collection[int], coefs: Coefs) -> float:
+    def distinct(self, deps: Collection[int], coefs: Coefs, equal_steps: bool = False) -> float:
         """The share of distinct elements among those that an access touches over all positions side by side: neighbouring windows overlap.
-        Three taps of eight results read ten elements, not 24."""
+        Three taps of eight results read ten elements, not 24. `equal_steps`: only windows are counted that a step of
+        their own size moves."""
         share, positions = 1.0, self.positions
         terms = [(abs(c) * (self.lanes if a == self.vector else 1), positions[a]) for a, c in coefs if c and positions[a] > 1 and a in deps]
         if len(terms) < 2:
@@ -158,7 +159,7 @@ class StageWork:
         terms.sort()
         step, count = terms[0]
         for c, e in terms[1:]:
-            if c % step == 0 and c <= count * step:
+            if c == step if equal_steps else c % step == 0 and c <= count * step:
                 more = count + c // step * (e - 1)
                 share *= more / (count * e)
                 count = more

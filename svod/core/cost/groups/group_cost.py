@@ -13,29 +13,11 @@ from typing import NamedTuple
 
 from svod.core.cost.cost import Cost
 from svod.core.cost.footprint import bank_turns, lane_granules, line_turns, shared_granules, touched_bytes, turns_of, waves_of
-from svod.core.cost.groups.device import (
-    ALONE_BYTES,
-    ARITHMETIC,
-    BEGIN,
-    DRAINED,
-    FAR,
-    FIRST_BYTES,
-    LAUNCH,
-    LINE,
-    NEAR,
-    ROW_APART,
-    SECOND_BYTES,
-    SECTOR,
-    SHARED,
-    STEP,
-    Device,
-    device_of,
-    resident_groups,
-)
+from svod.core.cost.groups.device import LINE, SECTOR, Device, device_of, resident_groups
 from svod.core.cost.groups.once import OnceInPhase
 from svod.core.cost.groups.stage_shape import StageShape, positions_of, steps_of
-from svod.core.cost.groups.tiles import LATENCY, WORD, held_tiles
-from svod.core.cost.work import block_ends, kind_of, masks_of
+from svod.core.cost.groups.tiles import WORD, held_tiles
+from svod.core.cost.work import Access, AccessKind, Coefs, StageWork, block_ends, is_aligned, kind_of
 from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import dtypes
 from svod.core.kernel.group_memory.copy import ASYNC_BYTES, UNROLLED_TURNS, evenly
@@ -50,49 +32,15 @@ from svod.core.kernel.groups import (
 )
 from svod.core.kernel.intrinsics import QUAD, exchanges_results, held_layout, normal_power, shuffles_of, stored_node
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
-from svod.core.kernel.layout import Layout, area_bytes
+from svod.core.kernel.layout import area_bytes
 from svod.core.kernel.loop_nest import LoopNest, StageNest, copied_ahead, copied_width, loop_nest, products_under_way, stored_bytes
 from svod.core.kernel.placement import is_computed_once, vector_width
-from svod.core.kernel.scheduler import DOT, GROUP, LOCAL, LOOP, UNROLL, UPCAST, Derived, Scheduler
+from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
-_OVERLAP = 0.2          # the share that is not hidden of what does not bound a phase
-_ITERATION = 4.0        # instructions of one iteration's bookkeeping
-_OPERATIONS = (1.0, 1.5, 8.0, 14.0)     # instructions of each OperationKind
-_MASK = 2.0             # instructions for the condition of an access
-_OWN = 24               # registers of a thread beside values: addresses, counters
-_BLOCK_END = 2.0        # instructions of an accumulator at the end of a block of a long sum
-_SPILL = 4.0            # instructions' worth of a register that lives in memory, each iteration
-_TOGETHER = 8           # threads that fill a line with the widest accesses
-_KEPT = 0.75            # the share of a cache that data may take and still be kept
-_IN_FLIGHT = 4.0        # iterations of a loop whose loads a thread has under way at once
-_BARRIER = 40.0         # cycles
-_AT_THE_SAME_TIME = 0.5 # the share of products that a group does while another one computes something else
-_GROUP = 20.0           # cycles until a unit has begun one more group
-_EXCHANGED = 2          # barriers of one exchange of partial results
+_EXCHANGE_BARRIERS = 2  # of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
-_EXCHANGED_WORD = 4.0   # instructions of a word that threads exchange before it is stored: of four, four exchanges and twelve choices
-_PACKED = 128           # single threads that run as one group on hardware
-_ROUNDING = 2.0         # instructions that round a factor before its products
-_ADDRESSES = 3          # registers of an asynchronous copy
-_POWER = 4.0            # instructions' worth of a power of two that is an instruction: few threads of a subgroup at a time
-_ROW = 8.0              # instructions of a row that is copied at once: its addresses, what is expected, the copy
-
-
-@dataclass
-class Access:
-    """An access of a stage: of an argument or temporary (`limit`: its bytes), or of shared memory (`limit`: 0)."""
-
-    coefs: tuple[tuple[int, int], ...]      # (local axis, bytes)
-    width: int                              # bytes of one instruction
-    times: float                            # instructions of one thread while the loops around the stage stand still
-    depth: int                              # serial loops outside of which it stands
-    limit: int
-    itemsize: int
-    irregular: bool = False
-    is_store: bool = False
-    slot: int = -1                          # the argument that is loaded
 
 
 @dataclass
@@ -191,7 +139,7 @@ class PhasePricer:
             phase.registers += phase.held
         phase.registers += phase.ahead
         beyond = max(0, min(phase.ahead, phase.registers - self.device.registers_per_thread))
-        phase.instructions += phase.threads * phase.blocks * _SPILL * beyond
+        phase.instructions += phase.threads * phase.blocks * self.device.spill_operations * beyond
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
         for shape, accesses in wanted:
             self._traffic(phase, shape, accesses, resident)
@@ -210,13 +158,14 @@ class PhasePricer:
         own = stage_threads(self.state, self.nest.placement, phase_of(self.nest.placement, s))[s]
         lanes = exchanging_threads(self.state.target, own, phase.threads)
         steps, left = lanes.bit_length() - 1, own.reducers // lanes
-        phase.latency += times * steps * SHARED
+        phase.latency += times * steps * self.device.shared_cycles
         phase.instructions += times * steps * phase.threads * results * 2.0
         if left > 1:
             phase.shared += exchanged_bytes(self.state, self.nest.placement, s, phase.threads)
-            phase.latency += times * (_EXCHANGED * _BARRIER + left * STEP + SHARED)
+            device = self.device
+            phase.latency += times * (_EXCHANGE_BARRIERS * device.barrier_cycles + left * device.step_cycles + device.shared_cycles)
             phase.instructions += times * (left * phase.threads * results * (self.device.access(1.0, shared=True) + 1.0)
-                                           + _EXCHANGED * self.device.barrier(phase.threads))
+                                           + _EXCHANGE_BARRIERS * self.device.barrier(phase.threads))
 
     def _is_waited_for(self, shape: StageShape, counter: StageCounter) -> bool:
         """Whether threads wait for what a stage loads. A copy that runs ahead is started and left alone, or stores its few loads later."""
@@ -231,14 +180,14 @@ class PhasePricer:
         counter.count()
         times, s = shape.times, shape.stage.r.stage.index
         accumulators = counter.accumulators
-        phase.registers = max(phase.registers, _OWN + int(counter.registers))
-        spilled = max(0.0, _OWN + counter.registers - self.device.registers_per_thread)
+        phase.registers = max(phase.registers, self.device.base_registers + int(counter.registers))
+        spilled = max(0.0, self.device.base_registers + counter.registers - self.device.registers_per_thread)
         if spilled and counter.tiles is not None and counter.tiles.dot.reads_shared:
             spilled = accumulators      # products wait for each other, and each finds all registers in place
         if counter.tiles is not None and counter.tiles.dot.reads_shared and not products_under_way(self.state, self.nest):
-            phase.drained += times * prod([c for a, c in counter.own if a >= counter.outs]) * DRAINED
+            phase.drained += times * prod([c for a, c in counter.work.loops if a >= counter.outs]) * self.device.drained_cycles
         threads = shape.num_threads
-        own = threads * times * (counter.instructions + _SPILL * spilled * shape.body)
+        own = threads * times * (counter.instructions + self.device.spill_operations * spilled * shape.body)
         phase.instructions += own
         if counter.tiles is not None:
             phase.products += own
@@ -249,24 +198,24 @@ class PhasePricer:
         if self._is_waited_for(shape, counter):
             phase.latency += times * counter.latency
         if reducers_of(self.state, s) > 1:
-            self._exchange(phase, shape, sum([len(red.values) for red in counter.r.reductions]) * prod(counter.positions[:counter.outs]))
+            self._exchange(phase, shape, sum([len(red.values) for red in counter.r.reductions]) * counter.work.rows)
         for _ in shuffles_of(self.state, s):
-            phase.latency += times * SHARED
-            phase.instructions += times * threads * counter.rows * 2.0
+            phase.latency += times * self.device.shared_cycles
+            phase.instructions += times * threads * counter.work.rows * 2.0
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
             # what becomes an operand has half as many registers soon
-            results = accumulators if counter.tiles is not None else counter.rows
+            results = accumulators if counter.tiles is not None else counter.work.rows
             phase.held += int(results if s in self.nest.placement.stage(self.root).reads else results / 2)
         if shape.stage.space is MemorySpace.SCRATCH:
             self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
             size = self._staged_bytes(shape.stage)
             phase.shared += size
-            barriers = times * (_EXCHANGED if shape.stage.buffers == 1 else 1)
-            phase.latency += barriers * _BARRIER
+            barriers = times * (_EXCHANGE_BARRIERS if shape.stage.buffers == 1 else 1)
+            phase.latency += barriers * self.device.barrier_cycles
             phase.instructions += barriers * self.device.barrier(phase.threads)
             if shape.stage.buffers > 1:
-                phase.drained += times * ROW_APART * min(shape.stage.bulk_rows, self.device.subgroup)
+                phase.drained += times * self.device.row_cycles * min(shape.stage.bulk_rows, self.device.subgroup)
                 phase.blocks, phase.copied_ahead = max(phase.blocks, times), copied_ahead(self.state, self.nest)
                 phase.block += size // shape.stage.buffers
                 phase.ahead += self._registers_ahead(shape.stage, size // shape.stage.buffers, phase.threads)
@@ -281,28 +230,28 @@ class PhasePricer:
         """Registers of a thread for its part of a copy that runs ahead: of what it copies, or of the addresses of asynchronous copies."""
         if not self.state.target.has_async_copies:
             return -(-nbytes // (WORD * threads))
-        return 0 if stage.bulk_rows else _ADDRESSES * -(-nbytes // (self.state.target.vector_bytes * threads))
+        return 0 if stage.bulk_rows else self.device.address_registers * -(-nbytes // (self.state.target.vector_bytes * threads))
 
     def _traffic(self, phase: Phase, shape: StageShape, accesses: Sequence[Access], resident: int) -> None:
         """Count what a stage's accesses move."""
         device, lanes = self.device, min(self.device.subgroup, shape.num_threads)
         subgroups = -(-shape.num_threads // device.subgroup)
         steady = [self._footprints(shape, a) for a in accesses]
-        share = device.first * _KEPT / resident
+        share = device.first * self.device.kept_share / resident
         has_tiles = shape.stage.r.stage.index in self.nest.layouts.dots and not device.is_software
         for a, footprints in zip(accesses, steady, strict=True):
-            sectors = lanes if a.irregular else lane_granules(steps_of(shape.threads, a.coefs), lanes, a.width, SECTOR)
+            sectors = lanes if a.gathered else lane_granules(steps_of(shape.threads, a.coefs), lanes, a.width, SECTOR)
             asked = shape.times * a.times * subgroups * sectors * SECTOR
-            is_tile = a.width > LINE // _TOGETHER       # the threads of a subgroup have parts of one access
-            turns = 1 if device.is_software or is_tile else lanes if a.irregular else \
+            is_tile = a.width > LINE // self.device.line_threads       # the threads of a subgroup have parts of one access
+            turns = 1 if device.is_software or is_tile else lanes if a.gathered else \
                 line_turns(steps_of(shape.threads, a.coefs), lanes, a.width, LINE)
-            phase.first += max(asked, shape.times * a.times * subgroups * turns * FIRST_BYTES)
+            phase.first += max(asked, shape.times * a.times * subgroups * turns * self.device.first_bytes)
             moved = footprints[-1]
             for k in range(len(shape.serial) - 1, -1, -1):
                 kept = sum([f[k + 1] for f in steady]) <= share
                 if k < a.depth or shape.is_outside(k):
                     moved *= footprints[k] / footprints[k + 1] if kept else shape.serial[k].times
-            keeps = device.is_software or is_tile or not a.is_store     # the first cache of hardware keeps no stores
+            keeps = device.is_software or is_tile or a.kind is not AccessKind.STORE     # the first cache of hardware keeps no stores
             bytes_moved = min(moved, asked) if keeps else asked
             phase.second += bytes_moved
             phase.last += bytes_moved if has_tiles and a.depth == 0 else 0.0
@@ -310,7 +259,7 @@ class PhasePricer:
 
     def _footprints(self, shape: StageShape, a: Access) -> list[float]:
         """Bytes that a group touches inside the first k serial loops, for k from 0 (all of them) to all (one iteration)."""
-        if a.irregular:
+        if a.gathered:
             one = float(shape.num_threads * SECTOR * a.times / max(1.0, prod(run.times for run in shape.serial)))
             sizes = [one]
             for run in reversed(shape.serial):
@@ -326,51 +275,52 @@ class PhasePricer:
     def _from_memory_once(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
         """`_from_memory`, or nothing where another stage of the group has loaded the same and the second cache keeps it for all groups."""
         found = self._from_memory(phase, shape, a, of_group, resident)
-        if a.slot < 0 or self.device.is_software:
+        if a.kind is not AccessKind.LOAD or self.device.is_software:
             return found
-        before, same = self.loaded, (a.slot, of_group, found)
+        before, same = self.loaded, (a.number, of_group, found)
         at_once = min(phase.groups, resident * self.device.units)
-        if same in before and of_group * at_once <= self.device.second * _KEPT:
+        if same in before and of_group * at_once <= self.device.second * self.device.kept_share:
             return 0.0
         before.add(same)
         return found
 
     def _from_memory(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
         """Bytes that come from memory in all: what a wave of groups shares is read once, and stays where the second cache holds it."""
-        if a.irregular:
+        if a.gathered:
             return min(of_group * phase.groups, float(a.limit))
         inside = waves_of([run.times for run in shape.grid], resident * self.device.units)
         runs = [*shape.threads, *shape.expanded, *shape.serial]
         wave = [run._replace(times=n) for run, n in zip(shape.grid, inside, strict=True)]
         of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit, SECTOR)
         of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit, SECTOR)
-        if a.is_store and not self.device.is_software:      # what is stored in parts is read before
+        if a.kind is AccessKind.STORE and not self.device.is_software:      # what is stored in parts is read before
             of_all *= 1.0 + shared_granules(steps_of(runs, a.coefs), steps_of(shape.grid, a.coefs), a.itemsize, SECTOR)
-        return of_all if of_all <= self.device.second * _KEPT else max(of_all, of_wave * phase.groups / prod(inside))
+        return of_all if of_all <= self.device.second * self.device.kept_share else max(of_all, of_wave * phase.groups / prod(inside))
 
 
 def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
     """The phase that combines the partial results of a reduction cut into parts: a thread or a subgroup for each vector of results."""
-    outputs = float(prod([state.kernel.axes[a].extent for a in r.stage.outs]))
+    device, outputs = device_of(state.target), float(prod([state.kernel.axes[a].extent for a in r.stage.outs]))
     size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
     width = vector_width(state, r)
     vectors = -(-outputs // width)
     threads = combining_threads(state.target, int(outputs) // width, parts)
-    together = 1 if threads > 1 or device_of(state.target).is_software else int(min(_PACKED, vectors))
-    phase = Phase(-(-vectors // together), threads * together, registers=_OWN + 2 * width)
+    together = 1 if threads > 1 or device.is_software else int(min(device.packed_threads, vectors))
+    phase = Phase(-(-vectors // together), threads * together, registers=device.base_registers + 2 * width)
     phase.instructions = together * parts * 2.0 * width
     phase.first = phase.second = float(parts * max(SECTOR if outputs > 1 else 0, together * size * width))
-    phase.memory = max(0.0, parts * outputs * size - device_of(state.target).second)
-    phase.latency = NEAR * max(1.0, parts / threads / _IN_FLIGHT) + threads.bit_length() * SHARED
+    phase.memory = max(0.0, parts * outputs * size - device.second)
+    rounds = max(1.0, parts / threads / device.iterations_in_flight)
+    phase.latency = device.near_cycles * rounds + threads.bit_length() * device.shared_cycles
     return phase
 
 
-def _ends(phase: Phase, block: float) -> float:
+def _ends(device: Device, phase: Phase, block: float) -> float:
     """Cycles of the groups that run at once in which none multiplies, where tiles are multiplied: until the first block is there, and
     behind the last one; where no copy runs ahead, all that is waited for. `block`: cycles until the copies of an iteration are there."""
     if not phase.last:
         return 0.0
-    return (block if phase.blocks else phase.latency) + FAR + phase.last / SECOND_BYTES
+    return (block if phase.blocks else phase.latency) + device.far_cycles + phase.last / device.second_bytes
 
 
 def phase_cycles(device: Device, phase: Phase) -> float:
@@ -380,115 +330,94 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
     at_once = min(per_unit, resident)
     wasted = device.whole(phase.threads) / phase.threads
-    lanes = ARITHMETIC if device.is_software else min(ARITHMETIC, at_once * device.whole(phase.threads))     # one has a part of it
-    at_the_same_time = _AT_THE_SAME_TIME * min(phase.products, phase.beside) if at_once > 1 else 0.0
+    # one group has a part of a unit
+    lanes = device.arithmetic if device.is_software else min(device.arithmetic, at_once * device.whole(phase.threads))
+    at_the_same_time = device.product_overlap * min(phase.products, phase.beside) if at_once > 1 else 0.0
     arithmetic = per_unit * (phase.instructions - at_the_same_time) * wasted / lanes
-    first = per_unit * (phase.first / FIRST_BYTES + phase.turns)
-    second = max(phase.groups * phase.second / (SECOND_BYTES * device.units), per_unit * phase.second / ALONE_BYTES)
-    memory = max(phase.memory / (device.memory * device.units), phase.memory / (ALONE_BYTES * busy))
+    first = per_unit * (phase.first / device.first_bytes + phase.turns)
+    second = max(phase.groups * phase.second / (device.second_bytes * device.units), per_unit * phase.second / device.alone_bytes)
+    memory = max(phase.memory / (device.memory * device.units), phase.memory / (device.alone_bytes * busy))
     rounds = -(-per_unit // at_once)
     latency = 0.0 if device.is_software else rounds * phase.latency     # a processor goes on with the next access
-    block = FAR + at_once * phase.block / SECOND_BYTES      # until the copies of an iteration are there
+    block = device.far_cycles + at_once * phase.block / device.second_bytes      # until the copies of an iteration are there
     copied = 0.0 if device.is_software else rounds * phase.blocks * block / phase.copied_ahead
-    arithmetic += per_unit * _GROUP + rounds * phase.drained
-    ends = rounds * _ends(phase, block)
+    arithmetic += per_unit * device.group_cycles + rounds * phase.drained
+    ends = rounds * _ends(device, phase, block)
     parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
-    begun = 0.0 if device.is_software else phase.groups * BEGIN        # meanwhile groups before it do all of that
-    return LAUNCH + max(begun, ends + max(longest, copied) + _OVERLAP * (sum(parts) - longest))
+    begun = 0.0 if device.is_software else phase.groups * device.begin_cycles        # meanwhile groups before it do all of that
+    return device.launch_cycles + max(begun, ends + max(longest, copied) + device.unhidden_share * (sum(parts) - longest))
 
 
 class StageCounter:
-    """Counts the instructions of one thread in a stage, while the loops around it stand still. `known`: nodes whose values are there."""
+    """Prices the work of one thread in a stage, while the loops around it stand still. `known`: nodes whose values are there."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, shape: StageShape, known: Collection[int] = ()) -> None:
-        self.known = known
         self.state, self.nest, self.shape, self.device = state, nest, shape, device_of(state.target)
         self.stage, self.r = shape.stage, shape.stage.r
-        self.outs = len(self.r.stage.outs)
         self.width = copied_width(state, nest.layouts, self.r)
-        self.own = [(a, run.times) for a, run in zip(shape.axes_of_serial, shape.serial, strict=True) if a >= 0]
-        self.runs_of_loop = [1.0]
-        for _, count in self.own:
-            self.runs_of_loop.append(self.runs_of_loop[-1] * count)
-        self.body = self.runs_of_loop[-1]
-        self.positions = [1] * len(self.stage.axes)     # side by side, per axis
-        self.upcast = 1
-        for a, group in enumerate(self.stage.axes):
-            for p in group:
-                if p.role not in (LOOP, DOT, LOCAL, GROUP):
-                    self.positions[a] *= p.extent
-                    self.upcast *= p.extent if p.role == UPCAST else 1
+        own = [(a, run.times) for a, run in zip(shape.axes_of_serial, shape.serial, strict=True) if a >= 0]
+        self.work = StageWork(state, nest, shape.stage, own, shape.outside, held=self._held(), known=known)
+        self.outs, self.body = self.work.outs, self.work.body
         self.lanes = self.stage.num_lanes
         self.tiles = held_tiles(nest.layouts.dots.get(self.r.stage.index))
-        self.elements = [1] * len(self.stage.axes)      # of a tile that HOLD has laid out, those that a thread has, per axis
-        self._hold()
         if shape.is_shared_copy and shape.expanded:
-            self.lanes = self.positions[self.stage.vector] = shape.expanded[0].times
+            self.lanes = self.work.positions[self.stage.vector] = shape.expanded[0].times
         self.gaps = self.device.gaps(reducers_of(state, self.r.stage.index))
+        self.subgroups = -(-shape.num_threads // self.device.subgroup)
         self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
         self.stored = 0.0           # the part of the instructions that stores
         self.accumulators = self.registers = 0.0
         self.waits = 0.0            # cycles of one innermost iteration that wait for loads
-        self.accesses: list[Access] = []
+        self.accesses: list[Access] = []        # of memory
 
-    def _hold(self) -> None:
+    def _held(self) -> list[int]:
+        """The elements that a thread has, per axis, of a tile that HOLD has laid out."""
         fragment, chosen = held_layout(self.state, self.r.stage.index), self.state.dots[self.r.stage.index]
-        if fragment is None or chosen is None:
-            return
-        for side, axis in enumerate((chosen.rows, chosen.columns)):
-            a = self.r.axes.index(axis)
-            self.elements[a] = prod([d.extent for d in fragment.elements if (d.rows, d.columns)[side]])
-            self.positions[a] *= self.elements[a]
-
-    @property
-    def rows(self) -> float:
-        """Results of a thread, whatever it reduces side by side."""
-        return float(prod(self.positions[:self.outs]))
+        elements = [1] * len(self.stage.axes)
+        if fragment is not None and chosen is not None:
+            for side, axis in enumerate((chosen.rows, chosen.columns)):
+                elements[self.r.axes.index(axis)] = prod([d.extent for d in fragment.elements if (d.rows, d.columns)[side]])
+        return elements
 
     def count(self) -> None:
-        skip = {*masks_of(self.r), *self.known}
+        work, device = self.work, self.device
         packed = self.nest.layouts.packed.get(self.r.stage.index)
         if packed is not None and stored_node(self.r, packed) != self.r.value:
-            skip.add(self.r.value)      # stored before it is made wide
-        self._reductions(skip)
-        for i, n in enumerate(self.r.nodes):
-            if self.state.target.has_pow2 and normal_power(self.r, n) >= 0:
-                skip.update((i, n.src[0]))      # the instruction does it
-        for i, n in enumerate(self.r.nodes):
-            if i in skip or n.dtype == dtypes.index:
-                continue
+            work.skipped.add(self.r.value)      # stored before it is made wide
+        if self.state.target.has_pow2:          # the instruction does it
+            work.skipped.update([x for i, n in enumerate(self.r.nodes) if normal_power(self.r, n) >= 0 for x in (i, n.src[0])])
+        self._reductions()
+        for i, n, is_load in work.values():
             if n.kind == "load" and n.linear is not None:
-                self._load(n, n.linear)
-            elif n.kind == "read":
-                self._read(n, self.tiles.number(i) if self.tiles is not None else -1)
-            elif n.kind in ("alu", "cast"):
-                weight = _POWER if n.op == "EXP2" and n.dtype == dtypes.float32 and self.state.target.has_pow2 else _OPERATIONS[kind_of(n)]
-                self.instructions += weight * self._runs(n.deps)
+                self._load(i, n, n.linear)
+            elif is_load:
+                self._read(i, n, self.tiles.number(i) if self.tiles is not None else -1)
+            else:
+                is_power = n.op == "EXP2" and n.dtype == dtypes.float32 and self.state.target.has_pow2
+                self.instructions += (device.power_operations if is_power else device.operations[kind_of(n)]) * self._runs(n.deps)
         before = self.instructions
         self._store()
         self.stored = self.instructions - before
-        if self.r.reductions:
-            self.accumulators = sum(self._side_by_side(red, c, UPCAST) for red in self.r.reductions for c in range(len(red.values)))
+        self.accumulators = sum(self._side_by_side(red, c, UPCAST) for red in self.r.reductions for c in range(len(red.values)))
         if self.tiles is not None:
             self.accumulators *= self.tiles.results.num_elements
         self.registers = self.accumulators * max(1.0, self.r.lanes_bytes / 4) + self._beside()
-        self.instructions += _ITERATION * sum(self.runs_of_loop[1:]) if self.stage.space is not MemorySpace.HELD else 0.0
-        self.instructions += _BLOCK_END * block_ends(self.r, self.own, self.stage.axes) * self.accumulators
-        serial = prod(c for a, c in self.own if a >= self.outs)
-        self.latency += self.body / max(1.0, serial) * (max(0.0, serial - 1.0) * (STEP if self.tiles is None else LATENCY))
-        self.latency += self.waits * (1.0 + (self.body - 1.0) / _IN_FLIGHT)
+        if self.stage.space is not MemorySpace.HELD:
+            self.instructions += device.iteration_operations * sum(work.runs_of_loop[1:])
+        self.instructions += device.block_end_operations * block_ends(self.r, work.loops, self.stage.axes) * self.accumulators
+        summed = work.summed()
+        step = device.step_cycles if self.tiles is None else device.product_cycles
+        self.latency += self.body / max(1.0, summed) * (max(0.0, summed - 1.0) * step)
+        self.latency += self.waits * (1.0 + (self.body - 1.0) / device.iterations_in_flight)
 
-    def _reductions(self, skip: set[int]) -> None:
-        """Count what is summed up, and note the products that are part of that."""
+    def _reductions(self) -> None:
+        """Count what is summed up."""
         for red in self.r.reductions:
-            product = self.r.nodes[red.values[0]]
-            if red.combiner == "ADD" and product.kind == "alu" and product.op == "MUL":
-                skip.add(red.values[0])
-            tile = self.body * prod(self.positions)
+            tile = self.body * prod(self.work.positions)
             self.multiply_adds += tile * (self.tiles.products if self.tiles is not None else 1.0)
             if self.tiles is not None:
-                self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / FIRST_BYTES
+                self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / self.device.first_bytes
             if len(red.values) == 1:
                 self.instructions += tile * (self.tiles.dot.cost(self.state.target) if self.tiles is not None else 1.0)
             else:
@@ -497,187 +426,157 @@ class StageCounter:
     def _side_by_side(self, red: ReduceNode, component: int, role: str = "") -> float:
         """Positions side by side, of rows of a role alone, that have a component of a reduction of their own."""
         of = get_combiner(red.combiner).read_for(component)
-        axes = {a for c in of for a in self.r.nodes[red.values[c]].deps} if len(of) < len(red.values) else range(len(self.positions))
-        loops = [p.extent for a in axes for p in self.stage.axes[a]
-                 if (p.role == role if role else p.role not in (LOOP, DOT, LOCAL, GROUP))]
-        return float(prod(loops) * prod([self.elements[a] for a in axes]))
+        axes = {a for c in of for a in self.r.nodes[red.values[c]].deps} if len(of) < len(red.values) else range(len(self.stage.axes))
+        return float(prod([self.work.side_by_side(a, role) * self.work.held[a] for a in axes]))
 
     def _beside(self) -> float:
         """Registers for what is added to accumulators: the loads of one unrolled iteration are all under way at once, each of those under
         a condition with a predicate or an address of its own."""
+        positions = self.work.positions
         if self.tiles is not None:
-            return self.tiles.registers(self.positions)
+            return self.tiles.registers(positions)
         if not self.r.reductions:
-            return float(prod(self.positions))
-        return float(sum(prod(self.positions[a] for a in n.deps) * (2 if n.kind == "load" and n.gate >= 0 else 1) for n in self.r.nodes
+            return float(prod(positions))
+        return float(sum(prod(positions[a] for a in n.deps) * (2 if n.kind == "load" and n.gate >= 0 else 1) for n in self.r.nodes
                          if n.kind in ("load", "read") and any(a >= self.outs for a in n.deps)))
-
-    def _depth(self, deps: tuple[int, ...]) -> int:
-        """The number of own serial loops outside of which a value that depends on these axes stands."""
-        return max([k + 1 for k, (a, _) in enumerate(self.own) if a in deps], default=0)
 
     def _runs(self, deps: tuple[int, ...]) -> float:
         """How often a value that depends on these axes is computed, by one thread."""
         held = self.tiles is not None and (self.tiles.plan.rows in deps or self.tiles.plan.columns in deps)
-        return self._tile_runs(deps) * (self.tiles.results.num_elements if self.tiles is not None and held else 1.0)
+        return self.work.runs(deps) * (self.tiles.results.num_elements if self.tiles is not None and held else 1.0)
 
-    def _tile_runs(self, deps: tuple[int, ...]) -> float:
-        """`_runs` of a whole tile, where a subgroup holds it."""
-        return self.runs_of_loop[self._depth(deps)] * prod(self.positions[a] for a in deps)
-
-    def _is_vector(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
+    def _is_vector(self, coefs: Coefs, const: int, lanes: int) -> bool:
         """Whether the lanes of the vector axis are beside each other, and each vector begins at a multiple of its size."""
-        axis = self.stage.vector
-        loop = self.stage.vector_loop
+        axis, loop = self.stage.vector, self.stage.vector_loop
         if axis < 0 or lanes < 2 or not (self.shape.is_shared_copy or (loop is not None and loop.stride == 1)):
             return False
-        return dict(coefs).get(axis) == 1 and not const % lanes and not any(c % lanes for a, c in coefs if a != axis)
+        return dict(coefs).get(axis) == 1 and is_aligned(coefs, const, axis, lanes)
 
-    def _elements_of(self, coefs: tuple[tuple[int, int], ...], const: int) -> int:
+    def _elements_of(self, coefs: Coefs, const: int) -> int:
         """Elements of one instruction of an access: those of a vector, or of a row of a square that is turned in registers."""
         for width in (self.width, self.width // 2, self.width // 4):
             if width > 1 and self.lanes % width == 0 and (self._is_vector(coefs, const, width) or self._is_turned(coefs, const, width)):
                 return width
         return 1
 
-    def _is_turned(self, coefs: tuple[tuple[int, int], ...], const: int, lanes: int) -> bool:
+    def _is_turned(self, coefs: Coefs, const: int, lanes: int) -> bool:
         """Whether a different axis is contiguous over a full vector: `transpose_squares` then makes the access wide."""
         if lanes != min(self.width, self.lanes) or not dict(coefs).get(self.stage.vector):
             return False
-        return not const % lanes and any(
-            c == 1 and a != self.stage.vector and not any(other % lanes for b, other in coefs if b != a)
+        return any(
+            c == 1 and a != self.stage.vector and is_aligned(coefs, const, a, lanes)
             and any(p.stride == 1 and p.extent % lanes == 0 and p.role in (UPCAST, UNROLL) for p in self.stage.axes[a]) for a, c in coefs)
 
-    def _instructions_of(self, deps: tuple[int, ...], coefs: tuple[tuple[int, int], ...], const: int) -> tuple[float, int]:
+    def _instructions_of(self, deps: tuple[int, ...], coefs: Coefs, const: int) -> tuple[float, int]:
         """(instructions of one thread, elements of each) of an access."""
         width = self._elements_of(coefs, const)
-        return (self._runs(deps) / width, width) if width > 1 else (self._runs(deps) * self._distinct(deps, coefs), 1)
+        return (self._runs(deps) / width, width) if width > 1 else (self._runs(deps) * self.work.distinct(deps, coefs, equal_steps=True), 1)
 
-    def _distinct(self, deps: tuple[int, ...], coefs: tuple[tuple[int, int], ...]) -> float:
-        """The share of the positions side by side that touch an element of their own: three taps of eight results beside each other read
-        ten elements, not 24."""
-        by_step: dict[int, list[int]] = {}
-        for a, c in coefs:
-            if c and a in deps:
-                by_step.setdefault(abs(c), []).append(self.positions[a])
-        return prod((1 + sum(n - 1 for n in own)) / prod(own) for own in by_step.values())
-
-    def _load(self, n: Node, linear: LinearIndex) -> None:
-        size = n.dtype.itemsize
-        even = evenly(self.r, linear)
-        irregular, linear = even is None, even or linear
+    def _load(self, i: int, n: Node, linear: LinearIndex) -> None:
+        device, even = self.device, evenly(self.r, linear)
+        gathered = tuple([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps]) if even is None else ()
+        linear = even or linear
         count, elements = self._runs(n.deps), 1
         if self.shape.is_shared_copy and self.shape.expanded and self.stage.vector in n.deps:
             count, elements = count / self.lanes, self.lanes
         elif not linear.atoms and (n.gate < 0 or self.stage.vector not in self.r.nodes[n.gate].deps):
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
-        rows = self.stage.bulk_rows
-        self.instructions += -(-rows // self.shape.num_threads) * _ROW if rows else \
-            count * (self.device.access(elements) * self.gaps + (_MASK if n.gate >= 0 else 0.0))
+        rows, access = self.stage.bulk_rows, self.work.load(i, n, linear, count, elements, gathered)
+        self.instructions += -(-rows // self.shape.num_threads) * device.bulk_row_operations if rows else \
+            count * (device.access(elements) * self.gaps + (device.mask_operations if access.is_masked else 0.0))
         self.loads += count
-        depth = self._depth(n.deps)
-        if depth == len(self.own):
-            self.waits = max(self.waits, FAR)
+        depth = access.depth - self.work.outside
+        if depth == len(self.work.loops):
+            self.waits = max(self.waits, device.far_cycles)
         else:
-            self.latency += FAR * self.runs_of_loop[depth]
-        limit = self.state.kernel.params[n.arg].arg.size * size
-        self.accesses.append(Access(tuple((a, c * size) for a, c in linear.coefs), size * elements, count, self.shape.outside + depth,
-                                     limit, size, irregular, slot=n.arg))
+            self.latency += device.far_cycles * self.work.runs_of_loop[depth]
+        self.accesses.append(access)
 
-    def _read(self, n: Node, operand: int) -> None:
+    def _read(self, i: int, n: Node, operand: int) -> None:
         """A read of a staged value, from where it lies. `operand`: of which tiles are read, or -1."""
-        source = self.nest.stages[n.arg]
-        if source.space in (MemorySpace.REGISTER, MemorySpace.HELD):
+        if self.nest.stages[n.arg].space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
-        layout, size = source.layout, stored_bytes(self.state, self.nest.layouts, n.arg)
-        assert layout is not None
-        coefs: dict[int, int] = {}
-        for lin, stride in zip(n.dims, layout.strides, strict=True):
-            for a, c in lin.coefs:
-                coefs[a] = coefs.get(a, 0) + c * stride
-        flat = tuple(sorted(coefs.items()))
-        if self.tiles is not None and operand >= 0:
-            self._read_tile(n, operand, layout, tuple((a, c * size) for a, c in flat), source.space)
+        device, is_tile = self.device, self.tiles is not None and operand >= 0
+        count, elements = (self.work.runs(n.deps), 1) if is_tile else self._instructions_of(n.deps, self.work.staged_coefs(n), 0)
+        access = self.work.read(i, n, count, elements)
+        if is_tile:
+            self._read_tile(access, operand)
             return
-        count, elements = self._instructions_of(n.deps, flat, 0)
-        gaps = self.gaps if source.space is MemorySpace.GLOBAL else 1.0
-        self.instructions += count * self.device.access(elements, source.space is MemorySpace.SHARED) * gaps
+        gaps = self.gaps if access.space is MemorySpace.GLOBAL else 1.0
+        self.instructions += count * device.access(elements, access.space is MemorySpace.SHARED) * gaps
         self.loads += count
-        lanes = min(self.state.target.group_threads, device_of(self.state.target).subgroup, self.shape.num_threads)
-        subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
-        inbytes = tuple((a, c * size) for a, c in flat)
-        depth = self._depth(n.deps)
-        if source.space is MemorySpace.SHARED:
-            self.turns += count * subgroups * bank_turns(steps_of(self.shape.threads, inbytes), lanes, size * elements)
-            self.waits = max(self.waits, SHARED)
-        elif source.space is MemorySpace.SCRATCH:       # each thread has its own; elements of neighbouring threads lie beside each other
-            self.private += count * subgroups * lanes * size * elements
-            self.waits = max(self.waits, SHARED)
+        lanes = min(self.state.target.group_threads, device.subgroup, self.shape.num_threads)
+        if access.space is MemorySpace.SHARED:
+            self.turns += count * self.subgroups * bank_turns(steps_of(self.shape.threads, access.coefs), lanes, access.width)
+            self.waits = max(self.waits, device.shared_cycles)
+        elif access.space is MemorySpace.SCRATCH:       # each thread has its own; elements of neighbouring threads lie beside each other
+            self.private += count * self.subgroups * lanes * access.width
+            self.waits = max(self.waits, device.shared_cycles)
         else:
-            self.waits = max(self.waits, NEAR)
-            self.accesses.append(Access(inbytes, size * elements, count, self.shape.outside + depth, layout.size * size, size))
+            self.waits = max(self.waits, device.near_cycles)
+            self.accesses.append(access)
 
-    def _read_tile(self, n: Node, number: int, layout: Layout, inbytes: tuple[tuple[int, int], ...], space: MemorySpace) -> None:
+    def _read_tile(self, access: Access, number: int) -> None:
         """A read of tiles of an operand."""
         assert self.tiles is not None
-        tiles, count = self.tiles, self._tile_runs(n.deps)
+        tiles, count, layout = self.tiles, access.times, self.nest.stages[access.number].layout
+        assert layout is not None
         if tiles.dot.reads_shared:      # counted with the products
-            self.waits = max(self.waits, SHARED)
+            self.waits = max(self.waits, self.device.shared_cycles)
             return
         self.loads += count
-        self.instructions += count * _ROUNDING * tiles.words(number) if tiles.dot.significand else 0.0
-        if space is MemorySpace.SHARED:
+        self.instructions += count * self.device.rounding_operations * tiles.words(number) if tiles.dot.significand else 0.0
+        if access.space is MemorySpace.SHARED:
             self.instructions += count * tiles.reads(number, layout)
             self.turns += count * -(-self.shape.num_threads // tiles.dot.threads) * tiles.turns(number, layout)
-            self.waits = max(self.waits, SHARED)
+            self.waits = max(self.waits, self.device.shared_cycles)
             return
         self.instructions += count * tiles.words(number) * self.device.access(1.0)
-        self.waits = max(self.waits, NEAR)
+        self.waits = max(self.waits, self.device.near_cycles)
         size = tiles.dot.operands[number].itemsize
-        self.accesses.append(Access(inbytes, tiles.tile_bytes(number), count, self.shape.outside + self._depth(n.deps),
-                                     layout.size * size, size))
+        self.accesses.append(access._replace(itemsize=size, elements=tiles.tile_bytes(number) // size))
 
     def _store(self) -> None:
         """The store of the stage's value."""
-        r, stage = self.r, self.stage
+        r, stage, device = self.r, self.stage, self.device
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
         if stage.space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
-        own = [c for a, c in self.own if a < self.outs]
-        runs = float(prod(own)) * prod(self.positions[:self.outs])
+        runs = float(prod([c for a, c in self.work.loops if a < self.outs])) * self.work.rows
         if self.shape.is_cut:
             size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
         if stage.space is MemorySpace.SCRATCH:
-            self.instructions += runs * self.device.access(1.0)
+            self.instructions += runs * device.access(1.0)
             self.private += runs * size * self.shape.num_threads
             return
-        if r.store is not None:
-            even, limit = evenly(r, r.store), self.state.kernel.params[r.store_slot].arg.size * size
-            coefs, const, irregular = (even or r.store).coefs, r.store.const, even is None
-        else:
-            layout = stage.layout
-            assert layout is not None
-            coefs, const, irregular, limit = tuple(enumerate(layout.strides)), 0, False, layout.size * size
-        deps = tuple(range(self.outs))
         if stage.bulk_rows:     # no instruction of a thread's
-            self.turns += prod(stage.region) * size / FIRST_BYTES
+            self.turns += prod(stage.region) * size / device.first_bytes
             return
+        coefs, const, gathered = self._place_of_store()
         count, elements = runs, 1
         if self.tiles is not None:      # lines of results, each in sectors of its own
             count *= self.tiles.results.num_elements / self.tiles.results.run.extent
             elements = SECTOR // size * self.tiles.results.threads[0].extent
             if exchanges_results(self.state, r, self.tiles.plan):      # a fourth as many stores of whole sectors
-                self.instructions += count * _EXCHANGED_WORD
+                self.instructions += count * device.exchanged_word_operations
                 count, elements = count / QUAD.extent, 2 * elements
         if 0 <= stage.vector < self.outs and (width := self._elements_of(coefs, const)) > 1:
             count, elements = runs / width, width
-        self.instructions += count * self.device.access(elements)
-        inbytes = tuple((a, c * size) for a, c in coefs)
+        self.instructions += count * device.access(elements)
         if stage.space is MemorySpace.SHARED:
             assert stage.layout is not None
-            lanes = min(device_of(self.state.target).subgroup, self.shape.num_threads)
-            subgroups = -(-self.shape.num_threads // device_of(self.state.target).subgroup)
+            lanes = min(device.subgroup, self.shape.num_threads)
             places = tuple([stage.layout.place(p) * size for p in positions_of(tuple(self.shape.threads), self.outs, lanes)])
-            self.turns += count * subgroups * turns_of(places, size * elements)
+            self.turns += count * self.subgroups * turns_of(places, size * elements)
             return
-        self.accesses.append(Access(inbytes, size * elements, count, self.shape.outside + self._depth(deps), limit, size, irregular, True))
+        self.accesses.append(self.work.store(size, count, elements, coefs, gathered))
+
+    def _place_of_store(self) -> tuple[Coefs, int, tuple[int, ...]]:
+        """(elements between neighbours of each local axis, the first element, the axes whose positions are looked up) of the store."""
+        linear = self.r.store
+        if linear is None:
+            assert self.stage.layout is not None
+            return tuple(enumerate(self.stage.layout.strides)), 0, ()
+        even = evenly(self.r, linear)
+        gathered = tuple([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps]) if even is None else ()
+        return (even or linear).coefs, linear.const, gathered

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from svod.core.cost.cost import Cost
-from svod.core.cost.groups.device import FAR, LAUNCH, device_of
+from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import (
     GROUP_COST,
     Phase,
@@ -62,7 +62,7 @@ class GroupPrices:
                 continue
             if len(found) >= most:
                 last, _ = found[most - 1]
-                limit = last + tie * max(0.0, last - LAUNCH)
+                limit = last + tie * max(0.0, last - device_of(candidates[i].target).launch_cycles)
         return [(cycles, candidates[i]) for cycles, i in found if cycles <= limit][:None if tie else most]
 
     def _push(self, bounds: list[tuple[float, int]], state: Scheduler, i: int) -> None:
@@ -169,7 +169,7 @@ def _copies_at_least(state: Scheduler, root: int) -> _Copies:
             first += nbytes
             if not (ahead and target.bulk_row):
                 instructions += nbytes / target.vector_bytes * device.access(max(1.0, target.vector_bytes / n.dtype.itemsize))
-        latency += 0.0 if ahead else times * FAR
+        latency += 0.0 if ahead else times * device.far_cycles
     return _Copies(instructions, first, latency)
 
 
@@ -219,15 +219,16 @@ def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, 
 class _LeastCounter(StageCounter):
     """Counts what a stage does at least, whatever becomes of the values that are computed inside of it."""
 
-    def _read(self, n: Node, operand: int) -> None:
+    def _read(self, i: int, n: Node, operand: int) -> None:
+        work = self.work
         if self.nest.placement.paths[n.arg] == ():
-            super()._read(n, operand)
+            super()._read(i, n, operand)
         elif None not in (self.state.dots[n.arg], self.state.dots[self.r.stage.index]):
             return      # it may stay in registers
         elif self.tiles is not None and operand >= 0:
-            self.instructions += 0.0 if self.tiles.dot.reads_shared else self._tile_runs(n.deps)
-        elif prod([self.positions[a] for a in n.deps]) > 1:     # else a thread may have its one element in a register
-            share = prod([self._distinct(n.deps, lin.coefs) for lin in n.dims])
+            self.instructions += 0.0 if self.tiles.dot.reads_shared else work.runs(n.deps)
+        elif prod([work.positions[a] for a in n.deps]) > 1:     # else a thread may have its one element in a register
+            share = prod([work.distinct(n.deps, lin.coefs, equal_steps=True) for lin in n.dims])
             if self.stage.vector in n.deps:
                 share = min([share, *(1.0 / w for w in (self.width, self.width // 2, self.width // 4) if w > 1 and self.lanes % w == 0)])
             self.instructions += self._runs(n.deps) * share * self.device.access(1.0, shared=True)

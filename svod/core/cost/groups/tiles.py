@@ -13,7 +13,6 @@ from svod.core.kernel.layout import Layout
 from svod.core.machine.isa import Dot, Fragment
 
 WORD = 4        # bytes of a register
-LATENCY = 20.0  # cycles until a product is there for the next one
 
 
 class HeldTiles(NamedTuple):
