@@ -1,0 +1,41 @@
+"""Predictions against measured times: tables of timed chains are replayed, and the order must be no worse than it was."""
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TABLES = Path(__file__).parent / "measured"
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
+# per table: Spearman's correlation within kernels (mean) and over all chains, of the cost model when the table was made
+RANKS = {"x86_64-znver4-avx512-t2": (0.6777, 0.6581)}
+MOST_LOST = 0.002       # a chain whose prediction moves past that of another one
+
+
+@pytest.fixture
+def measured_chains(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    return importlib.import_module("measured_chains")
+
+
+def test_each_table_has_its_ranks() -> None:
+    assert {path.stem for path in TABLES.glob("*.jsonl")} == set(RANKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANKS)
+def test_predictions_rank_measured_chains_as_well_as_before(measured_chains: Any, name: str) -> None:
+    kernels = list(measured_chains.replayed(TABLES / f"{name}.jsonl"))
+    assert sum(len(pairs) for _, pairs in kernels) >= 300
+    within, pooled = measured_chains.correlations(kernels)
+    assert within >= RANKS[name][0] - MOST_LOST and pooled >= RANKS[name][1] - MOST_LOST, (within, pooled)
+
+
+def test_a_rank_correlation_by_hand(measured_chains: Any) -> None:
+    assert measured_chains.spearman([(1.0, 10.0), (2.0, 20.0), (3.0, 30.0)]) == pytest.approx(1.0)
+    assert measured_chains.spearman([(1.0, 30.0), (2.0, 20.0), (3.0, 10.0)]) == pytest.approx(-1.0)
+    assert measured_chains.spearman([(1.0, 1.0), (1.0, 2.0), (2.0, 3.0)]) == pytest.approx(0.866, abs=1e-3), "equal ones share a rank"
+    kernels = [("a", [(1.0, 5.0), (2.0, 7.0), (3.0, 9.0)]), ("b", [(100.0, 9.0), (200.0, 7.0), (300.0, 5.0)])]
+    assert measured_chains.correlations(kernels)[0] == pytest.approx(0.0), "one kernel is ranked right, one the wrong way round"
