@@ -23,12 +23,9 @@ from __future__ import annotations
 
 import sys
 
-from svod.compile.lower.emit.facts import SLACK, ProgramFacts
-from svod.compile.lower.emit.launch import Emitted
-from svod.compile.lower.emit.phase import Phase
+from svod.compile.lower.emit.facts import ProgramFacts
+from svod.compile.lower.emit.phase import PhaseEmitter
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, derive_spec
-from svod.core.kernel.kernel import LinearIndex, ResolvedStage
-from svod.core.kernel.placement import fit
 from svod.core.kernel.scheduler import Scheduler
 
 
@@ -38,38 +35,9 @@ def lower(state: Scheduler, most: int = sys.maxsize) -> Program:
     facts = ProgramFacts(state, most)
     phases: list[PhaseSpec] = []
     code: list[tuple[Instruction, ...]] = []
-    # what reads only constants comes first: it runs once, at prepare
-    for s in sorted(facts.placement.roots, key=lambda s: not facts.once(s)):
-        for spec, instructions in _emit_root(facts, s):
-            phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts, spec.block,
-                                    spec.shared, spec.subgroup))
-            code.append(instructions)
+    for phase in facts.tree:
+        spec, instructions = PhaseEmitter(facts, phase).emit()
+        phases.append(PhaseSpec(f"svod_p{len(phases)}", spec.extent, spec.threads, spec.scratch, spec.once, spec.counts, spec.block,
+                                spec.shared, spec.subgroup))
+        code.append(instructions)
     return Program(derive_spec(state.kernel.ast, state.target, tuple(facts.temps), tuple(phases)), tuple(code))
-
-
-def _emit_root(facts: ProgramFacts, s: int) -> list[Emitted]:
-    """The phases of a root stage: one, or two where its reduction is cut over cores."""
-    r = facts.placement.resolved[s]
-    assert r is not None
-    if not r.stage.is_output:
-        return [Phase(facts).emit_temp(r, facts.temp(r))]
-    split = facts.state.split_reduce
-    if split and facts.kernel.axes[split.axis].stage == s:
-        return _emit_split(facts, r, *split)
-    return [Phase(facts).emit_output(r)]
-
-
-def _emit_split(facts: ProgramFacts, r: ResolvedStage, axis: int, parts: int) -> list[Emitted]:
-    """A reduction cut over cores: partial results per part into a temporary, then a phase that combines them."""
-    extent = facts.spanned(r.stage.index, axis)
-    step = fit(facts.state, facts.state.axis_rows[axis], extent)[0].stride
-    chunk = -(-extent // (parts * step)) * step
-    count = -(-extent // chunk)
-    strides, total = [0] * len(r.stage.outs), 1
-    for i in range(len(r.stage.outs) - 1, -1, -1):
-        strides[i] = total
-        total *= facts.kernel.axes[r.stage.outs[i]].extent
-    temps = [[facts.new_temp(total * count * d.itemsize + SLACK) for d in red.dtypes] for red in r.reductions]
-    flat = LinearIndex(tuple(enumerate(strides)), 0, ())
-    return [Phase(facts).emit_partial(r, axis, chunk, count, temps, flat, total),
-            Phase(facts).emit_combine(r, count, temps, strides, total)]

@@ -9,7 +9,7 @@ model, the printer of loop nests, the sketches and the emitter read it.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -149,11 +149,20 @@ def _axes_of_copy(copy: GroupCopy, region: tuple[int, ...]) -> tuple[tuple[Emitt
     return tuple([(EmittedLoop(NO_ROW, LOOP, n, e // n),) for n, e in zip(counts, region, strict=True)])
 
 
-class LoopNestMaker:
-    """Builds the nests of stages. Readers come before what they read, since they decide its region. Phases need nothing of each other."""
+class Cut(NamedTuple):
+    """Another, shorter loop over a local axis of a stage: that of a tail."""
 
-    def __init__(self, state: Scheduler) -> None:
-        self.state = state
+    axis: int
+    pieces: tuple[EmittedLoop, ...]
+    bound: int          # positions that it spans
+
+
+class LoopNestMaker:
+    """Builds the nests of stages. Readers come before what they read, since they decide its region. Phases need nothing of each other.
+    `cuts`: by stage what is shorter than the state says."""
+
+    def __init__(self, state: Scheduler, cuts: Mapping[int, Cut] | None = None) -> None:
+        self.state, self.cuts = state, cuts or {}
         self.placement = place_stages(state)
         self.layouts = layouts(state)
         self.stages: dict[int, StageNest] = {}
@@ -278,6 +287,9 @@ class LoopNestMaker:
         state, s = self.state, r.stage.index
         extents = (*region, *[spanned(state, self.placement, s, a) for a in r.stage.reds])
         axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
+        cut = self.cuts.get(s)
+        if cut is not None:
+            axes = (*axes[:cut.axis], cut.pieces, *axes[cut.axis + 1:])
         row, vector = self.layouts.vector_rows[s], self.layouts.vector_axes[s]
         vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
         by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
@@ -374,17 +386,17 @@ class LoopNestMaker:
             reader = self.stages[q]
             if q not in opened:
                 if a >= len(r.stage.outs):
-                    return RequiredDim(NO_START, spanned(self.state, self.placement, q, r.axes[a]))
+                    return RequiredDim(NO_START, self._spanned(q, r, a))
                 own = self._of_reader(q, path, of_group or reader.space in OF_GROUP)[a]
                 return RequiredDim(own.start, reader.reached(self.state, a, own.extent))
             moving = {p.row: p.stride for p in reader.axes[a]
                       if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}
             extent = span([p for p in reader.axes[a] if p.row not in moving])
             if a >= len(r.stage.outs):
-                return RequiredDim((moving, 0), min(extent, spanned(self.state, self.placement, q, r.axes[a])))
+                return RequiredDim((moving, 0), min(extent, self._spanned(q, r, a)))
             start, region = self.whole[q][a] if of_group and q in self.whole else (reader.starts[a], reader.region[a])
             # the last tile is moved back, or cut
-            return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, region))
+            return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, self._cut_to(q, a, region)))
 
         reads, out = list(self.placement.reads_of(s)), []
         for dim, axis in enumerate(self.state.kernel.stages[s].outs):
@@ -396,6 +408,15 @@ class LoopNestMaker:
             else:
                 out.append(region)
         return out
+
+    def _spanned(self, s: int, r: ResolvedStage, a: int) -> int:
+        """Positions of a reduce axis that its loops span."""
+        return self._cut_to(s, a, spanned(self.state, self.placement, s, r.axes[a]))
+
+    def _cut_to(self, s: int, a: int, positions: int) -> int:
+        """The positions of a local axis, or of what is cut of it."""
+        cut = self.cuts.get(s)
+        return cut.bound if cut is not None and cut.axis == a else positions
 
     def _of_reader(self, s: int, path: Path, of_group: bool) -> list[RequiredDim]:
         """`_required` of a stage whose readers were made. What it reads ask for it again and again, and it does not change."""

@@ -94,10 +94,10 @@ class Accumulators:
         axes = plan.operands[plan.corrects].axes
         return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.vector_axis in axes else 0, partial
 
-    def accumulate(self, stage: OpenStage, accs: list[int]) -> list[int]:
-        """Accumulate all expanded positions of one innermost iteration, reduction-major, block by block where they are many."""
+    def accumulate(self, stage: OpenStage, accs: list[int], blocks: tuple[int, ...]) -> list[int]:
+        """Accumulate all expanded positions of one innermost iteration, reduction-major, in `blocks` of such sizes."""
         positions = stage.positions((UNROLL,), range(stage.num_outs, len(stage.pieces)))
-        return self._in_blocks(stage, accs, positions, stage.blocks.positions.sizes if stage.blocks is not None else ())
+        return self._in_blocks(stage, accs, positions, blocks)
 
     def _in_blocks(self, stage: OpenStage, accs: list[int], positions: Unrolled, sizes: tuple[int, ...]) -> list[int]:
         if not sizes:

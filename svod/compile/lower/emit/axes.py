@@ -9,12 +9,10 @@ from svod.compile.lower.emit.state import OpenStage
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.kernel import LinearIndex
-from svod.core.kernel.layout import is_contiguous, is_exact
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins, sum_lins
-from svod.core.kernel.scheduler import LOOP
-
-FEW_ROWS = 2                    # so many rows of a tile are computed one by one, where the tile is larger and the number known at run time
+from svod.core.tree.nodes import Ends, When
+from svod.core.tree.tails import FEW_ROWS
 
 
 class Axes:
@@ -33,10 +31,7 @@ class Axes:
         lin = stage.linear.get(a)
         if lin is None:
             terms, const = sum_lins(stage.opened[a])
-            pieces = stage.pieces[a]
-            reduce = a >= stage.num_outs
-            moves = not reduce and stage.r.axes[a] not in self.facts.fixed and not (stage.aligned and a == stage.vector_axis)
-            if terms and moves and not is_exact(pieces, stage.bounds[a]):
+            if terms and stage.frame.ends(a) is Ends.MOVED_BACK:
                 last = stage.bounds[a] - stage.span(a)
                 shifted = self.b.alu("MIN", dtypes.index, 1, self.ssa((terms, const)), self.b.index(max(0, last)))
                 terms, const = {shifted: 1}, 0
@@ -90,20 +85,12 @@ class Axes:
         left = b.alu("IDIV", dtypes.index, 1, b.add(self.room(stage, a), b.index(piece.stride - 1)), b.index(piece.stride))
         return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
 
-    def tail_parts(self, stage: OpenStage, a: int, rest: int) -> list[tuple[int, int]]:
-        """(step, condition) of the loops for the `rest` positions of an output axis after whole iterations; one of the loops runs. A few
-        rows of a tile of accumulators go one by one, as batches of one are common. A single choice has the condition -1."""
-        b, step, reach = self.b, stage.tail_step(a), stage.reach(a)
-        if a == stage.vector_axis or not stage.r.reductions or not is_contiguous(stage.pieces[a]) or step <= FEW_ROWS:
-            return [(step, -1)] if step < reach else []
-        few = b.alu("CMPLE", dtypes.bool, 1, rest, b.index(FEW_ROWS))
-        return [(1, few), (step, b.alu("NOT", dtypes.bool, 1, few))]
-
-    def moves_back(self, stage: OpenStage, a: int) -> bool:
-        """Whether the last tile of an axis may start earlier and recompute some positions, where the axis has enough of them."""
-        pieces = stage.pieces[a]
-        return a != stage.vector_axis and a < stage.num_outs and bool(stage.r.reductions) and stage.reach(a) > 1 \
-            and not (stage.r.stage.is_output and self.kernel.written) and is_contiguous(pieces) and sum(p.role == LOOP for p in pieces) == 1
+    def for_tail(self, when: When, rest: int) -> int:
+        """The condition that a tail is for a remainder of `rest` positions; -1: always."""
+        if when is When.ANY:
+            return -1
+        few = self.b.alu("CMPLE", dtypes.bool, 1, rest, self.b.index(FEW_ROWS))
+        return few if when is When.FEW else self.b.alu("NOT", dtypes.bool, 1, few)
 
     def whole_end(self, room: int, reach: int, stride: int, stop: int) -> int:
         """The end of the iterations, `stride` apart and `reach` wide, that stay inside `room`; at most `stop`."""

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 from svod.compile.lower.builder import Builder
 from svod.compile.lower.emit.facts import ProgramFacts
-from svod.compile.lower.emit.state import OpenStage, SplitReduction, Staged
+from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.core.kernel.groups import ThreadGroup
+from svod.core.tree.nodes import Split
 
 ALIGN = 64      # bytes at multiples of which scratch areas stand
 
@@ -23,7 +24,7 @@ class PhaseContext:
         self.staged: dict[int, Staged] = {}             # the values of stages that can be read
         self.versions = 0                               # contents that scratch areas had so far
         self.open_stages: dict[int, OpenStage] = {}     # stages whose loops are open
-        self.split: SplitReduction | None = None        # the reduction that the phase computes parts of
+        self.split: Split | None = None        # the reduction that the phase computes parts of
         self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1), {})
         self.part = -1                                  # number of the part: the index of the launch
 

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from svod.core.ir.dtype import DType
 from svod.core.kernel.group_memory.banks import with_row_pad
-from svod.core.kernel.groups import check_groups, is_covered, spanned
+from svod.core.kernel.groups import check_groups, spanned
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import Layout, is_exact, lay_out, swizzled_lines
-from svod.core.kernel.loop_nest import loop_nest
-from svod.core.kernel.placement import fit, is_computed_once, is_derived
-from svod.core.kernel.scheduler import Scheduler
+from svod.core.kernel.layout import Layout, lay_out, swizzled_lines
+from svod.core.kernel.placement import is_derived
+from svod.core.kernel.scheduler import Scheduler, cores_of
 from svod.core.machine.levels import OF_GROUP, MemorySpace
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.passes import apply_passes
 from svod.errors import ProgramTooLong
 
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
@@ -25,6 +26,15 @@ class Temporary(NamedTuple):
     layout: Layout
 
 
+class PartialResults(NamedTuple):
+    """Where the partial results of a cut reduction lie: part by part, and in each as the positions of the output."""
+
+    temps: list[list[int]]          # temporaries, per reduction and component
+    strides: list[int]              # elements from position to position, per output axis
+    total: int                      # elements of a part
+    count: int                      # parts
+
+
 class ProgramFacts:
     """Facts of a state, and what its phases share: the temporaries that they pass on, and the `most` instructions that they may have."""
 
@@ -34,68 +44,18 @@ class ProgramFacts:
         self.left = most                        # instructions that the phases that are not emitted yet may have
         self.on_grid = state.target.has_groups      # a launch is a grid of groups of threads
         self.kernel = state.kernel
-        self.nest = loop_nest(state)
+        self.maker = maker = TreeMaker(state)
+        self.nest = maker.nest
         self.placement, self.layouts = self.nest.placement, self.nest.layouts
         self.dots, self.packed = self.layouts.dots, self.layouts.packed
         self.derived = {s.index for s in self.kernel.stages if is_derived(s)}
         self.temps: list[int] = []                          # bytes of each temporary
         self.temp_of: dict[int, Temporary] = {}    # root stage → its temporary
-        self.unsafe: dict[int, int] = {}      # axis → extent that must be checked
-        self.below: set[int] = set()          # those of them whose positions may also be negative: read backwards
-        self.fixed: set[int] = set()          # axes whose last tile must not be moved back
-        self.threads = 1 if self.on_grid else state.thread.cores if state.thread else state.split_reduce.parts if state.split_reduce else 1
-        for s in reversed(range(len(self.kernel.stages))):      # readers before what they read
-            r = self.placement.resolved[s]
-            if r is None or self.placement.paths[s] is None:
-                continue
-            if s not in self.derived:
-                for axis in r.axes:
-                    self._check_axis(r, axis)
-            self._check_packed(r)
-            self._check_reads(r)
-
-    # -- positions that must be checked -----------------------------------------------------------------
-    def _check_axis(self, r: ResolvedStage, axis: int) -> None:
-        """Check an axis of the state where it was padded, where variables end it, and where moving back its last tile would compute
-        something twice that the kernel reads and writes."""
-        state, kernel = self.state, self.kernel
-        extent = self.spanned(r.stage.index, axis)
-        reduces = axis in r.stage.reds
-        varies = kernel.axes[axis].bound is not None
-        covered = is_covered(state, self.placement, r.stage.index, axis)
-        if covered:
-            self.fixed.add(axis)
-            if extent > kernel.axes[axis].extent:
-                self.unsafe[axis] = kernel.axes[axis].extent
-        in_place = r.stage.is_output and bool(kernel.written)
-        if in_place and not reduces and not is_exact(fit(state, state.axis_rows[axis], extent), extent):
-            self.fixed.add(axis)
-        if varies and not reduces and self.placement.paths[r.stage.index] == ():
-            self.fixed.add(axis)    # where the last tile ends is known when it runs
-        chosen = state.dots[r.stage.index]
-        padded = state.pads[axis] and not (chosen and chosen.axis == axis)
-        if padded or (axis in self.fixed and not (covered and self.placement.paths[r.stage.index] == ())) or varies:
-            self.unsafe[axis] = kernel.axes[axis].extent
-
-    def _check_packed(self, r: ResolvedStage) -> None:
-        """Check the axes of a packed operand that are padded: its last group or tile is not full."""
-        packed = self.packed.get(r.stage.index)
-        if packed is not None:
-            for dim, axis in enumerate(r.stage.outs):
-                extent = self.kernel.axes[axis].extent
-                if packed.padded_to(dim) > extent:
-                    self.unsafe[axis] = extent
-
-    def _check_reads(self, r: ResolvedStage) -> None:
-        """Check stages that are read at checked positions."""
-        for node in r.nodes:
-            if node.kind != "read":
-                continue
-            for axis, lin in zip(self.kernel.stages[node.arg].outs, node.dims, strict=True):
-                if any(r.axes[a] in self.unsafe for a, _ in lin.coefs):
-                    self.unsafe[axis] = self.kernel.axes[axis].extent
-                    if any(r.axes[a] in (self.below if c > 0 else self.unsafe) for a, c in lin.coefs):
-                        self.below.add(axis)
+        self.parts_of: dict[int, PartialResults] = {}       # by root stage whose reduction is cut
+        checks = maker.checks
+        self.unsafe, self.below, self.fixed = checks.unsafe, checks.below, checks.fixed
+        self.threads = 1 if self.on_grid else cores_of(state)
+        self.tree = apply_passes(maker, maker.phases())
 
     def spanned(self, s: int, axis: int) -> int:
         """Positions of an axis of stage `s` that its loops span, padding included."""
@@ -131,10 +91,6 @@ class ProgramFacts:
             raise ProgramTooLong("it has more instructions than it may have")
 
     # -- stages and their memory --------------------------------------------------------------------------
-    def once(self, s: int) -> bool:
-        """Whether a root stage reads only constants of the plan."""
-        return is_computed_once(self.state, self.placement, s)
-
     def new_temp(self, nbytes: int) -> int:
         """The number of a new temporary."""
         self.temps.append(nbytes)
@@ -148,6 +104,16 @@ class ProgramFacts:
         temporary = Temporary(self.new_temp(self.area(s, layout)), layout)
         self.temp_of[s] = temporary
         return temporary
+
+    def partial_results(self, r: ResolvedStage, count: int) -> PartialResults:
+        """New temporaries for the results of so many parts of a stage's reductions."""
+        strides, total = [0] * len(r.stage.outs), 1
+        for i in range(len(r.stage.outs) - 1, -1, -1):
+            strides[i] = total
+            total *= self.kernel.axes[r.stage.outs[i]].extent
+        temps = [[self.new_temp(total * count * d.itemsize + SLACK) for d in red.dtypes] for red in r.reductions]
+        found = self.parts_of[r.stage.index] = PartialResults(temps, strides, total, count)
+        return found
 
     def stored(self, s: int) -> DType:
         """The type in which a staged value lies in memory."""

@@ -9,17 +9,16 @@ from typing import NamedTuple
 
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.stages import Stages
-from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
+from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.compile.lower.prefetch import Source, add_prefetches
 from svod.compile.lower.program import Count, Instruction
 from svod.compile.lower.transpose import MIN_LANES, PAIR, transpose_squares
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.symbolic import linear
 from svod.core.ir.uop import Ops
-from svod.core.kernel.online import masked_limits
 from svod.core.kernel.required import Lin, add_lins
+from svod.core.tree.nodes import Body, Launch, Part
 
-MIN_ITERATIONS = 64             # a phase offers at least this many iterations per core, so that cores and slices have something to share
 ALIGNED = 64                    # a step that leaves alone what is known of the alignment of addresses
 
 
@@ -47,6 +46,9 @@ class Cover(NamedTuple):
     latest: dict[int, int]          # axis → the last position at which a whole tile starts: later ones are moved back to it
 
 
+Inside = Callable[[Cover, Body], None]      # emits a body at the positions of a cover
+
+
 class LaunchEmitter:
     """Emits the launches of a phase's open stage."""
 
@@ -54,21 +56,21 @@ class LaunchEmitter:
         self.ctx, self.b, self.state, self.facts = ctx, ctx.b, ctx.state, ctx.facts
         self.stages, self.axes = stages, stages.axes
 
-    def emit(self, stage: OpenStage, sink: Sink, threads: int, once: bool = False, tail: bool = False) -> Emitted:
-        """Emit the phase. `tail`: its last iteration gets a loop of its own, as only its vectors are not aligned."""
-        b = self.b
+    def emit(self, stage: OpenStage, launch: Launch, sink: Sink, threads: int, once: bool = False) -> Emitted:
+        """Emit a phase on so many `threads`."""
+        b, split = self.b, self.ctx.split
         begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
-        loops, extent = self._outermost(stage, threads)
+        extent = launch.iterations * (split.parts if split is not None else 1)
         self.ctx.open_stages[stage.index] = stage
-        counts = self._counts(stage, loops)
-        if tail:
+        counts = self._counts(stage, launch)
+        body = launch.body
+        if launch.last is not None:     # its vectors alone are not aligned
             last = b.index(extent - 1)
-            stage.aligned = True
-            self._iterations(stage, loops, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink)
-            stage.aligned = False
+            with stage.cut(launch.frame._replace(is_aligned=True)):
+                self._iterations(stage, launch, body, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink)
             self.ctx.forget_values()
-            begin = b.alu("MAX", dtypes.index, 1, begin, last)
-        self._iterations(stage, loops, counts, begin, end, sink)
+            begin, body = b.alu("MAX", dtypes.index, 1, begin, last), launch.last
+        self._iterations(stage, launch, body, counts, begin, end, sink)
         least = PAIR if self.facts.on_grid else MIN_LANES
         code = tuple(transpose_squares(list(b.finish()), self.state.target.has_mask_registers, least))
         code = add_prefetches(code, self._distances())
@@ -85,31 +87,12 @@ class LaunchEmitter:
         sources = temporaries | arguments
         return {sources[name]: n for name, n in self.state.prefetch if name in sources}
 
-    def _outermost(self, stage: OpenStage, threads: int) -> tuple[list[StageLoop], int]:
-        """The loops that make the launch, and the number of their iterations."""
-        split = self.ctx.split
-        loops: list[StageLoop] = []
-        extent = 1 if split is None else split.parts
-        if split is not None and not self.facts.on_grid:
-            return loops, extent
-        for loop in stage.loops:
-            if loop.axis >= stage.num_outs:
-                break
-            innermost = len(loops) == len(stage.loops) - 1
-            if loops and not self.facts.on_grid and (extent >= MIN_ITERATIONS * threads or (innermost and extent >= 4 * threads)):
-                break   # enough to share; the innermost loop stays a loop
-            extent *= loop.piece.extent
-            loops.append(loop)
-            if (stage.index, loop.point) in self.facts.placement.children:
-                break
-        return loops, extent
-
-    def _counts(self, stage: OpenStage, loops: list[StageLoop]) -> tuple[Count, ...]:
+    def _counts(self, stage: OpenStage, launch: Launch) -> tuple[Count, ...]:
         """The iteration count of each loop of a launch, after that of the parts of a split reduction."""
         split = self.ctx.split
         counts = [] if split is None else [Count((), split.parts, 1, split.parts)]
         seen: set[int] = set()
-        for a, piece, _ in loops:
+        for a, piece, _ in launch.loops:
             bound = self.axes.bound(stage, a)
             count = Count((), piece.extent, 1, piece.extent)
             moves, start = stage.base[a]
@@ -122,22 +105,21 @@ class LaunchEmitter:
             counts.append(count)
         return tuple(counts)
 
-    def _iterations(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], begin: int, end: int, sink: Sink) -> None:
-        """Iterations `begin` to `end` of a launch made of `loops`."""
+    def _iterations(self, stage: OpenStage, launch: Launch, body: Body, counts: tuple[Count, ...], begin: int, end: int,
+                    sink: Sink) -> None:
+        """Iterations `begin` to `end` of a launch."""
         iteration, _ = self.b.open(begin, end, 1)
         self.ctx.group.shared.outside = (iteration,)
-        indices = self._indices(stage, loops, counts, iteration)
+        indices = self._indices(stage, launch, counts, iteration)
         if self.ctx.split is not None:
             self.ctx.part, *indices = indices
-        self._where_inside(stage, loops, indices, lambda cover: self._iteration(stage, loops, indices, cover, sink))
+        self._where_inside(stage, launch, body, indices,
+                           lambda cover, inside: self._iteration(stage, launch, inside, indices, cover, sink))
         self.b.close(iteration)
 
-    def _indices(self, stage: OpenStage, loops: list[StageLoop], counts: tuple[Count, ...], iteration: int) -> list[int]:
-        """The index of each count in an iteration of the launch; the innermost changes first. Groups to which a mask leaves most blocks
-        begin first, as the last ones to end are short then."""
-        b = self.b
-        limits = masked_limits(self.ctx.kernel) if self.facts.on_grid and stage.r.stage.is_output else ()
-        longest_last = {limit.output for limit in limits}.difference(limit.output for limit in limits if limit.step < 0)
+    def _indices(self, stage: OpenStage, launch: Launch, counts: tuple[Count, ...], iteration: int) -> list[int]:
+        """The index of each count in an iteration of the launch; the innermost changes first."""
+        b, loops = self.b, launch.loops
         indices: list[int] = []
         rest = iteration
         for loop, count in zip(reversed(loops), reversed(counts[1:]), strict=False):
@@ -148,14 +130,14 @@ class LaunchEmitter:
             return []
         parts = [rest, *reversed(indices)]
         for k, (loop, count) in enumerate(zip(reversed(loops), reversed(counts), strict=False), 1):
-            if loop.axis in longest_last and count.is_constant:
+            if loop.axis in launch.longest_first and count.is_constant:
                 parts[-k] = b.alu("SUB", dtypes.index, 1, b.index(loop.piece.extent - 1), parts[-k])
         return parts
 
-    def _iteration(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], cover: Cover, sink: Sink) -> None:
+    def _iteration(self, stage: OpenStage, launch: Launch, body: Body, indices: list[int], cover: Cover, sink: Sink) -> None:
         """Emit one iteration of the launch."""
         moved: set[int] = set()     # axes that start where the part does
-        for (a, piece, point), index in zip(loops, indices, strict=True):
+        for (a, piece, _), index in zip(launch.loops, indices, strict=True):
             start: Lin = ({self.b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
             if cover.condition >= 0 and self.axes.bound(stage, a) is not None:
                 start = add_lins(start, ({cover.condition: 1}, 0), 1)
@@ -165,53 +147,49 @@ class LaunchEmitter:
             if a in cover.latest:
                 start = ({self.b.alu("MIN", dtypes.index, 1, self.axes.ssa(start), cover.latest[a]): 1}, 0)
             stage.open_row(a, start)
-            self.stages.emit_point(stage.index, point)
-        self.stages.walk(stage, len(loops), sink)
-        for loop in loops:
+        self.stages.emit(stage, body, sink)
+        for loop in launch.loops:
             stage.close_row(loop.axis)
 
     # -- extents that depend on variables ------------------------------------------------------------------
-    def _where_inside(self, stage: OpenStage, loops: list[StageLoop], indices: list[int], body: Callable[[Cover], None]) -> None:
-        """Emit `body` for one iteration of a launch: without guards if all of it lies inside, part by part if only some does."""
+    def _where_inside(self, stage: OpenStage, launch: Launch, body: Body, indices: list[int], inside: Inside) -> None:
+        """Emit one iteration of a launch: without guards if all of it lies inside, part by part if only some does."""
         b = self.b
         starts: dict[int, Lin] = {}     # of the axes that variables end
-        for (a, piece, _), index in zip(loops, indices, strict=True):
+        for (a, piece, _), index in zip(launch.loops, indices, strict=True):
             if self.axes.bound(stage, a) is not None:
                 start: Lin = ({b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
                 starts[a] = add_lins(starts.get(a, stage.base[a]), start, 1)
         if not starts:
-            body(Cover(-1, {}, {}))
+            inside(Cover(-1, {}, {}), body)
             return
-        whole = [a for a in starts if stage.is_last(a, sum(loop.axis == a for loop in loops))]
         left = {a: b.alu("SUB", dtypes.index, 1, self.axes.limit(stage, a), self.axes.ssa(here)) for a, here in starts.items()}
-        some, everything, latest = self._conditions(stage, whole, left)
-        stage.safe.update(whole)
-        self._where(everything, lambda index: body(Cover(index, {}, latest)))
-        stage.safe.difference_update(whole)
-        cut = [a for a in whole if stage.reach(a) > 1]
-        if cut:
-            narrow = [a for a in cut if stage.tail_step(a) < stage.reach(a)]
-            single = [a for a in whole if a not in cut]
-            partly = b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, everything))
+        some, everything, latest = self._conditions(stage, launch, left)
+        stage.safe.update(launch.ended)
+        self._where(everything, lambda index: inside(Cover(index, {}, latest), body))
+        stage.safe.difference_update(launch.ended)
+        partly = launch.partly
+        if partly is not None:
+            single = {a for a in launch.ended if launch.frame.reach(a) == 1}
+            condition = b.alu("AND", dtypes.bool, 1, some, b.alu("NOT", dtypes.bool, 1, everything))
             stage.safe.update(single)
-            self._where(partly, lambda index: self._in_parts(stage, narrow, left, Cover(index, {}, {}), body))
+            self._where(condition, lambda index: self._in_parts(stage, launch, partly, left, Cover(index, {}, {}), inside))
             stage.safe.difference_update(single)
 
-    def _conditions(self, stage: OpenStage, whole: list[int], left: dict[int, int]) -> tuple[int, int, dict[int, int]]:
-        """(some position is inside, all are, `Cover.latest`) of an iteration with `left` positions of each axis from its start. The
-        loops of the axes `whole` are all in the launch."""
+    def _conditions(self, stage: OpenStage, launch: Launch, left: dict[int, int]) -> tuple[int, int, dict[int, int]]:
+        """(some position is inside, all are, `Cover.latest`) of an iteration with `left` positions of each axis from its start."""
         b = self.b
         some = everything = -1
         latest: dict[int, int] = {}
         for a, positions in left.items():
-            room, reach = positions, stage.reach(a)
-            if a in whole and self.axes.moves_back(stage, a):
+            room, reach = positions, launch.frame.reach(a)
+            if a in launch.moved_back:
                 room = b.alu("SUB", dtypes.index, 1, self.axes.limit(stage, a), self.axes.ssa(stage.base[a]))
                 latest[a] = b.alu("SUB", dtypes.index, 1, room, b.index(reach))
             inside = b.alu("CMPLE", dtypes.bool, 1, b.index(1), positions)
             some = self._and(some, inside)
             everything = self._and(everything, inside)
-            if a in whole:
+            if a in launch.ended:
                 everything = self._and(everything, b.alu("CMPLE", dtypes.bool, 1, b.index(reach), room))
         return some, everything, latest
 
@@ -227,16 +205,19 @@ class LaunchEmitter:
         b.close(loop)
         self.ctx.forget_values()
 
-    def _in_parts(self, stage: OpenStage, axes: list[int], left: dict[int, int], cover: Cover, body: Callable[[Cover], None]) -> None:
-        """The remaining positions of an iteration, in smaller steps along `axes`."""
-        if not axes:
-            body(cover)
+    def _in_parts(self, stage: OpenStage, launch: Launch, parts: tuple[Part, ...] | Body, left: dict[int, int], cover: Cover,
+                  inside: Inside) -> None:
+        """The remaining positions of an iteration, in smaller steps."""
+        if isinstance(parts, Body):
+            inside(cover, parts)
             return
-        b, a = self.b, axes[0]
-        rest = b.alu("MIN", dtypes.index, 1, b.index(stage.reach(a)), left[a])
-        for step, condition in self.axes.tail_parts(stage, a, rest):
-            loop, _ = b.open(b.index(0), rest if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, rest, b.index(0)), step)
-            with stage.narrowed(a, step):
-                self._in_parts(stage, axes[1:], left, cover._replace(parts={**cover.parts, a: loop}), body)
+        b, a = self.b, parts[0].axis
+        rest = b.alu("MIN", dtypes.index, 1, b.index(stage.frame.reach(a)), left[a])
+        conditions = [self.axes.for_tail(part.when, rest) for part in parts]
+        for part, condition in zip(parts, conditions, strict=True):
+            stop = rest if condition < 0 else b.alu("WHERE", dtypes.index, 1, condition, rest, b.index(0))
+            loop, _ = b.open(b.index(0), stop, part.step)
+            with stage.cut(part.frame, a, part.step):
+                self._in_parts(stage, launch, part.inside, left, cover._replace(parts={**cover.parts, a: loop}), inside)
             b.close(loop)
             self.ctx.forget_values()

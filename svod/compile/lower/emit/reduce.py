@@ -18,24 +18,20 @@ from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.facts import SLACK
 from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
-from svod.compile.lower.emit.state import OpenStage, Sink, StageLoop
+from svod.compile.lower.emit.state import OpenStage, Sink
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.core.ir.dtype import DType, dtypes
-from svod.core.ir.summation import BlockedNest, blocked_nest
-from svod.core.kernel.contraction import skipping_window
-from svod.core.kernel.layout import is_exact
-from svod.core.kernel.online import masked_limits
-from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, Terms, add_lins, sum_lins
-from svod.core.kernel.scheduler import UNROLL
+from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Reduction, Span, Update
+from svod.core.tree.tails import is_split
 
-EmitPoint = Callable[[int, int], None]      # emits the stages that live at (stage, depth)
+ComputeAll = Callable[[tuple[Compute, ...]], None]      # computes the stages of a body
 
 
 class ScratchAccumulators:
     """Accumulators of output loops inside reduce loops: one slot of scratch for each iteration of those output loops."""
 
-    def __init__(self, ctx: PhaseContext, axes: Axes, first: list[int], loops: list[StageLoop], tile_shape: tuple[int, int] | None):
+    def __init__(self, ctx: PhaseContext, axes: Axes, first: list[int], loops: list[Loop], tile_shape: tuple[int, int] | None):
         self.b = ctx.b
         self.axes = axes
         self.first = first              # the values that they start with
@@ -43,7 +39,7 @@ class ScratchAccumulators:
         self.tile_shape = tile_shape    # (rows, columns) where they are tiles
         self.iteration: dict[int, int] = {}     # number of an open loop → its index
         self.ctx = ctx
-        total = prod(loop.piece.extent for loop in loops)
+        total = prod(node.loop.piece.extent for node in loops)
         self.offsets = [ctx.allocate(self.b.dtype[v].itemsize * self.b.num_lanes[v] * total + SLACK) for v in first]
 
     def another(self) -> ScratchAccumulators:
@@ -59,7 +55,7 @@ class ScratchAccumulators:
         for j in reversed(range(len(self.loops))):
             if j in self.iteration:
                 terms[self.iteration[j]] = scale
-            scale *= self.loops[j].piece.extent
+            scale *= self.loops[j].loop.piece.extent
         pointer = self.b.pure("SCRATCH", dtype, 1, (), self.offsets[number])
         return pointer, self.axes.ssa((terms, 0))
 
@@ -83,9 +79,9 @@ class ScratchAccumulators:
                 b.store("STORE", dtype, lanes, (*self._slot(i, dtype, lanes), v), (0, False))
 
 
-Inside = Callable[[list[int], ScratchAccumulators | None], list[int]]   # emits what adds to accumulators, carried or in scratch
-Run = Callable[[int, int, list[int], ScratchAccumulators | None], list[int]]    # the same for iterations from a start to a stop
-Looped = Callable[[int, int, int, list[int], ScratchAccumulators | None], list[int]]    # and with a step
+Memory = ScratchAccumulators | None
+Inside = Callable[[list[int], Memory], list[int]]       # emits what adds to accumulators, carried or in scratch
+Run = Callable[[int, int, list[int], Memory], list[int]]    # the same for iterations from a start to a stop
 
 
 class ReduceLoops:
@@ -97,37 +93,20 @@ class ReduceLoops:
         self.axes, self.loops, self.intrinsics, self.accumulators = axes, loops, intrinsics, accumulators
         self.copies_ahead = copies_ahead
 
-    def reduce_all(self, stage: OpenStage, k: int, sink: Sink, emit_point: EmitPoint) -> None:
-        """Emit the loops from number k on, the first of which reduces, and give the results to the sink."""
-        loops, first = stage.loops, self.accumulators.identities(stage)
+    def emit(self, stage: OpenStage, node: Reduction, sink: Sink, compute_all: ComputeAll) -> None:
+        """Emit the loops of a reduction, and give the results to the sink."""
+        first = self.accumulators.identities(stage)
         stage.first = first
-        inner = [j for j in range(k, len(loops)) if loops[j].axis < stage.num_outs and loops[j].piece.extent > 1]
-        end = inner[-1] + 1 if inner else len(loops)
-        stage.blocks = self._blocks(stage, k, end)
-        if not inner:
-            self.accumulators.epilogue(stage, self._reduce(stage, k, end, first, None, emit_point), sink)
+        if not node.in_memory:
+            self.accumulators.epilogue(stage, self._emit(stage, node.inner, first, None, compute_all), sink)
             return
         plan = self.intrinsics.plan_of(stage)
         in_registers = plan is not None and plan.dot.is_tile and not plan.dot.fragments
         shape = self.intrinsics.tile_shape(stage, plan) if plan is not None and in_registers else None
-        scratch = ScratchAccumulators(self.ctx, self.axes, first, [loop for loop in loops[k:end] if loop.axis < stage.num_outs], shape)
+        scratch = ScratchAccumulators(self.ctx, self.axes, first, _loops_of(node), shape)
         self._over_outputs(stage, scratch, 0, lambda: scratch.write(first))
-        self._reduce(stage, k, end, [], scratch, emit_point)
+        self._emit(stage, node.inner, [], scratch, compute_all)
         self._over_outputs(stage, scratch, 0, lambda: self.accumulators.epilogue(stage, scratch.read(), sink))
-
-    def _blocks(self, stage: OpenStage, k: int, end: int) -> BlockedNest | None:
-        """How the loops from number k on are cut into blocks. Accumulators in memory are read and written inside loop number `end`."""
-        rule = stage.r.stage.sum_rule
-        if rule is None:
-            return None
-        outs, iterations = stage.num_outs, [1] * k
-        for loop in stage.loops[k:]:
-            positions = stage.left(loop.axis, stage.number_of(loop)) if loop.axis >= outs else 1
-            if loop.axis >= outs and self._is_cut(stage, loop.axis, stage.number_of(loop)) and self.ctx.split is not None:
-                positions = min(positions, self.ctx.split.chunk)
-            iterations.append(-(-positions // loop.piece.stride) if loop.axis >= outs else 1)
-        unrolled = prod([p.extent for a in range(outs, len(stage.pieces)) for p in stage.pieces[a] if p.role == UNROLL])
-        return blocked_nest(rule, iterations, unrolled, end if end < len(stage.loops) else -1)
 
     def _over_outputs(self, stage: OpenStage, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
         """The output loops from number j on that are not open. No stages live here, as what is read after the reduction lives outside its
@@ -138,88 +117,86 @@ class ReduceLoops:
         if j in scratch.iteration:
             self._over_outputs(stage, scratch, j + 1, body)
             return
-        a, piece, _ = scratch.loops[j]
-        self.loops.counted(stage, a, piece, scratch.iteration, j, lambda: self._over_outputs(stage, scratch, j + 1, body))
+        self.loops.counted(stage, scratch.loops[j], scratch.iteration, j, lambda: self._over_outputs(stage, scratch, j + 1, body))
 
-    def _reduce(self, stage: OpenStage, k: int, end: int, accs: list[int], scratch: ScratchAccumulators | None,
-                emit_point: EmitPoint) -> list[int]:
-        """Open the loops from number k on with carried accumulators, and return the results. Accumulators in scratch are read and
-        written inside loop number `end`; the loops around it carry nothing."""
-        if k == end:
-            if scratch is None:
-                return self.accumulators.accumulate(stage, accs)
-            if stage.blocks is not None and stage.blocks.adds_to_memory:
-                block = self._reduce(stage, k, len(stage.loops), stage.first, None, emit_point)
+    def _emit(self, stage: OpenStage, node: Inner, accs: list[int], scratch: Memory, compute_all: ComputeAll) -> list[int]:
+        """Emit loops with carried accumulators, and return the results. Accumulators in scratch are read and written by an Update; the
+        loops around it carry nothing."""
+        if isinstance(node, Accumulate):
+            return self.accumulators.accumulate(stage, accs, node.blocks)
+        if isinstance(node, Update):
+            assert scratch is not None
+            if node.in_block:
+                block = self._emit(stage, node.inner, stage.first, None, compute_all)
                 scratch.write(self.accumulators.fold(stage, scratch.read(), block))
             else:
-                scratch.write(self._reduce(stage, k, len(stage.loops), scratch.read(), None, emit_point))
+                scratch.write(self._emit(stage, node.inner, scratch.read(), None, compute_all))
             return []
-        loop = stage.loops[k]
+        assert isinstance(node, Loop)
 
-        def inside(values: list[int], memory: ScratchAccumulators | None) -> list[int]:
-            emit_point(stage.index, loop.point)
-            return self._reduce(stage, k + 1, end, values, memory, emit_point)
+        def inside(body: Body, values: list[int], memory: Memory) -> list[int]:
+            compute_all(body.stages)
+            return self._emit(stage, body.inner, values, memory, compute_all)
 
-        if loop.axis >= stage.num_outs:
-            return self._over_axis(stage, k, accs, scratch, inside)
+        if node.axis >= stage.num_outs:
+            return self._over_axis(stage, node, accs, scratch, inside)
         if scratch is not None:
-            number = scratch.loops.index(loop)
-            self.loops.counted(stage, loop.axis, loop.piece, scratch.iteration, number, lambda: inside([], scratch))
+            number = next(j for j, loop in enumerate(scratch.loops) if loop.number == node.number)
+            self.loops.counted(stage, node, scratch.iteration, number, lambda: inside(node.body, [], scratch))
             return []
-        stage.open_row(loop.axis, ({}, 0))   # an output loop of extent 1
-        accs = inside(accs, None)
-        stage.close_row(loop.axis)
+        stage.open_row(node.axis, ({}, 0))   # an output loop of extent 1
+        accs = inside(node.body, accs, None)
+        stage.close_row(node.axis)
         return accs
 
-    def _over_axis(self, stage: OpenStage, k: int, accs: list[int], scratch: ScratchAccumulators | None, inside: Inside) -> list[int]:
+    def _over_axis(self, stage: OpenStage, node: Loop, accs: list[int], scratch: Memory,
+                   inside: Callable[[Body, list[int], Memory], list[int]]) -> list[int]:
         """One reduce loop: whole iterations, block by block where they are many, then a shorter copy of the body for the remainder."""
-        b, loop = self.b, stage.loops[k]
-        a, at = loop.axis, stage.number_of(loop)
-        stride = stage.pieces[a][at].stride
-        positions = stage.left(a, at)
+        b, a, stride = self.b, node.axis, node.stride
 
-        def looped(start: int, stop: int, step: int, values: list[int], memory: ScratchAccumulators | None) -> list[int]:
+        def looped(body: Body, start: int, stop: int, step: int, values: list[int], memory: Memory) -> list[int]:
             index, carried = b.open(start, stop, step, tuple(values))
-            return self._close(stage, index, self._with_row(stage, a, ({index: 1}, 0), lambda: inside(carried, memory)))
+            return self._close(stage, index, self._with_row(stage, a, ({index: 1}, 0), lambda: inside(body, carried, memory)))
 
-        if self.axes.bound(stage, a) is not None:
-            return self._up_to_limit(stage, loop, positions, looped, accs, scratch)
-        whole, rest = divmod(positions, stride)
-        ahead = whole > 1 and bool(self.copies_ahead.of_loop(stage, loop))
+        if node.span in (Span.TO_LIMIT, Span.WHOLE):
+            return self._up_to_limit(stage, node, looped, accs, scratch)
+        whole = node.whole
 
-        def run(start: int, stop: int, values: list[int], memory: ScratchAccumulators | None) -> list[int]:
-            if not ahead:
-                return looped(start, stop, stride, values, memory)
-            return self.copies_ahead.run(stage, loop, (start, stop), whole, stride, values, lambda carried: inside(carried, memory))
+        def run(start: int, stop: int, values: list[int], memory: Memory) -> list[int]:
+            if not node.ahead:
+                return looped(node.body, start, stop, stride, values, memory)
+            return self.copies_ahead.run(stage, node, (start, stop), values, lambda carried: inside(node.body, carried, memory))
 
         def remainder(values: list[int]) -> list[int]:
-            def body(own: list[int], memory: ScratchAccumulators | None) -> list[int]:
-                return self._remainder(stage, a, at, whole * stride, rest, lambda: inside(own, memory))
-            return self._block(stage, values, scratch, body) if sizes else body(values, scratch)
+            tail = node.tails[0]
 
-        sizes = stage.blocks.loops[k].sizes if stage.blocks is not None else ()
-        if self._is_cut(stage, a, at):
-            accs = self._in_blocks(stage, sizes, stride, self._part_bounds(whole * stride), accs, scratch, run)
-            if rest:
+            def body(own: list[int], memory: Memory) -> list[int]:
+                with stage.cut(tail.frame):
+                    return self._with_row(stage, a, ({}, whole * stride), lambda: inside(tail.body, own, memory))
+            return self._block(stage, values, scratch, body) if node.blocks else body(values, scratch)
+
+        if is_split(self.ctx.split, node):
+            accs = self._in_blocks(stage, node.blocks, stride, self._part_bounds(whole * stride), accs, scratch, run)
+            if node.tails:
                 index, carried = b.open(self._first_of_last_part(), b.index(1), 1, tuple(accs))
                 accs = self._close(stage, index, remainder(carried))
             return accs
-        if ahead or whole > 1 or (whole and not accs):      # where nothing is carried, one iteration is a loop as well
-            accs = self._in_blocks(stage, sizes, stride, self._used_bounds(stage, a, whole * stride), accs, scratch, run)
-        elif whole == 1:
-            def once(own: list[int], memory: ScratchAccumulators | None) -> list[int]:
-                return self._with_row(stage, a, ({}, 0), lambda: inside(own, memory))
-            accs = self._block(stage, accs, scratch, once) if sizes else once(accs, scratch)
-        return remainder(accs) if rest else accs
+        if node.span is Span.ALL:
+            accs = self._in_blocks(stage, node.blocks, stride, self._used_bounds(stage, node), accs, scratch, run)
+        elif node.span is Span.ONCE:
+            def once(own: list[int], memory: Memory) -> list[int]:
+                return self._with_row(stage, a, ({}, 0), lambda: inside(node.body, own, memory))
+            accs = self._block(stage, accs, scratch, once) if node.blocks else once(accs, scratch)
+        return remainder(accs) if node.tails else accs
 
     # -- blocks --------------------------------------------------------------------------------------------
     def _in_blocks(self, stage: OpenStage, sizes: tuple[int, ...], stride: int, bounds: tuple[int, int], accs: list[int],
-                   scratch: ScratchAccumulators | None, run: Run) -> list[int]:
+                   scratch: Memory, run: Run) -> list[int]:
         """`run` between two bounds, in blocks of so many iterations, level by level."""
         b = self.b
 
         def blocks(sizes: tuple[int, ...], start: int, stop: int, positions: int | None, own: list[int],
-                   memory: ScratchAccumulators | None) -> list[int]:
+                   memory: Memory) -> list[int]:
             if not sizes:
                 return run(start, stop, own, memory)
             step = sizes[-1] * stride
@@ -233,7 +210,7 @@ class ReduceLoops:
         start, stop = (b.known(bound) for bound in bounds)
         return blocks(sizes, *bounds, stop - start if start is not None and stop is not None else None, accs, scratch)
 
-    def _block(self, stage: OpenStage, accs: list[int], scratch: ScratchAccumulators | None, body: Inside) -> list[int]:
+    def _block(self, stage: OpenStage, accs: list[int], scratch: Memory, body: Inside) -> list[int]:
         """Accumulators and what `body` adds to new ones."""
         if scratch is None:
             return self.accumulators.fold(stage, accs, body(stage.first, None))
@@ -256,46 +233,42 @@ class ReduceLoops:
         stage.close_row(a)
         return out
 
-    def _up_to_limit(self, stage: OpenStage, loop: StageLoop, positions: int, looped: Looped, accs: list[int],
-                     scratch: ScratchAccumulators | None) -> list[int]:
+    def _up_to_limit(self, stage: OpenStage, node: Loop, looped: Callable[[Body, int, int, int, list[int], Memory], list[int]],
+                     accs: list[int], scratch: Memory) -> list[int]:
         """A reduce loop over an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the
         rest."""
-        b, a = self.b, loop.axis
-        at = stage.number_of(loop)
-        piece = stage.pieces[a][at]
-        end = -(-positions // piece.stride) * piece.stride
+        b, a, stride = self.b, node.axis, node.stride
+        at = node.frame.number_of(node.loop)
+        end = -(-node.frame.left(a, at) // stride) * stride
         room = self.axes.room(stage, a)
-        start, stop = self._part_bounds(end) if self._is_cut(stage, a, at) else (b.index(0), b.index(end))
+        start, stop = self._part_bounds(end) if is_split(self.ctx.split, node) else (b.index(0), b.index(end))
         stop = b.alu("MIN", dtypes.index, 1, stop, room)
-        sizes = stage.blocks.loops[stage.loops.index(loop)].sizes if stage.blocks is not None else ()
 
         def whole(stop: int) -> list[int]:
-            return self._in_blocks(stage, sizes, piece.stride, (start, stop), accs, scratch,
-                                   lambda start, stop, *to: looped(start, stop, piece.stride, *to))
-        if not stage.is_last(a):
+            return self._in_blocks(stage, node.blocks, stride, (start, stop), accs, scratch,
+                                   lambda start, stop, *to: looped(node.body, start, stop, stride, *to))
+        if node.span is Span.TO_LIMIT:
             return whole(stop)
-        reach = stage.reach(a)
+        reach = node.frame.reach(a)
+        middle = self.axes.whole_end(room, reach, stride, stop) if node.tails else stop
         stage.safe.add(a)
-        if reach == 1:
-            accs = whole(stop)
-            stage.safe.discard(a)
-            return accs
-        middle = self.axes.whole_end(room, reach, piece.stride, stop)
         accs = whole(middle)
         stage.safe.discard(a)
-        step = stage.tail_step(a)
+        if not node.tails:
+            return accs
+        last = node.tails[0]
 
-        def tail(own: list[int], memory: ScratchAccumulators | None) -> list[int]:
-            with stage.narrowed(a, step):
-                return looped(b.alu("MAX", dtypes.index, 1, start, middle), stop, step if step < reach else piece.stride, own, memory)
-        return self._block(stage, accs, scratch, tail) if sizes else tail(accs, scratch)
+        def tail(own: list[int], memory: Memory) -> list[int]:
+            with stage.cut(last.frame, a, last.step):
+                step = last.step if last.step < reach else stride
+                return looped(last.body, b.alu("MAX", dtypes.index, 1, start, middle), stop, step, own, memory)
+        return self._block(stage, accs, scratch, tail) if node.blocks else tail(accs, scratch)
 
-    def _used_bounds(self, stage: OpenStage, a: int, end: int) -> tuple[int, int]:
+    def _used_bounds(self, stage: OpenStage, node: Loop) -> tuple[int, int]:
         """(start, stop) of a reduce loop without the iterations that add nothing to all positions of the tile."""
-        b = self.b
-        window = skipping_window(self.ctx.state, stage.r, a, stage.pieces[a])
+        b, window, end = self.b, node.window, node.whole * node.stride
         if window is None:
-            return self._unmasked_bounds(stage, a, end)
+            return self._unmasked_bounds(stage, node, end)
         first = b.mul(self.axes.ssa(self.axes.start(stage, window.output)), window.step)
         apart, span = b.index(window.apart), window.step * (stage.span(window.output) - 1)
         start = b.alu("SUB", dtypes.index, 1, b.index(window.low - span + window.apart - 1), first)
@@ -303,17 +276,12 @@ class ReduceLoops:
         return (b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("IDIV", dtypes.index, 1, start, apart)),
                 b.alu("MIN", dtypes.index, 1, b.index(end), b.alu("IDIV", dtypes.index, 1, stop, apart)))
 
-    def _unmasked_bounds(self, stage: OpenStage, a: int, end: int) -> tuple[int, int]:
-        """(start, stop) of a loop over the blocks of a pass: of those whose scores are not all masked for all rows of the group. All of its
-        threads run the same iterations."""
-        b, facts = self.b, self.ctx.facts
+    def _unmasked_bounds(self, stage: OpenStage, node: Loop, end: int) -> tuple[int, int]:
+        """(start, stop) of a loop over the blocks of a pass: of those whose scores are not all masked for all rows of the group."""
+        b = self.b
         start, stop = b.index(0), b.index(end)
-        if not facts.on_grid or not stage.r.stage.is_output or sum(p.extent > 1 for p in stage.pieces[a]) != 1 or end != stage.bounds[a]:
-            return start, stop
-        for limit in masked_limits(self.ctx.kernel):
+        for limit in node.limits:
             q = limit.output
-            if stage.r.axes[q] not in facts.fixed and not is_exact(stage.pieces[q], stage.bounds[q]):
-                continue            # its last tile is moved back
             first = self.axes.ssa(add_lins(stage.group_base[q], sum_lins(stage.opened[q]), 1))
             row = b.add(first, b.index(stage.span(q) + stage.apart[q] - 1)) if limit.step > 0 else first
             reach = b.add(b.mul(row, limit.step), b.index(limit.const))
@@ -325,10 +293,6 @@ class ReduceLoops:
                 before = b.alu("IDIV", dtypes.index, 1, b.add(over, b.index(limit.apart - 1)), b.index(limit.apart))
                 start = b.alu("MAX", dtypes.index, 1, start, b.alu("MIN", dtypes.index, 1, b.index(end), before))
         return start, stop
-
-    def _is_cut(self, stage: OpenStage, a: int, at: int) -> bool:
-        """Whether the cores share this loop: the outermost of the axis of a split reduction, in the output stage."""
-        return self.ctx.split is not None and stage.r.stage.is_output and self.ctx.split.axis == a and at == 0
 
     def _part_bounds(self, end: int) -> tuple[int, int]:
         """(start, stop) of this part's positions."""
@@ -345,23 +309,13 @@ class ReduceLoops:
         last = b.alu("CMPEQ", dtypes.bool, 1, self.ctx.part, b.index(self.ctx.split.parts - 1))
         return b.alu("WHERE", dtypes.index, 1, last, b.index(0), b.index(1))
 
-    def _remainder(self, stage: OpenStage, a: int, at: int, start: int, rest: int, body: Callable[[], list[int]]) -> list[int]:
-        """The last, shorter iteration of a reduce loop: its inner rows are cut to the `rest` positions."""
-        pieces, bound = stage.pieces[a], stage.bounds[a]
-        cut = []
-        left, stride = rest, 1
-        for p in reversed(pieces[at + 1:]):
-            e = min(p.extent, left)
-            cut.append(EmittedLoop(p.row, p.role, e, stride))
-            stride *= e
-            left = -(-left // e)
-        cut.reverse()
-        stage.pieces[a] = (*(p._replace(extent=1) for p in pieces[:at + 1]), *cut)
-        stage.bounds[a] = rest
-        vector_stride = stage.vector_stride
-        if stage.vector_axis == a:
-            stage.vector_stride = next((p.stride for p in cut if p.row == stage.vector_row), vector_stride)
-        out = self._with_row(stage, a, ({}, start), body)
-        stage.pieces[a], stage.bounds[a], stage.vector_stride = pieces, bound, vector_stride
-        return out
 
+def _loops_of(node: Reduction) -> list[Loop]:
+    """The output loops inside the reduce loops that have accumulators in memory, outermost first."""
+    found: list[Loop] = []
+    inner: Inner = node.inner
+    while isinstance(inner, Loop):
+        if inner.number in node.in_memory:
+            found.append(inner)
+        inner = inner.body.inner
+    return found

@@ -66,7 +66,7 @@ class Regions:
         stage = self.ctx.open_stages.get(r.stage.index)
         if stage is not None:
             span = stage.span(a)
-            if r.axes[a] not in self.facts.fixed:
+            if a not in stage.frame.fixed:
                 span = min(span, stage.bounds[a])
             return RequiredDim(self.axes.start(stage, a), span)
         if a < len(r.stage.outs):

@@ -338,7 +338,8 @@ class Values:
             b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
         elif lanes == 1 or lane == 1:
             # what is stored under a mask at the end of an extent that depends on a variable, and what non-temporal stores would fault on
-            stream = stream and lanes == stage.width and not extra and (stage.aligned or b.multiple_of(start) % lanes == 0 == const % lanes)
+            is_aligned = stage.frame.is_aligned or b.multiple_of(start) % lanes == 0 == const % lanes
+            stream = stream and lanes == stage.width and not extra and is_aligned
             b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))
         else:
             b.store("STORES", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, lane))

@@ -9,6 +9,7 @@ from svod.compile.lower.emit.axes import Axes
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.state import Chunk, OpenStage, Sink
 from svod.core.ir.dtype import dtypes
+from svod.core.kernel.copy_loops import CopyLoops
 from svod.core.kernel.group_memory.copy import UNROLLED_TURNS, GroupCopy, along_vector
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.placement import COPY_VECTOR, NO_ROW, EmittedLoop
@@ -34,7 +35,8 @@ class GroupCopies:
         if copy.vector >= 0:
             whole = EmittedLoop(NO_ROW, LOOP, extents[copy.vector] // width, width)
             pieces[copy.vector] = (whole, EmittedLoop(COPY_VECTOR, UPCAST, width, 1))
-        stage = OpenStage(r, pieces, extents, base, copy.vector, COPY_VECTOR, width)
+        frame = self.ctx.facts.maker.copy_frame(r, CopyLoops(pieces, copy.vector, width), tuple(extents), ())
+        stage = OpenStage(frame, base)
         stage.whole_vectors = True
         if width > 1:
             stage.steps = {n: along.step for n, along in along_vector(r, copy.vector, width).items()}

@@ -10,7 +10,7 @@ The first of the threads that share a reduction stores the phase's results, also
 the threads that hold a tile of results each stores its own elements."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 
 from svod.compile.lower.builder import Builder
@@ -21,22 +21,16 @@ from svod.core.ir.summation import blocked_loop
 from svod.core.kernel.groups import BLOCK_ROLES, StageThreads, ThreadGroup, exchanging_threads, thread_digits
 from svod.core.kernel.intrinsics import held_layout, held_threads, sharing_digits, shuffles_of
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import is_exact
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins
-from svod.core.kernel.scheduler import DOT, UPCAST, Scheduler
+from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import Fragment
+from svod.core.tree.threads import held_sides
 
 INDEX, BOOL = dtypes.index, dtypes.bool
 Alu = Callable[..., int]      # elementwise operations
 ONE_THREAD = StageThreads(1, 1, 1)
 NOWHERE: Lin = ({}, 0)
-
-
-def _elements(fragment: Fragment, side: int, row: int) -> list[EmittedLoop]:
-    """The positions of a tile that a thread has along its rows (`side` 0) or columns, side by side."""
-    steps = [(d.extent, (d.rows, d.columns)[side]) for d in fragment.elements]
-    return [EmittedLoop(row, UPCAST, extent, step) for extent, step in steps if step]
 
 
 class GroupThreads:
@@ -109,33 +103,19 @@ class GroupThreads:
                         starts[row] = self._part(self._thread_of(own), inner, extent, own.threads)
         return starts
 
-    def bind(self, r: ResolvedStage, pieces: list[tuple[EmittedLoop, ...]], bounds: list[int], base: list[Lin]) -> list[int]:
-        """Take the thread-bound loops out of a stage's loops, in place: axes start at positions that depend on the thread instead. Gives
-        per axis the positions by which the threads are apart."""
-        apart, fragment, chosen = [0] * len(pieces), held_layout(self.state, r.stage.index), self.state.dots[r.stage.index]
+    def starts_of(self, r: ResolvedStage, pieces: Sequence[tuple[EmittedLoop, ...]], base: Sequence[Lin]) -> list[Lin]:
+        """Where the axes of this thread's part of a stage start, of which the first thread's start at `base`."""
+        starts_at, fragment = list(base), held_layout(self.state, r.stage.index)
         if fragment is None and not any(p.role in BLOCK_ROLES for own in pieces for p in own):
-            return apart
-        starts, sides = self.starts(r), dict[int, int]()
-        if fragment is not None and chosen is not None:
-            sides = {r.axes.index(chosen.rows): 0, r.axes.index(chosen.columns): 1}
+            return starts_at
+        starts, sides = self.starts(r), held_sides(self.state, r)
         for i, own in enumerate(pieces):
-            bound = [p for p in own if p.role in BLOCK_ROLES]
-            if not bound and i not in sides:
-                continue
-            pieces[i] = tuple(p for p in own if p.role not in BLOCK_ROLES)
-            for p in bound:
-                base[i] = add_lins(base[i], ({self.b.mul(starts[p.row], p.stride): 1}, 0), 1)
-                apart[i] += (p.extent - 1) * p.stride
+            for p in own:
+                if p.role in BLOCK_ROLES:
+                    starts_at[i] = add_lins(starts_at[i], ({self.b.mul(starts[p.row], p.stride): 1}, 0), 1)
             if fragment is not None and i in sides:
-                side = sides[i]
-                base[i] = add_lins(base[i], self.origin(fragment)[side], 1)
-                apart[i] += max(place[side] for place in fragment.origins)
-                pieces[i] = (*[p for p in pieces[i] if p.role != DOT], *_elements(fragment, side, own[-1].row))
-            if is_exact(own, bounds[i]):
-                bounds[i] = pieces[i][0].extent * pieces[i][0].stride if pieces[i] else 1
-            else:       # the last tile of all threads ends where the region does
-                bounds[i] -= apart[i]
-        return apart
+                starts_at[i] = add_lins(starts_at[i], self.origin(fragment)[sides[i]], 1)
+        return starts_at
 
     # -- partial results -----------------------------------------------------------------------------------
     def over_columns(self, r: ResolvedStage, values: list[int], combiner: str, alu: Alu) -> list[int]:

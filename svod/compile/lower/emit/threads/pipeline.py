@@ -26,7 +26,7 @@ from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.regions import Regions
-from svod.compile.lower.emit.state import OpenStage, Staged, StageLoop
+from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.early import load_early
 from svod.compile.lower.emit.values import Values
@@ -37,6 +37,7 @@ from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout, area_bytes, area_start
 from svod.core.kernel.loop_nest import copied_ahead, products_under_way
 from svod.core.kernel.required import Lin
+from svod.core.tree.nodes import Loop, StageLoop
 
 INDEX = dtypes.index
 COUNT_BYTES = 8
@@ -68,24 +69,18 @@ class CopiesAhead:
     def __init__(self, ctx: PhaseContext, addresses: Addresses, values: Values, regions: Regions, copies: GroupCopies, packing: Packing):
         self.ctx, self.b, self.facts = ctx, ctx.b, ctx.facts
         self.addresses, self.values, self.regions, self.copies, self.packing = addresses, values, regions, copies, packing
-        self.running: tuple[int, ...] = ()      # the copies of the loop that is open
         self.is_async, self.least_row = ctx.state.target.has_async_copies, ctx.state.target.bulk_row
         self.counts: Counts | None = None       # of the loop that is open
         self.deferred: list[int] = []           # stores that follow what is computed meanwhile
 
-    def of_loop(self, stage: OpenStage, loop: StageLoop) -> tuple[int, ...]:
-        """The copies in a loop that run ahead."""
-        children = self.facts.placement.children.get((stage.index, loop.point), ())
-        return tuple(c for c in children if self.facts.nest.stages[c].buffers > 1)
-
-    def run(self, stage: OpenStage, loop: StageLoop, bounds: tuple[int, int], whole: int, stride: int, accs: list[int],
+    def run(self, stage: OpenStage, node: Loop, bounds: tuple[int, int], accs: list[int],
             inside: Callable[[list[int]], list[int]]) -> list[int]:
-        """Iterations around `inside`, which takes accumulators and gives the next ones: those of the `whole` that stand between `bounds`,
-        which may be none."""
-        b, a, copies, (start, stop) = self.b, loop.axis, self.of_loop(stage, loop), bounds
-        count, last = self.facts.nest.stages[copies[0]].buffers, b.index((whole - 1) * stride)
+        """Iterations around `inside`, which takes accumulators and gives the next ones: those of the loop between `bounds`, maybe none."""
+        b, a, stride, (start, stop) = self.b, node.axis, node.stride, bounds
+        copies = tuple([c.stage for c in node.ahead])
+        count, last = node.ahead[0].nest.buffers, b.index((node.whole - 1) * stride)
         late, ahead = products_under_way(self.ctx.state, self.facts.nest), copied_ahead(self.ctx.state, self.facts.nest)
-        self.counts = self._begin_bulk(stage, loop, copies, stride, count)
+        self.counts = self._begin_bulk(stage, node.loop, copies, stride, count)
         for k in range(ahead):
             self._open_iteration(stage, a, b.alu("MIN", INDEX, 1, b.add(start, b.index(k * stride)), last))
             for s in copies:
@@ -110,10 +105,8 @@ class CopiesAhead:
         stage.open_row(a, ({index: 1}, 0))
         for s in copies:
             self._read(s, b.alu("MOD", INDEX, 1, number, b.index(count)))
-        self.running = copies
         first = len(b.code[b.level])
         following_accs = inside(carried)
-        self.running = ()
         stage.close_row(a)
         self._put_begun(begun, first)
         b.code[b.level] += deferred

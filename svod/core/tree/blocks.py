@@ -1,0 +1,94 @@
+"""Blocks: long sums of floats are cut, so that rounding errors stay small (`svod.core.ir.summation`).
+
+    Reduction                       Reduction
+      Loop r0 (4096)          →       Loop r0 (4096), blocks of 64
+        Accumulate                      Accumulate
+
+A block has accumulators of its own, which are added to those around it. Where accumulators lie in memory, each run of the loops inside may
+be a block as well."""
+from __future__ import annotations
+
+from math import prod
+
+from svod.core.ir.summation import BlockedNest, blocked_nest
+from svod.core.kernel.scheduler import UNROLL
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Phase, Reduction, Split, Update, with_bodies
+from svod.core.tree.tails import is_split
+
+
+def blocks(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Cut the long sums of all phases."""
+    return tuple([p if p.launch is None else p._replace(launch=with_bodies(_Blocks(p.split).body, p.launch)) for p in phases])
+
+
+class _Blocks:
+    """Cuts the sums of one phase, whose reduction may be split."""
+
+    def __init__(self, split: Split | None) -> None:
+        self.split = split
+
+    def body(self, body: Body) -> Body:
+        """A body whose sums are cut."""
+        return Body(tuple([self._compute(c) for c in body.stages]), self._inner(body.inner))
+
+    def _compute(self, node: Compute) -> Compute:
+        if node.body is not None:
+            return node._replace(body=self.body(node.body))
+        return node._replace(before=tuple([self._compute(c) for c in node.before])) if node.before else node
+
+    def _inner(self, node: Inner) -> Inner:
+        if isinstance(node, Loop):
+            return node._replace(body=self.body(node.body), tails=tuple([t._replace(body=self.body(t.body)) for t in node.tails]))
+        return self._reduction(node) if isinstance(node, Reduction) else node
+
+    def _reduction(self, node: Reduction) -> Reduction:
+        nest = self._nest(node)
+        if nest is None and not _has_stages(node.inner):
+            return node
+        return node._replace(inner=self._cut(node.inner, nest))
+
+    def _nest(self, node: Reduction) -> BlockedNest | None:
+        """How the loops of a reduction are cut; None where its order of additions is free."""
+        rule, frame = node.frame.r.stage.sum_rule, node.frame
+        if rule is None:
+            return None
+        iterations, outs = [1] * len(frame.loops), frame.num_outs
+        inner: Inner = node.inner
+        while not isinstance(inner, Accumulate):
+            if isinstance(inner, Loop):
+                if inner.axis >= outs:
+                    positions = frame.left(inner.axis, frame.number_of(inner.loop))
+                    if self.split is not None and is_split(self.split, inner):
+                        positions = min(positions, self.split.chunk)
+                    iterations[inner.number] = -(-positions // inner.loop.piece.stride)
+                inner = inner.body.inner
+            elif isinstance(inner, Update):
+                inner = inner.inner
+            else:
+                raise AssertionError(inner)
+        unrolled = prod([p.extent for a in range(outs, len(frame.pieces)) for p in frame.pieces[a] if p.role == UNROLL])
+        end = node.in_memory[-1] + 1 if node.in_memory else len(frame.loops)
+        return blocked_nest(rule, iterations, unrolled, end if end < len(frame.loops) else -1)
+
+    def _cut(self, node: Inner, nest: BlockedNest | None) -> Inner:
+        """The loops of a reduction with their blocks, and the sums of the stages inside of them."""
+        if isinstance(node, Accumulate):
+            return node if nest is None else node._replace(blocks=nest.positions.sizes)
+        if isinstance(node, Update):
+            return node._replace(inner=self._cut(node.inner, nest), in_block=nest is not None and nest.adds_to_memory)
+        if not isinstance(node, Loop):
+            raise AssertionError(node)
+        sizes = nest.loops[node.number].sizes if nest is not None and node.axis >= node.frame.num_outs else ()
+        tails = tuple([t._replace(body=self._cut_body(t.body, nest)) for t in node.tails])
+        return node._replace(body=self._cut_body(node.body, nest), tails=tails, blocks=sizes)
+
+    def _cut_body(self, body: Body, nest: BlockedNest | None) -> Body:
+        return Body(tuple([self._compute(c) for c in body.stages]), self._cut(body.inner, nest))
+
+
+def _has_stages(node: Inner) -> bool:
+    """Whether stages are computed inside of the loops of a reduction."""
+    if isinstance(node, Loop):
+        return bool(node.body.stages) or _has_stages(node.body.inner)
+    return isinstance(node, Update) and _has_stages(node.inner)

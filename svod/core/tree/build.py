@@ -1,0 +1,173 @@
+"""The loop tree of a state as its placements and orders say: every stage at the point where its readers need it, every loop whole.
+
+    s1 read by out as s1[o1, r0], STAGE(s1, o1)
+
+    Launch of out
+      Loop o1
+        Compute s1
+        Reduction
+          Loop r0
+            Accumulate
+
+The passes of `svod.core.tree.passes` make of it what runs. A tail has bodies with stages of their own, as they are smaller there:
+`TreeMaker.cut` makes them."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from svod.core.kernel.copy_loops import CopyLoops
+from svod.core.kernel.groups import BLOCK_ROLES, phase_of, spanned, stages_of
+from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.loop_nest import Cut, LoopNestMaker, StageNest, loop_nest, stage_copy
+from svod.core.kernel.placement import COPY_VECTOR, EmittedLoop, fit, is_computed_once, is_derived, vector_width
+from svod.core.kernel.scheduler import Scheduler
+from svod.core.machine.levels import MemorySpace
+from svod.core.tree.checks import Checks
+from svod.core.tree.nodes import (
+    NO_POINT,
+    Accumulate,
+    Body,
+    Compute,
+    Frame,
+    Inner,
+    Launch,
+    Loop,
+    Phase,
+    PhaseKind,
+    Reduction,
+    Split,
+    StageLoop,
+    Store,
+    Update,
+)
+from svod.core.tree.threads import thread_part
+
+Nests = Mapping[int, StageNest]
+
+
+class TreeMaker:
+    """Makes bodies of stages."""
+
+    def __init__(self, state: Scheduler) -> None:
+        self.state, self.kernel = state, state.kernel
+        self.nest = loop_nest(state)
+        self.placement, self.layouts = self.nest.placement, self.nest.layouts
+        self.checks = Checks(state)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases, those that run once first."""
+        once = {s: is_computed_once(self.state, self.placement, s) for s in self.placement.roots}
+        return tuple([phase for s in sorted(self.placement.roots, key=lambda s: not once[s]) for phase in self._phases_of(s, once[s])])
+
+    def _phases_of(self, s: int, is_once: bool) -> list[Phase]:
+        """The phases of a root stage: one, or two where its reduction is cut over cores or groups."""
+        nest, split = self.nest.stages[s], self.state.split_reduce
+        frame = self.frame(nest) if not is_derived(nest.r.stage) else self.root_copy(nest)
+        launch = Launch(frame, 0, self.body(frame, 0, self.nest.stages))
+        if split is None or self.kernel.axes[split.axis].stage != s:
+            return [Phase(s, PhaseKind.OUTPUT if nest.r.stage.is_output else PhaseKind.TEMPORARY, is_once, launch)]
+        cut = self._split(nest.r, split.axis, split.parts)
+        return [Phase(s, PhaseKind.PARTIAL, is_once, launch, cut), Phase(s, PhaseKind.COMBINE, is_once, None)]
+
+    def _split(self, r: ResolvedStage, axis: int, parts: int) -> Split:
+        """A reduction cut into at most `parts` parts, of whole iterations of its outermost loop."""
+        extent = self._spanned(r.stage.index, axis)
+        step = fit(self.state, self.state.axis_rows[axis], extent)[0].stride
+        chunk = -(-extent // (parts * step)) * step
+        return Split(r.axes.index(axis), chunk, -(-extent // chunk))
+
+    # -- frames -----------------------------------------------------------------------------------------
+    def frame(self, nest: StageNest) -> Frame:
+        """The loops of a stage whose loops are rows of the state, or one thread's part of them."""
+        state, r, s = self.state, nest.r, nest.r.stage.index
+        bounds = (*nest.region, *[self._spanned(s, a) for a in r.stage.reds])
+        part = thread_part(state, r, nest.axes, bounds)
+        axis, row = self.layouts.vector_axes[s], self.layouts.vector_rows[s]
+        local = {axis: i for i, axis in enumerate(r.axes)}
+        loops = []
+        for depth, x in enumerate(state.order[s]):
+            a = local[state.rows[x].axis]
+            loops.append(StageLoop(a, next(p for p in part.pieces[a] if p.row == x), depth + 1))
+        return self.make_frame(r, part.pieces, part.bounds, part.apart, axis, row, vector_width(state, r), tuple(loops))
+
+    def root_copy(self, nest: StageNest) -> Frame:
+        """The loops of a copy that is a phase."""
+        assert nest.layout is not None, "a copy lies in memory"
+        copy = stage_copy(self.state, nest.r, list(nest.layout.extents), self.layouts, nest.layout, self.state.target.has_groups)
+        return self.copy_frame(nest.r, copy, nest.layout.extents, nest.layout.order)
+
+    def copy_frame(self, r: ResolvedStage, copy: CopyLoops, extents: tuple[int, ...], order: tuple[int, ...]) -> Frame:
+        """The loops of a copy of `extents` positions whose dims lie in `order`."""
+        loops = tuple([StageLoop(a, copy.axes[a][0], NO_POINT) for a in order])
+        return self.make_frame(r, tuple(copy.axes), extents, (0,) * len(extents), copy.vector, COPY_VECTOR, copy.width, loops)
+
+    def make_frame(self, r: ResolvedStage, pieces: tuple[tuple[EmittedLoop, ...], ...], bounds: tuple[int, ...], apart: tuple[int, ...],
+                   lane: int, vector_row: int, width: int, loops: tuple[StageLoop, ...]) -> Frame:
+        """A frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1."""
+        vector = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None
+        vector_axis = lane if vector is not None and vector.extent > 1 else -1
+        fixed = frozenset([i for i, axis in enumerate(r.axes) if axis in self.checks.fixed])
+        return Frame(r, pieces, bounds, fixed, vector_axis, vector_row, width, loops, apart)
+
+    def _spanned(self, s: int, axis: int) -> int:
+        return spanned(self.state, self.placement, s, axis)
+
+    # -- bodies -----------------------------------------------------------------------------------------
+    def body(self, frame: Frame, k: int, nests: Nests) -> Body:
+        """The body inside the first `k` loops of a stage."""
+        s, point = frame.r.stage.index, frame.loops[k - 1].point if k else 0
+        children = self.placement.children.get((s, point), ()) if point != NO_POINT else ()
+        return Body(tuple([self.compute(c, nests) for c in children]), self._inner(frame, k, nests))
+
+    def _inner(self, frame: Frame, k: int, nests: Nests) -> Inner:
+        """The next loop of a stage; behind its output loops its reduction, or what it stores."""
+        if k < len(frame.loops) and frame.loops[k].axis < frame.num_outs:
+            return Loop(frame, k, self.body(frame, k + 1, nests))
+        return self._reduction(frame, k, nests) if frame.r.reductions else Store(frame)
+
+    def _reduction(self, frame: Frame, k: int, nests: Nests) -> Reduction:
+        """The loops from number `k` on, the first of which reduces."""
+        outs, loops = frame.num_outs, frame.loops
+        wide = [j for j in range(k, len(loops)) if loops[j].axis < outs and loops[j].piece.extent > 1]
+        if not wide:
+            return Reduction(frame, (), self.inside_reduction(frame, k, -1, nests))
+        end = wide[-1] + 1
+        return Reduction(frame, tuple([j for j in range(k, end) if loops[j].axis < outs]), self.inside_reduction(frame, k, end, nests))
+
+    def loops_alone(self, frame: Frame) -> Body:
+        """The loops of a stage in which no others are computed: of a copy, or of what combines the parts of a sum."""
+        return Body((), self._inner(frame, 0, {}))
+
+    def inside_reduction(self, frame: Frame, k: int, end: int, nests: Nests) -> Loop | Accumulate | Update:
+        """The loops of a reduction from number `k` on. `end`: the number of the loop inside which accumulators are read from memory; -1:
+        they are carried."""
+        if k == end:
+            inner = self.inside_reduction(frame, k, -1, nests)
+            assert not isinstance(inner, Update)
+            return Update(inner)
+        if k == len(frame.loops):
+            return Accumulate(frame)
+        s, point = frame.r.stage.index, frame.loops[k].point
+        children = self.placement.children.get((s, point), ()) if point != NO_POINT else ()
+        return Loop(frame, k, Body(tuple([self.compute(c, nests) for c in children]), self.inside_reduction(frame, k + 1, end, nests)))
+
+    def compute(self, s: int, nests: Nests) -> Compute:
+        """A stage where its readers need it."""
+        nest = nests[s]
+        if is_derived(nest.r.stage):
+            before = tuple([self.compute(c, nests) for c in self.placement.children.get((s, 0), ())])
+            return Compute(nest, before=before, in_place=nest.space is MemorySpace.HELD)
+        frame = self.frame(nest)
+        return Compute(nest, frame, self.body(frame, 0, nests))
+
+    # -- smaller bodies ---------------------------------------------------------------------------------
+    def cut(self, nests: Nests, frame: Frame, a: int, point: int) -> Nests:
+        """The nests of the stages inside a loop whose stage is cut to `frame` along local axis `a`."""
+        s = frame.r.stage.index
+        inside = [path for path in self.placement.paths if path and any(q == s and depth >= point for q, depth in path)]
+        if not inside:
+            return nests
+        blocks = tuple([p for p in self.nest.stages[s].axes[a] if p.role in BLOCK_ROLES])
+        maker = LoopNestMaker(self.state, {s: Cut(a, (*blocks, *frame.pieces[a]), frame.bounds[a])})
+        root = phase_of(self.placement, s)
+        return maker.make(stages_of(self.state, self.placement, root)).stages

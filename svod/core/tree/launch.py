@@ -1,0 +1,83 @@
+"""The launch of a phase: its outermost output loops, whose iterations cores or groups of threads claim.
+
+    Launch of out                   Launch of out: o0, o1
+      Loop o0                         Loop o2
+        Loop o1           →             Store
+          Loop o2
+            Store
+
+On CPUs as many loops as give each core enough iterations; on grids all output loops up to one with stages inside. Where a mask leaves the
+last rows most to do, they run first. A row that is stored past the caches, and whose last vector is not aligned, has its last iteration
+apart.
+"""
+from __future__ import annotations
+
+from math import prod
+
+from svod.core.kernel.non_temporal import leaves_tail, stores_whole_vectors
+from svod.core.kernel.online import masked_limits
+from svod.core.kernel.scheduler import cores_of
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.nodes import Body, Frame, Launch, Loop, Phase, PhaseKind
+
+MIN_ITERATIONS = 64             # iterations per core that a phase offers at least, so that cores and slices have something to share
+FEW_SUMS = 1 << 14              # sums of a reduction cut over cores below which one core combines their parts
+
+
+def launch(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Give every phase its launch."""
+    return tuple([p if p.launch is None else p._replace(launch=_launched(maker, p, p.launch)) for p in phases])
+
+
+def cores_of_phase(maker: TreeMaker, phase: Phase) -> int:
+    """The cores that share a phase; 1 on a grid. What runs at prepare takes all of the machine's; few sums are combined by one."""
+    if maker.state.target.has_groups:
+        return 1
+    if phase.kind is PhaseKind.COMBINE and prod([maker.kernel.axes[a].extent for a in maker.kernel.stages[phase.stage].outs]) < FEW_SUMS:
+        return 1
+    return maker.state.target.threads if phase.kind is PhaseKind.TEMPORARY and phase.is_once else cores_of(maker.state)
+
+
+def _launched(maker: TreeMaker, phase: Phase, one: Launch) -> Launch:
+    state, frame = maker.state, one.frame
+    count = launched_loops(maker, frame, phase.split.parts if phase.split else None, cores_of_phase(maker, phase))
+    done = one._replace(count=count, body=_inside(one.body, count), longest_first=_longest_first(maker, frame))
+    output = (state, frame.r, frame.pieces, frame.vector_axis, frame.vector_row)
+    if phase.kind is PhaseKind.OUTPUT and state.stream and stores_whole_vectors(*output) and leaves_tail(*output):
+        aligned = frame._replace(is_aligned=True)
+        return done._replace(body=maker.body(aligned, count, maker.nest.stages), last=done.body)
+    return done
+
+
+def launched_loops(maker: TreeMaker, frame: Frame, parts: int | None, cores: int) -> int:
+    """How many loops make the launch of a stage on so many cores. `parts`: of a cut reduction, which stand around them, or None."""
+    on_grid, count, iterations = maker.state.target.has_groups, 0, parts or 1
+    if parts is not None and not on_grid:
+        return 0
+    for loop in frame.loops:
+        if loop.axis >= frame.num_outs:
+            break
+        innermost = count == len(frame.loops) - 1
+        if count and not on_grid and (iterations >= MIN_ITERATIONS * cores or (innermost and iterations >= 4 * cores)):
+            break   # enough to share; the innermost loop stays a loop
+        iterations *= loop.piece.extent
+        count += 1
+        if (frame.r.stage.index, loop.point) in maker.placement.children:
+            break
+    return count
+
+
+def _inside(body: Body, count: int) -> Body:
+    """The body inside of `count` loops."""
+    for _ in range(count):
+        assert isinstance(body.inner, Loop), "output loops come first"
+        body = body.inner.body
+    return body
+
+
+def _longest_first(maker: TreeMaker, frame: Frame) -> frozenset[int]:
+    """The local axes whose last rows a mask leaves most blocks: the last groups to end are short then."""
+    if not maker.state.target.has_groups or not frame.r.stage.is_output:
+        return frozenset()
+    limits = masked_limits(maker.kernel)
+    return frozenset({limit.output for limit in limits}.difference(limit.output for limit in limits if limit.step < 0))

@@ -1,0 +1,35 @@
+"""Skips: iterations of reduce loops that add nothing are left out.
+
+    a convolution whose padding is 6 wide      Loop r1: of the taps, those that lie inside of the image
+    attention under a causal mask              Loop r0: of the blocks of keys, those up to the last row of the group
+"""
+from __future__ import annotations
+
+from functools import partial
+
+from svod.core.kernel.contraction import skipping_window
+from svod.core.kernel.online import masked_limits
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.nodes import Ends, Loop, Phase, Span, Split, with_bodies, with_loops
+from svod.core.tree.tails import is_split
+
+
+def skips(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    """Let the reduce loops of all phases skip what adds nothing."""
+    return tuple([p if p.launch is None else p._replace(
+        launch=with_bodies(partial(with_loops, partial(_skipping, maker, p.split)), p.launch)) for p in phases])
+
+
+def _skipping(maker: TreeMaker, split: Split | None, node: Loop) -> Loop:
+    """A loop without the iterations that add nothing to all positions of the tile, where that is worth it."""
+    frame, a, on_grid = node.frame, node.axis, maker.state.target.has_groups
+    if a < frame.num_outs or node.span is not Span.ALL or is_split(split, node):
+        return node
+    window = skipping_window(maker.state, frame.r, a, frame.pieces[a])
+    if window is not None:
+        return node._replace(window=window)
+    if not on_grid or not frame.r.stage.is_output or sum(p.extent > 1 for p in frame.pieces[a]) != 1 or node.rest:
+        return node
+    # all threads of a group run the same iterations; where the last tile is moved back its rows are others
+    limits = tuple([limit for limit in masked_limits(maker.kernel) if frame.ends(limit.output) is not Ends.MOVED_BACK])
+    return node._replace(limits=limits)
