@@ -13,7 +13,7 @@ import pytest
 from svod.compile.cpu.host import host_target
 from svod.core.cost.sketch import heuristic
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.kernel.show import MAX_EXPRESSION, print_nest
+from svod.core.tree.show import MAX_EXPRESSION, print_nest
 from svod.tune.capture import read_capture
 
 LENGTH = 2000

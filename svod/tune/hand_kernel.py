@@ -31,10 +31,10 @@ from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.chain_text import chain_text, chain_words, parse_chain
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
 from svod.core.schedule.canonical import AST_REVISION
 from svod.core.schedule.family import family_key
+from svod.core.tree.show import print_nest
 from svod.errors import TuneError
 from svod.steps.notebook import kernel_html
 from svod.steps.page import KernelSteps

@@ -19,8 +19,8 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_words, opt_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
+from svod.core.tree.show import print_nest
 from svod.errors import SvodError
 from svod.tune.db import LAYER_NAMES, KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict
 from svod.tune.db.winners import Winner

@@ -22,8 +22,8 @@ from svod.compile.cpu.host import host_target
 from svod.core.ir.serialize import ast_to_data
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.schedule.canonical import AST_REVISION
+from svod.core.tree.show import print_nest
 from svod.errors import ConfigError, DatabaseError
 from svod.system.quantities import seconds
 from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers

@@ -18,8 +18,8 @@ from svod.compile.lower.lower import lower
 from svod.core.kernel.chain_text import chain_words
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
+from svod.core.tree.show import print_nest
 from tests.compile.cuda.target import card_target
 from tests.compile.native import AVX2
 from tests.core.corpus import BUILDERS, conv, data, kernel_of

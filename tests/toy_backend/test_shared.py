@@ -14,8 +14,8 @@ from svod.core.ir.uop import UOp
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
+from svod.core.tree.show import print_nest
 from svod.errors import KernelOptError
 from tests.agreement import Case
 from tests.chain_runs import run_chains

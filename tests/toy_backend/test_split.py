@@ -15,8 +15,8 @@ from svod.core.ir.dtype import dtypes
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
+from svod.core.tree.show import print_nest
 from svod.errors import KernelOptError
 from tests import hand_kernels
 from tests.agreement import Case

@@ -28,7 +28,7 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_words
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
+from svod.core.tree.show import print_nest
 from svod.errors import DatabaseError, SvodError
 from svod.system.process.directories import temporary_folder
 from svod.system.process.program import python

@@ -30,9 +30,9 @@ from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.target import Target
 from svod.core.schedule.kernel_variables import specialize
+from svod.core.tree.show import print_nest
 
 
 @dataclass(frozen=True)

@@ -159,10 +159,10 @@ class Cut(NamedTuple):
 
 class LoopNestMaker:
     """Builds the nests of stages. Readers come before what they read, since they decide its region. Phases need nothing of each other.
-    `cuts`: by stage what is shorter than the state says."""
+    `cuts`: by stage what is shorter than the state says; `whole` are the nests without them, and values stay in the memory that they say."""
 
-    def __init__(self, state: Scheduler, cuts: Mapping[int, Cut] | None = None) -> None:
-        self.state, self.cuts = state, cuts or {}
+    def __init__(self, state: Scheduler, cuts: Mapping[int, Cut] | None = None, whole: Mapping[int, StageNest] | None = None) -> None:
+        self.state, self.cuts, self.uncut = state, cuts or {}, whole or {}
         self.placement = place_stages(state)
         self.layouts = layouts(state)
         self.stages: dict[int, StageNest] = {}
@@ -256,18 +256,22 @@ class LoopNestMaker:
             return (NO_START,) * len(region), region, MemorySpace.GLOBAL
         required = self._required(s, path)
         positions, threads = prod([extent for _, extent in required]), self.threads.get(phase_of(self.placement, s), 1)
-        space = space_of(state, self.placement, s, positions, positions, 1)
+        uncut = self.uncut.get(s)
+        space = space_of(state, self.placement, s, positions, positions, 1) if uncut is None else uncut.space
         if threads > 1:
             of_group = self.whole[s] = self._required(s, path, of_group=True)
             needed = tuple([extent for _, extent in of_group])
-            space = space_of(state, self.placement, s, positions, prod(needed), threads)
+            if uncut is None:
+                space = space_of(state, self.placement, s, positions, prod(needed), threads)
             if is_computed_in_place(state, self.placement, self.layouts, s):
                 return tuple([start for start, _ in of_group]), needed, MemorySpace.HELD
-            if space is MemorySpace.SHARED:
+            if space in OF_GROUP:
                 region = tuple([whole_extent(state, s, dim, extent) for dim, extent in enumerate(needed)])
                 self.beyond[s] = tuple([more - extent for more, extent in zip(region, needed, strict=True)])
                 self.whole[s] = [RequiredDim(start, extent) for (start, _), extent in zip(of_group, region, strict=True)]
-                return tuple([start for start, _ in of_group]), region, MemorySpace.HELD if self._is_held(stage, path, region) else space
+                if uncut is None and self._is_held(stage, path, region):
+                    space = MemorySpace.HELD
+                return tuple([start for start, _ in of_group]), region, space
         return tuple([start for start, _ in required]), tuple([extent for _, extent in required]), space
 
     def _is_held(self, stage: Stage, path: Path, region: tuple[int, ...]) -> bool:

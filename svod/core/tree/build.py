@@ -138,13 +138,11 @@ class TreeMaker:
         """The loops of a stage in which no others are computed: of a copy, or of what combines the parts of a sum."""
         return Body((), self._inner(frame, 0, {}))
 
-    def inside_reduction(self, frame: Frame, k: int, end: int, nests: Nests) -> Loop | Accumulate | Update:
+    def inside_reduction(self, frame: Frame, k: int, end: int, nests: Nests) -> Inner:
         """The loops of a reduction from number `k` on. `end`: the number of the loop inside which accumulators are read from memory; -1:
         they are carried."""
         if k == end:
-            inner = self.inside_reduction(frame, k, -1, nests)
-            assert not isinstance(inner, Update)
-            return Update(inner)
+            return Update(self.inside_reduction(frame, k, -1, nests))
         if k == len(frame.loops):
             return Accumulate(frame)
         s, point = frame.r.stage.index, frame.loops[k].point
@@ -168,6 +166,6 @@ class TreeMaker:
         if not inside:
             return nests
         blocks = tuple([p for p in self.nest.stages[s].axes[a] if p.role in BLOCK_ROLES])
-        maker = LoopNestMaker(self.state, {s: Cut(a, (*blocks, *frame.pieces[a]), frame.bounds[a])})
+        maker = LoopNestMaker(self.state, {s: Cut(a, (*blocks, *frame.pieces[a]), frame.bounds[a])}, self.nest.stages)
         root = phase_of(self.placement, s)
         return maker.make(stages_of(self.state, self.placement, root)).stages

@@ -41,7 +41,7 @@ def cores_of_phase(maker: TreeMaker, phase: Phase) -> int:
 def _launched(maker: TreeMaker, phase: Phase, one: Launch) -> Launch:
     state, frame = maker.state, one.frame
     count = launched_loops(maker, frame, phase.split.parts if phase.split else None, cores_of_phase(maker, phase))
-    done = one._replace(count=count, body=_inside(one.body, count), longest_first=_longest_first(maker, frame))
+    done = one._replace(num_loops=count, body=_inside(one.body, count), longest_first=_longest_first(maker, frame))
     output = (state, frame.r, frame.pieces, frame.vector_axis, frame.vector_row)
     if phase.kind is PhaseKind.OUTPUT and state.stream and stores_whole_vectors(*output) and leaves_tail(*output):
         aligned = frame._replace(is_aligned=True)

@@ -161,7 +161,7 @@ class Update(NamedTuple):
     """Accumulators in memory are read, `inner` adds to them, and they are written back. `in_block`: `inner` begins with new ones, whose sum
     is added to memory."""
 
-    inner: Loop | Accumulate
+    inner: Inner
     in_block: bool = False
 
 
@@ -246,7 +246,7 @@ class Reduction(NamedTuple):
 
     frame: Frame
     in_memory: tuple[int, ...]
-    inner: Loop | Accumulate | Update
+    inner: Inner
 
 
 class Compute(NamedTuple):
@@ -290,10 +290,10 @@ class Part(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The outermost loops of a phase, whose iterations cores or groups of threads claim: the first `count` ones of the frame."""
+    """The outermost loops of a phase, whose iterations cores or groups of threads claim: the first `num_loops` ones of the frame."""
 
     frame: Frame
-    count: int
+    num_loops: int
     body: Body                              # of an iteration all of whose positions are inside
     ended: frozenset[int] = frozenset()     # local axes that a variable ends, and all of whose loops are in the launch
     moved_back: frozenset[int] = frozenset()            # those of them whose last tile begins earlier, at run time
@@ -304,7 +304,7 @@ class Launch(NamedTuple):
     @property
     def loops(self) -> tuple[StageLoop, ...]:
         """The loops that make the launch, outermost first."""
-        return self.frame.loops[:self.count]
+        return self.frame.loops[:self.num_loops]
 
     @property
     def iterations(self) -> int:
@@ -355,8 +355,7 @@ def _with_loops(change: Callable[[Loop], Loop], node: Inner) -> Inner:
         tails = tuple([t._replace(body=with_loops(change, t.body)) for t in node.tails])
         return change(node._replace(body=with_loops(change, node.body), tails=tails))
     if isinstance(node, (Reduction, Update)):
-        inner = _with_loops(change, node.inner)
-        return node._replace(inner=inner)
+        return node._replace(inner=_with_loops(change, node.inner))
     return node
 
 

@@ -88,7 +88,7 @@ class _Tails:
         if not cut:
             return done
         narrow = [a for a in cut if frame.tail_step(a) < frame.reach(a)]
-        return done._replace(partly=self._parts(frame, launch.count, narrow, place.knowing(s, ended.difference(cut))))
+        return done._replace(partly=self._parts(frame, launch.num_loops, narrow, place.knowing(s, ended.difference(cut))))
 
     def _parts(self, frame: Frame, count: int, axes: list[int], place: Place) -> tuple[Part, ...] | Body:
         """What is left of an iteration, in smaller steps along `axes`."""
@@ -169,14 +169,13 @@ class _Tails:
         return Loop(aligned, node.number, self.body(self.maker.body(aligned, k, place.nests), inside), Span.ALIGNED, (ends,))
 
     # -- reduce loops -----------------------------------------------------------------------------------
-    def reducing(self, node: Loop | Accumulate | Update, place: Place, in_memory: bool) -> Loop | Accumulate | Update:
+    def reducing(self, node: Inner, place: Place, in_memory: bool) -> Inner:
         """The loops of a reduction. `in_memory`: no accumulators are carried here."""
         if isinstance(node, Accumulate):
             return node
         if isinstance(node, Update):
-            inner = self.reducing(node.inner, place, False)
-            assert not isinstance(inner, Update)
-            return node._replace(inner=inner)
+            return node._replace(inner=self.reducing(node.inner, place, False))
+        assert isinstance(node, Loop), "the loops of a reduction end in a sum"
         if node.axis < node.frame.num_outs:
             return self._output_inside(node, place, in_memory)
         return self._reduce_loop(node, place, in_memory)
@@ -196,11 +195,7 @@ class _Tails:
     def _with_body(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
         """A loop of a reduction around what its body becomes."""
         stages = tuple([self.compute(c, inside) for c in node.body.stages])
-        return node._replace(body=Body(stages, self._in_reduction(node.body.inner, inside, in_memory)))
-
-    def _in_reduction(self, node: Inner, place: Place, in_memory: bool) -> Inner:
-        assert isinstance(node, (Loop, Accumulate, Update)), "the loops of a reduction end in a sum"
-        return self.reducing(node, place, in_memory)
+        return node._replace(body=Body(stages, self.reducing(node.body.inner, inside, in_memory)))
 
     def _reduce_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
         """Whole iterations of a reduce loop, and a tail."""

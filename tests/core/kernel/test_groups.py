@@ -11,9 +11,9 @@ from svod.core.kernel.groups import ThreadGroup, covered_extent, grid_rows, grou
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.levels import Level, MemorySpace
 from svod.core.machine.target import Target
+from svod.core.tree.show import print_nest
 from svod.errors import KernelOptError
 from tests.hand_kernels import gemm, softmax
 from tests.toy_backend.target import TOY

@@ -10,8 +10,8 @@ from svod.core.kernel.intrinsics import shuffles_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.machine.levels import MemorySpace
+from svod.core.tree.show import print_nest
 from svod.errors import KernelOptError
 from tests.compile.cuda.target import card_target
 from tests.core.corpus import data, kernel_of

@@ -21,9 +21,9 @@ from svod.core.kernel.intrinsics import normal_power, operands_of, source_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.online import Limit, kept_blocks, masked_limits
 from svod.core.kernel.scheduler import Opt, Scheduler
-from svod.core.kernel.show import print_nest
 from svod.core.schedule.schedule import create_schedule
 from svod.core.spec.evaluate import evaluate
+from svod.core.tree.show import print_nest
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
 from tests.agreement import Case, run_interpreted, run_native, steps

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from svod.core.kernel.opts import OPTS
 from tests.core.corpus import data
-from tests.core.kernel.test_show import nest
+from tests.core.tree.test_show import nest
 
 PAGE = Path(__file__).parents[3] / "docs" / "opts.md"
 

@@ -32,7 +32,7 @@ class PartialResults(NamedTuple):
     temps: list[list[int]]          # temporaries, per reduction and component
     strides: list[int]              # elements from position to position, per output axis
     total: int                      # elements of a part
-    count: int                      # parts
+    num_parts: int
 
 
 class ProgramFacts:

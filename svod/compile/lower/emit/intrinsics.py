@@ -183,8 +183,9 @@ class Intrinsics:
             for d, lin in enumerate(node.dims):
                 for a, c in lin.coefs:
                     base[d] = add_lins(base[d], first.get(a, ({}, 0)), c)
-            extents = [self.kernel.axes[a].extent for a in r.stage.outs]
-            one, parts = OpenStage(r, [()] * len(base), extents, base, -1, -1, 1), []
+            extents = tuple([self.kernel.axes[a].extent for a in r.stage.outs])
+            frame = self.facts.maker.make_frame(r, ((),) * len(base), extents, (0,) * len(base), -1, -1, 1, ())
+            one, parts = OpenStage(frame, base), []
             along, across = (p.row_dim, p.dim) if node.dims[p.dim].coef(tile[1]) else (p.dim, p.row_dim)
             for row, column in fragment.places:
                 one.offsets = [row * (d == along) + column * (d == across) for d in range(len(base))]

@@ -75,7 +75,7 @@ class PhaseEmitter:
 
     def emit_combine(self, r: ResolvedStage) -> Emitted:
         parts = self.facts.parts_of[r.stage.index]
-        combined, count, total = self._combined(r, parts), parts.count, parts.total
+        combined, count, total = self._combined(r, parts), parts.num_parts, parts.total
         extents = [self.kernel.axes[a].extent for a in r.stage.outs]
         part = len(extents)
         assert r.store is not None
@@ -84,8 +84,8 @@ class PhaseEmitter:
         dims = (*(i for i in range(part) if i != lane), *((lane,) if lane >= 0 else ()))
         pieces = copy_loops(combined, extents, dims, width, exact=self.facts.on_grid).axes
         if self.kernel.written:     # nothing is computed twice in place
-            for a, e, loops in zip(r.stage.outs, extents, pieces, strict=True):
-                if not is_exact(loops, e):
+            for a, e, own in zip(r.stage.outs, extents, pieces, strict=True):
+                if not is_exact(own, e):
                     self.facts.maker.checks.fix(a, e)
         threads = combining_threads(self.state.target, total // width, count) if self.facts.on_grid else 1
         self.ctx.group = GroupThreads(self.b, self.state, ThreadGroup(1, threads), {r.stage.index: StageThreads(1, threads, threads)})

@@ -19,15 +19,33 @@ the point where it is computed. Names of stages and axes are those that opts use
 """
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 
 from svod.core.ir.uop import Ops
 from svod.core.kernel.groups import group_of, level_of, phase_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
-from svod.core.kernel.loop_nest import copied_ahead, loop_nest
-from svod.core.kernel.placement import EmittedLoop, first_reduce, is_computed_once, is_derived
-from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler, cores_of
+from svod.core.kernel.loop_nest import StageNest, copied_ahead
+from svod.core.kernel.placement import is_derived
+from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.launch import cores_of_phase
+from svod.core.tree.nodes import (
+    Body,
+    Compute,
+    Ends,
+    Frame,
+    Inner,
+    Launch,
+    Loop,
+    Phase,
+    PhaseKind,
+    Reduction,
+    Span,
+    Update,
+)
+from svod.core.tree.passes import apply_passes
 
 INDENT = "  "
 MAX_EXPRESSION = 110        # characters of a value before its inner parts are left out
@@ -51,131 +69,180 @@ class _Printer:
 
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
-        self.nest = loop_nest(state)
-        self.plan = self.nest.placement
+        self.maker = TreeMaker(state)
+        self.tree = apply_passes(self.maker, self.maker.phases())
+        self.nest, self.plan = self.maker.nest, self.maker.placement
         self.lines: list[str] = []
         self._texts: dict[tuple[int, int, int, int], str] = {}      # by stage, node, strength of the operator around it, and depth
 
     # -- phases -----------------------------------------------------------------------------------
     def run(self) -> str:
-        state = self.state
-        for number, s in enumerate(sorted(self.plan.roots, key=lambda s: not is_computed_once(state, self.plan, s))):
-            r = self.plan.resolved[s]
-            assert r is not None, "a root stage is not inlined"
-            stage = r.stage
-            once = is_computed_once(state, self.plan, s)
-            threads = cores_of(state)
-            cores = f", on {threads} cores" if threads > 1 and not once and not state.target.has_groups else ""
-            group = group_of(state, self.plan, s).threads
-            cores += f", in groups of {group} threads" if group > 1 else ""
-            split = state.split_reduce if state.split_reduce and self.kernel.axes[state.split_reduce.axis].stage == s else None
-            if split:
-                axis = self.kernel.axes[split.axis]
-                self._line(0, f"phase {number}: {stage.name}, partial results{cores}")
-                self._line(1, f"{_WORDS[Level.GRID if state.target.has_groups else Level.CORE]} part of {axis.name} in 0…{split.parts}")
-                self._stage(r, 2, f"partial[part] of {stage.name}")
-                self._line(0, f"phase {number + 1}: {stage.name} → p{r.store_slot}, combines {split.parts} partial results")
-                self._line(1, f"{self._target(r)} = {self._value(r)}")
+        for number, phase in enumerate(self.tree):
+            nest = self.nest.stages[phase.stage]
+            self._line(0, f"phase {number}: {self._title(phase, nest)}")
+            if phase.launch is None:
+                self._line(1, f"{self._target(nest.r)} = {self._value(nest.r)}")
                 continue
-            if stage.is_output:
-                past = ", stored past the caches" if state.stream else ""
-                ahead = "".join(f", {name} prefetched {n} iteration{'s' * (n > 1)} ahead" for name, n in state.prefetch)
-                self._line(0, f"phase {number}: {stage.name} → p{r.store_slot}{cores}{past}{ahead}")
-            else:
-                size = _bytes(prod(self.nest.stages[s].region) * stage.dtype.itemsize)
-                self._line(0, f"phase {number}: {stage.name} → temporary, {size}{', once at prepare' if once else cores}")
-            self._stage(r, 1)
+            self._phase(phase, phase.launch, nest)
         return "\n".join(self.lines)
 
-    # -- one stage --------------------------------------------------------------------------------
-    def _stage(self, r: ResolvedStage, depth: int, target: str | None = None) -> None:
-        """The loops and statements of a stage, `depth` deep."""
-        s = r.stage.index
-        target = target or self._target(r)
-        if is_derived(r.stage):
-            shape = ", ".join(map(str, self.nest.stages[s].region))
-            if self.nest.stages[s].space is MemorySpace.HELD:
-                self._line(depth, f"operand {r.stage.name}[{shape}], computed where it is multiplied:")
-            else:
-                self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(s)}, laid out in the order it is read:")
-            self._children(s, 0, depth + 1)
-            self._line(depth + 1, f"{target} = {self._value(r)}")
+    def _title(self, phase: Phase, nest: StageNest) -> str:
+        """What a phase computes, and on how many cores or threads."""
+        state, stage = self.state, nest.r.stage
+        cores, group = cores_of_phase(self.maker, phase), group_of(state, self.plan, phase.stage).threads
+        shared = f", on {cores} cores" if cores > 1 and not phase.is_once else ""
+        shared += f", in groups of {group} threads" if group > 1 else ""
+        if phase.kind is PhaseKind.PARTIAL:
+            return f"{stage.name}, partial results{shared}"
+        if phase.kind is PhaseKind.COMBINE:
+            parts = next((p.split.parts for p in self.tree if p.stage == phase.stage and p.split is not None), 1)
+            return f"{stage.name} → p{nest.r.store_slot}, combines {parts} partial results"
+        if phase.kind is PhaseKind.OUTPUT:
+            past = ", stored past the caches" if state.stream else ""
+            ahead = "".join(f", {name} prefetched {n} iteration{'s' * (n > 1)} ahead" for name, n in state.prefetch)
+            return f"{stage.name} → p{nest.r.store_slot}{shared}{past}{ahead}"
+        size = _bytes(prod(nest.region) * stage.dtype.itemsize)
+        return f"{stage.name} → temporary, {size}{', once at prepare' if phase.is_once else shared}"
+
+    def _phase(self, phase: Phase, launch: Launch, nest: StageNest) -> None:
+        """The loops of a phase."""
+        depth, target = 1, None
+        if phase.split is not None:
+            axis = self.kernel.axes[nest.r.axes[phase.split.axis]]
+            word = _WORDS[Level.GRID if self.state.target.has_groups else Level.CORE]
+            self._line(1, f"{word} part of {axis.name} in 0…{phase.split.parts}")
+            depth, target = 2, f"partial[part] of {nest.r.stage.name}"
+        if is_derived(nest.r.stage):
+            self._copy(Compute(nest), depth)
             return
-        order = self.state.order[s]
-        reduce_at = first_reduce(self.state, s)
-        at = depth
-        store_at = depth
-        for i in range(len(order) + 1):
-            if i == reduce_at and r.reductions:
-                self._tile(r, at)
-                store_at = at
-                for k, red in enumerate(r.reductions):
-                    self._line(at, f"{self._accumulator(r, k)} = {_START.get(red.combiner, 'neutral value')}")
-            self._children(s, i, at)
-            if i == len(order):
-                break
-            piece = next((p for group in self.nest.stages[s].axes for p in group if p.row == order[i]), None)
-            if piece is not None and piece.extent > 1:
-                self._line(at, self._loop(s, piece))
-                at += 1
-        if not r.reductions:
-            self._tile(r, at)
-            self._line(at, f"{target} = {self._value(r)}")
-            return
+        for number in range(launch.num_loops):
+            if launch.frame.loops[number].piece.extent > 1:
+                self._line(depth, self._loop(nest, Loop(launch.frame, number, launch.body)) + self._launched(launch, number))
+                depth += 1
+        self._body(launch.body, nest, depth, target)
+
+    def _launched(self, launch: Launch, number: int) -> str:
+        """Notes on a loop of a launch."""
+        a = launch.frame.loops[number].axis
+        notes = [", the last first"] if a in launch.longest_first else []
+        if a in launch.ended and number == max(k for k in range(launch.num_loops) if launch.frame.loops[k].axis == a):
+            notes.append(_ends_at_run_time(launch.frame, a, a in launch.moved_back, _steps_of(launch, a)))
+        return "".join(notes)
+
+    # -- bodies -----------------------------------------------------------------------------------
+    def _body(self, body: Body, nest: StageNest, depth: int, target: str | None) -> None:
+        """The stages, loops and statements of a body of the stage of `nest`, which is stored to `target`."""
+        self._stages(body.stages, depth)
+        node = body.inner
+        if isinstance(node, Loop):
+            self._nested(node, nest, depth, lambda inside, at: self._body(inside, nest, at, target))
+        elif isinstance(node, Reduction):
+            self._reduction(node, nest, depth, target or self._target(nest.r))
+        else:
+            self._tile(nest, depth)
+            self._line(depth, f"{target or self._target(nest.r)} = {self._value(nest.r)}")
+
+    def _nested(self, node: Loop, nest: StageNest, depth: int, inside: Callable[[Body, int], None]) -> None:
+        """A loop and its body; of a loop that has no whole iteration the body of its tail."""
+        if node.loop.piece.extent > 1:
+            self._line(depth, self._loop(nest, node))
+            depth += 1
+        self._stages(node.ahead, depth)
+        inside(node.tails[0].body if node.span is Span.NEVER else node.body, depth)
+
+    def _reduction(self, node: Reduction, nest: StageNest, depth: int, target: str) -> None:
+        """Accumulators, the loops that add to them, and what is stored of them."""
+        r = nest.r
+        self._tile(nest, depth)
         for k, red in enumerate(r.reductions):
-            self._line(at, self._update(r, k, red))
-        inner = [self._axis_name(row) for row in order[reduce_at:] if self.kernel.axes[self.state.rows[row].axis].kind == "o"]
-        every = f"for all {', '.join(dict.fromkeys(inner))}: " if inner else ""
-        self._line(store_at, f"{every}{target} = {self._value(r)}")
+            self._line(depth, f"{self._accumulator(r, k)} = {_START.get(red.combiner, 'neutral value')}")
+        self._reducing(node.inner, nest, depth)
+        names = dict.fromkeys(self.kernel.axes[r.axes[node.frame.loops[j].axis]].name for j in node.in_memory)
+        every = f"for all {', '.join(names)}: " if names else ""
+        self._line(depth, f"{every}{target} = {self._value(r)}")
 
-    def _children(self, s: int, loops: int, depth: int) -> None:
-        """The stages that live inside the first `loops` loops of a stage."""
-        if loops == 0 and self.plan.paths[s] == ():
-            return      # before any loop of a phase: such stages are phases
-        children = self.plan.children.get((s, loops), ())
-        if any(self.nest.stages[c].space is MemorySpace.SHARED for c in children):
+    def _reducing(self, node: Inner, nest: StageNest, depth: int) -> None:
+        if isinstance(node, Loop):
+            def inside(body: Body, at: int) -> None:
+                self._stages(body.stages, at)
+                self._reducing(body.inner, nest, at)
+            self._nested(node, nest, depth, inside)
+        elif isinstance(node, Update):
+            self._reducing(node.inner, nest, depth)
+        else:
+            for k, red in enumerate(nest.r.reductions):
+                self._line(depth, self._update(nest.r, k, red))
+
+    def _stages(self, stages: tuple[Compute, ...], depth: int) -> None:
+        """The stages that are computed at a place."""
+        if any(c.nest.space is MemorySpace.SHARED for c in stages):
             self._line(depth, "barrier, once others have read what is shared")
-        for child in children:
-            r = self.plan.resolved[child]
-            assert r is not None, "a placed stage is not inlined"
-            if not is_derived(r.stage):
-                stage = self.nest.stages[child]
-                region = ", ".join(map(str, stage.region))
-                memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(stage.space, "scratch")
-                where = " in a register" if stage.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
-                self._line(depth, f"stage {r.stage.name}{where}:")
-                self._stage(r, depth + 1)
-            else:
-                self._stage(r, depth)
+        for node in stages:
+            if node.body is None:
+                self._copy(node, depth)
+                continue
+            region = ", ".join(map(str, node.nest.region))
+            memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(node.nest.space, "scratch")
+            where = " in a register" if node.nest.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
+            self._line(depth, f"stage {node.nest.r.stage.name}{where}:")
+            self._body(node.body, node.nest, depth + 1, None)
 
-    def _shared_copy(self, s: int) -> str:
+    def _copy(self, node: Compute, depth: int) -> None:
+        """A copy, whose loops follow from its layout."""
+        r, shape = node.nest.r, ", ".join(map(str, node.nest.region))
+        if node.in_place:
+            self._line(depth, f"operand {r.stage.name}[{shape}], computed where it is multiplied:")
+        else:
+            self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(node.nest)}, laid out in the order it is read:")
+        self._stages(node.before, depth + 1)
+        self._line(depth + 1, f"{self._target(r)} = {self._value(r)}")
+
+    def _shared_copy(self, stage: StageNest) -> str:
         """How all threads of a group copy a stage; nothing for what each has to itself."""
-        stage = self.nest.stages[s]
         if stage.copy is None or stage.layout is None:
             return ""
-        threads = group_of(self.state, self.plan, phase_of(self.plan, s)).threads
+        threads = group_of(self.state, self.plan, phase_of(self.plan, stage.r.stage.index)).threads
         vectors = f" in vectors of {stage.copy.width}" if stage.copy.vector >= 0 else ""
         pad = f", {stage.layout.row_pad} elements behind each row" if stage.layout.row_pad else ""
         swizzle = f", rows of {stage.layout.swizzle.lines} lines swizzled" if stage.layout.swizzle is not None else ""
         ahead = f", {copied_ahead(self.state, self.nest)} ahead in {stage.buffers} buffers" if stage.buffers > 1 else ""
         return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}{ahead}"
 
-    def _loop(self, s: int, piece: EmittedLoop) -> str:
-        axis = self.kernel.axes[self.state.rows[piece.row].axis]
+    def _loop(self, nest: StageNest, node: Loop) -> str:
+        """A loop on one line: its positions and step, and how it ends."""
+        piece, a = node.loop.piece, node.axis
+        axis = self.kernel.axes[nest.r.axes[a]]
         outermost = self.state.axis_rows[axis.index][0] == piece.row
         end = piece.extent * piece.stride
         if outermost:
-            local = self.plan.resolved[s].axes.index(axis.index)  # type: ignore[union-attr]  # a stage with loops is not inlined
-            end = min(end, (*self.nest.stages[s].region, *(self.state.axis_extent(a) for a in self.kernel.stages[s].reds))[local])
+            end = min(end, (*nest.region, *(self.state.axis_extent(x) for x in nest.r.stage.reds))[a])
         word = _WORDS.get(level_of(self.state, piece.row), "reduce" if axis.kind == "r" else "for")
         step = f" by {piece.stride}" if piece.stride > 1 else ""
         padded = f"   (padded from {axis.extent})" if outermost and self.state.pads[axis.index] else ""
         is_cut = outermost and self.state.split_reduce is not None and self.state.split_reduce.axis == axis.index
-        return f"{word} {self._axis_name(piece.row)} in {'its part of ' * is_cut}0…{end}{step}{padded}"
+        return f"{word} {axis.name} in {'its part of ' * is_cut}0…{end}{step}{padded}{self._notes(node, a, outermost)}"
 
-    def _tile(self, r: ResolvedStage, depth: int) -> None:
+    def _notes(self, node: Loop, a: int, outermost: bool) -> str:
+        """How a loop ends, and what its iterations are."""
+        notes = []
+        if outermost and node.frame.ends(a) is Ends.MOVED_BACK:
+            notes.append(", the last tile moved back")
+        elif outermost and node.frame.ends(a) is Ends.GUARDED and not self.state.target.has_groups and not node.tails:
+            notes.append(", the last tile masked")
+        if node.span is Span.ALIGNED:
+            notes.append(", by vectors where the row begins and ends")
+        elif node.span is Span.WHOLE:
+            notes.append(_ends_at_run_time(node.frame, a, node.is_moved_back, [t.step for t in node.tails]))
+        elif node.tails and node.span is not Span.NEVER:
+            notes.append(f", then {node.tails[0].step} more")
+        if node.blocks:
+            notes.append(f", in blocks of {' of '.join(map(str, reversed(node.blocks)))}")
+        if node.window is not None or node.limits:
+            notes.append(", without iterations that add nothing")
+        return "".join(notes)
+
+    def _tile(self, stage: StageNest, depth: int) -> None:
         """The positions that the threads of a group compute, and those in registers."""
-        stage = self.nest.stages[r.stage.index]
         tile, unrolled, threads = [], [], []
         for group in stage.axes:
             for p in group:
@@ -291,6 +358,23 @@ class _Printer:
 
     def _line(self, depth: int, text: str) -> None:
         self.lines.append(INDENT * depth + text)
+
+
+def _ends_at_run_time(frame: Frame, a: int, is_moved_back: bool, steps: Sequence[int]) -> str:
+    """How a loop whose extent is known when it runs ends."""
+    moved = ", the last tile moved back" if is_moved_back else ""
+    smaller = [str(step) for step in steps if step < frame.reach(a)]
+    return f"{moved}, the rest by {' or '.join(smaller)}" if smaller else moved
+
+
+def _steps_of(launch: Launch, a: int) -> list[int]:
+    """The steps in which a launch takes what is left of an axis."""
+    parts = launch.partly
+    while parts is not None and not isinstance(parts, Body):
+        if parts[0].axis == a:
+            return [part.step for part in parts]
+        parts = parts[0].inside
+    return []
 
 
 def _bytes(n: int) -> str:

@@ -7,11 +7,11 @@ from textwrap import dedent
 import pytest
 
 from svod.core.cost.sketch import heuristic, sketches
-from svod.core.kernel import show
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
+from svod.core.tree import show
 from svod.errors import KernelOptError
 from svod.tensor import Tensor
 from tests.chains import random_opt
