@@ -1,6 +1,7 @@
 """A kernel under a chain of opts for a target, and what each stage of the compiler makes of it, as text.
 
     nest()                  the loops that the chain makes
+    tree()                  the loop tree, after a pass or all
     linear()                LINEAR
     legal()                 LINEAR of the instructions alone that the device's renderer prints
     llvm()                  the module that LLVM is given;  llvm(optimized=True): after LLVM's passes
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from svod.compile.backend import CompilerPair, device_named
@@ -32,7 +33,9 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.core.schedule.kernel_variables import specialize
+from svod.core.tree.passes import PASSES, loop_tree
 from svod.core.tree.show import print_nest
+from svod.core.tree.text import format_tree
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,12 @@ class KernelForm:
     def nest(self) -> str:
         """The loop nest."""
         return "a library kernel, which has one form" if self.kernel.library_kernel is not None else print_nest(self.state)
+
+    def tree(self, last: str | None = None) -> str:
+        """The loop tree after the pass called `last` (`svod.core.tree.passes`), or all passes."""
+        if self.kernel.library_kernel is not None:
+            return "a library kernel, which has no loop tree"
+        return format_tree(self.state.kernel, loop_tree(self.state, last))
 
     def linear(self) -> str:
         """LINEAR (docs/ir.md, section 4)."""
@@ -122,6 +131,8 @@ class KernelPass:
 
 
 KERNEL_PASSES = (
+    KernelPass("tree", "loop tree as placements and orders say", None, "loop tree", partial(KernelForm.tree, last="")),
+    *(KernelPass(p.name, f"loop tree with {p.what}", None, "loop tree", partial(KernelForm.tree, last=p.name)) for p in PASSES),
     KernelPass("linear", "LINEAR", 4, "LINEAR", KernelForm.linear),
     KernelPass("legal", "LINEAR, with the instructions alone that the device's renderer prints", None, "legal LINEAR", KernelForm.legal),
     KernelPass("llvm", "LLVM IR", 5, "source", KernelForm.llvm),

@@ -150,18 +150,20 @@ def _axes_of_copy(copy: GroupCopy, region: tuple[int, ...]) -> tuple[tuple[Emitt
 
 
 class Cut(NamedTuple):
-    """Another, shorter loop over a local axis of a stage: that of a tail."""
+    """Other, shorter loops over an axis: those of a tail."""
 
-    axis: int
     pieces: tuple[EmittedLoop, ...]
     bound: int          # positions that it spans
 
 
+Cuts = Mapping[int, Mapping[int, Cut]]      # by stage and local axis
+
+
 class LoopNestMaker:
     """Builds the nests of stages. Readers come before what they read, since they decide its region. Phases need nothing of each other.
-    `cuts`: by stage what is shorter than the state says; `whole` are the nests without them, and values stay in the memory that they say."""
+    `cuts`: by stage and local axis what is shorter than the state says; `whole`: the nests without them, in whose memory values stay."""
 
-    def __init__(self, state: Scheduler, cuts: Mapping[int, Cut] | None = None, whole: Mapping[int, StageNest] | None = None) -> None:
+    def __init__(self, state: Scheduler, cuts: Cuts | None = None, whole: Mapping[int, StageNest] | None = None) -> None:
         self.state, self.cuts, self.uncut = state, cuts or {}, whole or {}
         self.placement = place_stages(state)
         self.layouts = layouts(state)
@@ -291,9 +293,8 @@ class LoopNestMaker:
         state, s = self.state, r.stage.index
         extents = (*region, *[spanned(state, self.placement, s, a) for a in r.stage.reds])
         axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
-        cut = self.cuts.get(s)
-        if cut is not None:
-            axes = (*axes[:cut.axis], cut.pieces, *axes[cut.axis + 1:])
+        cuts = self.cuts.get(s, {})
+        axes = tuple([cuts[a].pieces if a in cuts else own for a, own in enumerate(axes)]) if cuts else axes
         row, vector = self.layouts.vector_rows[s], self.layouts.vector_axes[s]
         vector_loop = next((p for p in axes[vector] if p.row == row), None) if vector >= 0 else None
         by_row = {p.row: (a, p) for a, group in enumerate(axes) for p in group if p.role == LOOP}
@@ -419,8 +420,8 @@ class LoopNestMaker:
 
     def _cut_to(self, s: int, a: int, positions: int) -> int:
         """The positions of a local axis, or of what is cut of it."""
-        cut = self.cuts.get(s)
-        return cut.bound if cut is not None and cut.axis == a else positions
+        cuts = self.cuts.get(s, {})
+        return cuts[a].bound if a in cuts else positions
 
     def _of_reader(self, s: int, path: Path, of_group: bool) -> list[RequiredDim]:
         """`_required` of a stage whose readers were made. What it reads ask for it again and again, and it does not change."""

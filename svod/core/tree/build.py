@@ -10,7 +10,7 @@
             Accumulate
 
 The passes of `svod.core.tree.passes` make of it what runs. A tail has bodies with stages of their own, as they are smaller there:
-`TreeMaker.cut` makes them."""
+`TreeMaker.cut_nests` has their regions."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from svod.core.kernel.copy_loops import CopyLoops
 from svod.core.kernel.groups import BLOCK_ROLES, phase_of, spanned, stages_of
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.loop_nest import Cut, LoopNestMaker, StageNest, loop_nest, stage_copy
+from svod.core.kernel.loop_nest import Cut, Cuts, LoopNestMaker, StageNest, loop_nest, stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, EmittedLoop, fit, is_computed_once, is_derived, vector_width
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import MemorySpace
@@ -159,13 +159,16 @@ class TreeMaker:
         return Compute(nest, frame, self.body(frame, 0, nests))
 
     # -- smaller bodies ---------------------------------------------------------------------------------
-    def cut(self, nests: Nests, frame: Frame, a: int, point: int) -> Nests:
-        """The nests of the stages inside a loop whose stage is cut to `frame` along local axis `a`."""
-        s = frame.r.stage.index
-        inside = [path for path in self.placement.paths if path and any(q == s and depth >= point for q, depth in path)]
-        if not inside:
-            return nests
-        blocks = tuple([p for p in self.nest.stages[s].axes[a] if p.role in BLOCK_ROLES])
-        maker = LoopNestMaker(self.state, {s: Cut(a, (*blocks, *frame.pieces[a]), frame.bounds[a])}, self.nest.stages)
+    def has_stages(self, s: int, point: int) -> bool:
+        """Whether stages are computed inside a loop of a stage: at `point`, or deeper."""
+        return any(q == s and depth >= point for path in self.placement.paths if path for q, depth in path)
+
+    def cut(self, frame: Frame, a: int) -> Cut:
+        """The loops over a local axis of a frame, those that are bound to threads among them."""
+        bound = [p for p in self.nest.stages[frame.r.stage.index].axes[a] if p.role in BLOCK_ROLES]
+        return Cut((*bound, *frame.pieces[a]), frame.bounds[a])
+
+    def cut_nests(self, s: int, cuts: Cuts) -> Nests:
+        """The nests of the stages in the phase of stage `s`, where loops are shorter than the state says."""
         root = phase_of(self.placement, s)
-        return maker.make(stages_of(self.state, self.placement, root)).stages
+        return LoopNestMaker(self.state, cuts, self.nest.stages).make(stages_of(self.state, self.placement, root)).stages

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from svod.core.kernel.layout import is_contiguous
+from svod.core.kernel.loop_nest import Cuts
 from svod.core.kernel.non_temporal import aligns_rows
 from svod.core.tree.build import Nests, TreeMaker
 from svod.core.tree.inside import safe_axes
@@ -44,7 +45,7 @@ def tails(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 def copy_with_tails(maker: TreeMaker, frame: Frame, safe: frozenset[int]) -> Body:
     """The loops of a copy for other stages, of which the axes `safe` have only positions inside, with their tails."""
     s = frame.r.stage.index
-    return _Tails(maker, PhaseKind.TEMPORARY, None).body(maker.loops_alone(frame), Place({}, {s: {}}, {s: safe}))
+    return _Tails(maker, PhaseKind.TEMPORARY, None).body(maker.loops_alone(frame), Place({}, {s: {}}, {s: safe}, {}))
 
 
 class Place(NamedTuple):
@@ -53,6 +54,7 @@ class Place(NamedTuple):
     nests: Nests
     opened: dict[int, dict[int, int]]           # by open stage, and local axis, how many loops are open
     safe: dict[int, frozenset[int]]             # by open stage the local axes all of whose positions are inside
+    cuts: Cuts                                  # what is shorter than the state says
 
     def opening(self, s: int, a: int) -> Place:
         """Inside of one more loop."""
@@ -78,7 +80,7 @@ class _Tails:
         opened: dict[int, int] = {}
         for loop in launch.loops:
             opened[loop.axis] = opened.get(loop.axis, 0) + 1
-        place = Place(self.maker.nest.stages, {s: opened}, {s: frozenset()})
+        place = Place(self.maker.nest.stages, {s: opened}, {s: frozenset()}, {})
         ended = frozenset([a for a in opened if self.is_ended(frame, a) and opened[a] == frame.num_loops(a)])
         moved = frozenset([a for a in ended if self.is_moved_back(frame, a)])
         done = launch._replace(body=self.body(launch.body, place.knowing(s, ended)), ended=ended, moved_back=moved)
@@ -99,7 +101,7 @@ class _Tails:
         for when, step in self.steps(frame, a):
             cut = frame.narrowed(a, step)
             inside = place.knowing(s, frozenset([a])) if step == 1 else place
-            inside = inside._replace(nests=self.maker.cut(place.nests, cut, a, 0))
+            inside = self.cut(inside, cut, a, 0)
             parts.append(Part(a, when, step, cut, self._parts(cut, count, axes[1:], inside)))
         return tuple(parts)
 
@@ -149,7 +151,7 @@ class _Tails:
         s, cut = node.frame.r.stage.index, node.frame.narrowed(a, step)
         place = inside.knowing(s, frozenset([a])) if step == 1 < node.frame.reach(a) else inside
         if cut is not node.frame:
-            place = place._replace(nests=self.maker.cut(place.nests, cut, a, node.loop.point))
+            place = self.cut(place, cut, a, node.loop.point)
         return Tail(when, step, cut, self.body(self.maker.body(cut, node.number + 1, place.nests), place))
 
     def _is_aligned(self, node: Loop) -> bool:
@@ -212,7 +214,7 @@ class _Tails:
         if not node.rest:
             return found
         cut = frame.shortened(a, frame.number_of(node.loop), node.rest)
-        inside = inside._replace(nests=self.maker.cut(inside.nests, cut, a, node.loop.point))
+        inside = self.cut(inside, cut, a, node.loop.point)
         return found._replace(tails=(self._reduce_tail(node, When.ANY, node.rest, cut, inside, in_memory),))
 
     def _ended_loop(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
@@ -227,7 +229,7 @@ class _Tails:
         cut = frame.narrowed(a, step)
         place = inside.knowing(s, frozenset([a])) if step == 1 else inside
         if cut is not frame:
-            place = place._replace(nests=self.maker.cut(place.nests, cut, a, node.loop.point))
+            place = self.cut(place, cut, a, node.loop.point)
         return found._replace(tails=(self._reduce_tail(node, When.ANY, step, cut, place, in_memory),))
 
     def _reduce_tail(self, node: Loop, when: When, step: int, cut: Frame, place: Place, in_memory: bool) -> Tail:
@@ -236,6 +238,15 @@ class _Tails:
         whole = self.maker.inside_reduction(cut, node.number, end, place.nests)
         assert isinstance(whole, Loop)
         return Tail(when, step, cut, self._with_body(whole, place, in_memory).body)
+
+    # -- smaller bodies ---------------------------------------------------------------------------------
+    def cut(self, place: Place, frame: Frame, a: int, point: int) -> Place:
+        """Where a stage has the loops of `frame` over a local axis, inside the loop at `point`."""
+        s = frame.r.stage.index
+        if not place.nests or not self.maker.has_stages(s, point):
+            return place
+        cuts = {**place.cuts, s: {**place.cuts.get(s, {}), a: self.maker.cut(frame, a)}}
+        return place._replace(cuts=cuts, nests=self.maker.cut_nests(s, cuts))
 
     # -- questions --------------------------------------------------------------------------------------
     def is_ended(self, frame: Frame, a: int) -> bool:
