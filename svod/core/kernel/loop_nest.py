@@ -67,6 +67,8 @@ class StageNest(NamedTuple):
     buffers: int = 1                                # areas of memory that it takes in turn, as it is copied ahead of its readers
     beyond: tuple[int, ...] = ()                    # positions that threads compute beyond those that are read, in shared memory
     bulk_rows: int = 0                              # rows of the region, where each is copied at once; 0: threads copy parts of them
+    of_group: tuple[RequiredDim, ...] = ()          # what all threads of a group require of a value that each has to itself
+    anywhere: frozenset[int] = frozenset()          # dims of which readers may ask for any position
 
     def reached(self, state: Scheduler, axis: int, extent: int) -> int:
         """Positions of an output axis that threads compute where `extent` are required, at once or in the loops around the stage."""
@@ -173,6 +175,7 @@ class LoopNestMaker:
         self.beyond: dict[int, tuple[int, ...]] = {}        # per stage in shared memory what its threads compute beyond what is required
         self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
         self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
+        self.anywhere: dict[tuple[int, bool], set[int]] = {}    # dims of which a thread, or the group, may ask for any position, by stage
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
         self.computed = [s.index for s in reversed(state.kernel.stages) if self.placement.paths[s.index] is not None]
         if any(state.pads) or state.target.has_groups:
@@ -217,7 +220,8 @@ class LoopNestMaker:
         if path:
             self._check_tiles(r, starts, region, around)
         return StageNest(r, region, starts, axes, loops, around, vector, vector_loop, layout,
-                         space, copy, buffers, self.beyond.get(stage.index, ()), rows)
+                         space, copy, buffers, self.beyond.get(stage.index, ()), rows,
+                         tuple(self.whole.get(stage.index, ())), frozenset(self.anywhere.get((stage.index, False), ())))
 
     def _check_tiles(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], around: tuple[AroundLoop, ...]) -> None:
         """Raises KernelOptError where tiles that a subgroup holds, which begin where the loops around their stage say, reach beyond an
@@ -394,8 +398,9 @@ class LoopNestMaker:
                     return RequiredDim(NO_START, self._spanned(q, r, a))
                 own = self._of_reader(q, path, of_group or reader.space in OF_GROUP)[a]
                 return RequiredDim(own.start, reader.reached(self.state, a, own.extent))
-            moving = {p.row: p.stride for p in reader.axes[a]
-                      if p.extent > 1 and (p.row in opened[q] or (p.role in BLOCK_ROLES and not of_group))}
+            may_move = self._starts_anywhere(q, r, a)
+            moving = {p.row: p.stride for p in reader.axes[a] if (p.extent > 1 and p.role in BLOCK_ROLES and not of_group)
+                      or ((p.extent > 1 or may_move) and p.row in opened[q])}
             extent = span([p for p in reader.axes[a] if p.row not in moving])
             if a >= len(r.stage.outs):
                 return RequiredDim((moving, 0), min(extent, self._spanned(q, r, a)))
@@ -408,8 +413,12 @@ class LoopNestMaker:
             region, full = required_region(reads, dim, region_of), self.state.kernel.axes[axis].extent
             if region is None and not of_group and self.threads.get(phase_of(self.placement, s), 1) > 1:
                 out.append(self._of_reader(s, path, True)[dim])     # what a thread asks for is among what all do
+                if dim in self.anywhere.get((s, True), ()):
+                    self.anywhere.setdefault((s, False), set()).add(dim)
             elif region is None or (region.extent >= full and axis not in self.padded):
                 out.append(RequiredDim(NO_START, full))
+                if region is None:
+                    self.anywhere.setdefault((s, of_group), set()).add(dim)
             else:
                 out.append(region)
         return out
@@ -417,6 +426,11 @@ class LoopNestMaker:
     def _spanned(self, s: int, r: ResolvedStage, a: int) -> int:
         """Positions of a reduce axis that its loops span."""
         return self._cut_to(s, a, spanned(self.state, self.placement, s, r.axes[a]))
+
+    def _starts_anywhere(self, s: int, r: ResolvedStage, a: int) -> bool:
+        """Whether even a single iteration of a loop over an axis starts where only the program knows: in a tail, or where a variable ends
+        the axis."""
+        return a in self.cuts.get(s, {}) or self.state.kernel.axes[r.axes[a]].bound is not None
 
     def _cut_to(self, s: int, a: int, positions: int) -> int:
         """The positions of a local axis, or of what is cut of it."""

@@ -3,8 +3,7 @@
     out reads s1[o1 + r1, r0], STAGE(s1, o1) with o1 in tiles of 8, r1 of 3, r0 of 256
         s1 from (8·o1, 0), of 10 × 256 positions
 
-The loop nest takes rows of the state as the terms of a start, for the extents that are priced; the emitter takes values of loops, for the
-positions that are computed. Both unite what the readers ask for here.
+The terms of a start are rows of the state; the emitter puts the values of their loops in their place (`Axes.placed_at`).
 """
 from __future__ import annotations
 

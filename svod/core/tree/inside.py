@@ -30,6 +30,18 @@ def is_read_inside(maker: TreeMaker, nests: Nests, safe: Safe, s: int, dim: int)
                for r, node in maker.placement.reads_of(s) for lin in (node.dims[dim],))
 
 
+def is_read_beyond(maker: TreeMaker, nests: Nests, safe: Safe, s: int, dim: int) -> bool:
+    """Whether readers of a stage may ask for positions outside of its region: it is the whole dim and they go beyond its end, or the last
+    iteration of a reduce loop, that variables end, covers more than there is."""
+    if any(a >= len(r.stage.outs) and maker.kernel.axes[r.axes[a]].bound is not None
+           for r, node in maker.placement.reads_of(s) for a, _ in node.dims[dim].coefs):
+        return True
+    packed = maker.layouts.packed.get(s)
+    is_padded = packed is not None and packed.padded_to(dim) > 0
+    is_unsafe = maker.kernel.stages[s].outs[dim] in maker.checks.unsafe and not is_padded
+    return is_unsafe and dim in nests[s].anywhere and not is_read_inside(maker, nests, safe, s, dim)
+
+
 def _stays_inside(maker: TreeMaker, nests: Nests, safe: Safe, r: ResolvedStage, a: int) -> bool:
     """Whether a stage, open or not, has only positions of local axis `a` that are inside."""
     if r.axes[a] not in maker.checks.unsafe:

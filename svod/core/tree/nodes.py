@@ -252,7 +252,8 @@ class Reduction(NamedTuple):
 class Compute(NamedTuple):
     """A stage is computed for its readers. `frame` and `body`: of a stage with loops of the state; None for a copy, whose loops follow from
     its layout. `before`: stages that a copy reads, computed before its loops. `in_place`: its elements are computed where they are
-    multiplied, and nothing is stored. `safe`: local axes all of whose positions are inside of extents that variables end."""
+    multiplied, and nothing is stored. `safe`: local axes all of whose positions are inside of extents that variables end.
+    `is_read_beyond`: readers may ask for positions outside of its region."""
 
     nest: StageNest
     frame: Frame | None = None
@@ -260,6 +261,7 @@ class Compute(NamedTuple):
     before: tuple[Compute, ...] = ()
     in_place: bool = False
     safe: frozenset[int] = frozenset()
+    is_read_beyond: bool = False
 
     @property
     def stage(self) -> int:

@@ -14,7 +14,7 @@ from svod.core.kernel.layout import is_contiguous
 from svod.core.kernel.loop_nest import Cuts
 from svod.core.kernel.non_temporal import aligns_rows
 from svod.core.tree.build import Nests, TreeMaker
-from svod.core.tree.inside import safe_axes
+from svod.core.tree.inside import is_read_beyond, safe_axes
 from svod.core.tree.nodes import (
     Accumulate,
     Body,
@@ -114,10 +114,12 @@ class _Tails:
         """A stage inside of loops of others."""
         s = node.stage
         safe = safe_axes(self.maker, place.nests, place.safe, s)
+        beyond = any(is_read_beyond(self.maker, place.nests, place.safe, s, dim) for dim in range(len(node.nest.region)))
         inside = place._replace(opened={**place.opened, s: {}}, safe={**place.safe, s: safe})
+        found = node._replace(safe=safe, is_read_beyond=beyond)
         if node.body is None:
-            return node._replace(before=tuple([self.compute(c, inside) for c in node.before]), safe=safe)
-        return node._replace(body=self.body(node.body, inside), safe=safe)
+            return found._replace(before=tuple([self.compute(c, inside) for c in node.before]))
+        return found._replace(body=self.body(node.body, inside))
 
     def inner(self, node: Inner, place: Place) -> Inner:
         """What comes after the stages of a body."""

@@ -19,12 +19,7 @@ class Axes:
     """Values of the axes of open stages."""
 
     def __init__(self, ctx: PhaseContext):
-        self.b, self.facts, self.kernel = ctx.b, ctx.facts, ctx.kernel
-
-    def group_start(self, stage: OpenStage, a: int) -> Lin:
-        """`start` in the first thread of the group."""
-        own, here, first = self.start(stage, a), stage.base[a], stage.group_base[a]
-        return own if here == first else add_lins(add_lins(own, here, -1), first, 1)
+        self.ctx, self.b, self.facts, self.kernel = ctx, ctx.b, ctx.facts, ctx.kernel
 
     def start(self, stage: OpenStage, a: int) -> Lin:
         """The start of local axis `a` under the loops opened so far; expanded positions are added to it as constants."""
@@ -38,6 +33,23 @@ class Axes:
             base_terms, base_const = stage.base[a]
             lin = stage.linear[a] = add_lins((terms, const), (base_terms, base_const), 1)
         return lin
+
+    def placed_at(self, starts: Lin) -> Lin:
+        """A start in terms of loop rows as values of the loops that are open, or of this thread."""
+        state, group = self.facts.state, self.ctx.group
+        (terms, const), seen = starts, set[tuple[int, int]]()
+        found: Lin = ({}, const)
+        for row, c in terms.items():
+            stage = self.ctx.open_stages[state.stage_of_row(row)]
+            a = stage.r.axes.index(state.rows[row].axis)
+            if row in group.digits:
+                stride = next(p.stride for p in self.facts.nest.stages[stage.index].axes[a] if p.row == row)
+                found = add_lins(found, ({self.b.mul(group.starts(stage.r)[row], stride): 1}, 0), c // stride)
+            elif (stage.index, a) not in seen:
+                seen.add((stage.index, a))
+                stride = next(p.stride for p in stage.pieces[a] if p.row == row)
+                found = add_lins(found, add_lins(self.start(stage, a), stage.base[a], -1), c // stride)
+        return found
 
     def at(self, stage: OpenStage, lin: LinearIndex) -> Lin:
         """Σ coefficient·axis + constant at the current position."""

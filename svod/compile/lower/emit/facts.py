@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from svod.core.ir.dtype import DType
 from svod.core.kernel.group_memory.banks import with_row_pad
-from svod.core.kernel.groups import check_groups, spanned
+from svod.core.kernel.groups import check_groups
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, lay_out, swizzled_lines
 from svod.core.kernel.placement import is_derived
@@ -56,10 +56,6 @@ class ProgramFacts:
         self.unsafe, self.below, self.fixed = checks.unsafe, checks.below, checks.fixed
         self.threads = 1 if self.on_grid else cores_of(state)
         self.tree = apply_passes(maker, maker.phases())
-
-    def spanned(self, s: int, axis: int) -> int:
-        """Positions of an axis of stage `s` that its loops span, padding included."""
-        return spanned(self.state, self.placement, s, axis)
 
     def is_shared(self, s: int) -> bool:
         """Whether a stage is kept in the memory that the threads of a group share."""
@@ -124,11 +120,6 @@ class ProgramFacts:
         packed = self.packed.get(s)
         beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
         return (layout.size + beyond) * self.stored(s).itemsize + (0 if self.is_shared(s) else SLACK)
-
-    def positions(self, s: int, dim: int) -> int:
-        """The readable positions of a dim of a staged value: whole groups for a dot instruction."""
-        packed = self.packed.get(s)
-        return (packed.padded_to(dim) if packed is not None else 0) or self.kernel.axes[self.kernel.stages[s].outs[dim]].extent
 
     def guarded(self, s: int, dim: int) -> bool:
         """Whether readers may ask for positions of a dim beyond the staged ones."""

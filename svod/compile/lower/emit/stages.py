@@ -11,13 +11,12 @@ from svod.compile.lower.emit.intrinsics import Intrinsics
 from svod.compile.lower.emit.loops import LoopEmitter
 from svod.compile.lower.emit.packing import Packing
 from svod.compile.lower.emit.reduce import ReduceLoops
-from svod.compile.lower.emit.regions import Regions
 from svod.compile.lower.emit.state import Held, OpenStage, Sink, Staged
 from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.compile.lower.emit.values import Values
-from svod.core.kernel.groups import group_of, stage_threads, whole_extent
+from svod.core.kernel.groups import group_of, stage_threads
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, area_start
 from svod.core.kernel.loop_nest import StageNest, stage_copy
@@ -39,12 +38,11 @@ class Stages:
         self.addresses = Addresses(ctx, self.axes)
         self.values = Values(ctx, self.axes, self.addresses)
         self.loops = LoopEmitter(ctx, self.axes, self.values)
-        self.regions = Regions(ctx, self.axes)
         self.packing = Packing(ctx, self.axes, self.addresses, self.values)
         intrinsics = Intrinsics(ctx, self.axes, self.addresses, self.values, self.packing)
         self.accumulators = Accumulators(ctx, self.axes, self.values, intrinsics)
         self.group_copies = GroupCopies(ctx, self.axes)
-        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.regions, self.group_copies, self.packing)
+        self.copies_ahead = CopiesAhead(ctx, self.addresses, self.values, self.group_copies, self.packing)
         self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.copies_ahead)
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
@@ -70,12 +68,7 @@ class Stages:
         s, r = node.stage, node.nest.r
         shared, of_group = self.facts.is_shared(s), self.facts.is_of_group(s)
         self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
-        regions = [self.regions.required(s, i, of_group) for i in range(len(r.stage.outs))]
-        extents, base = [region.extent for region in regions], [region.start for region in regions]
-        if of_group:
-            extents = [whole_extent(self.state, s, i, extent) for i, extent in enumerate(extents)]
-        assert tuple(extents) == node.nest.region, (r.stage.name, extents, node.nest.region)
-        beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(extents)))
+        extents, base = list(node.nest.region), [self.axes.placed_at(start) for start in node.nest.starts]
         layout = self.facts.shared_layout(s, tuple(extents)) if of_group else self.facts.layout(s, tuple(extents))
         if layout.tiled >= 0 and not of_group and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
@@ -83,26 +76,24 @@ class Stages:
         if node.frame is not None:
             stage = self._open_rows(node.frame, node.nest, base)
             if self.ctx.group.group.threads > 1 and not of_group:
-                self._of_group(stage, [self.regions.required(s, i, True) for i in range(len(r.stage.outs))])
+                self._of_group(stage, [RequiredDim(self.axes.placed_at(start), extent) for start, extent in node.nest.of_group])
         elif shared:
             stage = self.group_copies.open(r, extents, base)
         else:
             stage = self._open_copy(r, extents, base, layout)
             body = copy_with_tails(self.facts.maker, stage.frame, node.safe)
-        old = {i for i, e in enumerate(extents) if e < self.facts.positions(s, i) and self.regions.is_read_inside(s, i)}
-        assert old == node.safe, (old, node.safe)
         stage.safe.update(node.safe)
         outer = self.ctx.open_stages.get(s)
         self.ctx.open_stages[s] = stage
         self.compute_all(node.before)
         if shared:
-            self._emit_shared(stage, body, layout, base, beyond)
+            self._emit_shared(stage, node, body, layout, base)
         elif of_group:
             assert body is not None
             self._emit_held(stage, body, base)
         else:
             assert body is not None
-            self._emit_own(stage, body, extents, layout, base, beyond)
+            self._emit_own(stage, node, body, layout, base)
         if outer is None:
             del self.ctx.open_stages[s]
         else:
@@ -120,10 +111,10 @@ class Stages:
         stage.group_base = [*(start for start, _ in whole), *stage.group_base[count:]]
         stage.apart = [*(extent - own for (_, extent), own in zip(whole, stage.bounds, strict=False)), *stage.apart[count:]]
 
-    def _emit_own(self, stage: OpenStage, body: Body, extents: list[int], layout: Layout, base: list[Lin], beyond: bool) -> None:
+    def _emit_own(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
         """Compute what each thread has to itself: one element, or an area of scratch."""
         s, b = stage.index, self.b
-        if all(e == 1 for e in extents):
+        if all(e == 1 for e in node.nest.region):
             got: list[int] = []
             self.emit(stage, body, lambda one: got.append(self.values.result(one)))
             self.ctx.staged[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)
@@ -132,9 +123,9 @@ class Stages:
         pointer = b.pure("SCRATCH", self.facts.stored(s), 1, (), offset)
         self.emit(stage, body, self.copy_sink(s, ("SCRATCH", offset), layout, base))
         self.ctx.versions += 1
-        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, beyond)
+        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)
 
-    def _emit_shared(self, stage: OpenStage, body: Body | None, layout: Layout, base: list[Lin], beyond: bool) -> None:
+    def _emit_shared(self, stage: OpenStage, node: Compute, body: Body | None, layout: Layout, base: list[Lin]) -> None:
         """Fill an area of shared memory."""
         s, b, shared = stage.index, self.b, self.ctx.group.shared
         offset = shared.area(s, self.facts.area(s, layout), area_start(layout))
@@ -148,7 +139,7 @@ class Stages:
         shared.wrote(offset)
         self.ctx.versions += 1
         pointer = shared.pointer(self.facts.stored(s), offset)
-        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, beyond)
+        self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)
 
     def _emit_held(self, stage: OpenStage, body: Body, base: list[Lin]) -> None:
         """Compute the elements of tiles that this thread holds."""

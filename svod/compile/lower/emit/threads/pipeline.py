@@ -25,7 +25,6 @@ from typing import NamedTuple
 from svod.compile.lower.emit.addresses import Addresses
 from svod.compile.lower.emit.context import PhaseContext
 from svod.compile.lower.emit.packing import Packing
-from svod.compile.lower.emit.regions import Regions
 from svod.compile.lower.emit.state import OpenStage, Staged
 from svod.compile.lower.emit.threads.copies import GroupCopies
 from svod.compile.lower.emit.threads.early import load_early
@@ -37,7 +36,8 @@ from svod.core.kernel.intrinsics import stored_node
 from svod.core.kernel.layout import Layout, area_bytes, area_start
 from svod.core.kernel.loop_nest import copied_ahead, products_under_way
 from svod.core.kernel.required import Lin
-from svod.core.tree.nodes import Loop, StageLoop
+from svod.core.tree.inside import readable
+from svod.core.tree.nodes import Compute, Loop, StageLoop
 
 INDEX = dtypes.index
 COUNT_BYTES = 8
@@ -66,9 +66,9 @@ class Buffers(NamedTuple):
 class CopiesAhead:
     """Emits a loop whose copies run ahead."""
 
-    def __init__(self, ctx: PhaseContext, addresses: Addresses, values: Values, regions: Regions, copies: GroupCopies, packing: Packing):
+    def __init__(self, ctx: PhaseContext, addresses: Addresses, values: Values, copies: GroupCopies, packing: Packing):
         self.ctx, self.b, self.facts = ctx, ctx.b, ctx.facts
-        self.addresses, self.values, self.regions, self.copies, self.packing = addresses, values, regions, copies, packing
+        self.addresses, self.values, self.copies, self.packing = addresses, values, copies, packing
         self.is_async, self.least_row = ctx.state.target.has_async_copies, ctx.state.target.bulk_row
         self.counts: Counts | None = None       # of the loop that is open
         self.deferred: list[int] = []           # stores that follow what is computed meanwhile
@@ -77,14 +77,14 @@ class CopiesAhead:
             inside: Callable[[list[int]], list[int]]) -> list[int]:
         """Iterations around `inside`, which takes accumulators and gives the next ones: those of the loop between `bounds`, maybe none."""
         b, a, stride, (start, stop) = self.b, node.axis, node.stride, bounds
-        copies = tuple([c.stage for c in node.ahead])
+        copies = node.ahead
         count, last = node.ahead[0].nest.buffers, b.index((node.whole - 1) * stride)
         late, ahead = products_under_way(self.ctx.state, self.facts.nest), copied_ahead(self.ctx.state, self.facts.nest)
         self.counts = self._begin_bulk(stage, node.loop, copies, stride, count)
         for k in range(ahead):
             self._open_iteration(stage, a, b.alu("MIN", INDEX, 1, b.add(start, b.index(k * stride)), last))
-            for s in copies:
-                self._fill(s, b.index(k), first=k == 0)
+            for copy in copies:
+                self._fill(copy, b.index(k), first=k == 0)
             stage.close_row(a)
             self._async("COMMIT")
         index, carried = b.open(start, stop, stride, tuple(accs))
@@ -96,15 +96,15 @@ class CopiesAhead:
         following = b.alu("MOD", INDEX, 1, b.add(number, b.index(ahead)), b.index(count))
         stage.open_row(a, ({later: 1}, 0))
         first = len(b.code[b.level])
-        for s in copies:
-            self._fill(s, following, level=b.level)
+        for copy in copies:
+            self._fill(copy, following, level=b.level)
         stage.close_row(a)
         self._async("COMMIT")
         begun = self._take_begun(first)
         deferred, self.deferred = self.deferred, []
         stage.open_row(a, ({index: 1}, 0))
-        for s in copies:
-            self._read(s, b.alu("MOD", INDEX, 1, number, b.index(count)))
+        for copy in copies:
+            self._read(copy, b.alu("MOD", INDEX, 1, number, b.index(count)))
         first = len(b.code[b.level])
         following_accs = inside(carried)
         stage.close_row(a)
@@ -162,17 +162,17 @@ class CopiesAhead:
         b = self.b
         return b.alu("IDIV", INDEX, 1, at if b.known(start) == 0 else b.alu("SUB", INDEX, 1, at, start), b.index(stride))
 
-    def _begin_bulk(self, stage: OpenStage, loop: StageLoop, copies: tuple[int, ...], stride: int, count: int) -> Counts | None:
+    def _begin_bulk(self, stage: OpenStage, loop: StageLoop, copies: tuple[Compute, ...], stride: int, count: int) -> Counts | None:
         """Make the counts of a loop whose iterations are `stride` apart; None: nothing is copied in bulk."""
         rows: dict[int, int] = {}
-        for s in copies if self.least_row else ():
+        for node in copies if self.least_row else ():
             found = []
             for first in (0, stride):
                 self._open_iteration(stage, loop.axis, self.b.index(first))
-                found.append(self._bulk_rows(s))
+                found.append(self._bulk_rows(node))
                 stage.close_row(loop.axis)
             if all(found):
-                rows[s] = found[0]
+                rows[node.stage] = found[0]
         if not rows:
             return None
         shared = self.ctx.group.shared
@@ -198,37 +198,35 @@ class CopiesAhead:
             self.b.store("BULK_END", dtypes.void, 1, (self.counts.pointer,), count)
             self.counts = None
 
-    def _bulk_rows(self, s: int) -> int:
+    def _bulk_rows(self, node: Compute) -> int:
         """How many rows fill a buffer of a copy, under the loops that are open; 0 where it is not copied in bulk."""
-        r, copy, (extents, base, layout, _, _) = self.facts.placement.resolved[s], self.facts.nest.stages[s].copy, self._buffers(s)
-        assert r is not None and copy is not None
+        s, r, copy, (extents, base, layout, _, _) = node.stage, node.nest.r, node.nest.copy, self._buffers(node)
+        assert copy is not None
         packed = self.facts.packed.get(s)
-        node = r.nodes[r.value if packed is None else stored_node(r, packed)]
-        beyond = any(extent > self.facts.positions(s, d) for d, extent in enumerate(extents))
+        stored = r.nodes[r.value if packed is None else stored_node(r, packed)]
+        beyond = any(extent > readable(self.facts.maker, s, d) for d, extent in enumerate(extents))
         if beyond or copy.vector < 0 or any(a in self.facts.unsafe for a in r.axes):
             return 0
         terms, first = base[copy.vector]
         start = [first, *(c * self.b.multiple_of(v) for v, c in terms.items())]
-        return rows_in_bulk(node, copy, layout, extents, start, self.least_row)
+        return rows_in_bulk(stored, copy, layout, extents, start, self.least_row)
 
     def _async(self, op: str, arg: int | None = None) -> None:
         if self.is_async:
             self.b.store(op, dtypes.void, 1, (), arg)
 
-    def _buffers(self, s: int) -> Buffers:
-        r = self.facts.placement.resolved[s]
-        assert r is not None
-        regions = [self.regions.required(s, i, True) for i in range(len(r.stage.outs))]
-        extents, base = [region.extent for region in regions], [region.start for region in regions]
-        layout = self.facts.shared_layout(s, tuple(extents))
+    def _buffers(self, node: Compute) -> Buffers:
+        s, nest = node.stage, node.nest
+        base = [self.addresses.axes.placed_at(start) for start in nest.starts]
+        layout = self.facts.shared_layout(s, nest.region)
         size = area_bytes(layout, self.facts.area(s, layout))
-        offset = self.ctx.group.shared.area(s, size * self.facts.nest.stages[s].buffers, area_start(layout))
-        return Buffers(extents, base, layout, offset, size // self.facts.stored(s).itemsize)
+        offset = self.ctx.group.shared.area(s, size * nest.buffers, area_start(layout))
+        return Buffers(list(nest.region), base, layout, offset, size // self.facts.stored(s).itemsize)
 
-    def _fill(self, s: int, number: int, first: bool = False, level: int = -1) -> None:
+    def _fill(self, node: Compute, number: int, first: bool = False, level: int = -1) -> None:
         """Fill buffer `number`, an index value. `level`: of the loop behind whose body stores are deferred, or -1."""
-        r, copy, buffers, shared = self.facts.placement.resolved[s], self.facts.nest.stages[s].copy, self._buffers(s), self.ctx.group.shared
-        assert r is not None and copy is not None
+        s, r, copy, buffers, shared = node.stage, node.nest.r, node.nest.copy, self._buffers(node), self.ctx.group.shared
+        assert copy is not None
         if first:
             shared.before_writing((buffers.offset,))
             shared.touched.add(buffers.offset)
@@ -265,12 +263,11 @@ class CopiesAhead:
             self.deferred += [n for n in code[before:] if b.op[n] in STORE_OPS]
             code[before:] = [n for n in code[before:] if b.op[n] not in STORE_OPS]
 
-    def _read(self, s: int, number: int) -> None:
+    def _read(self, node: Compute, number: int) -> None:
         """Let readers take buffer `number`, under the loops that are open."""
-        b, buffers = self.b, self._buffers(s)
-        beyond = any(self.regions.is_read_beyond(s, i) for i in range(len(buffers.base)))
+        b, s, buffers = self.b, node.stage, self._buffers(node)
         self.ctx.versions += 1
         pointer = self.ctx.group.shared.pointer(self.facts.stored(s), buffers.offset)
-        self.ctx.staged[s] = Staged(-1, pointer, buffers.layout, tuple(buffers.base), b.level, self.ctx.versions, beyond,
+        self.ctx.staged[s] = Staged(-1, pointer, buffers.layout, tuple(buffers.base), b.level, self.ctx.versions, node.is_read_beyond,
                                     b.mul(number, buffers.elements))
         self.ctx.forget_values()

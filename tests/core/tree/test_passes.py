@@ -1,0 +1,149 @@
+"""What each pass makes of a loop tree, word for word on small kernels; and that passes of one's own take part."""
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import dedent
+
+import pytest
+
+from svod import Variable
+from svod.compile.lower.lower import lower
+from svod.core.kernel.apply import apply_opts
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import Opt, Scheduler
+from svod.core.machine.target import Target
+from svod.core.tree.build import TreeMaker
+from svod.core.tree.nodes import Loop, Phase, with_bodies, with_loops
+from svod.core.tree.passes import PASSES, TreePass, loop_tree
+from svod.core.tree.text import format_tree
+from svod.tensor import Tensor
+from tests.compile.native import AVX2, AVX512
+from tests.core.corpus import conv, data, kernel_of
+from tests.toy_backend.target import TOY
+
+Chain = tuple[str, str, int | str | None]
+
+
+def state_of(tensor: Tensor, *chain: Chain, target: Target = AVX2) -> Scheduler:
+    return apply_opts(Scheduler(Kernel(kernel_of(tensor)), target), [Opt(*o) for o in chain])
+
+
+def tree(last: str | None, tensor: Tensor, *chain: Chain, target: Target = AVX2) -> str:
+    state = state_of(tensor, *chain, target=target)
+    return format_tree(state.kernel, loop_tree(state, last))
+
+
+def test_launch() -> None:
+    """Loops up to one with enough iterations, or with a stage inside."""
+    assert tree("", data(5, 6, 7) + 1, ("UPCAST", "o0", 8)) == dedent("""\
+        phase out, output
+          launch once
+            loop o0 by 8 (27), the last tile moved back
+              store o0 8""")
+    assert tree("launch", data(5, 6, 7) + 1, ("UPCAST", "o0", 8)) == dedent("""\
+        phase out, output
+          launch o0 by 8 (27)
+            store o0 8""")
+
+
+def test_tails_of_a_sum() -> None:
+    """Seventy is seventeen times four and two; the stage inside is smaller in the tail."""
+    chain = (("UPCAST", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s1", "r0"))
+    assert tree("launch", data(4, 70) @ data(70, 8), *chain) == dedent("""\
+        phase out, output
+          launch o0 (4)
+            reduction
+              loop r0 by 4 (17)
+                copy s1[8, 4], scratch
+                loop r0 (4)
+                  accumulate o1 8""")
+    assert tree("tails", data(4, 70) @ data(70, 8), *chain) == dedent("""\
+        phase out, output
+          launch o0 (4)
+            reduction
+              loop r0 by 4 (17)
+                copy s1[8, 4], scratch
+                loop r0 (4)
+                  accumulate o1 8
+              tail of 2
+                copy s1[8, 2], scratch
+                loop r0 (2)
+                  accumulate o1 8""")
+
+
+def test_tails_of_an_extent_that_a_variable_ends() -> None:
+    """Tiles while they fit, then vectors, the last of which is masked; rows of accumulators one by one where few are left."""
+    n = Variable("n", 1, 100).bind(50)
+    assert tree("tails", data(100)[:n] * 2, ("UPCAST", "o0", 32)) == dedent("""\
+        phase out, output
+          launch o0 by 32 (4)
+            all positions inside
+              store o0 32
+            some positions inside
+              the rest of o0 by 8
+                store o0 8""")
+    assert tree("tails", data(100, 6)[:n] @ data(6, 8), ("UPCAST", "o0", 6), ("UPCAST", "o1", 8)) == dedent("""\
+        phase out, output
+          launch o0 by 6 (17)
+            all positions inside
+              reduction
+                loop r0 (6)
+                  accumulate o0 6 × o1 8
+            some positions inside
+              the rest of o0, where few are left
+                reduction
+                  loop r0 (6)
+                    accumulate o1 8
+              the rest of o0 by 3, where many are left
+                reduction
+                  loop r0 (6)
+                    accumulate o0 3 × o1 8""")
+
+
+def test_blocks_of_a_long_sum() -> None:
+    text = tree("blocks", data(3, 4096).sum(1))
+    assert "loop r0 (4096), in blocks of" in text
+    assert "in blocks" not in tree("tails", data(3, 4096).sum(1))
+    assert "in blocks" not in tree("blocks", data(3, 40).sum(1))
+
+
+def test_skips_of_wide_padding() -> None:
+    """Most taps of the first rows lie in the padding."""
+    image = conv(4, 4, 6, 5, padding=4)
+    assert "skipping" not in tree("blocks", image)
+    assert "skipping what adds nothing" in tree("skips", image)
+    assert "skipping" not in tree("skips", conv(4, 4, 6, 3))
+
+
+def test_copies_ahead() -> None:
+    chain = (("LOCAL", "o0", 4), ("LOCAL", "o1", 8), ("TILE", "r0", 4), ("STAGE", "s0", "r0"), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2))
+    before, after = (tree(name, data(8, 16) @ data(16, 16), *chain, target=TOY) for name in ("skips", "ahead"))
+    assert "copy s0[4, 4], shared\n" in before + "\n" and "ahead" not in before
+    assert "copy s0[4, 4], shared, ahead" in after and "copy s1[8, 4], shared, ahead" in after
+
+
+def test_each_pass_changes_some_tree() -> None:
+    """A pass that changes nothing anywhere would not be one."""
+    states = [state_of(data(4, 70) @ data(70, 8), ("UPCAST", "o1", 8), ("UNROLL", "r0", 4)), state_of(data(3, 4096).sum(1)),
+              state_of(conv(4, 4, 6, 5, padding=4)),
+              state_of(data(8, 16) @ data(16, 16), ("LOCAL", "o0", 4), ("TILE", "r0", 4), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2),
+                       target=TOY)]
+    names = ["", *[p.name for p in PASSES]]
+    for before, after in zip(names, names[1:], strict=False):
+        assert any(loop_tree(s, before) != loop_tree(s, after) for s in states), after
+
+
+def test_a_pass_that_changes_nothing_leaves_linear_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that visits every loop, and gives it back."""
+    seen: list[Loop] = []
+
+    def same(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        def note(node: Loop) -> Loop:
+            seen.append(node)
+            return node
+        return tuple([p if p.launch is None else p._replace(launch=with_bodies(lambda body: with_loops(note, body), p.launch)) for p in phases])
+    states = [state_of(data(4, 70) @ data(70, 8), ("UNROLL", "r0", 4)), state_of(conv(4, 4, 6, 3, padding=1), target=replace(AVX512, threads=2))]
+    before = [lower(s).digest for s in states]
+    monkeypatch.setattr("svod.core.tree.passes.PASSES", (*PASSES, TreePass("same", "nothing else", same)))
+    assert [lower(s).digest for s in states] == before and seen
+    assert loop_tree(states[0], "same") == loop_tree(states[0], PASSES[-1].name)
