@@ -22,7 +22,7 @@ from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.chain_text import AS_IT_IS, opt_text
 from svod.core.kernel.opts import OPTS
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.kernel.show import print_nest
+from svod.core.tree.show import print_nest
 from svod.errors import SvodError
 from svod.steps.changes import Row, compare, counts
 from svod.system.quantities import amount

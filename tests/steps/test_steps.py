@@ -10,7 +10,7 @@ from svod.compile.backend import backend_named
 from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm, KernelPass
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
-from svod.core.kernel.show import print_nest
+from svod.core.tree.show import print_nest
 from svod.errors import CompileError
 from svod.steps import steps as steps_module
 from svod.steps.page import render_kernel
@@ -58,7 +58,9 @@ def test_text_for_a_terminal(gemm: HandKernel) -> None:
     text = str(gemm.steps())
     assert text == as_text(gemm.steps().steps) and "-- opts: UPCAST(o0, 4) --" in text
     assert "−   for o0 in 0…16\n+   for o0 in 0…16 by 4\n" in text and "\n+       tile o0 4\n" in text
-    assert "as before" not in text and "as before" in str(gemm.apply("LANES(o1.in)").steps())
+    opts, tree = text.split("-- tree --")
+    assert "as before" not in opts and "as before" in str(gemm.apply("LANES(o1.in)").steps()).split("-- tree --")[0]
+    assert "-- skips --\nas before" in tree
 
 
 def test_an_opt_that_does_not_apply_and_what_follows(gemm: HandKernel) -> None:

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from textwrap import dedent
 
 import pytest
@@ -129,7 +131,7 @@ def test_each_pass_changes_some_tree() -> None:
               state_of(data(8, 16) @ data(16, 16), ("LOCAL", "o0", 4), ("TILE", "r0", 4), ("STAGE", "s1", "r0"), ("PIPELINE", "r0", 2),
                        target=TOY)]
     names = ["", *[p.name for p in PASSES]]
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in pairwise(names):
         assert any(loop_tree(s, before) != loop_tree(s, after) for s in states), after
 
 
@@ -141,8 +143,10 @@ def test_a_pass_that_changes_nothing_leaves_linear_as_it_was(monkeypatch: pytest
         def note(node: Loop) -> Loop:
             seen.append(node)
             return node
-        return tuple([p if p.launch is None else p._replace(launch=with_bodies(lambda body: with_loops(note, body), p.launch)) for p in phases])
-    states = [state_of(data(4, 70) @ data(70, 8), ("UNROLL", "r0", 4)), state_of(conv(4, 4, 6, 3, padding=1), target=replace(AVX512, threads=2))]
+        every = partial(with_loops, note)
+        return tuple([p if p.launch is None else p._replace(launch=with_bodies(every, p.launch)) for p in phases])
+    states = [state_of(data(4, 70) @ data(70, 8), ("UNROLL", "r0", 4)),
+              state_of(conv(4, 4, 6, 3, padding=1), target=replace(AVX512, threads=2))]
     before = [lower(s).digest for s in states]
     monkeypatch.setattr("svod.core.tree.passes.PASSES", (*PASSES, TreePass("same", "nothing else", same)))
     assert [lower(s).digest for s in states] == before and seen
