@@ -57,17 +57,21 @@ def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tup
             or (state.split_reduce is not None and state.split_reduce.axis == axis.index) \
             or sum(p.extent > 1 for p in pieces) != 1 or not any(p.role == LOOP and p.extent == axis.extent for p in pieces):
         return None
-    found = state.kernel.windows.get(s)
-    if found is None:
-        found = state.kernel.windows[s] = _windows_of(state.kernel, s)
     extents = [state.kernel.axes[a].extent for a in r.axes]
-    shares = [(w.used(1, extents[w.output], extents[summed]), w) for w in found if w.summed == summed]
+    shares = [(w.used(1, extents[w.output], extents[summed]), w) for w in windows_of(state.kernel, s) if w.summed == summed]
     share, window = min(shares, default=(1.0, None), key=lambda pair: pair[0])
     return window if share <= _WORTH else None
 
 
+def windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
+    """All windows of the factors of a stage, remembered on the kernel."""
+    found = kernel.windows.get(s)
+    if found is None:
+        found = kernel.windows[s] = _windows_of(kernel, s)
+    return found
+
+
 def _windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
-    """All windows of the factors of a stage."""
     r = kernel.resolve(frozenset())[s]
     product = product_of(r) if r is not None else None
     if r is None or product is None:

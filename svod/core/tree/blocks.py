@@ -19,6 +19,8 @@ from svod.core.tree.tails import is_split
 
 def blocks(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Cut the long sums of all phases."""
+    if all(stage.sum_rule is None for stage in maker.kernel.stages):
+        return phases
     return tuple([p if p.launch is None else p._replace(launch=with_bodies(_Blocks(p.split).body, p.launch)) for p in phases])
 
 

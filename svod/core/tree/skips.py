@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from svod.core.kernel.contraction import skipping_window
+from svod.core.kernel.contraction import skipping_window, windows_of
 from svod.core.kernel.online import masked_limits
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Ends, Loop, Phase, Span, Split, with_bodies, with_loops
@@ -16,6 +16,8 @@ from svod.core.tree.tails import is_split
 
 def skips(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Let the reduce loops of all phases skip what adds nothing."""
+    if not any(windows_of(maker.kernel, stage.index) for stage in maker.kernel.stages) and not masked_limits(maker.kernel):
+        return phases
     return tuple([p if p.launch is None else p._replace(
         launch=with_bodies(partial(with_loops, partial(_skipping, maker, p.split)), p.launch)) for p in phases])
 

@@ -35,6 +35,8 @@ def held_sides(state: Scheduler, r: ResolvedStage) -> dict[int, int]:
 
 def thread_part(state: Scheduler, r: ResolvedStage, pieces: Sequence[tuple[EmittedLoop, ...]], bounds: Sequence[int]) -> ThreadPart:
     """One thread's part of loops over `bounds` positions."""
+    if not state.target.has_groups:
+        return ThreadPart(tuple(pieces), tuple(bounds), (0,) * len(pieces))
     fragment, sides = held_layout(state, r.stage.index), held_sides(state, r)
     own, extents, apart = list(pieces), list(bounds), [0] * len(pieces)
     for i, of_axis in enumerate(pieces):
