@@ -145,6 +145,17 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert "<script>alert('1')</script>&" in row.text and "&amp;amp;" not in (tmp_path / "steps.html").read_text()
 
 
+def test_a_graph_with_variables_has_its_kernels(tmp_path: Path) -> None:
+    """A pass over the graph that cannot print it says so in its place."""
+    n = svod.Variable("n", 1, 64, buckets=(16, 64))
+    page = page_of(tmp_path, data(64, 16)[:n.bind(9)] @ data(16, 8))
+    of_plan = {title_of(s): s for s in steps_in(page.every("section")[0])}
+    assert "no stable form" in of_plan["normalize"].every("p", "warning")[0].text and "n 1…64" in page.text
+    kernels = kernels_of(page)
+    assert len(kernels) == 2, "one for each bucket"
+    assert all({"canonical", "as it is", "linear", "asm"} <= {title_of(s) for s in steps} for steps in kernels.values())
+
+
 def test_notebooks() -> None:
     plan = (data(16, 8) @ data(8, 24)).softmax(-1).prepare()
     shown = plan._repr_html_()

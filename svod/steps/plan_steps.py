@@ -86,10 +86,13 @@ def part_of_plan(plan: ExecutionPlan, explained: Explained | None = None, *, fig
     for p in PASSES:
         if p.name in _LATER or (p.reads_graph and explained is None):
             continue
-        for section in p.show(subject):
-            steps = of_kernels.setdefault(section.kernel, []) if section.kernel else of_plan
-            if not section.kernel or all(s.name != p.name for s in steps):      # a kernel that occurs again is told once
-                steps.append(Step(p.name, p.name, p.what, f"text after {p.name}", section.text))
+        try:
+            for section in p.show(subject):
+                steps = of_kernels.setdefault(section.kernel, []) if section.kernel else of_plan
+                if not section.kernel or all(s.name != p.name for s in steps):      # a kernel that occurs again is told once
+                    steps.append(Step(p.name, p.name, p.what, f"text after {p.name}", section.text))
+        except SvodError as e:      # a graph with variables has no text that is read back
+            of_plan.append(Step(p.name, p.name, p.what, "", "", str(e)))
     parts = {key: _part(k, f"{prefix}kernel-{i}", plan, of_kernels.get(key, []), figures)
              for i, (key, k) in enumerate(subject.first.items())}
     calls = tuple(call_of(i, k, parts.get(k.key), figures) for i, k in enumerate(plan.every))
