@@ -21,7 +21,7 @@ from tests.core.corpus import CORPUS
 from tests.hand_kernels import gemm
 from tests.toy_backend.interpreter import run_program
 from tests.toy_backend.target import TOY
-from tests.toy_backend.test_shared import TILED, ops, run
+from tests.toy_backend.test_shared import TILED, checked, ops
 
 BULK = replace(TOY, bulk_row=16)
 WITHOUT = replace(TOY, has_async_copies=False)
@@ -33,7 +33,7 @@ WITHOUT = replace(TOY, has_async_copies=False)
 @pytest.mark.parametrize("extents", [(16, 32, 32), (17, 33, 30), (8, 16, 16), (9, 17, 70), (8, 19, 17)])
 def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -> None:
     """Whole and cut tiles, more buffers than iterations, a remainder behind the loop."""
-    program = run(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], target)
+    program = checked(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], target)
     assert ("COPY_ASYNC" in ops(program)) == target.has_async_copies
 
 
@@ -42,7 +42,7 @@ def test_products(extents: tuple[int, int, int], buffers: int, target: Target) -
 @pytest.mark.parametrize(("extents", "bulk"), [((16, 32, 32), True), ((8, 16, 16), True), ((16, 32, 64), True), ((17, 33, 30), False),
                                                ((9, 17, 70), False)])
 def test_rows_in_bulk(extents: tuple[int, int, int], bulk: bool, buffers: int) -> None:
-    program = run(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], BULK)
+    program = checked(gemm(*extents), [*TILED, ["PIPELINE", "r0", buffers]], BULK)
     assert ("COPY_BULK" in ops(program)) == bulk and ("COPY_ASYNC" in ops(program)) != bulk
 
 
@@ -71,11 +71,11 @@ def test_each_barrier_is_needed(target: Target) -> None:
 def test_buffers_are_alike_before_the_loop_and_in_it() -> None:
     """s0 is read from the loop's position on and from its beginning, which in the first iteration are the same."""
     chain = [["GROUPTOP", "s1.r0", 3], ["LOCAL", "o0", 2], ["STAGE", "s1", "r0"], ["UPCAST", "r0", 2], ["STAGE", "s0", "r0"]]
-    assert "COPY_ASYNC" in ops(run(CORPUS["mean_var"](), [*chain, ["PIPELINE", "r0", 2]]))
+    assert "COPY_ASYNC" in ops(checked(CORPUS["mean_var"](), [*chain, ["PIPELINE", "r0", 2]]))
 
 
 def test_one_barrier_an_iteration() -> None:
-    program = run(gemm(16, 32, 64), [*TILED, ["PIPELINE", "r0", 2]])
+    program = checked(gemm(16, 32, 64), [*TILED, ["PIPELINE", "r0", 2]])
     code = program.code[0]
     loops = [i for i, instr in enumerate(code) if instr.op == "LOOP"]
     ends = {instr.src[0]: i for i, instr in enumerate(code) if instr.op == "ENDLOOP"}

@@ -69,6 +69,12 @@ class StageNest(NamedTuple):
     bulk_rows: int = 0                              # rows of the region, where each is copied at once; 0: threads copy parts of them
     of_group: tuple[RequiredDim, ...] = ()          # what all threads of a group require of a value that each has to itself
     anywhere: frozenset[int] = frozenset()          # dims of which readers may ask for any position
+    padded: tuple[RequiredDim, ...] = ()            # the region with whole groups and tiles of packed operands; (): there are none
+
+    @property
+    def written(self) -> tuple[RequiredDim, ...]:
+        """The positions that one computation of the stage writes."""
+        return self.padded or tuple(map(RequiredDim, self.starts, self.region))
 
     def reached(self, state: Scheduler, axis: int, extent: int) -> int:
         """Positions of an output axis that threads compute where `extent` are required, at once or in the loops around the stage."""
@@ -174,7 +180,8 @@ class LoopNestMaker:
         self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores
         self.beyond: dict[int, tuple[int, ...]] = {}        # per stage in shared memory what its threads compute beyond what is required
         self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
-        self.required: dict[tuple[int, Path, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
+        self.required: dict[tuple[int, Path, bool, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
+        self.padded_dims: dict[int, list[RequiredDim]] = {}     # `StageNest.padded` of those
         self.anywhere: dict[tuple[int, bool], set[int]] = {}    # dims of which a thread, or the group, may ask for any position, by stage
         self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
         self.computed = [s.index for s in reversed(state.kernel.stages) if self.placement.paths[s.index] is not None]
@@ -221,7 +228,8 @@ class LoopNestMaker:
             self._check_tiles(r, starts, region, around)
         return StageNest(r, region, starts, axes, loops, around, vector, vector_loop, layout,
                          space, copy, buffers, self.beyond.get(stage.index, ()), rows,
-                         tuple(self.whole.get(stage.index, ())), frozenset(self.anywhere.get((stage.index, False), ())))
+                         tuple(self.whole.get(stage.index, ())), frozenset(self.anywhere.get((stage.index, False), ())),
+                         self._padded(r.stage, path, space))
 
     def _check_tiles(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], around: tuple[AroundLoop, ...]) -> None:
         """Raises KernelOptError where tiles that a subgroup holds, which begin where the loops around their stage say, reach beyond an
@@ -279,6 +287,17 @@ class LoopNestMaker:
                     space = MemorySpace.HELD
                 return tuple([start for start, _ in of_group]), region, space
         return tuple([start for start, _ in required]), tuple([extent for _, extent in required]), space
+
+    def _padded(self, stage: Stage, path: Path, space: MemorySpace) -> tuple[RequiredDim, ...]:
+        """`StageNest.padded` of a stage inside a phase. Stages that read it may be padded for dot instructions, too."""
+        if not path or not self.layouts.packed:
+            return ()
+        s, of_group = stage.index, space in OF_GROUP
+        dims = self._required(s, path, of_group, padded=True)
+        if of_group:
+            dims = [RequiredDim(start, whole_extent(self.state, s, d, extent)) for d, (start, extent) in enumerate(dims)]
+        self.padded_dims[s] = dims
+        return tuple(dims)
 
     def _is_held(self, stage: Stage, path: Path, region: tuple[int, ...]) -> bool:
         """Whether what the threads of a group compute of a stage stays with them."""
@@ -385,9 +404,10 @@ class LoopNestMaker:
                     out.append(AroundLoop(row, moves, iterations))
         return out
 
-    def _required(self, s: int, path: Path, of_group: bool = False) -> list[RequiredDim]:
+    def _required(self, s: int, path: Path, of_group: bool = False, padded: bool = False) -> list[RequiredDim]:
         """Per dim of stage `s` the region that its readers require under the loops around the stage; starts in terms of these. `of_group`:
-        what all threads of a group require, else what one of them does."""
+        what all threads of a group require, else what one of them does. `padded`: with the positions beyond an extent that dot
+        instructions read."""
         opened = {q: frozenset(self.state.order[q][:depth]) for q, depth in path}
 
         def region_of(r: ResolvedStage, a: int) -> RequiredDim:
@@ -396,7 +416,7 @@ class LoopNestMaker:
             if q not in opened:
                 if a >= len(r.stage.outs):
                     return RequiredDim(NO_START, self._spanned(q, r, a))
-                own = self._of_reader(q, path, of_group or reader.space in OF_GROUP)[a]
+                own = self._of_reader(q, path, of_group or reader.space in OF_GROUP, padded)[a]
                 return RequiredDim(own.start, reader.reached(self.state, a, own.extent))
             may_move = self._starts_anywhere(q, r, a)
             moving = {p.row: p.stride for p in reader.axes[a] if (p.extent > 1 and p.role in BLOCK_ROLES and not of_group)
@@ -405,23 +425,37 @@ class LoopNestMaker:
             if a >= len(r.stage.outs):
                 return RequiredDim((moving, 0), min(extent, self._spanned(q, r, a)))
             start, region = self.whole[q][a] if of_group and q in self.whole else (reader.starts[a], reader.region[a])
+            if padded and q in self.padded_dims:
+                start, region = self.padded_dims[q][a]
             # the last tile is moved back, or cut
             return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, self._cut_to(q, a, region)))
 
         reads, out = list(self.placement.reads_of(s)), []
-        for dim, axis in enumerate(self.state.kernel.stages[s].outs):
-            region, full = required_region(reads, dim, region_of), self.state.kernel.axes[axis].extent
+        for dim in range(len(self.state.kernel.stages[s].outs)):
+            region = required_region(reads, dim, region_of)
             if region is None and not of_group and self.threads.get(phase_of(self.placement, s), 1) > 1:
-                out.append(self._of_reader(s, path, True)[dim])     # what a thread asks for is among what all do
+                out.append(self._of_reader(s, path, True, padded)[dim])     # what a thread asks for is among what all do
                 if dim in self.anywhere.get((s, True), ()):
                     self.anywhere.setdefault((s, False), set()).add(dim)
-            elif region is None or (region.extent >= full and axis not in self.padded):
-                out.append(RequiredDim(NO_START, full))
+            elif region is None or self._is_whole(s, dim, region.extent, padded):
+                out.append(RequiredDim(NO_START, self._readable(s, dim, padded)))
                 if region is None:
                     self.anywhere.setdefault((s, of_group), set()).add(dim)
             else:
                 out.append(region)
         return out
+
+    def _readable(self, s: int, dim: int, padded: bool) -> int:
+        """The positions of a dim that may be read, `padded` for dot instructions or not."""
+        extent = self.state.kernel.axes[self.state.kernel.stages[s].outs[dim]].extent
+        return max(extent, self.layouts.packed[s].padded_to(dim)) if padded and s in self.layouts.packed else extent
+
+    def _is_whole(self, s: int, dim: int, extent: int, padded: bool) -> bool:
+        """Whether a region of so many positions is all that may be read of a dim. Tiles that a subgroup holds begin anywhere, and may end
+        beyond it."""
+        packed = self.layouts.packed.get(s) if padded else None
+        in_tiles = packed is not None and packed.is_held and dim == packed.row_dim
+        return extent >= self._readable(s, dim, padded) and not in_tiles and self.state.kernel.stages[s].outs[dim] not in self.padded
 
     def _spanned(self, s: int, r: ResolvedStage, a: int) -> int:
         """Positions of a reduce axis that its loops span."""
@@ -437,11 +471,11 @@ class LoopNestMaker:
         cuts = self.cuts.get(s, {})
         return cuts[a].bound if a in cuts else positions
 
-    def _of_reader(self, s: int, path: Path, of_group: bool) -> list[RequiredDim]:
+    def _of_reader(self, s: int, path: Path, of_group: bool, padded: bool) -> list[RequiredDim]:
         """`_required` of a stage whose readers were made. What it reads ask for it again and again, and it does not change."""
-        key = s, path, of_group
+        key = s, path, of_group, padded
         if key not in self.required:
-            self.required[key] = self._required(s, path, of_group)
+            self.required[key] = self._required(s, path, of_group, padded)
         return self.required[key]
 
     def _find_padded(self, r: ResolvedStage) -> None:

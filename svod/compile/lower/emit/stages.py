@@ -68,7 +68,8 @@ class Stages:
         s, r = node.stage, node.nest.r
         shared, of_group = self.facts.is_shared(s), self.facts.is_of_group(s)
         self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
-        extents, base = list(node.nest.region), [self.axes.placed_at(start) for start in node.nest.starts]
+        written = node.nest.written
+        extents, base = [extent for _, extent in written], [self.axes.placed_at(start) for start, _ in written]
         layout = self.facts.shared_layout(s, tuple(extents)) if of_group else self.facts.layout(s, tuple(extents))
         if layout.tiled >= 0 and not of_group and base[layout.tiled] != ({}, 0):
             layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
@@ -114,7 +115,7 @@ class Stages:
     def _emit_own(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
         """Compute what each thread has to itself: one element, or an area of scratch."""
         s, b = stage.index, self.b
-        if all(e == 1 for e in node.nest.region):
+        if all(extent == 1 for _, extent in node.nest.written):
             got: list[int] = []
             self.emit(stage, body, lambda one: got.append(self.values.result(one)))
             self.ctx.staged[s] = Staged(got[0], -1, None, tuple(base), b.level, 0, False)

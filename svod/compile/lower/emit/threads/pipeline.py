@@ -217,11 +217,11 @@ class CopiesAhead:
 
     def _buffers(self, node: Compute) -> Buffers:
         s, nest = node.stage, node.nest
-        base = [self.addresses.axes.placed_at(start) for start in nest.starts]
-        layout = self.facts.shared_layout(s, nest.region)
+        extents, base = [extent for _, extent in nest.written], [self.addresses.axes.placed_at(start) for start, _ in nest.written]
+        layout = self.facts.shared_layout(s, tuple(extents))
         size = area_bytes(layout, self.facts.area(s, layout))
         offset = self.ctx.group.shared.area(s, size * nest.buffers, area_start(layout))
-        return Buffers(list(nest.region), base, layout, offset, size // self.facts.stored(s).itemsize)
+        return Buffers(extents, base, layout, offset, size // self.facts.stored(s).itemsize)
 
     def _fill(self, node: Compute, number: int, first: bool = False, level: int = -1) -> None:
         """Fill buffer `number`, an index value. `level`: of the loop behind whose body stores are deferred, or -1."""
