@@ -36,6 +36,7 @@ from svod.core.cost.cpu import cost_of
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.sketch import heuristic, sketches
 from svod.core.graph import graph
+from svod.core.graph.storage import base_of
 from svod.core.ir.uop import Ops
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
@@ -102,7 +103,7 @@ def kernels_of(case: Case) -> Iterator[tuple[str, Kernel]]:
     """The distinct kernels of a case, weights as constants; named by the case, and a number where there are several."""
     operands = [Tensor(a, o.dtype).realize() if o.dtype != "bfloat16" else Tensor(a.astype("float32"), "bfloat16").realize()
                 for a, o in zip(case.draw(), case.operands, strict=True)]
-    inputs = {graph.base_of(t.uop) for t, o in zip(operands, case.operands, strict=True) if not o.weight}
+    inputs = {base_of(t.uop) for t, o in zip(operands, case.operands, strict=True) if not o.weight}
     result = case.build(*operands).uop
     sink = graph.sink(result)
     constants = frozenset(u for u in sink.toposort() if u.op is Ops.BUFFER and u not in inputs)

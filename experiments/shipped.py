@@ -22,6 +22,7 @@ from svod.bench.roofline import cached_ceilings
 from svod.compile.backend import device_named
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.graph import graph
+from svod.core.graph.storage import base_of
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule import create_schedule
@@ -159,7 +160,7 @@ def kernels() -> dict[str, tuple[Kernel, str, str]]:
         for build in layers():
             WEIGHTS.clear()
             sink = graph.sink(build().uop)
-            for call in create_schedule(sink, frozenset(graph.base_of(w.uop) for w in WEIGHTS)).calls:
+            for call in create_schedule(sink, frozenset(base_of(w.uop) for w in WEIGHTS)).calls:
                 kernel = Kernel(call.ast)
                 if kernel.library_kernel is None:
                     found.setdefault(kernel.key, (kernel, call.name_hint, model))

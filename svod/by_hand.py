@@ -14,6 +14,9 @@ from svod.compile.plan.kernel_form import KernelForm
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.callback import functions_of
+from svod.core.graph.devices import device_of
+from svod.core.graph.shapes import storage_size
+from svod.core.graph.storage import base_of
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target
@@ -63,10 +66,10 @@ def _refuse_library_kernel(name: str, kernel: Kernel) -> None:
 def _kernels(tensor: Tensor, constants: Iterable[Tensor], options: PrepareConfig) -> tuple[dict[str, Kernel], dict[str, Target]]:
     """The kernels of a tensor's graph, and the target that each is for, by the name of their first call on a device."""
     sink, _, _ = without_binds(graph.sink(tensor.uop))
-    fixed = frozenset(graph.base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
+    fixed = frozenset(base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
     # nothing is in the memory of constants that a plan has in another order
     sink, fixed = with_constants_turned(arranged(sink, options), fixed, lambda nodes: {
-        u: graph.buffer(u.dtype, graph.storage_size(u), graph.device_of(u) or HOST) for u in nodes})
+        u: graph.buffer(u.dtype, storage_size(u), device_of(u) or HOST) for u in nodes})
     schedule = schedule_of(sink, fixed)
     places = Places(schedule, options)
     unbound, _, _ = make_unbound_plan(schedule, fixed, functions_of(sink), places=places)

@@ -31,6 +31,7 @@ from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.kernel_form import KernelForm
 from svod.core.graph import graph
 from svod.core.graph.callback import call_of, is_callback
+from svod.core.graph.shapes import shape_of
 from svod.core.ir.origin import origin_of
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
@@ -203,7 +204,7 @@ def _type(u: UOp) -> str:
         return f"{u.dtype.name} {u.arg}"
     if u.op in (Ops.CALL, Ops.END):
         return ""
-    shape = "×".join(map(str, graph.shape_of(u)))
+    shape = "×".join(map(str, shape_of(u)))
     return f"{u.dtype.name} {shape or 'scalar'}"
 
 

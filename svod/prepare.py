@@ -32,6 +32,9 @@ from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import HostCall, HostFunction, calls_back, functions_of, host_call
 from svod.core.graph.channels import channels_last, with_values
 from svod.core.graph.derived import find_derived, remember_derived
+from svod.core.graph.devices import device_of
+from svod.core.graph.shapes import shape_of
+from svod.core.graph.storage import base_of, content_under
 from svod.core.graph.written import WrittenMemory, span_of
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
@@ -92,8 +95,8 @@ def _buffers_of(constants: Sequence[TensorBase]) -> frozenset[UOp]:
     """The BUFFERs of the tensors in `constants`. A tensor whose value needs no memory has none. Raises ScheduleError."""
     slots = set()
     for t in constants:
-        base = graph.base_of(t.uop)
-        under = graph.content_under(base)
+        base = base_of(t.uop)
+        under = content_under(base)
         if base.op is Ops.BUFFER:
             slots.add(base)
         elif under is not None and under.op is Ops.AFTER:
@@ -154,10 +157,10 @@ class Prepared:
                                 "has one for each tensor that it was prepared for")
         done = last_contents([t.uop for t in tensors])
         for t, i in zip(tensors, self.unbound.outputs, strict=True):
-            base = graph.base_of(t.uop)
+            base = base_of(t.uop)
             # a constant stays one: every tensor that contains it holds the same node
             if base.op is not Ops.BUFFER and constant_value(base) is None:
-                done[base] = graph.storage_view(self.nodes[i], graph.shape_of(base))
+                done[base] = graph.storage_view(self.nodes[i], shape_of(base))
         replace_nodes(done)
 
 
@@ -221,7 +224,7 @@ def device_called(name: str) -> str:
 def arranged(sink: UOp, config: PrepareConfig) -> UOp:
     """A graph with what matrix instructions of its devices, or of the one that it is captured for, multiply in the order that they want."""
     def wanted(image: UOp) -> bool:
-        name = graph.device_of(image) or HOST
+        name = device_of(image) or HOST
         if name.startswith(DISK):
             return False
         backend = device_named((config.capture_device or config.device or HOST) if name == HOST else name).backend
@@ -234,7 +237,7 @@ def with_constants_turned(sink: UOp, constants: frozenset[UOp],
     """(the graph with what lies in another order than `constants`, and is made of nothing else, as BUFFERs, which `buffers` gives; the
     constants with those). Outputs are not: whoever gets them may write to them, and other plans have the BUFFERs, too."""
     turned: list[UOp] = []
-    outputs = {graph.base_of(u) for u in sink.src}
+    outputs = {base_of(u) for u in sink.src}
     for u in sink.toposort() if constants else ():
         content = list(u.walk(Ops.BUFFER)) if u.op is Ops.CONTIGUOUS and u not in outputs else []
         if content and constants.issuperset(content) and all(n.op in MOVEMENT or n.op in _IN_MEMORY for n in u.src[0].toposort()):
@@ -242,7 +245,7 @@ def with_constants_turned(sink: UOp, constants: frozenset[UOp],
     if not turned:
         return sink, constants
     made = buffers(turned)
-    views = {u: graph.storage_view(storage, graph.shape_of(u)) for u, storage in made.items()}
+    views = {u: graph.storage_view(storage, shape_of(u)) for u, storage in made.items()}
     return with_values(sink, views), constants.union(made.values())
 
 

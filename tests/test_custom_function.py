@@ -21,7 +21,8 @@ from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
 from svod.config import BeamConfig
 from svod.core.graph.buffer import buffer_of
-from svod.core.graph.graph import base_of, sink
+from svod.core.graph.graph import sink
+from svod.core.graph.storage import base_of
 from svod.core.ir.serialize import ast_to_data
 from svod.core.schedule.schedule import create_schedule
 from svod.core.schedule.schedule_cache import normal_form

@@ -22,6 +22,7 @@ from svod.compile.backend import BACKENDS
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.storage import base_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, LaunchError, ScheduleError, ShapeError, UnsupportedError
@@ -94,7 +95,7 @@ def test_results_stay_on_the_device(toys: tuple[Counting, Counting]) -> None:
     y = (x @ w).realize()
     z = y.relu().realize()
     s = z.sum().realize()
-    assert toys[0].taken() == [] and not buffer_of(graph.base_of(y.uop)).host
+    assert toys[0].taken() == [] and not buffer_of(base_of(y.uop)).host
     close(s.numpy(), np.maximum(X @ W, 0).sum())
     assert toys[0].taken() == [("out", 4)]
 
@@ -495,7 +496,7 @@ def test_what_files_refuse(toys: tuple[Counting, Counting], file: tuple[Path, Ar
 # -- the memory itself ----------------------------------------------------------------------------------------
 def test_who_has_the_newest_content(toys: tuple[Counting, Counting]) -> None:
     toy, other = toys
-    buffer = buffer_of(graph.base_of(Tensor(X.copy()).uop))
+    buffer = buffer_of(base_of(Tensor(X.copy()).uop))
     buffer.shared = False
     memory = buffer.memory_on(toy)
     assert buffer.memory_on(toy) is memory and toy.taken() == [("in", X.nbytes)]

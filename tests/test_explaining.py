@@ -13,6 +13,7 @@ import svod
 from svod import Tensor
 from svod.compile.plan.dump import PASSES
 from svod.core.graph import graph
+from svod.core.graph.shapes import size_of
 from svod.core.ir.uop import Ops
 from svod.core.schedule.schedule import create_schedule, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
@@ -72,7 +73,7 @@ def test_roots_of_calls() -> None:
     plain = create_schedule(graph.sink(y.uop))
     assert [c.ast for c in found.schedule.calls] == [c.ast for c in plain.calls]
     assert len(found.roots) == len(plain.calls) and found.roots[-1] is found.graph.outputs[0]
-    assert all(r is not None and c.args[0].arg == graph.size_of(r) for c, r in zip(plain.calls, found.roots, strict=True))
+    assert all(r is not None and c.args[0].arg == size_of(r) for c, r in zip(plain.calls, found.roots, strict=True))
 
 
 def test_a_function_and_a_plan() -> None:

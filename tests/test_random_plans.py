@@ -18,6 +18,7 @@ from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
 from svod.core.graph.callback import host_function
+from svod.core.graph.shapes import shape_of, size_of
 from svod.core.ir.uop import UOp
 from svod.core.ir.variable import layout_shape
 from svod.prepare import Prepared, prepare_graph
@@ -42,7 +43,7 @@ def grown(seed: int) -> tuple[RandomGraph, list[UOp]]:
     g.grow(2 + seed % 7)
     if seed % 3 == 0:
         x, y = g.pick(), g.pick()
-        results = ((x.dtype, graph.shape_of(x)), (y.dtype, (graph.size_of(y),)))
+        results = ((x.dtype, shape_of(x)), (y.dtype, (size_of(y),)))
         g.nodes += graph.callback(host_function(rolled_and_sorted), results, True, x, y)[::seed % 2 + 1]     # of one, or of both results
     g.grow(3 + seed % 5)
     for b, content in g.contents.items():

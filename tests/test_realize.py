@@ -16,8 +16,8 @@ from svod import Tensor
 from svod.compile.plan import execution_plan as plan_module
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.config import OptimizerConfig, PrepareConfig
-from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.errors import ConfigError, ScheduleError
 from svod.tensor import realize
@@ -100,8 +100,8 @@ def test_every_live_tensor_reads_what_was_computed() -> None:
     y = x.exp()
     after, twin = y.sum(), y.reshape(12)
     y.realize()
-    buffer = graph.base_of(y.uop)
-    assert graph.base_of(twin.uop) is buffer and buffer in after.uop.toposort()
+    buffer = base_of(y.uop)
+    assert base_of(twin.uop) is buffer and buffer in after.uop.toposort()
     assert [len(p.kernels) for p in (after.prepare(), (twin + 1).prepare())] == [1, 1]
 
 
@@ -110,7 +110,7 @@ def test_realize_leaves_no_memory_but_the_results() -> None:
     x = Tensor(np.ones((64, 64), np.float32))
     y = ((x @ x).softmax(0) @ x).realize()
     gc.collect()
-    result = buffer_of(graph.base_of(y.uop)).array
+    result = buffer_of(base_of(y.uop)).array
     held = [a for p in plan_module._plans for a in (*p.bound_arrays.values(), *(b.array for b in p.buffers)) if a is not None]
     assert not any(np.shares_memory(a, result) for a in held), "a plan lives on that holds the result"
     np.testing.assert_allclose(y.numpy(), np.ones((64, 64)), rtol=1e-5)

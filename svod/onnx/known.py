@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.graph import graph
+from svod.core.graph.storage import base_of
 from svod.core.graph.traits import VARIABLES, traits_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
@@ -36,7 +36,7 @@ class Known:
 
     def note(self, tensor: Tensor) -> None:
         """Note that a tensor depends on nothing that differs from run to run: the memory under it is known."""
-        for u in graph.base_of(tensor.uop).toposort(gate=lambda n: n.op is not Ops.BUFFER and n not in self._noted):
+        for u in base_of(tensor.uop).toposort(gate=lambda n: n.op is not Ops.BUFFER and n not in self._noted):
             self._noted.add(u)
             if u.op is Ops.BUFFER and u not in self._contents and (content := _stored(u)) is not None:
                 self._contents[u] = content

@@ -16,7 +16,10 @@ from typing import Any, Self, TypeGuard
 import numpy as np
 
 from svod.core.graph import graph
+from svod.core.graph.devices import device_of, stack_of
 from svod.core.graph.memory import node_over
+from svod.core.graph.shapes import broadcast_shapes, normalize_axes, shape_of
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import DType, dtypes, promote, to_dtype
 from svod.core.ir.origin import record_origin
 from svod.core.ir.uop import Ops, UOp
@@ -47,9 +50,9 @@ def pending_tensors() -> list[TensorBase]:
     pending = []
     for t in [t for ref in _pending.valuerefs() if (t := ref()) is not None]:
         key = id(t)
-        if graph.base_of(t.uop).op is Ops.BUFFER:
+        if base_of(t.uop).op is Ops.BUFFER:
             _computed[key] = t
-            if graph.base_of(t.uop).op is Ops.BUFFER:       # still, now that both tables have it
+            if base_of(t.uop).op is Ops.BUFFER:       # still, now that both tables have it
                 _pending.pop(key, None)
         else:
             pending.append(t)
@@ -184,7 +187,7 @@ class TensorBase:
     @property
     def shape(self) -> Shape:
         memory = self._memory
-        return graph.shape_of(self.uop) if memory is None else memory.shape
+        return shape_of(self.uop) if memory is None else memory.shape
 
     @property
     def dtype(self) -> DType:
@@ -220,14 +223,14 @@ class TensorBase:
         a configuration or SVOD_DEVICE names. Of a value with parts on several devices (an MSTACK) all, as "CPU, WEBGPU"."""
         if self._memory is not None:
             return HOST
-        stack = graph.stack_of(self.uop)
+        stack = stack_of(self.uop)
         parts = (self.uop,) if stack is None else stack.src
-        return ", ".join(dict.fromkeys(graph.device_of(p) or HOST for p in parts))
+        return ", ".join(dict.fromkeys(device_of(p) or HOST for p in parts))
 
     def _axis(self, name: str, axis: int) -> int:
         if isinstance(axis, Sequence):
             raise ShapeError(f"{name} of {self.shape} along {axis}: name one axis")
-        return graph.normalize_axes(name, axis, self.ndim)[0]
+        return normalize_axes(name, axis, self.ndim)[0]
 
     # -- conversions -----------------------------------------------------------------------------
     def cast(self, dtype: DTypeLike) -> Self:
@@ -285,9 +288,9 @@ def common_dtype(name: str, *operands: TensorBase | Scalar) -> DType:
 
 def operand_uops(name: str, dtype: DType, *operands: TensorBase | Scalar) -> tuple[UOp, ...]:
     """The nodes of operands cast to `dtype` and broadcast to their common shape. Errors name the operation `name`."""
-    shapes = [graph.shape_of(o.uop) for o in operands if isinstance(o, TensorBase)]
+    shapes = [shape_of(o.uop) for o in operands if isinstance(o, TensorBase)]
     shape = shapes[0] if shapes else ()
     if any(s != shape for s in shapes):
-        shape = graph.broadcast_shapes(name, *shapes)
+        shape = broadcast_shapes(name, *shapes)
     return tuple([graph.broadcast(o.cast(dtype).uop, shape, name) if isinstance(o, TensorBase) else graph.full(shape, o, dtype)
                   for o in operands])

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from svod.core.graph import graph
+from svod.core.graph.storage import base_of, content_under, is_kernel_store, storage_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.kernel import Kernel
@@ -31,7 +31,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, **variables: int | CallLoop) -> tupl
     for t in tensors:
         if not isinstance(t, Tensor):
             raise ArgumentError(f"call_kernel takes a tensor per slot, got {type(t).__name__}; numbers are keywords, as in n=3")
-    slots = sorted({s.src[0].src[0].arg.slot for s in ast.src if graph.is_kernel_store(s)}) if ast.op is Ops.SINK else []
+    slots = sorted({s.src[0].src[0].arg.slot for s in ast.src if is_kernel_store(s)}) if ast.op is Ops.SINK else []
     sources = [t.uop for t in tensors]
     for slot in (s for s in slots if s < len(tensors)):
         sources[slot] = _memory(tensors[slot], slot)
@@ -48,7 +48,7 @@ def call_kernel(ast: UOp, *tensors: Tensor, **variables: int | CallLoop) -> tupl
     kernel, _, _ = kernel_of_call(ast, first, {})
     Kernel(kernel)
     written = written_slots(call)
-    _leave(call, [graph.base_of(sources[slot]) for slot in written])
+    _leave(call, [base_of(sources[slot]) for slot in written])
     return tuple(tensors[slot] for slot in written)
 
 
@@ -106,7 +106,7 @@ def _leave(done: UOp, contents: list[UOp]) -> None:
         new = UOp(Ops.AFTER, content.dtype, (content, done))
         Tensor._replace_content(content, new)
         if around:
-            storage = graph.storage_of(content)
+            storage = storage_of(content)
             around[-1].before.setdefault(storage, content)
             around[-1].latest[storage] = new
     if around:
@@ -128,9 +128,9 @@ def _check_variables(known: Iterable[str], variables: Mapping[str, int | CallLoo
 
 def _memory(tensor: Tensor, slot: int) -> UOp:
     """The content of the memory of a tensor, which is allocated if the tensor has none."""
-    if 0 in tensor.shape or graph.content_under(tensor.uop) not in (None, graph.base_of(tensor.uop)):
+    if 0 in tensor.shape or content_under(tensor.uop) not in (None, base_of(tensor.uop)):
         raise ScheduleError(f"slot {slot} of a kernel is written: it takes a whole array with elements, got a part or no elements, of "
                             f"shape {tensor.shape}")
     if not tensor._is_in_memory():
         tensor._take_memory()
-    return graph.base_of(tensor.uop)
+    return base_of(tensor.uop)

@@ -15,6 +15,7 @@ from typing import Any
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
 from svod.core.graph.callback import call_of, is_callback
+from svod.core.graph.storage import base_of, content_under, history_of, is_kernel_store, is_made_anew, storage_of
 from svod.core.graph.traits import EFFECTS, traits_of
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
@@ -58,7 +59,7 @@ def constant_value(node: UOp) -> UOp | None:
 
 def is_realized(tensor: TensorBase) -> bool:
     """Whether the values are in memory: a reshaped buffer."""
-    return tensor._memory is not None or graph.base_of(tensor.uop).op is Ops.BUFFER
+    return tensor._memory is not None or base_of(tensor.uop).op is Ops.BUFFER
 
 
 def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
@@ -136,7 +137,7 @@ def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
     """The AFTER of the last assignment and the BUFFER, for each existing buffer that computing `nodes` assigns to."""
     contents = list(graph.sink(*nodes).walk(Ops.AFTER))
     inner = {c.src[0] for c in contents}
-    return {c: graph.storage_of(c) for c in contents if c not in inner and not graph.is_made_anew(graph.storage_of(c))}
+    return {c: storage_of(c) for c in contents if c not in inner and not is_made_anew(storage_of(c))}
 
 
 def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
@@ -151,8 +152,8 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
         return []
     overwritten = set(last.values())
     for call in calls:
-        written = (graph.storage_of(arguments_of(call)[slot]) for slot in written_slots(call))
-        overwritten.update(s for s in written if not graph.is_made_anew(s))
+        written = (storage_of(arguments_of(call)[slot]) for slot in written_slots(call))
+        overwritten.update(s for s in written if not is_made_anew(s))
     readers = []
     for t in pending_tensors():
         reached = t.uop.toposort(gate=lambda n: n not in last)
@@ -167,7 +168,7 @@ def _results_of_calls(nodes: list[UOp]) -> list[TensorBase]:
     calls = {call_of(u) for u in graph.sink(*nodes).walk(Ops.CUSTOM_FUNCTION) if is_callback(u)}
     if not calls:
         return []
-    return [t for t in pending_tensors() if is_callback(base := graph.base_of(t.uop)) and call_of(base) in calls]
+    return [t for t in pending_tensors() if is_callback(base := base_of(t.uop)) and call_of(base) in calls]
 
 
 def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
@@ -177,17 +178,17 @@ def calls_under(nodes: Iterable[UOp]) -> set[UOp]:
 
 def is_writable(content: UOp) -> bool:
     """Whether the memory under a BUFFER or AFTER may be written."""
-    storage = graph.storage_of(content)
-    return graph.is_made_anew(storage) or not buffer_of(storage).read_only
+    storage = storage_of(content)
+    return is_made_anew(storage) or not buffer_of(storage).read_only
 
 
 def latest_content(content: UOp) -> UOp:
     """The content of the same storage after its last assignment so far, found among the live tensors over it."""
-    storage, latest = graph.history_of(content)
+    storage, latest = history_of(content)
     for t in live_tensors():
-        base = graph.base_of(t.uop)
-        if base.op in (Ops.BUFFER, Ops.AFTER) and graph.storage_of(base) is storage:
-            _, version = graph.history_of(base)
+        base = base_of(t.uop)
+        if base.op in (Ops.BUFFER, Ops.AFTER) and storage_of(base) is storage:
+            _, version = history_of(base)
             if version > latest:
                 content, latest = base, version
     return content
@@ -197,7 +198,7 @@ def _assigned(assign: UOp, done: dict[UOp, UOp]) -> tuple[UOp, UOp]:
     """The new target and value of an ASSIGN or STORE. The target names a place: it stays a view of the memory that is assigned to, even
     if the view was also computed as a value."""
     target, value = assign.src
-    content = graph.content_under(target)
+    content = content_under(target)
     assert content is not None
     return target.substitute({content: done[content]}), done[value]
 
@@ -219,7 +220,7 @@ def _replace(mapping: dict[UOp, UOp]) -> None:
         if u in mapping:
             done[u] = mapping[u]
         elif u.op is not Ops.SINK:
-            assigns = u.op is Ops.ASSIGN or (u.op is Ops.STORE and not graph.is_kernel_store(u))
+            assigns = u.op is Ops.ASSIGN or (u.op is Ops.STORE and not is_kernel_store(u))
             src = _assigned(u, done) if assigns else tuple([done[s] for s in u.src])
             if src == u.src:
                 done[u] = u

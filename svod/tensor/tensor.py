@@ -12,6 +12,8 @@ import numpy as np
 from svod.core.graph import graph
 from svod.core.graph.buffer import bfloat16_bits_to_float32, buffer_from_bytes, buffer_of, float32_to_bfloat16_bits, map_file
 from svod.core.graph.changes import note_change, share
+from svod.core.graph.shapes import broadcast_shapes, storage_size
+from svod.core.graph.storage import base_of, content_under
 from svod.core.ir.dtype import DType, dtypes, is_dtype_name, to_numpy
 from svod.core.ir.origin import origin_of
 from svod.core.ir.uop import MOVEMENT, Ops, UOp
@@ -94,12 +96,12 @@ class Tensor(Random):
             if self.dtype == dtypes.bfloat16:
                 return float32_to_bfloat16_bits(np.full(shape_at(self.shape), const.arg, np.float32))
             return np.full(shape_at(self.shape), const.arg, to_numpy(self.dtype))
-        if graph.base_of(self.uop).op in MOVEMENT and self.device.startswith(DISK):      # a part of a file
+        if base_of(self.uop).op in MOVEMENT and self.device.startswith(DISK):      # a part of a file
             return self.cpu()._values(away)
         self.realize()
         if self._memory is not None:
             return self._memory
-        buffer = buffer_of(graph.base_of(self.uop))
+        buffer = buffer_of(base_of(self.uop))
         array = buffer.read() if away and buffer.is_away else buffer.array
         if not is_symbolic(self.shape):
             return array.reshape(self.shape)
@@ -112,7 +114,7 @@ class Tensor(Random):
         if self._memory is not None:
             self._shared, self._user_array = True, None
         elif is_realized(self):
-            share(buffer_of(graph.base_of(self.uop)))
+            share(buffer_of(base_of(self.uop)))
         return values
 
     def numpy(self) -> Array:
@@ -182,7 +184,7 @@ class Tensor(Random):
 
     def _lent(self, stream: builtins.int | None) -> dlpack.Shared:
         """The tensor's memory on its device. Others can write to it from now on, on a stream."""
-        buffer = buffer_of(graph.base_of(self.realize().contiguous().realize().uop))
+        buffer = buffer_of(base_of(self.realize().contiguous().realize().uop))
         memory = buffer.share_on(space_of(self.device), stream)
         share(buffer)
         shape, strides = shape_at(self.shape), dlpack.row_major(layout_shape(self.shape))
@@ -353,7 +355,7 @@ class Tensor(Random):
             return
         part, tensors = self._views(index)
         if tensors:
-            places = len(graph.broadcast_shapes("indexing", *(t.shape for _, t in tensors)))
+            places = len(broadcast_shapes("indexing", *(t.shape for _, t in tensors)))
             new = part._put(tensors, _without_leading_ones(given, part.ndim - len(tensors) + places))
             if part.uop is self.uop:
                 self.assign(new)
@@ -392,20 +394,20 @@ class Tensor(Random):
     def _is_in_memory(self) -> builtins.bool:
         """Whether an assignment writes existing memory; if not, the tensor gets new memory. Raises UnsupportedError for a part of a
         read-only array, because the tensor that holds the whole array would not see the write."""
-        content = graph.content_under(self.uop)
+        content = content_under(self.uop)
         if content is None:
             return False
         if is_writable(content):
             return True
-        if graph.base_of(self.uop) is content:
+        if base_of(self.uop) is content:
             return False
         raise UnsupportedError(f"assignment to a part, of shape {self.shape}, of a read-only array: assign to the tensor that holds the "
                                "array, t[…] = value, and it gets memory of its own; or make the part a tensor of its own with clone()")
 
     def _take_memory(self) -> None:
         """Move the content to memory that this tensor owns."""
-        memory = _as_held(graph.new_memory(self.dtype, graph.storage_size(self.uop), self.device), self.shape)
-        base = graph.base_of(self.uop)
+        memory = _as_held(graph.new_memory(self.dtype, storage_size(self.uop), self.device), self.shape)
+        base = base_of(self.uop)
         # the assignment is a copy already; a pending COPY or CONTIGUOUS would be a second one
         value = graph.reshape(base.src[0], self.shape) if base.op in (Ops.COPY, Ops.CONTIGUOUS) else self.uop
         self._become(_as_held(graph.assign(memory, value), self.shape))
@@ -413,11 +415,11 @@ class Tensor(Random):
     def _write(self, view: UOp, value: UOp) -> None:
         """Write `value` through `view`, which is this tensor or a part of it, into the memory below. Then this tensor and all tensors that
         reshape the memory hold the new content."""
-        older = graph.content_under(view)
+        older = content_under(view)
         assert older is not None
-        content = latest_content(older) if graph.base_of(self.uop) is not older else older
+        content = latest_content(older) if base_of(self.uop) is not older else older
         new = graph.assign(view.substitute({older: content}), value)
-        if graph.base_of(self.uop) is not content:
+        if base_of(self.uop) is not content:
             self._become(self.uop.substitute({older: new}))
         self._replace_content(content, new)
 
@@ -425,7 +427,7 @@ class Tensor(Random):
     def _replace_content(content: UOp, new: UOp) -> None:
         """Give the new content to every tensor that reshapes the memory of `content`."""
         for t in live_tensors():
-            if isinstance(t, Tensor) and graph.base_of(t.uop) is content:
+            if isinstance(t, Tensor) and base_of(t.uop) is content:
                 t._become(_as_held(new, t.shape))
 
     def _become(self, node: UOp) -> None:
@@ -491,12 +493,12 @@ class Tensor(Random):
             state = f"realized {self._shown()}".rstrip() if self.device == HOST else f"realized on {self.device}"
         else:
             origin = origin_of(self.uop)
-            state = f"lazy {graph.base_of(self.uop).op.value}" + (f" from {origin}" if origin else "")
+            state = f"lazy {base_of(self.uop).op.value}" + (f" from {origin}" if origin else "")
         return f"<Tensor {self.dtype.name}{list(self.shape)} {state}>"
 
     def _shown(self) -> str:
         """The values in memory as text, shortened if they are many. Empty if nothing is computed yet or an extent depends on a variable."""
-        memory = buffer_of(graph.base_of(self.uop))
+        memory = buffer_of(base_of(self.uop))
         if not memory.is_allocated or memory.is_away or is_symbolic(self.shape):
             return ""
         values = memory.array.reshape(self.shape)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import HOST
 from svod.errors import UnsupportedError
@@ -137,7 +137,7 @@ def svod_tensor(t: Any, *, shared: bool) -> Tensor:
     memory = memory_over(t)
     if not isinstance(memory, Tensor):
         return Tensor._over(memory, svod_dtype(t.dtype), shared)
-    buffer_of(graph.base_of(memory.uop)).shared = shared
+    buffer_of(base_of(memory.uop)).shared = shared
     return memory
 
 

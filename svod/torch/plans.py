@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from svod.config import PrepareConfig
 from svod.core.graph.allocator import LARGE
-from svod.core.graph.graph import base_of
+from svod.core.graph.storage import base_of
 from svod.core.machine.target import HOST
 from svod.errors import SharedMemoryError, UnsupportedError
 from svod.tensor import Tensor

@@ -15,6 +15,7 @@ import numpy as np
 
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, Buffer, buffer_of
+from svod.core.graph.storage import base_of, is_padding_view
 from svod.core.ir.dtype import dtypes, to_numpy
 from svod.core.ir.uop import UOp
 from svod.core.ir.variable import BoundVariable, Dim, bound_values, is_symbolic, number_of, without_binds
@@ -123,14 +124,14 @@ def memory_of(leaf: Array | Tensor) -> Array:
 
 def buffer_under(leaf: Leaf) -> Buffer:
     """The memory of an argument."""
-    return buffer_of(graph.base_of(in_memory(as_tensor(leaf)).uop))
+    return buffer_of(base_of(in_memory(as_tensor(leaf)).uop))
 
 
 def in_memory(t: Tensor) -> Tensor:
     """The tensor with its values in a buffer, in the layout of its shape. A constant gets memory here."""
     if not t.realize().is_realized:
         return t.contiguous().realize()
-    own = not is_symbolic(t.shape) or graph.is_padding_view(t.uop)
+    own = not is_symbolic(t.shape) or is_padding_view(t.uop)
     return t if own else Tensor.from_uop(graph.copy(t.uop, t.device)).realize()
 
 

@@ -13,6 +13,8 @@ from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
 from svod.core.graph.callback import is_callback
+from svod.core.graph.shapes import shape_of, storage_size
+from svod.core.graph.storage import base_of, is_padding_view, storage_of
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, widens
 from svod.core.ir.variable import is_symbolic
 from svod.core.machine.target import HOST
@@ -54,13 +56,13 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
     Raises SvodError for a function that returns no tensor, reads an argument's values, or reads what cannot be watched."""
     watch = Watch(name)
     stand_ins = [_stand_in(t) for t in tensors]
-    inputs = [graph.base_of(t.uop) for t in stand_ins]
+    inputs = [base_of(t.uop) for t in stand_ins]
     for u in inputs:
         if _has_memory(u):
             buffer_of(u).closed = (f"svod.jit: {name} reads the values of an argument while it is captured; compute with tensors only, and "
                                    "pass what decides on the computation as a Python value")
     # the function must not repeat assignments that were made before
-    realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and graph.base_of(t.uop).op is Ops.AFTER])
+    realize_tensors([t for t in live_tensors() if isinstance(t, Tensor) and base_of(t.uop).op is Ops.AFTER])
     assigned: dict[int, tuple[TensorBase, UOp]] = {}
     try:
         with _capturing(), random_keys(fresh_numbers) as keys:
@@ -95,13 +97,13 @@ def _stand_in(t: Tensor) -> Tensor:
     """A tensor of the same shape and dtype over a buffer without memory."""
     shape = t.shape
     if is_symbolic(shape):
-        return Tensor.from_uop(graph.storage_view(graph.buffer(t.dtype, graph.storage_size(t.uop), t.device), shape))
+        return Tensor.from_uop(graph.storage_view(graph.buffer(t.dtype, storage_size(t.uop), t.device), shape))
     return Tensor.from_uop(graph.reshape(graph.buffer(t.dtype, t.numel(), t.device), shape))
 
 
 def _in_own_layout(t: Tensor) -> Tensor:
     """A result in the layout of its shape: a view of an input may have the strides of another largest shape."""
-    view = is_symbolic(t.shape) and _is_stored(t) and not graph.is_padding_view(t.uop)
+    view = is_symbolic(t.shape) and _is_stored(t) and not is_padding_view(t.uop)
     return Tensor.from_uop(graph.copy(t.uop, t.device)) if view else t
 
 
@@ -109,7 +111,7 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
              config: PrepareConfig, watch: Watch, draws: int) -> Captured:
     """The plan that computes the returned tensors and the assignments of the function."""
     roots = [*outputs, *effects]
-    assigned = frozenset(graph.storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
+    assigned = frozenset(storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
     read = buffers_under([t.uop for t in roots]) - assigned.union(inputs)
     constants = {u for u in read if _stays(buffer_of(u), watch)}
     changing = assigned.union(inputs, read - constants)
@@ -126,7 +128,7 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
     for u, t in zip(inputs, tensors, strict=False):     # after them there may be the key of random numbers
         # outputs of a plan have memory from the start, and kernels that are captured are timed on theirs
         if _has_memory(u) and (u in assigned or config.capture is not None):
-            own = buffer_of(graph.base_of(t.uop))
+            own = buffer_of(base_of(t.uop))
             if t.device == HOST:
                 buffer_of(u).bind(own.array)
             else:
@@ -139,7 +141,7 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
 
 
 def _is_stored(t: Tensor) -> bool:
-    return graph.base_of(t.uop).op is Ops.BUFFER
+    return base_of(t.uop).op is Ops.BUFFER
 
 
 def _stays(buffer: Buffer, watch: Watch) -> bool:
@@ -169,7 +171,7 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
                 node = node.src[0]
             if node not in varies and node.op in _FOLDED and (node in dear or _is_long(node)):
                 folded[node] = None
-    replace_nodes({node: graph.storage_view(storage, graph.shape_of(node)) for node, storage in computed_now(folded, config).items()})
+    replace_nodes({node: graph.storage_view(storage, shape_of(node)) for node, storage in computed_now(folded, config).items()})
 
 
 def _is_long(node: UOp) -> bool:
@@ -180,12 +182,12 @@ def _depends_on_variables(u: UOp) -> bool:
     """Whether the value of a node, or its number of elements, depends on a variable."""
     if u.op in (Ops.DEFINE_VAR, Ops.BIND):
         return True
-    return (u.op in _FOLDED or u.op in MOVEMENT or u.op is Ops.IOTA) and is_symbolic(graph.shape_of(u))
+    return (u.op in _FOLDED or u.op in MOVEMENT or u.op is Ops.IOTA) and is_symbolic(shape_of(u))
 
 
 def _is_effect(tensor: TensorBase, before: UOp) -> bool:
     """Whether the tensor, whose node was `before`, has a pending assignment to existing memory."""
-    return graph.base_of(before).op is Ops.BUFFER and graph.base_of(tensor.uop).op is Ops.AFTER
+    return base_of(before).op is Ops.BUFFER and base_of(tensor.uop).op is Ops.AFTER
 
 
 def _has_memory(u: UOp) -> bool:

@@ -15,6 +15,8 @@ from svod.compile.plan.plan_parts import address_of
 from svod.compile.plan.result_memory import ResultMemory
 from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.shapes import shape_of
+from svod.core.graph.storage import base_of
 from svod.core.graph.written import WrittenMemory, span_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import is_symbolic, rebound
@@ -48,10 +50,10 @@ class Captured:
         outputs = iter(prepared.unbound.outputs)
         self.results = []
         for u in results:
-            base = graph.base_of(u)
+            base = base_of(u)
             node = base if base.op is Ops.BUFFER else prepared.nodes[next(outputs)]
             given = inputs.index(node) if node in inputs else None
-            self.results.append(_Result(graph.shape_of(u), made.get(node), given, node))
+            self.results.append(_Result(shape_of(u), made.get(node), given, node))
         self.made = {number: self._memory_for(number) for number in dict.fromkeys(made.values())}
         # memory that stays from run to run, beside that of arguments
         bound = {number for _, number in self.reads} | self.made.keys()
@@ -180,7 +182,7 @@ class Captured:
                 buffer_of(nodes[number]).bind(memory.reshape(-1))
         tensors = []
         for r in self.results:
-            node = nodes[r.made] if r.made is not None else graph.base_of(as_tensor(given[r.given]).uop) if r.given is not None else r.node
+            node = nodes[r.made] if r.made is not None else base_of(as_tensor(given[r.given]).uop) if r.given is not None else r.node
             assert node is not None
             view = graph.storage_view(node, rebound(r.shape, values)) if is_symbolic(r.shape) else graph.reshape(node, r.shape)
             tensors.append(Tensor.from_uop(view))

@@ -21,6 +21,8 @@ from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.allocator import LARGE
 from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.shapes import shape_of
+from svod.core.graph.storage import base_of
 from svod.core.graph.traits import BUFFERS, EFFECTS, VARIABLES, traits_of
 from svod.core.ir.uop import Ops, UOp, intern_arg
 from svod.errors import LaunchError
@@ -61,7 +63,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
             _plans.pop(key, None)
     prepared = prepare_graph(roots, config, inputs=frozenset(buffers))
     if kept is None and _is_small(prepared):
-        kept = _Kept(prepared, [graph.shape_of(graph.base_of(r)) for r in roots], buffers, config)
+        kept = _Kept(prepared, [shape_of(base_of(r)) for r in roots], buffers, config)
         with _lock:
             _plans[key] = kept
             while len(_plans) > LIMIT:
@@ -159,8 +161,8 @@ class _Kept:
         for number, array in arrays.items():
             made[number] = graph.buffer(*self.made[number])
             buffer_of(made[number]).bind(array.reshape(-1))
-        bases = [graph.base_of(r) for r in roots]
-        replace_nodes({b: graph.storage_view(made[i], graph.shape_of(b)) for b, i in zip(bases, self.outputs, strict=True)})
+        bases = [base_of(r) for r in roots]
+        replace_nodes({b: graph.storage_view(made[i], shape_of(b)) for b, i in zip(bases, self.outputs, strict=True)})
         return True
 
 
@@ -170,4 +172,4 @@ _HOLDERS = 4        # references to a node: the tensor's, of the list of roots, 
 def _holds_alone(tensor: TensorBase, roots: Sequence[UOp]) -> bool:
     """Whether a tensor is all that holds its node, the only root: then no other tensor has to be told where the values are."""
     node = roots[0]
-    return getrefcount(node) == _HOLDERS and tensor._node is node and graph.base_of(node) is node
+    return getrefcount(node) == _HOLDERS and tensor._node is node and base_of(node) is node

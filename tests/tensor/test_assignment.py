@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
+from svod.core.graph.storage import base_of, storage_of
 from svod.core.ir.variable import Variable
 from svod.errors import DTypeError, ShapeError, TensorIndexError, UnsupportedError
 from svod.tensor import Tensor
@@ -92,7 +92,7 @@ def test_a_row_shifted_over_itself() -> None:
 
 
 def memory_of(t: Tensor) -> Array:
-    return buffer_of(graph.storage_of(graph.base_of(t.uop))).array
+    return buffer_of(storage_of(base_of(t.uop))).array
 
 
 def test_a_part_is_written_in_the_memory_of_its_tensor() -> None:
@@ -227,11 +227,11 @@ def test_masks_choose_what_is_written(shape: tuple[int, ...], dtype: str, known:
     value = make(broadcastable(data, shape[axes:]), dtype, seed + 1)
     t, expected = Tensor(a.copy()), a.copy()
     expected[mask] = value
-    memory = buffer_of(graph.base_of(t.uop)) if a.size else None
+    memory = buffer_of(base_of(t.uop)) if a.size else None
     t[mask if known else Tensor(mask)] = value
     check(t, expected)
     if memory is not None and checking.active == "compiled":
-        assert buffer_of(graph.base_of(t.uop)) is memory
+        assert buffer_of(base_of(t.uop)) is memory
     for bad_mask, bad_value in ((np.ones(shape[0] + 1, bool), 1), (Tensor(mask), np.ones((2, *shape[axes:])))):
         with pytest.raises(ShapeError, match=r"t\[mask\] = value"):
             t[bad_mask] = bad_value

@@ -12,6 +12,8 @@ import pytest
 import svod
 from svod.core.graph import graph
 from svod.core.graph.buffer import buffer_of
+from svod.core.graph.shapes import shape_of
+from svod.core.graph.storage import base_of, is_made_anew, storage_of
 from svod.core.ir.origin import origin_of, scope
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import DTypeError, ShapeError, UnsupportedError
@@ -36,11 +38,11 @@ class Interpreter(types.ModuleType):
         for storage, content in contents:
             buffer_of(storage).array[:] = content
         for t, value in zip(tensors, values, strict=True):
-            base = graph.base_of(t.uop)
-            there = base.op is Ops.AFTER and not graph.is_made_anew(graph.storage_of(base))
-            target = graph.storage_of(base) if there else graph.buffer(t.dtype, t.numel())
+            base = base_of(t.uop)
+            there = base.op is Ops.AFTER and not is_made_anew(storage_of(base))
+            target = storage_of(base) if there else graph.buffer(t.dtype, t.numel())
             buffer_of(target).array[:] = value.ravel()
-            mapping[base] = graph.reshape(target, graph.shape_of(base))
+            mapping[base] = graph.reshape(target, shape_of(base))
         replace_nodes(mapping)
 
 
@@ -54,7 +56,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Interpreter]:
 def test_contiguous_arrays_are_not_copied() -> None:
     a = np.arange(6, dtype=np.float32).reshape(2, 3)
     t = Tensor(a)
-    assert t.is_realized and np.shares_memory(buffer_of(graph.base_of(t.uop)).array, a)
+    assert t.is_realized and np.shares_memory(buffer_of(base_of(t.uop)).array, a)
     a[0, 0] = 7
     assert t.numpy()[0, 0] == 7
     assert not np.shares_memory(t.numpy(), a)
@@ -71,7 +73,7 @@ def test_realize_computes_once_and_every_holder_sees_the_buffer(interpreter: Int
     assert not y.is_realized
     y.realize()
     assert y.is_realized and alias.is_realized
-    assert graph.base_of(z.uop.src[0]).op is Ops.BUFFER
+    assert base_of(z.uop.src[0]).op is Ops.BUFFER
     np.testing.assert_array_equal(z.numpy(), [3, 5, 7])
     y.realize()
     assert interpreter.batches == [1, 1]
@@ -274,7 +276,7 @@ def test_memory_lives_as_long_as_a_tensor_needs_it() -> None:
     import gc
     import weakref
     t = Tensor([1.0, 2.0])
-    memory = weakref.ref(buffer_of(graph.base_of(t.uop)))
+    memory = weakref.ref(buffer_of(base_of(t.uop)))
     y = t + 1
     del t
     gc.collect()

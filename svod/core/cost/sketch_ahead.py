@@ -13,7 +13,7 @@ from math import prod
 
 from svod.core.cost.sketch_facts import try_opt
 from svod.core.kernel.loop_nest import LoopNest, loop_nest, stored_bytes
-from svod.core.kernel.opts import MAX_PREFETCH
+from svod.core.kernel.opts.stages import MAX_PREFETCH
 from svod.core.kernel.placement import is_computed_once
 from svod.core.kernel.scheduler import LOOP, Scheduler
 

@@ -17,7 +17,10 @@ import math
 from collections.abc import Sequence
 
 from svod.core.graph import graph
-from svod.core.graph.graph import Pair, base_of, device_of, shape_of
+from svod.core.graph.devices import device_of
+from svod.core.graph.graph import Pair
+from svod.core.graph.shapes import shape_of
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp

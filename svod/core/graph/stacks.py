@@ -8,7 +8,8 @@ every device. It stands first in `normalize`: later passes meet an MSTACK only a
 """
 from __future__ import annotations
 
-from svod.core.graph.graph import device_of, shape_of
+from svod.core.graph.devices import device_of
+from svod.core.graph.shapes import shape_of
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import ScheduleError

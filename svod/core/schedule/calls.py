@@ -26,7 +26,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from svod.core.graph.graph import base_of, is_padding_view, size_of
+from svod.core.graph.shapes import size_of
+from svod.core.graph.storage import base_of, is_padding_view
 from svod.core.ir import symbolic as sy
 from svod.core.ir.launch import check_bounds, evaluate_extent
 from svod.core.ir.uop import Ops, UOp

@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from svod.core.graph.graph import axis_groups, shape_of, size_of
+from svod.core.graph.shapes import axis_groups, shape_of, size_of
 from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, encode, widens
 from svod.core.ir.variable import count_of, index_of, upper
 from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_extents, repeats

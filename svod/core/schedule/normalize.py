@@ -17,9 +17,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from svod.core.graph.callback import is_callback
-from svod.core.graph.graph import base_of, is_kernel_store, is_transfer, part_of_memory, permute, reshape, shape_of, shrink
+from svod.core.graph.devices import is_transfer
+from svod.core.graph.graph import part_of_memory, permute, reshape, shrink
 from svod.core.graph.join import expand_joins
+from svod.core.graph.shapes import shape_of
 from svod.core.graph.stacks import take_stacks_apart
+from svod.core.graph.storage import base_of, is_kernel_store
 from svod.core.graph.widening import WIDEN_LAST
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import inherit_origin

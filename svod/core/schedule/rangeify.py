@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from svod.core.graph.graph import Shape, axis_groups, shape_of
+from svod.core.graph.shapes import Shape, axis_groups, shape_of
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param

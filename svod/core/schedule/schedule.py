@@ -21,17 +21,10 @@ from threading import Lock
 from typing import NamedTuple
 
 from svod.core.graph.callback import call_of, callback_ast, is_callback
-from svod.core.graph.graph import (
-    base_of,
-    device_of,
-    is_transfer,
-    part_of_memory,
-    readers_devices,
-    shape_of,
-    storage_of,
-    storage_size,
-    storage_view,
-)
+from svod.core.graph.devices import device_of, is_transfer, readers_devices
+from svod.core.graph.graph import part_of_memory, storage_view
+from svod.core.graph.shapes import shape_of, storage_size
+from svod.core.graph.storage import base_of, storage_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.origin import origin_of
 from svod.core.ir.param import Param

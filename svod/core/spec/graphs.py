@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.graph.graph import shape_of
+from svod.core.graph.shapes import shape_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import ALU, TRANSCENDENTAL, Ops, UOp
 from svod.core.ir.variable import Dim, dim_of, is_symbolic

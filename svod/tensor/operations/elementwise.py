@@ -13,6 +13,7 @@ import math
 from typing import Any, Self
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import broadcast_shapes, shape_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim
@@ -136,12 +137,12 @@ class Elementwise(Movement):
         dividend, divisor = operand_uops(name, dtype, a, b)
         if is_scalar(b) and b not in (0, -1):
             return self.from_uop(graph.alu(Ops.IDIV, dividend, divisor))
-        zero, one = (graph.full(graph.shape_of(divisor), v, dtype) for v in (0, 1))
+        zero, one = (graph.full(shape_of(divisor), v, dtype) for v in (0, 1))
         by_zero = graph.alu(Ops.CMPEQ, divisor, zero)
         safe = graph.alu(Ops.WHERE, by_zero, one, divisor)
         by_minus_one = None
         if dtype.is_signed:
-            by_minus_one = graph.alu(Ops.CMPEQ, divisor, graph.full(graph.shape_of(divisor), -1, dtype))
+            by_minus_one = graph.alu(Ops.CMPEQ, divisor, graph.full(shape_of(divisor), -1, dtype))
             safe = graph.alu(Ops.WHERE, by_minus_one, one, safe)
         quotient = graph.alu(Ops.WHERE, by_zero, zero, graph.alu(Ops.IDIV, dividend, safe))
         if by_minus_one is not None:
@@ -154,7 +155,7 @@ class Elementwise(Movement):
         if dtype.is_float:
             dividend, divisor = operand_uops(name, dtype, a, b)
             rest, divisor = truncated_remainder(dividend, divisor), graph.cast(divisor, dtypes.float64)
-            zero = graph.full(graph.shape_of(rest), 0.0, dtypes.float64)
+            zero = graph.full(shape_of(rest), 0.0, dtypes.float64)
             opposite = graph.alu(Ops.CMPNE, graph.alu(Ops.CMPLT, rest, zero), graph.alu(Ops.CMPLT, divisor, zero))
             across = graph.alu(Ops.AND, opposite, graph.alu(Ops.CMPNE, rest, zero))
             return self.from_uop(graph.cast(graph.alu(Ops.WHERE, across, graph.alu(Ops.ADD, rest, divisor), rest), dtype))
@@ -162,7 +163,7 @@ class Elementwise(Movement):
         dividend, divisor = operand_uops(name, dtype, a, b)
         if is_scalar(b) and b not in (0, -1):
             return self.from_uop(graph.alu(Ops.MOD, dividend, divisor))
-        shape = graph.shape_of(divisor)
+        shape = shape_of(divisor)
         # the remainder by 0 and -1 is 0, like that by 1
         trivial = graph.alu(Ops.CMPEQ, divisor, graph.full(shape, 0, dtype))
         if dtype.is_signed:
@@ -221,7 +222,7 @@ class Elementwise(Movement):
 
     def _integer_power(self, base: UOp, exponent: UOp) -> Self:
         """Integer powers with a tensor of exponents, modulo the width: square and multiply over the bits of the exponent."""
-        dtype, shape = base.dtype, graph.shape_of(base)
+        dtype, shape = base.dtype, shape_of(base)
         zero, one = graph.full(shape, 0, dtype), graph.full(shape, 1, dtype)
         result, square = one, base
         for bit in range(dtype.bits - (1 if dtype.is_signed else 0)):
@@ -380,7 +381,7 @@ class Elementwise(Movement):
         value, amount = operand_uops(name, dtype, a, b)
         if is_scalar(b) and 0 <= b < dtype.bits:
             return self.from_uop(graph.alu(op, value, amount))
-        shape = graph.shape_of(value)
+        shape = shape_of(value)
         zero, last = graph.full(shape, 0, dtype), graph.full(shape, dtype.bits - 1, dtype)
         inside = graph.alu(Ops.CMPLE, amount, last)
         if dtype.is_signed:
@@ -425,7 +426,7 @@ class Elementwise(Movement):
         chooser = self._as_tensor(condition).cast(dtypes.bool)
         a, b = self._operand(x), self._operand(y)
         dtype = common_dtype("where", a, b)
-        shape = graph.broadcast_shapes("where", *(t.shape for t in (chooser, a, b) if isinstance(t, TensorBase)))
+        shape = broadcast_shapes("where", *(t.shape for t in (chooser, a, b) if isinstance(t, TensorBase)))
         branches = [graph.broadcast(t.cast(dtype).uop, shape, "where") if isinstance(t, TensorBase) else graph.full(shape, t, dtype)
                     for t in (a, b)]
         return self.from_uop(graph.alu(Ops.WHERE, graph.broadcast(chooser.uop, shape, "where"), *branches))
@@ -567,7 +568,7 @@ def truncated_remainder(dividend: UOp, divisor: UOp) -> UOp:
     Multiples of 2**24 · y are subtracted first: for floats of up to 24 bits, each product and difference is then exact in float64."""
     narrow = dividend.dtype.bits < 64
     rest, y = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
-    shape = graph.shape_of(rest)
+    shape = shape_of(rest)
     for factor in (2.0 ** 24, 1.0) if narrow else (1.0,):
         part = y if factor == 1.0 else graph.alu(Ops.MUL, y, graph.full(shape, factor, dtypes.float64))
         whole = graph.alu(Ops.TRUNC, graph.alu(Ops.FDIV, rest, part))
@@ -585,7 +586,7 @@ def _floor_quotient(dividend: UOp, divisor: UOp) -> UOp:
     dividend, divisor = (graph.cast(u, dtypes.float64) for u in (dividend, divisor))
     dtype = dividend.dtype
     quotient = graph.alu(Ops.FDIV, dividend, divisor)
-    shape = graph.shape_of(quotient)
+    shape = shape_of(quotient)
 
     def constant(value: float) -> UOp:
         return graph.full(shape, value, dtype)

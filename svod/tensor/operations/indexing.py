@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import broadcast_shapes, shape_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim
@@ -143,7 +144,7 @@ class Indexing(Functions):
                 bounds.append((position, position + 1))
             axis += 1
         node = graph.flip(graph.shrink(self.uop, bounds), reversed_axes)
-        if 0 not in graph.shape_of(node):
+        if 0 not in shape_of(node):
             node = graph.window(node, strides)
         return self.from_uop(node), tuple(shape), tensors
 
@@ -166,7 +167,7 @@ class Indexing(Functions):
 
     def _flat_index(self, name: str, indices: Sequence[TensorBase], extents: Sequence[int]) -> UOp:
         """Row-major positions of points given by one index tensor per axis; -1, which reads 0, where a position is out of range."""
-        shape = graph.broadcast_shapes(name, *(t.shape for t in indices))
+        shape = broadcast_shapes(name, *(t.shape for t in indices))
         dtype = dtypes.int32 if math.prod(extents) < 2 ** 31 and all(t.dtype.bits <= 32 and t.dtype != dtypes.uint32
                                                                      for t in indices) else dtypes.int64
         flat: UOp | None = None
@@ -224,7 +225,7 @@ class Indexing(Functions):
         chosen = self._positions("take_along_dim", indices, self.shape[at])
         if chosen.ndim != self.ndim:
             raise ShapeError(f"take_along_dim of {self.shape} along {dim} at {chosen.shape}: both need the same number of axes")
-        beside = graph.broadcast_shapes("take_along_dim", *(t.shape[:at] + t.shape[at + 1:] for t in (self, chosen)),
+        beside = broadcast_shapes("take_along_dim", *(t.shape[:at] + t.shape[at + 1:] for t in (self, chosen)),
                                         given=(self.shape, chosen.shape))
         source, wanted = (t.broadcast_to((*beside[:at], t.shape[at], *beside[at:])) for t in (self, chosen))
         return source.gather(at, wanted)
@@ -299,6 +300,6 @@ def _wrapped(index: UOp, n: int) -> UOp:
     """Positions with n added to negative ones."""
     if not index.dtype.is_signed:
         return index
-    shape = graph.shape_of(index)
+    shape = shape_of(index)
     negative = graph.alu(Ops.CMPLT, index, graph.full(shape, 0, index.dtype))
     return graph.alu(Ops.WHERE, negative, graph.alu(Ops.ADD, index, graph.full(shape, n, index.dtype)), index)

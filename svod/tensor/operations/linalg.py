@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Self
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import broadcast_shapes, can_broadcast, normalize_axes
 from svod.core.ir.dtype import DType, accumulator, dtypes, promote
 from svod.core.ir.uop import Ops
 from svod.errors import ShapeError
@@ -28,7 +29,7 @@ class Linalg(Scatter):
         if a.shape[-1] != b.shape[inner]:
             raise ShapeError(f"matmul of shapes {a.shape} and {b.shape}: axis -1 of the first has extent {a.shape[-1]}, axis {inner} of "
                              f"the second {b.shape[inner]}; they are summed over and must be equal")
-        batch = graph.broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2], given=(a.shape, b.shape))
+        batch = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2], given=(a.shape, b.shape))
         # a matrix has one free axis, a vector none
         rows, columns = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
         k = a.shape[-1]
@@ -53,7 +54,7 @@ class Linalg(Scatter):
         if bias is None:
             return result
         added = self._as_tensor(bias)
-        if not graph.can_broadcast(added.shape, result.shape):
+        if not can_broadcast(added.shape, result.shape):
             raise ShapeError(f"linear of {self.shape} with a weight of {w.shape} and a bias of {added.shape}: the bias is (out,), here "
                              f"{w.shape[:-1]}")
         return result.add(added)
@@ -66,5 +67,5 @@ class Linalg(Scatter):
         a, b = (graph.broadcast(t.cast(inner).uop, shape) for t in (self, other))
         multiply, add = (Ops.AND, "OR") if dtype.kind == "b" else (Ops.MUL, "ADD")
         total = graph.reduce_axis(graph.alu(multiply, a, b), add, axes)
-        summed = graph.normalize_axes("contraction", axes, len(shape))
+        summed = normalize_axes("contraction", axes, len(shape))
         return self.from_uop(graph.reshape(total, tuple(n for i, n in enumerate(shape) if i not in summed))).cast(dtype)

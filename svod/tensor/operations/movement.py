@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self, TypeVar
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import normalize_axes
 from svod.core.ir.uop import Ops
 from svod.errors import ArgumentError, ShapeError, UnsupportedError
 from svod.tensor.base import Scalar, TensorBase, check_scalar, common_dtype, shape_argument
@@ -51,12 +52,12 @@ class Movement(Creation):
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
         """Drop axes of extent 1: all of them, or those among `dim`."""
-        axes = graph.normalize_axes("squeeze", dim, self.ndim)
+        axes = normalize_axes("squeeze", dim, self.ndim)
         return self.reshape(tuple(n for i, n in enumerate(self.shape) if not (n == 1 and i in axes)))
 
     def unsqueeze(self, dim: int) -> Self:
         """A new axis of extent 1 at `dim`; -1 puts it after the last one."""
-        axis = graph.normalize_axes("unsqueeze", dim, self.ndim + 1)[0]
+        axis = normalize_axes("unsqueeze", dim, self.ndim + 1)[0]
         return self.reshape((*self.shape[:axis], 1, *self.shape[axis:]))
 
     # -- order -----------------------------------------------------------------------------------

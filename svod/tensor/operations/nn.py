@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import broadcast_shapes, can_broadcast
 from svod.core.ir.dtype import dtypes, promote, to_numpy
 from svod.core.ir.uop import Ops
 from svod.core.ir.variable import Dim
@@ -73,7 +74,7 @@ class NeuralNetwork(Activations):
     def _affine_operand(self, name: str, what: str, given: Operand | None, axes: Sequence[int]) -> Self | None:
         """A weight or bias over the normalised axes. Raises ShapeError."""
         t = None if given is None else self._as_tensor(given)
-        if t is not None and not graph.can_broadcast(t.shape, self.shape):
+        if t is not None and not can_broadcast(t.shape, self.shape):
             raise ShapeError(f"{name} of {self.shape} with a {what} of {t.shape}: it must be {self.shape[-len(axes):]}")
         return t
 
@@ -380,7 +381,7 @@ class NeuralNetwork(Activations):
         if min(self.ndim, k.ndim, v.ndim) < 2 or self.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
             raise ShapeError(f"scaled_dot_product_attention of query {self.shape}, key {k.shape} and value {v.shape}: they are (…, L, E), "
                              "(…, S, E) and (…, S, V)")
-        graph.broadcast_shapes("scaled_dot_product_attention", self.shape[:-2], k.shape[:-2], v.shape[:-2],
+        broadcast_shapes("scaled_dot_product_attention", self.shape[:-2], k.shape[:-2], v.shape[:-2],
                                given=(self.shape, k.shape, v.shape))
         scores = widened(self).matmul(widened(k).transpose(-2, -1))._float().mul(1 / math.sqrt(self.shape[-1]) if scale is None else scale)
         if is_causal:
@@ -388,7 +389,7 @@ class NeuralNetwork(Activations):
             scores = scores.where(self.from_uop(graph.alu(Ops.CMPLE, column, row)), -math.inf)
         elif attn_mask is not None:
             mask = self._as_tensor(attn_mask)
-            if not graph.can_broadcast(mask.shape, scores.shape):
+            if not can_broadcast(mask.shape, scores.shape):
                 raise ShapeError(f"scaled_dot_product_attention of query {self.shape} and key {k.shape} with a mask of {mask.shape}: it "
                                  f"must broadcast to the scores, {scores.shape}")
             is_bool = mask.dtype.kind == "b"

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
-from svod.core.graph import graph
+from svod.core.graph.shapes import broadcast_shapes, normalize_axes
 from svod.core.ir.dtype import dtypes, promote
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor.base import Scalar
@@ -169,8 +169,8 @@ class Products(Linalg):
     def cosine_similarity(self, other: Operand, dim: int = 1, eps: float = 1e-8) -> Self:
         """Σ x·y / (max(|x|, eps) · max(|y|, eps)) along an axis, broadcast."""
         a, b = self._float(), self._as_tensor(other)._float()
-        shape = graph.broadcast_shapes("cosine_similarity", a.shape, b.shape)
-        at = graph.normalize_axes("cosine_similarity", dim, len(shape))[0]
+        shape = broadcast_shapes("cosine_similarity", a.shape, b.shape)
+        at = normalize_axes("cosine_similarity", dim, len(shape))[0]
         a, b = a.broadcast_to(shape), b.broadcast_to(shape)
         lengths = a.norm(2, at).maximum(eps).mul(b.norm(2, at).maximum(eps))
         return a.mul(b).sum(at).div(lengths)
@@ -277,5 +277,5 @@ def _product(a: tuple[ProductsT, str], b: tuple[ProductsT, str], later: set[str]
     x, y = spread(first, own), spread(second, other)
     if not both:
         return x.mul(y), "".join(kept)
-    shape = graph.broadcast_shapes("einsum", x.shape, y.shape)
+    shape = broadcast_shapes("einsum", x.shape, y.shape)
     return x._contract(y, shape, tuple(range(len(kept), len(letters))), dtype), "".join(kept)

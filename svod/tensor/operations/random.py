@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Self
 
 from svod.core.graph import graph
+from svod.core.graph.devices import device_of
+from svod.core.graph.shapes import shape_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import DTypeError
@@ -106,7 +108,7 @@ def next_keys(count: int) -> tuple[int, int]:
 
 def threefry2x32(x0: UOp, x1: UOp, key: tuple[int, int] | tuple[UOp, UOp]) -> tuple[UOp, UOp]:
     """Two uint32 nodes of random bits from two uint32 nodes of counters and a key of two 32-bit words, numbers or nodes without axes."""
-    shape = graph.shape_of(x0)
+    shape = shape_of(x0)
 
     def word(value: int | UOp) -> UOp:
         if isinstance(value, UOp):
@@ -230,4 +232,4 @@ class Random(Losses):
 
     def _on_own_device(self, drawn: Self) -> Self:
         """Numbers on the device of self: keys that are known later are memory of the CPU."""
-        return drawn if graph.device_of(drawn.uop) in (None, self.device) else self.from_uop(graph.copy(drawn.uop, self.device))
+        return drawn if device_of(drawn.uop) in (None, self.device) else self.from_uop(graph.copy(drawn.uop, self.device))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import normalize_axes
 from svod.core.ir.dtype import DType, accumulator, dtypes
 from svod.errors import DTypeError, ShapeError
 from svod.tensor.base import DTypeLike, as_dtype
@@ -30,7 +31,7 @@ class Reduction(Indexing):
         wanted = axis if dim is None else dim
         if not self.ndim and wanted in (0, -1, (0,), (-1,), [0], [-1]):     # a tensor without axes accepts these, as in PyTorch
             return ()
-        return graph.normalize_axes(name, wanted, self.ndim)
+        return normalize_axes(name, wanted, self.ndim)
 
     def _reduce(self, combiner: str, axes: tuple[int, ...], keep: bool) -> Self:
         result = self.from_uop(graph.reduce_axis(self.uop, combiner, axes))

@@ -10,6 +10,7 @@ import math
 from typing import Any, Self
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import broadcast_shapes
 from svod.core.ir.dtype import accumulator, dtypes
 from svod.core.ir.variable import is_symbolic, number_of, upper
 from svod.errors import DTypeError, ShapeError, UnsupportedError
@@ -188,7 +189,7 @@ class Scatter(Ordered):
         if size is None:
             raise UnsupportedError(f"masked_select of {self.shape} with a mask of {chosen.shape}: the number of elements depends on the "
                                    "values; give size=, the most there can be, index with a NumPy mask, or use where()")
-        shape = graph.broadcast_shapes("masked_select", self.shape, chosen.shape)
+        shape = broadcast_shapes("masked_select", self.shape, chosen.shape)
         flat = chosen.broadcast_to(shape)._chosen_positions("masked_select", size)
         if flat.numel() == 0 or 0 in shape:
             return self.full((size,), fill_value, self.dtype)

@@ -15,7 +15,7 @@ from svod.compile.lower.program import Program
 from svod.core.cost.cpu import cost_of
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.opts import MAX_PREFETCH
+from svod.core.kernel.opts.stages import MAX_PREFETCH
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 from tests.agreement import Case, has_native, run_interpreted, run_native, steps

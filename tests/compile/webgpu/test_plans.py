@@ -17,8 +17,8 @@ from svod.compile.webgpu.backend import BACKEND
 from svod.compile.webgpu.device import MOST_BEGUN, Device, GpuMemory
 from svod.compile.webgpu.queue import PassClock, WebGpuQueue
 from svod.config import PrepareConfig
-from svod.core.graph import graph
 from svod.core.graph.buffer import Array, buffer_of
+from svod.core.graph.storage import base_of
 from svod.core.machine.target import Target
 from svod.errors import DeviceError, LaunchError
 from tests.bench.example_run import CEILINGS
@@ -71,7 +71,7 @@ def test_results_stay_on_the_adapter(webgpu: Target) -> None:
     a, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((24, 31), (31, 17)))
     x, w = Tensor(a).to("webgpu").realize(), Tensor(b).to("WEBGPU")
     y = (x @ w).realize()
-    assert y.device == "WEBGPU" and buffer_of(graph.base_of(y.uop)).host is None
+    assert y.device == "WEBGPU" and buffer_of(base_of(y.uop)).host is None
     state = Tensor(np.zeros(17, np.float32)).to("WEBGPU").realize()
     step = svod.jit(lambda v: state.assign(state * 0.5 + v.sum(0)))
     for _ in range(3):

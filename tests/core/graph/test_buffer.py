@@ -12,6 +12,7 @@ from svod import Tensor
 from svod.core.graph import graph
 from svod.core.graph.allocator import LARGE_ARRAYS
 from svod.core.graph.buffer import Buffer, buffer_from_bytes, buffer_of, give_back, map_file
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import DType, dtypes
 from svod.errors import DeviceError
 
@@ -66,16 +67,16 @@ def test_parts_of_a_file_are_views_of_it(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"head" + values.tobytes())
     mapped = map_file(tmp_path / "f")
     t = tensor_at(mapped, 4 + 2 * 4, dtypes.int16, (4, 5))
-    memory = buffer_of(graph.base_of(t.uop))
+    memory = buffer_of(base_of(t.uop))
     assert np.shares_memory(memory.array, mapped) and memory.read_only
     np.testing.assert_array_equal(t.numpy(), values[4:].reshape(4, 5))
     np.testing.assert_array_equal((t.permute(1, 0) + 1).numpy(), values[4:].reshape(4, 5).T + 1)
     bits = tensor_at(mapped, 4, dtypes.bfloat16, (3,))
-    assert bits.dtype == dtypes.bfloat16 and np.shares_memory(buffer_of(graph.base_of(bits.uop)).array, mapped)
+    assert bits.dtype == dtypes.bfloat16 and np.shares_memory(buffer_of(base_of(bits.uop)).array, mapped)
     # elements that lie across multiples of their size are copied, when they are asked for
     odd = tensor_at(mapped, 5, dtypes.int16, (3,))
-    assert not buffer_of(graph.base_of(odd.uop)).is_allocated and buffer_of(graph.base_of(odd.uop)).read_only
-    assert not np.shares_memory(buffer_of(graph.base_of(odd.uop)).array, mapped) and buffer_of(graph.base_of(odd.uop)).read_only
+    assert not buffer_of(base_of(odd.uop)).is_allocated and buffer_of(base_of(odd.uop)).read_only
+    assert not np.shares_memory(buffer_of(base_of(odd.uop)).array, mapped) and buffer_of(base_of(odd.uop)).read_only
     np.testing.assert_array_equal(odd.numpy(), np.frombuffer(values.tobytes()[1:7], np.int16))
     del mapped
     assert t.numpy()[0, 0] == 4

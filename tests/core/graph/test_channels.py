@@ -9,6 +9,7 @@ import pytest
 from svod.config import PrepareConfig
 from svod.core.graph import graph
 from svod.core.graph.channels import channels_last, convolutions
+from svod.core.graph.shapes import shape_of
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.schedule import create_schedule
 from svod.tensor import Tensor
@@ -67,7 +68,7 @@ def test_nothing_is_copied_between_convolutions() -> None:
 def test_rows_of_channels_are_whole_lines(channels: int) -> None:
     """Of 16 bytes, which are four numbers of 32 bits."""
     sink = channels_last(graph.sink(data(2, channels, 6, 6).conv2d(data(4, channels, 3, 3)).uop), lambda image: True)
-    found = [graph.shape_of(u) for u in sink.walk(Ops.CONTIGUOUS)]
+    found = [shape_of(u) for u in sink.walk(Ops.CONTIGUOUS)]
     assert sorted(shape[-1] for shape in found) == [4 * -(-channels // 4)] * 2
 
 

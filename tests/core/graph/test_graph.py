@@ -8,7 +8,7 @@ import pytest
 
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_from_numpy, buffer_of
-from svod.core.graph.graph import shape_of
+from svod.core.graph.shapes import broadcast_shapes, shape_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import DeviceError, DTypeError, ShapeError
@@ -57,7 +57,7 @@ def test_a_deep_graph_needs_no_recursion() -> None:
     (lambda x: shape_of(UOp(Ops.REDUCE_AXIS, x.dtype, (x, x), ("ADD", (0,)))), "takes 1 operand"),
     (lambda x: shape_of(UOp(Ops.REDUCE_AXIS, x.dtype, (x,), ("ADD", (1, 0)))), "ascending"), (lambda x: shape_of(graph.sink(x)),
     "SINK has no shape"),
-    (lambda x: graph.broadcast_shapes("add", (2, 3), (3, 2)), r"add of shapes \(2, 3\) and \(3, 2\)"),
+    (lambda x: broadcast_shapes("add", (2, 3), (3, 2)), r"add of shapes \(2, 3\) and \(3, 2\)"),
 ])
 def test_malformed_nodes_are_refused_by_name(make: Callable[[UOp], object], match: str) -> None:
     with pytest.raises(ShapeError, match=match):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from svod.core.graph import graph
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.schedule import Schedule, create_schedule
@@ -98,7 +99,7 @@ def test_random_concatenations(data: st.DataObject) -> None:
         return graph.cat([build([*shape[:axis], n, *shape[axis + 1:]], depth - 1) if n else
                           graph.full((*shape[:axis], 0, *shape[axis + 1:]), 0, dtypes.int32) for n in extents], axis)
     node = build([data.draw(st.sampled_from([1, 2, 5, 7])) for _ in range(rank)], 3)
-    if graph.base_of(node).op is not Ops.BUFFER:
+    if base_of(node).op is not Ops.BUFFER:
         check(node)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
-from svod.core.graph.graph import shape_of
+from svod.core.graph.shapes import shape_of
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.serialize import ast_to_data, data_to_ast
 from svod.core.ir.uop import Ops, UOp
@@ -60,9 +61,9 @@ def test_a_library_kernel_reads_what_was_assigned() -> None:
     x, new = buffer(1, 6, 1), buffer(1, 6, 1)
     content = graph.assign(x, new)
     written = graph.reshape(graph.shrink(new, ((0, 1), (0, 3), (0, 1))), (3,))
-    part = graph.shrink(graph.assign(graph.shrink(graph.base_of(x), ((2, 5),)), written), ((2, 5),))
+    part = graph.shrink(graph.assign(graph.shrink(base_of(x), ((2, 5),)), written), ((2, 5),))
     calls = create_schedule(graph.sink(graph.library_kernel("SCAN", ("ADD",), F32, graph.reshape(content, (1, 6, 1))))).calls
-    assert [c.name_hint for c in calls] == ["copy", "scan"] and calls[1].deps == (0,) and calls[1].args[1] is graph.base_of(x)
+    assert [c.name_hint for c in calls] == ["copy", "scan"] and calls[1].deps == (0,) and calls[1].args[1] is base_of(x)
     calls = create_schedule(graph.sink(graph.library_kernel("SCAN", ("ADD",), F32, graph.reshape(part, (1, 3, 1))))).calls
     assert [c.name_hint for c in calls] == ["copy", "copy", "scan"] and shape_of(calls[2].args[1]) == (3,)
 

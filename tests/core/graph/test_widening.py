@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from svod.core.graph import graph
+from svod.core.graph.shapes import shape_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.normalize import normalize
@@ -14,7 +14,7 @@ from svod.tensor import Tensor
 def widened_at(t: Tensor) -> list[tuple[int, ...]]:
     """The shapes of the conversions to float32 in the graph of a tensor, after `normalize`."""
     sink = normalize(UOp(Ops.SINK, dtypes.void, (t.uop,))).sink
-    return [graph.shape_of(u) for u in sink.toposort() if u.op is Ops.CAST and u.dtype == dtypes.float32]
+    return [shape_of(u) for u in sink.toposort() if u.op is Ops.CAST and u.dtype == dtypes.float32]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

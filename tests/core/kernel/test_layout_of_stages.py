@@ -12,6 +12,7 @@ from svod.core.cost.caches import LINE, caches_of, traffic
 from svod.core.cost.cpu import cost_of
 from svod.core.cost.work import Access, AccessKind, Tile
 from svod.core.graph import graph
+from svod.core.graph.storage import base_of
 from svod.core.kernel.apply import apply_opt, apply_opts
 from svod.core.kernel.group_memory import banks
 from svod.core.kernel.kernel import Kernel
@@ -92,7 +93,7 @@ def test_packed_weights_are_read_in_whole_tiles(channels: int) -> None:
     """Of two tiles that use as many registers, the one that divides the channels: the other one reads rows that lie far apart."""
     x, w = Tensor(np.zeros((1, 64, 7, 7), np.float32)), Tensor(np.zeros((channels, 64, 3, 3), np.float32)).realize()
     sink = graph.sink(x.realize().conv2d(w, padding=1).uop)
-    kernel = Kernel(create_schedule(sink, frozenset({graph.base_of(w.uop)})).calls[0].ast)
+    kernel = Kernel(create_schedule(sink, frozenset({base_of(w.uop)})).calls[0].ast)
     common = [Opt("LANES", "o0.in"), Opt("STAGE", "s0", "root"), Opt("STAGE", "s1", "root"), Opt("UNROLL", "r2", 0)]
     whole, cut = (cost_of(apply_opts(Scheduler(kernel, SERVER), [Opt("UPCAST", "o2", 7), Opt("UPCAST", "o0", n), *common])).cycles
                   for n in (32, 48))

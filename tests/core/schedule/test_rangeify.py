@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from svod.core.graph import graph
-from svod.core.graph.graph import shape_of
+from svod.core.graph.shapes import shape_of, size_of
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
@@ -25,7 +25,7 @@ def leaf(*shape: int) -> UOp:
 
 
 def ast_of(value: UOp) -> UOp:
-    target = graph.reshape(graph.buffer(f32, graph.size_of(value)), shape_of(value))
+    target = graph.reshape(graph.buffer(f32, size_of(value)), shape_of(value))
     return kernel_ast(value, target)[0]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from svod.core.graph import graph
+from svod.core.graph.shapes import shape_of, size_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.cut import MAX_DEPTH, MAX_READS
@@ -44,8 +45,8 @@ class RandomGraph:
 
     def partner(self, x: UOp) -> UOp:
         """A node of x's shape: one that has it, a reduction of one broadcast back, or a new buffer."""
-        shape = graph.shape_of(x)
-        same = [n for n in self.nodes if graph.shape_of(n) == shape]
+        shape = shape_of(x)
+        same = [n for n in self.nodes if shape_of(n) == shape]
         kind = self.rng.random()
         if kind < 0.4:
             return self.rng.choice(same)
@@ -61,7 +62,7 @@ class RandomGraph:
         return graph.alu(op, x, self.partner(x))
 
     def reshape(self, x: UOp) -> UOp:
-        n, shape = graph.size_of(x), []
+        n, shape = size_of(x), []
         while n > 1:
             d = self.rng.choice([d for d in range(2, n + 1) if n % d == 0])
             shape.append(d)
@@ -72,7 +73,7 @@ class RandomGraph:
         return graph.reshape(x, shape)
 
     def movement(self, x: UOp) -> UOp:
-        rng, shape = self.rng, graph.shape_of(x)
+        rng, shape = self.rng, shape_of(x)
         match rng.randrange(7):
             case 0:
                 return self.reshape(x)
@@ -92,7 +93,7 @@ class RandomGraph:
                 return graph.window(x, windows)
 
     def product(self, x: UOp) -> UOp:
-        shape = graph.shape_of(x)
+        shape = shape_of(x)
         if not shape:
             return x
         k, n = shape[-1], self.rng.choice([2, 3, 5])
@@ -104,17 +105,17 @@ class RandomGraph:
         return graph.reshape(y, wide[:-1])
 
     def gather(self, x: UOp) -> UOp:
-        shape = graph.shape_of(x)
+        shape = shape_of(x)
         if not shape:
             return x
         axis = self.rng.randrange(len(shape))
         index = self.leaf(self.rng.choice([(2,), (3,), (2, 2), ()]))
-        index = graph.alu(Ops.SUB, index, graph.full(graph.shape_of(index), 2, dtypes.int32))  # some are out of range
+        index = graph.alu(Ops.SUB, index, graph.full(shape_of(index), 2, dtypes.int32))  # some are out of range
         return graph.gather(x, index, axis)
 
     def library_kernel(self, x: UOp) -> UOp:
         """A scan, the order of an axis, its best, or values put into it: kernels that nothing is fused into."""
-        shape = graph.shape_of(x)
+        shape = shape_of(x)
         if not shape:
             return x
         axis = self.rng.randrange(len(shape))
@@ -126,7 +127,7 @@ class RandomGraph:
             moved = graph.permute(x, order)
             rows = graph.reshape(moved, (-1, n))
             found = graph.library_kernel(kind, options, dtypes.int64, rows)
-            return graph.cast(graph.reshape(found, (*graph.shape_of(moved)[:-1], -1)), dtypes.int32)
+            return graph.cast(graph.reshape(found, (*shape_of(moved)[:-1], -1)), dtypes.int32)
         box = (int(np.prod(shape[:axis])), n, int(np.prod(shape[axis + 1:])))
         boxed = graph.reshape(x, box)
         if kind == "SCAN":
@@ -141,17 +142,17 @@ class RandomGraph:
             make = self.rng.choices([self.elementwise, self.movement, self.product, self.gather, self.reduce, graph.contiguous, self.count,
                                      self.library_kernel], [6, 6, 2, 1, 3, 0.5, 1, 0.5])[0]
             y = make(x)
-            if graph.size_of(y) <= 400:
+            if size_of(y) <= 400:
                 self.nodes.append(y)
 
     def reduce(self, x: UOp) -> UOp:
-        rank = len(graph.shape_of(x))
+        rank = len(shape_of(x))
         axes = [a for a in range(rank) if self.rng.random() < 0.5]
         y = graph.reduce_axis(x, self.rng.choice(["ADD", "MAX", "MIN", "MUL"]), axes)
-        return graph.reshape(y, [n for n in graph.shape_of(y) if n != 1]) if self.rng.random() < 0.5 else y
+        return graph.reshape(y, [n for n in shape_of(y) if n != 1]) if self.rng.random() < 0.5 else y
 
     def count(self, x: UOp) -> UOp:
-        shape = graph.shape_of(x)
+        shape = shape_of(x)
         if not shape:
             return x
         axis = self.rng.randrange(len(shape))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from svod.core.graph import graph
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.origin import scope
 from svod.core.ir.uop import UOp
@@ -66,7 +67,7 @@ CHANGES: dict[str, Callable[[], tuple[Tensor, frozenset[UOp]]]] = {
     "another size": lambda: (ones(5) + ones(5) * 2, frozenset()),
     "another shape": lambda: (ones().reshape(2, 2) + ones().reshape(2, 2) * 2, frozenset()),
     "another order": lambda: (ones() * 2 + ones(), frozenset()),
-    "a weight": lambda: ((x := ones()) + ones() * 2, frozenset({graph.base_of(x.uop)})),
+    "a weight": lambda: ((x := ones()) + ones() * 2, frozenset({base_of(x.uop)})),
 }
 
 
@@ -93,7 +94,7 @@ def test_calls_say_where_this_graph_comes_from(made: list[UOp]) -> None:
 def test_outputs_that_are_buffers_of_the_graph(made: list[UOp]) -> None:
     for _ in range(2):
         x = ones()
-        buffer = graph.base_of(x.uop)
+        buffer = base_of(x.uop)
         assert schedule_of(graph.sink(x.uop, (x + 1).uop)).outputs[0] is buffer
         y = ones().assign(x)
         assert schedule_of(graph.sink(y.uop)).calls[0].args[1] is buffer

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from svod.core.graph import graph
+from svod.core.graph.storage import base_of
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.schedule.schedule import KernelCall, Schedule, create_schedule
@@ -112,7 +113,7 @@ def any_order(calls: tuple[KernelCall, ...], rng: random.Random) -> tuple[Kernel
 def test_every_order_that_the_dependencies_allow_gives_what_the_statements_say(seed: int) -> None:
     program = Program(seed, 3 + seed % 9)
     state = [Tensor(a.copy()) for a in program.start]
-    contents = {graph.base_of(t.uop): a for t, a in zip(state, program.start, strict=True)}
+    contents = {base_of(t.uop): a for t, a in zip(state, program.start, strict=True)}
     outputs = [t.uop for t in program.with_svod(state)]
     wanted = program.with_numpy(program.start)
     schedule = create_schedule(graph.sink(*outputs))
@@ -143,4 +144,4 @@ def test_what_has_only_an_order_between_them_waits_too() -> None:
     old = x * 2
     x.assign(y)
     reader, writer = create_schedule(graph.sink(old.uop, x.uop)).calls
-    assert set(writer.args) & set(reader.args) == {graph.base_of(x.uop).src[0]} and writer.deps == (0,)
+    assert set(writer.args) & set(reader.args) == {base_of(x.uop).src[0]} and writer.deps == (0,)

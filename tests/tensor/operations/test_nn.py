@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svod.core.graph.graph import shape_of, size_of
+from svod.core.graph.shapes import shape_of, size_of
 from svod.core.ir.uop import Ops
 from svod.errors import ShapeError, UnsupportedError
 from svod.tensor import Tensor

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svod.core.graph.graph import shape_of
+from svod.core.graph.shapes import shape_of
 from svod.core.ir.uop import Ops
 from svod.errors import DTypeError, ShapeError
 from svod.tensor import Tensor

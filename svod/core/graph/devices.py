@@ -1,0 +1,99 @@
+"""The devices that graph nodes' values are on, and values of several devices.
+
+A value is on the device of the memory that it is computed from; one that reads no memory can be computed anywhere.
+"""
+from __future__ import annotations
+
+from svod.core.ir.dtype import dtypes
+from svod.core.ir.uop import Ops, UOp
+from svod.core.machine.target import DISK, HOST
+from svod.errors import DeviceError
+
+
+class _Devices:
+    """Whether any node of this process is on another device than the host: before, there is nothing to check."""
+
+    are_named = False
+
+
+_NO_VALUE = frozenset({Ops.DEVICE, Ops.UNIQUE, Ops.LUNIQUE})
+
+
+def device_of(u: UOp) -> str | None:
+    """The device that a graph node's value is on: that of the memory that it is computed from. None for a value that reads no memory, which
+    can be computed anywhere. Raises DeviceError for a node that is computed from values of two devices."""
+    cache = u._cache
+    if cache is None or "device" not in cache:
+        for node in u.toposort(gate=_has_no_device_yet):
+            node.cached("device", _infer_device)
+    return u.cached("device", _infer_device)      # type: ignore[no-any-return]
+
+
+def _has_no_device_yet(u: UOp) -> bool:
+    return u._cache is None or "device" not in u._cache
+
+
+def _infer_device(u: UOp) -> str | None:
+    if u.op is Ops.BUFFER or u.op is Ops.COPY:
+        name: str = u.src[1].arg
+        return name
+    if u.op is Ops.MSTACK or u.op is Ops.SINK:      # values side by side
+        return device_of(u.src[0]) if u.src else None
+    if u.op is Ops.MSELECT and (stack := stack_of(u.src[0])) is not None and 0 <= u.arg < len(stack.src):
+        return device_of(stack.src[u.arg])
+    found = None
+    for s in u.src:
+        other = device_of(s) if s.op not in _NO_VALUE else None
+        if other is not None and other != found:
+            if found is not None:
+                name = u.arg[0].lower() if u.op is Ops.CUSTOM_FUNCTION else u.op.value
+                computing = [device for device in (found, other) if not device.startswith(DISK)]
+                which = "one of them" if len(computing) == 2 else "what lies in a file"
+                where = " or ".join(f".to({device!r})" for device in computing or [HOST])
+                raise DeviceError(f"{name} of values on {found} and on {other}: an operation computes on one device; copy {which}, {where}")
+            found = other
+    return found
+
+
+def readers_devices(sink: UOp) -> dict[UOp, set[str]]:
+    """The devices of what is computed from each value that reads no memory; of what nobody computes with, the host."""
+    found: dict[UOp, set[str]] = {}
+    for u in reversed(list(sink.toposort())):
+        own = device_of(u) if u.op is not Ops.SINK else HOST
+        for s in u.src:
+            if s.op not in _NO_VALUE and device_of(s) is None:
+                found.setdefault(s, set()).update((own,) if own is not None else found.get(u, ()))
+    return found
+
+
+def stack_of(u: UOp) -> UOp | None:
+    """An MSTACK that a value of several devices is computed from, part by part; None for a value of one device."""
+    for node in u.toposort(gate=lambda n: n._cache is None or "stack" not in n._cache):
+        node.cached("stack", _infer_stack)
+    found: UOp | None = u.cached("stack", _infer_stack)
+    return found
+
+
+def _infer_stack(u: UOp) -> UOp | None:
+    if u.op is Ops.MSTACK:
+        return u
+    return None if u.op in (Ops.MSELECT, Ops.CALL, Ops.END) else next((found for s in u.src if (found := stack_of(s)) is not None), None)
+
+
+def is_transfer(copy: UOp) -> bool:
+    """Whether a COPY moves a value from one device to another. What reads no memory is computed where the copy is to be."""
+    return device_of(copy.src[0]) not in (None, copy.src[1].arg)
+
+
+def device_node(name: str) -> UOp:
+    """The DEVICE of a name."""
+    if name != HOST:
+        _Devices.are_named = True
+    return UOp(Ops.DEVICE, dtypes.void, (), name)
+
+
+def on_one_device(u: UOp) -> UOp:
+    """Return u. Raises DeviceError if its operands are on two devices."""
+    if _Devices.are_named:
+        device_of(u)
+    return u

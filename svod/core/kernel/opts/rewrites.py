@@ -1,0 +1,60 @@
+"""The opts that make other stages or axes of a kernel, and come before all others."""
+from __future__ import annotations
+
+from typing import Any
+
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.online import is_pair
+from svod.core.kernel.online import online as rewrite_online
+from svod.core.kernel.opts.splits import split_row
+from svod.core.kernel.scheduler import UPCAST, Scheduler
+from svod.core.schedule.flatten import flatten as flat_ast
+from svod.errors import KernelOptError
+
+
+def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """Compute a maximum over rows, the sum of exponentials relative to it and their weighted sums in one pass over blocks of n
+    positions: ONLINE(stage of the maximum, n). Each block has its own maximum; where two blocks meet, the sums of the smaller maximum
+    are scaled down (`svod/core/kernel/online.py`). ONLINE comes first; later opts see the stages of the blocks.
+
+        for k: m = max(m, x[k]);            for b in K/n: { p = max of x[b*n…]; w[i] = exp(x[b*n + i] - p), i < n;
+        for k: s += exp(x[k] - m);              (m, s, a) = expsum((m, s, a), (p, Σ w[i], Σ w[i]*v[b*n + i])) };
+        for k: a += exp(x[k] - m)/s*v[k]    a = a/s
+    """
+    if not isinstance(arg, int) or isinstance(arg, bool):
+        raise KernelOptError(f"ONLINE({axis}, {arg!r}): needs the positions of a block, an int")
+    if any(o.op != "ONLINE" for o in state.applied_opts):
+        raise KernelOptError(f"ONLINE({axis}, {arg}): it makes other stages of the kernel's, so it comes before all other opts")
+    try:
+        kernel = rewrite_online(state.kernel, axis, arg)
+    except KernelOptError as e:
+        raise KernelOptError(f"ONLINE({axis}, {arg}): {e}") from None
+    new = Scheduler(kernel, state.target)
+    for row, r in enumerate(new.rows):
+        # both elements of a row's pair come out of one pass
+        if is_pair(kernel, r.axis):
+            new = split_row(new, row, r.extent, UPCAST)
+    return new.copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
+
+
+def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
+    """A sum of products of two stages as a product of two matrices: FLATTEN(stage). The output axes that one factor alone has become
+    one, as do those that are summed up, the one last along which the loads of the factors are contiguous
+    (`svod/core/schedule/flatten.py`). FLATTEN comes first; later opts see the merged axes.
+
+        for n, o, y, x: for c, i, j:                        for m in N*Y*X, o: for k in I*J*C:
+            out[n, o, y, x] += a[n, y + i, x + j, c]*w[…]       out[m, o] += a[m // YX, m // X % Y + k // JC, …]*w[o, k]
+    """
+    if arg is not None:
+        raise KernelOptError(f"FLATTEN({axis}, {arg!r}): takes a stage alone")
+    if state.applied_opts:
+        raise KernelOptError(f"FLATTEN({axis}): it makes other axes of the kernel's, so it comes before all other opts")
+    known = state.kernel.rewritten.get((axis, 0))
+    if known is None:
+        stage = state.kernel.stages[state.stage_id(axis)]
+        try:
+            known = Kernel(flat_ast(state.kernel.ast, stage.node))
+        except KernelOptError as e:
+            raise KernelOptError(f"FLATTEN({axis}): {e}") from None
+        state.kernel.rewritten[axis, 0] = known
+    return Scheduler(known, state.target).copy(online=((axis, 0),), applied_opts=state.applied_opts)
