@@ -114,7 +114,7 @@ TOP = {"__init__", "__main__", "config", "errors", "prepare", "explaining", "by_
 MOST_FILES = 16             # of a folder
 MOST_OF_ONE_CONCEPT = 18    # of a folder that its files make one thing of
 #: Folders of one concept, and which it is.
-ONE_CONCEPT = {"svod/core/graph": "the graph of nodes over buffers"}
+ONE_CONCEPT = {"svod/core/graph": "the graph of nodes over buffers", "svod/cli/tune": "the steps of one command"}
 MOST_LINES = 80             # of a function
 MOST_BRANCHES = 25          # its cyclomatic complexity
 

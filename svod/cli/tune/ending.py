@@ -1,0 +1,215 @@
+"""The end of svod-tune: what is kept where, what is printed, and the file of --json."""
+from __future__ import annotations
+
+import errno
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from svod import config
+from svod.cli.tune.capturing import Captured
+from svod.cli.tune.ceilings import MachineCeilings
+from svod.cli.tune.next_steps import Ended, after_dry_run, next_steps
+from svod.cli.tune.options import REPORT_FORMAT, TuneOptions
+from svod.cli.tune.report import dry_table, kernel_table, outcome_json, plan_json, plan_lines, row_json, size_lines
+from svod.cli.tune.searching import Searches
+from svod.cli.tune.setting import EXIT_NOT_STORED, Setting, TargetWork, has_wider
+from svod.cli.tune.waiting import say, waiting
+from svod.system.files import write_text
+from svod.system.process.directories import temporary, working_directory
+from svod.system.process.streams import columns, was_closed
+from svod.system.quantities import count
+from svod.tune.chains import chain_of
+from svod.tune.lock import Locked, write_lock
+from svod.tune.session import SessionResult, bound_at
+
+PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
+
+
+class Output:
+    """Where a command prints its report and writes its JSON."""
+
+    def __init__(self, options: TuneOptions) -> None:
+        self._options = options
+
+    @property
+    def stream(self) -> TextIO:
+        """Where the report goes: stdout, or stderr where the program or the JSON has stdout."""
+        return sys.stderr if self._options.program or self._options.json_path == "-" else sys.stdout
+
+    @property
+    def width(self) -> int:
+        return columns(self.stream, PIPE_WIDTH)
+
+    def print(self, lines: Sequence[str]) -> None:
+        print("\n".join(lines), file=self.stream, flush=True)
+
+    def dump(self, status: int, content: dict[str, Any]) -> int:
+        """Write the file of --json. Returns `status`, or EXIT_NOT_STORED where that fails."""
+        path = self._options.json_path
+        if path is None:
+            return status
+        text = json.dumps({"format": REPORT_FORMAT, "version": 1, "status": status, **content}, indent=1, default=str)
+        try:
+            if path == "-":
+                if was_closed(sys.stdout):
+                    raise OSError(errno.EBADF, "it is closed")
+                print(text, flush=True)
+            else:
+                write_text(Path(path), text + "\n")
+        except BrokenPipeError:
+            raise
+        except OSError as e:
+            say(f"svod-tune: {'the standard output' if path == '-' else path} cannot be written: {e.strerror or e}")
+            return EXIT_NOT_STORED
+        return status
+
+
+class Kept:
+    """Where the results of a command are: in its database, or in `saved`, the file with what the database could not take."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.saved: Path | None = None
+        self.db = setting.db
+        self._has_database = setting.config.db != config.NONE
+
+    def save(self, result: SessionResult | None) -> None:
+        """Write results that the database could not take to a file for `svod-db import`: in the current directory, else in the temporary
+        one."""
+        if result is None or result.rows == 0 or not self._has_database or self.db.path is not None or self.db.store_again():
+            return
+        name = time.strftime("svod-tuned-%Y%m%d-%H%M%S.jsonl")
+        for folder in (working_directory, temporary):
+            try:
+                directory = folder() or Path()
+                self.db.export_unstored(directory / name)
+            except OSError as e:
+                say(f"svod-tune: {name} cannot be written: {e.strerror or e}")
+            else:
+                self.saved = directory / name
+                return
+
+    def is_missing(self, result: SessionResult | None) -> bool:
+        """Whether the database could not take what was found."""
+        return result is not None and self._has_database and self.db.path is None
+
+    def after_early_end(self, result: SessionResult | None) -> str:
+        """What an early end leaves behind, in words."""
+        self.save(result)
+        if self.saved is not None:
+            return f"what was found is kept in {self.saved}, as the database could not be written: {self.db.problem}"
+        if self.db.path is None:
+            return "nothing was stored" + (f": {self.db.problem}" if self.db.problem else "")
+        rows = result.rows if result is not None else 0
+        return f"{count(rows, 'measurement')} kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
+
+    def lines(self, result: SessionResult | None) -> list[str]:
+        """Where the results are, in words."""
+        if result is None:
+            return []
+        if self.db.path is not None:
+            return [f"{count(result.rows, 'measurement')} stored in {self.db.path}"]
+        if self.is_missing(result) or self.db.problem:
+            where = f"they are in {self.saved}" if self.saved is not None else "they are lost"
+            return [f"the results could not be stored: {self.db.problem or 'the database cannot be written'}", where]
+        return ["the results are not stored: the database is :none:"]
+
+
+def keep_lock(path: str, works: Sequence[TargetWork]) -> bool:
+    """Write the chains that the next `prepare` uses to a lock file. Returns whether that could be done."""
+    lines = [Locked(o.row.key, w.target.key, chain_of(o.chain), o.row.name, next(iter(o.row.origins), ""),
+                    o.heuristic / o.tuned if o.heuristic and o.tuned else None) for w in works for o in w.outcomes]
+    try:
+        written = write_lock(Path(path), lines, {w.target.key: {r.key for r in w.rows} for w in works})
+    except OSError as e:
+        say(f"svod-tune: {path} cannot be written: {e.strerror or e}")
+        return False
+    say(f"svod-tune: the chains of {written} kernels are in {path}; SVOD_LOCK={path} uses them")
+    return True
+
+
+def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: MachineCeilings, output: Output, status: int) -> int:
+    """Print what a search would do, and write the file of --json. Returns the exit status."""
+    lines, kernels = [], []
+    for w in works:
+        known = None
+        if w.here:
+            with waiting("measuring what this machine can do"):
+                known = ceilings.of(w.target)
+        roofs = {r.key: bound_at(r.kernel, r.sizes, w.target, known) for r in w.rows}
+        bounds = {key: b.seconds for key, b in roofs.items() if b is not None and b.is_measured and b.seconds}
+        lines += ["", *w.title, *dry_table(w.rows, bounds, output.width)]
+        kernels += [{**row_json(r), "target": w.target.key, "bound_seconds": bounds.get(r.key)} for r in w.rows]
+    rows = [r for w in works for r in w.rows]
+    output.print([*lines, "", after_dry_run(setting.options, rows, has_wider(setting, works))])
+    return output.dump(status, {"target": works[0].target.key, "kernels": kernels})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command has found, for people and as JSON. `workers`: those that searched, in words."""
+
+    setting: Setting
+    captured: Captured
+    works: Sequence[TargetWork]
+    searches: Searches
+    kept: Kept
+    workers: str
+
+    def print(self, output: Output) -> None:
+        lines = []
+        for w in self.works:
+            lines += ["", *w.title, *kernel_table(w.outcomes, w.target, w.ceilings, output.width), *size_lines(w.outcomes), ""]
+            for number, (plan, check) in enumerate(w.checks, 1):
+                name = f" {number} of {len(w.checks)}" if len(w.checks) > 1 else ""
+                lines += plan_lines(check, name, len(plan.unbound.calls))
+        result = self.searches.result
+        output.print([*lines, "", self._summary(result), *self.kept.lines(result), *self._next(result)])
+
+    def _summary(self, r: SessionResult | None) -> str:
+        elapsed = self.setting.clock.elapsed
+        if r is None:
+            return f"nothing was left to search with beam {self.setting.options.beam} ({elapsed:.1f} s)"
+        rate = f", {r.timed / r.seconds:.0f} per second" if r.seconds > 0 else ""
+        text = f"{count(r.timed, 'candidate')} timed in {r.seconds:.0f} s{rate}, on {self.workers}; {elapsed:.0f} s in all"
+        return text + (", ended early by Ctrl-C" if r.interrupted else "")
+
+    def _next(self, result: SessionResult | None) -> list[str]:
+        setting = self.setting
+        ended = Ended(result is not None and result.interrupted, self.kept.is_missing(result), self.kept.saved,
+                      setting.db.plan.write is not None, any(w.here for w in self.works), has_wider(setting, self.works),
+                      any(c.fell_short for w in self.works for _, c in w.checks))
+        return next_steps(setting.options, [o for w in self.works for o in w.outcomes], ended)
+
+    def say_failures(self) -> None:
+        """Say last, where no candidate of a target could be measured, that this is no result of a search."""
+        for w in self.works:
+            if w.failure:
+                say(f"svod-tune: {w.label}nothing could be measured: every candidate of {count(len(w.wanted), 'kernel')} failed "
+                    f"({w.failure}). That is an error of svod's own or of its installation, and not of the program")
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data, JSON-able."""
+        r, db, script = self.searches.result, self.setting.db, self.captured.script
+        ceilings = next((w.ceilings for w in self.works if w.here), None)
+        return {
+            "target": self.works[0].target.key, "options": asdict(self.setting.options), "elapsed_seconds": self.setting.clock.elapsed,
+            "phases_end_seconds": self.setting.clock.phases,
+            "script": None if script is None else asdict(script),
+            "kernels": [{"target": w.target.key, **kernel} for w in self.works for kernel in _kernels_json(w)],
+            "plans": [plan_json(check, plan.digest, plan.unbound) for w in self.works for plan, check in w.checks],
+            "search": None if r is None else {"executor": self.workers, "proposed": r.candidates, "timed": r.timed,
+                                              "searches": r.searches, "seconds": r.seconds,
+                                              "measurements": r.rows, "pending": list(r.pending), "interrupted": r.interrupted},
+            "database": {"path": None if db.path is None else str(db.path), "problem": db.problem,
+                         "saved": None if self.kept.saved is None else str(self.kept.saved)},
+            "ceilings": None if ceilings is None else asdict(ceilings)}
+
+
+def _kernels_json(work: TargetWork) -> list[dict[str, Any]]:
+    done = {o.row.key for o in work.outcomes}
+    return [outcome_json(o, work.target, work.ceilings) for o in work.outcomes] + [row_json(x) for x in work.rows if x.key not in done]

@@ -1,0 +1,123 @@
+"""The whole plan timed by svod-tune, with the heuristic's and with tuned chains; and what came out for each kernel."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from statistics import fmean
+
+from svod.cli.tune.report import KernelReport
+from svod.cli.tune.setting import Setting, TargetWork
+from svod.cli.tune.survey import compile_heuristics
+from svod.cli.tune.waiting import say
+from svod.compile.plan.compiler import Compiled, compile_all
+from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.errors import SvodError
+from svod.tune.capture import Capture, CapturedPlan
+from svod.tune.chains import choose, winner_in_use
+from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
+from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
+from svod.tune.search.kernel_search import Finding
+from svod.tune.settle import BothWays, settle
+
+CHECK_SECONDS = 4.0         # the longest check of one plan
+KNOWN_CHECK_SECONDS = 1.5   # the longest check of one plan where nothing was searched
+MAX_CHECKS = 3              # only the plans that take most of the time are checked
+CHECK_SHARE = 0.05          # plans below this share of the time are not checked
+
+
+def outcomes_of(work: TargetWork, setting: Setting) -> list[KernelReport]:
+    """For each kernel the chain that the next `prepare` uses, and the times that it was chosen by."""
+    result, compiler = work.result, work.compiler
+    findings: Mapping[str, Finding] = result.findings if result is not None else {}
+    out = []
+    for row in work.of_interest:
+        choice = choose(row.kernel, compiler, setting.config, setting.db)
+        finding = findings.get(row.key)
+        winner = winner_in_use(row.kernel, compiler, setting.db, setting.config.imported) if choice.source == "database" else None
+        chain = tuple(o.to_json() for o in choice.chain)
+        if winner is not None:
+            out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
+                                    winner.linear, choice.why if finding is None else finding.why, winner.baseline_linear,
+                                    winner.sizes, winner.noisy))
+        elif finding is not None:
+            heuristic = _finite(finding.heuristic_seconds)
+            why = finding.why if finding.winner is None else f"{choice.why} ({finding.why})"
+            out.append(KernelReport(row, chain, choice.source, heuristic or row.seconds, heuristic, finding.verified, finding.confirmed,
+                                    None, finding.linear, why))
+        else:
+            pending = result is not None and row.key in result.pending
+            late = result is not None and row.key in result.unbegun
+            ended = INTERRUPTED if result is not None and result.interrupted else BUDGET_SPENT
+            why = "another process is searching it" if pending else f"{ended} before its turn" if late else choice.why
+            out.append(KernelReport(row, chain, "pending" if pending else choice.source, row.seconds, None, False, False, None, "",
+                                    why))
+    return out
+
+
+def check_plans(captured: Capture, work: TargetWork, setting: Setting) -> list[tuple[CapturedPlan, PlanCheck]]:
+    """Time the plans that take most of the time, with heuristic and with tuned chains, and give up the chains that lose in them."""
+    seconds = {o.row.key: o.row.seconds for o in work.outcomes}
+    plans = sorted(captured.plans, key=lambda p: -p.runs * _plan_seconds(p, seconds))
+    total = sum(p.runs * _plan_seconds(p, seconds) for p in plans) or 1.0
+    checks: list[tuple[CapturedPlan, PlanCheck]] = []
+    for plan in plans[:MAX_CHECKS]:
+        if checks and plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total:
+            break
+        try:
+            check = settle(plan.unbound, plan.digest, partial(_time_plan, work, setting, plan), work.compiler, setting.db)
+            if check is None:
+                say("svod-tune: a whole plan was not timed, as the budget is over")
+                break
+            checks.append((plan, check))
+            if check.given_up:
+                work.outcomes = outcomes_of(work, setting)
+        except KeyboardInterrupt:
+            say("svod-tune: Ctrl-C: the whole plan is not timed any further")
+            break
+        except (SvodError, MemoryError) as e:
+            say(f"svod-tune: the whole plan could not be timed: {e}")
+    return checks
+
+
+def _time_plan(work: TargetWork, setting: Setting, plan: CapturedPlan) -> BothWays | None:
+    """Time a plan with the heuristic's chains and with those of the database; None where there is no time left."""
+    kernels, compiler = plan.unbound.kernels, work.compiler
+    by_key = {o.row.key: o for o in outcomes_of(work, setting)}
+    heuristics: dict[str, Compiled] = {}
+    for key, kernel in kernels.items():
+        if setting.clock.is_late:
+            return None
+        heuristics |= compile_heuristics({key: kernel}, compiler)
+    choices = {k: choose(v, compiler, setting.config, setting.db) for k, v in kernels.items()
+               if k in by_key and (o := by_key[k]).source == "database" and o.heuristic and o.tuned}
+    gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
+             and (gain := gain_in(plan.unbound, by_key[k])) is not None}
+    tuned = {**heuristics, **compile_all({k: kernels[k] for k in choices}, choices, compiler)}
+    if setting.clock.is_late:
+        return None
+    within = min(setting.clock.check_seconds(CHECK_SECONDS if work.wanted else KNOWN_CHECK_SECONDS), setting.clock.left_for_measuring)
+    return BothWays(check_plan(plan.unbound, heuristics, tuned, gains, work.target, seconds=within), heuristics, tuned)
+
+
+def gain_in(unbound: UnboundPlan, o: KernelReport) -> Gain | None:
+    """The promised gain of one call of a kernel in a plan: the mean over its calls, each at the values of the plan check. None where a call
+    was not timed at its values."""
+    calls = unbound.variables_of(o.row.key)
+    if not calls:
+        return None if o.gain is None or not o.heuristic else Gain(o.heuristic, o.heuristic / o.gain)
+    values, timed = check_values(unbound), [s for s in o.sizes if s.ratio > 0.0]
+    of_calls = []
+    for variables in calls:
+        at = {f"v{i}": values[v.name] for i, v in enumerate(variables)}
+        of_calls += [s for s in timed if s.at == at][:1]
+    if len(of_calls) < len(calls):
+        return None
+    return Gain(fmean(s.seconds / s.ratio for s in of_calls), fmean(s.seconds for s in of_calls))
+
+
+def _plan_seconds(plan: CapturedPlan, seconds: Mapping[str, float]) -> float:
+    return sum(n * seconds.get(k, plan.seconds.get(k, 0.0)) for k, n in plan.unbound.counts.items())
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if seconds < float("inf") else None

@@ -1,0 +1,138 @@
+"""The data that the steps of svod-tune share: options and configuration, the budget's clock, and what is known of each target's kernels."""
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from svod.bench.roofline import Ceilings
+from svod.cli.tune.options import TuneOptions
+from svod.cli.tune.report import KernelReport
+from svod.cli.tune.survey import SurveyRow
+from svod.compile.plan.compiler import Compiler
+from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
+from svod.core.machine.target import Target
+from svod.tune.capture import CapturedPlan
+from svod.tune.db import TuningDB
+from svod.tune.plan_check import PlanCheck
+from svod.tune.session import SessionResult
+from svod.tune.unfinished import left_to_search
+
+# beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
+EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
+GRACE_SECONDS = 15.0        # beyond the budget, within which the command ends
+LATE_SECONDS = 10.0         # beyond the budget, after which nothing more is measured
+START_SECONDS = 5.0         # beyond the budget, by which workers have to be up
+CLOSE_SECONDS = 2.0         # to write what was found
+CHECK_PART = 0.15           # the largest share of the budget for a plan check
+CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
+
+
+class Clock:
+    """The budget of a command in seconds, of which what is `left` is negative after it. `phases`: seconds from the start of the command to
+    the end of each phase."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+        self.phases: dict[str, float] = {}
+        self._started = time.monotonic()
+        self._ends = self._started + budget
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def left(self) -> float:
+        return self._ends - time.monotonic()
+
+    @property
+    def left_for_measuring(self) -> float:
+        """Seconds after which nothing more is measured."""
+        return self.left + LATE_SECONDS
+
+    @property
+    def is_late(self) -> bool:
+        """Whether no plan check fits any more."""
+        return self.left_for_measuring < CHECK_LEAST
+
+    @property
+    def left_for_starting(self) -> float:
+        """Seconds that workers may still take to start."""
+        return max(1.0, self.left + START_SECONDS)
+
+    @property
+    def left_for_ending(self) -> float:
+        """Seconds that what comes last may take."""
+        return max(0.0, self.left + GRACE_SECONDS - CLOSE_SECONDS)
+
+    def leave_half(self) -> None:
+        """Leave at least half of the budget from now on, whatever was used."""
+        self._ends = max(self._ends, time.monotonic() + self.budget / 2)
+
+    def end_phase(self, name: str) -> None:
+        self.phases[name] = self.elapsed
+
+    def check_seconds(self, most: float) -> float:
+        """The seconds that one plan check may take, of `most` at best."""
+        return min(most, max(CHECK_LEAST, CHECK_PART * self.budget))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A command as it was asked for: its options, the configuration that follows from them and the environment, its database and clock."""
+
+    options: TuneOptions
+    config: PrepareConfig
+    beam: BeamConfig
+    db: TuningDB
+    clock: Clock
+
+    @classmethod
+    def of(cls, options: TuneOptions) -> Setting:
+        clock = Clock(options.budget)
+        given = {name: value for name in ("db", "device") if (value := getattr(options, name)) is not None}
+        config = PrepareConfig.from_env(beam=None, optimizer=OptimizerConfig(), capture=None, **given)
+        chosen = {name: value for name in ("actions", "strategy", "optuna_storage") if (value := getattr(options, name)) is not None}
+        beam = BeamConfig.from_env(width=options.beam, budget=options.budget, **chosen)
+        db = TuningDB.open(config.db, fresh=options.fresh, read_only=options.dry_run or options.compile_only)
+        return cls(options, config, beam, db, clock)
+
+
+@dataclass
+class TargetWork:
+    """The kernels for one target, and what became of them. `here`: it is this machine's, so that whole plans can be timed. `label`: the
+    beginning of a line about it, where there are several targets."""
+
+    target: Target
+    compiler: Compiler
+    here: bool
+    label: str
+    rows: list[SurveyRow]
+    result: SessionResult | None = None         # None where nothing was left to search
+    outcomes: Sequence[KernelReport] = ()
+    checks: Sequence[tuple[CapturedPlan, PlanCheck]] = ()
+    ceilings: Ceilings | None = None
+
+    @property
+    def failure(self) -> str:
+        """How all candidates failed, where none of any kernel could be measured."""
+        return self.result.failure if self.result is not None else ""
+
+    @property
+    def wanted(self) -> list[SurveyRow]:
+        return [r for r in self.rows if r.decision == "search"]
+
+    @property
+    def of_interest(self) -> list[SurveyRow]:
+        return [r for r in self.rows if r.decision in ("search", "check", "known")]
+
+    @property
+    def title(self) -> list[str]:
+        return [f"target {self.target.key}"] if self.label else []
+
+
+def has_wider(setting: Setting, works: Sequence[TargetWork]) -> bool:
+    """Whether a beam of twice the width has something left to search."""
+    twice = replace(setting.beam, width=2 * setting.beam.width)
+    return any(left_to_search(setting.db, r.key, w.target.key, twice) is not None for w in works for r in w.of_interest)

@@ -1,0 +1,40 @@
+"""Fixtures of the tests of svod-tune."""
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from svod.cli.tune import ceilings, plan_checks, searching, workers
+from svod.tune.db import layers
+from svod.tune.plan_check import PlanCheck
+from tests.cli.tune.commands import CEILINGS, FakeSession, NoExecutor
+
+
+@pytest.fixture(autouse=True)
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's is read or written."""
+    monkeypatch.setattr(layers, "shipped_files", lambda: ())
+    monkeypatch.setattr(ceilings, "cached_ceilings", lambda *a, **k: CEILINGS)
+    monkeypatch.setenv("SVOD_OBJECT_CACHE", str(tmp_path / "objects"))
+    for name in ("SVOD_TUNE_DB", "BEAM", "SVOD_CAPTURE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSession]:
+    monkeypatch.setattr(searching, "TuneSession", FakeSession)
+    monkeypatch.setattr(workers, "ExecutorStart", NoExecutor)
+    for name, value in (("interrupted", False), ("begun", []), ("checked", []), ("lost", 0)):
+        monkeypatch.setattr(FakeSession, name, value, raising=False)
+    actual = plan_checks.check_plan
+
+    def check(*a: Any, seconds: float) -> PlanCheck:
+        """Look briefly. The empty chain is slower inside the plan: what it promises is taken at its word."""
+        FakeSession.checked.append(seconds)
+        return replace(actual(*a, seconds=0.01), kernels=())
+    monkeypatch.setattr(plan_checks, "check_plan", check)
+    NoExecutor.started = 0
+    return FakeSession
