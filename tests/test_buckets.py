@@ -48,8 +48,8 @@ def test_every_value_is_computed_by_the_kernels_of_its_bucket(ends: tuple[int, .
         seen.add(plan.running)
     count = len(ends) + (ends[-1] < ROWS)
     assert plan.every is made, "nothing is compiled when a value is given"
-    assert 2 * count == len(plan._variants) and len(seen) > count
-    assert sorted({i for v in plan._variants for i in v.kernels}) == list(range(len(made)))
+    assert 2 * count == len(plan._runs._variants) and len(seen) > count
+    assert sorted({i for v in plan._runs._variants for i in v.kernels}) == list(range(len(made)))
     again = plan.replicate()
     again.execute(n=3, m=2)
     np.testing.assert_allclose(again.outputs[1][:1], [np.exp(A[:3]).sum()], rtol=1e-4)

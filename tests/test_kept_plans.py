@@ -99,7 +99,7 @@ def test_a_kept_plan_holds_no_array() -> None:
     gc.collect()
     assert gone() is None, "the argument"
     (kept,) = graphs._plans.values()
-    assert not kept.plan.bound_arrays and all(b.array is None for b in kept.plan.buffers)
+    assert not kept.plan.bindings.arrays and all(b.array is None for b in kept.plan.buffers)
 
 
 def test_what_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def weights(rng, k=37, n=64):
 
 
 def packed_of(plan):
-    return set(plan._packed.values())
+    return set(plan._devices.packed.values())
 
 
 def product(w):

@@ -111,7 +111,7 @@ def test_realize_leaves_no_memory_but_the_results() -> None:
     y = ((x @ x).softmax(0) @ x).realize()
     gc.collect()
     result = buffer_of(base_of(y.uop)).array
-    held = [a for p in plan_module._plans for a in (*p.bound_arrays.values(), *(b.array for b in p.buffers)) if a is not None]
+    held = [a for p in plan_module._plans for a in (*p.bindings.arrays.values(), *(b.array for b in p.buffers)) if a is not None]
     assert not any(np.shares_memory(a, result) for a in held), "a plan lives on that holds the result"
     np.testing.assert_allclose(y.numpy(), np.ones((64, 64)), rtol=1e-5)
 

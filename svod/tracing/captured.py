@@ -89,8 +89,8 @@ class Captured:
         if not plan.is_local:
             return self._run_on_devices(given, values)
         with plan.lock:
-            bound = plan.bound_arrays
-            stay = held is not None and self._held[0] is held and self._held[1] == plan.bindings
+            bound = plan.bindings.arrays
+            stay = held is not None and self._held[0] is held and self._held[1] == plan.bindings.count
             moved = []
             for i, number in self._loose if stay else self.reads:
                 array = memory_of(given[i])
@@ -105,14 +105,14 @@ class Captured:
                     self._memory.move(earlier)
                     raise
             for number, array, address in moved:        # the key of the signature answers for types and sizes
-                plan.bind_new(number, array, address)
+                plan.bindings.bind_new(number, array, address)
             for number, kept in self.made.items():
                 before = bound.get(number)
                 memory = kept.take(before)
                 if memory.array is not before:
-                    plan.bind_new(number, memory.array, memory.address)
+                    plan.bindings.bind_new(number, memory.array, memory.address)
                 results[number] = memory.array
-            self._held = held, plan.bindings
+            self._held = held, plan.bindings.count
             if values:
                 known = plan.variables
                 plan.set_variables(values if values.keys() <= known.keys() else {n: v for n, v in values.items() if n in known})
@@ -133,7 +133,7 @@ class Captured:
                 buffer = buffer_of(self.prepared.nodes[number])
                 if buffer.device == HOST and buffer.host is not None:
                     buffer.close(buffer.closed or "a captured plan has the memory of its last run; use what that returned")
-            self.plan.release_arrays(numbers)
+            self.plan.bindings.release(numbers)
             self._is_released = True
 
     @property
@@ -146,7 +146,7 @@ class Captured:
         if self._is_released and self.plan.lock.acquire(blocking=False):
             try:
                 if not self.plan.is_running:        # a function that it calls, called this
-                    self.plan.release_arrays()
+                    self.plan.bindings.release()
                     self._held = None, -1
             finally:
                 self.plan.lock.release()
@@ -162,7 +162,7 @@ class Captured:
                               self.prepared.overwritten)        # raises
             nodes = {number: self.prepared.new_buffer(number) for number in self.made}
             for number, buffer in (*buffers.items(), *((number, buffer_of(node)) for number, node in nodes.items())):
-                plan.bind_buffer(number, buffer)
+                plan.bindings.bind_buffer(number, buffer)
             plan.set_variables({n: v for n, v in values.items() if n in plan.variables})
             try:
                 plan.execute()

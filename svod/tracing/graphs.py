@@ -117,7 +117,7 @@ def _is_small(prepared: Prepared) -> bool:
 def _bind(plan: ExecutionPlan, numbers: Sequence[int | None], buffers: Sequence[UOp]) -> None:
     for number, node in zip(numbers, buffers, strict=True):
         if number is not None:
-            plan.bind_buffer(number, buffer_of(node))
+            plan.bindings.bind_buffer(number, buffer_of(node))
 
 
 class _Kept:
@@ -132,7 +132,7 @@ class _Kept:
             self.memory[i] = ResultMemory(shape, prepared.unbound.buffers[i].dtype)
         self.made = {i: (prepared.unbound.buffers[i].dtype, prepared.unbound.buffers[i].size, prepared.device_of(i)) for i in self.memory}
         self.plan.keep, self.plan.writes = None, ()
-        self.plan.release_arrays(self.outputs)
+        self.plan.bindings.release(self.outputs)
 
     def run(self, tensors: Sequence[TensorBase], roots: Sequence[UOp], buffers: Sequence[UOp]) -> bool:
         """Compute the tensors. Returns False, and does nothing, while another thread runs the plan."""
@@ -146,12 +146,12 @@ class _Kept:
             for number, memory in self.memory.items():
                 if not plan.is_local:
                     made[number] = graph.buffer(*self.made[number])
-                    plan.bind_buffer(number, buffer_of(made[number]))
+                    plan.bindings.bind_buffer(number, buffer_of(made[number]))
                     continue
                 arrays[number], _, address = memory.take(None)
-                plan.bind_new(number, arrays[number], address)
+                plan.bindings.bind_new(number, arrays[number], address)
             plan.execute()
-            plan.release_arrays()
+            plan.bindings.release()
         finally:
             plan.lock.release()
         if arrays and len(tensors) == 1 and _holds_alone(tensors[0], roots):

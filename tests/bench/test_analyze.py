@@ -85,7 +85,7 @@ def test_critical_path_of_what_is_not_known() -> None:
     assert critical_path([2.0, 3.0, 4.0], chain) == ((0, 1), 5.0)
     assert critical_path([2.0, None, 4.0], chain) == ((2,), None)
     plan = branches()
-    plan.kernels = (replace(plan.kernels[0], estimate=None), *plan.kernels[1:])
+    plan._runs.kernels = (replace(plan.kernels[0], estimate=None), *plan.kernels[1:])
     a = plan.analyze(LIMITS)
     assert a.seconds is None and a.critical_seconds is None and a.parallelism is None and a.kernels[0].flops is None
     assert "critical path –" in a.table()

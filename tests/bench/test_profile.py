@@ -33,7 +33,7 @@ def kernel(name: str, origin: str, flops: int = 512_000_000, moved: int = 1000) 
 class FakePlan(ExecutionPlan):
     """Kernel i takes seconds[i]; calls cost a microsecond."""
 
-    kernels: tuple[PreparedKernel, ...]
+    timed: tuple[PreparedKernel, ...]
     seconds: tuple[float, ...]
     threads: int = 2
     device: str = "CPU"
@@ -43,6 +43,10 @@ class FakePlan(ExecutionPlan):
     calls: int = 0
     runs: int = 0
     owed: float = 0.0               # seconds of what was begun
+
+    @property
+    def kernels(self) -> tuple[PreparedKernel, ...]:
+        return self.timed
 
     def clock(self) -> float:
         return self.now

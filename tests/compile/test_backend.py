@@ -117,7 +117,7 @@ def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it
     arrays = [np.zeros(size, to_numpy(dtype)) for dtype, size in program.spec.params]
     plan = ExecutionPlan.of_kernel(program.spec, loaded, arrays)
     other = plan.replicate()
-    native = plan._queue._run
+    native = plan._devices.queue._run
     overtook: list[bool] = []
 
     def overtaken(words: int) -> None:
@@ -132,7 +132,7 @@ def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it
     run_phase = InterpretedProgram._run
     with monkeypatch.context() as patched:
         patched.setattr(InterpretedProgram, "_run", interrupt)
-        patched.setattr(plan._queue, "_run", overtaken)
+        patched.setattr(plan._devices.queue, "_run", overtaken)
         with pytest.raises(KeyboardInterrupt):
             plan.execute()
     assert overtook and (other.outputs[0] == 1).all() and (arrays[0] == 0).all()

@@ -188,11 +188,11 @@ def test_a_captured_function_is_captured_anew_in_the_child() -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
-    plan._running = True
+    plan._runs._is_launching = True
     try:
         in_child(lambda: not f.plans and np.array_equal(f(x).numpy(), x @ weight) and len(f.plans) == 1)
     finally:
-        plan._running = False
+        plan._runs._is_launching = False
         done.set()
         thread.join()
     assert f.plans == (plan,) and np.array_equal(f(x).numpy(), x @ weight), "the parent's are as they were"

@@ -56,7 +56,7 @@ def softmax(x: Array) -> Array:
 
 def test_a_network_of_several_kernels() -> None:
     plan = ((Tensor(X) @ Tensor(W)).relu() @ Tensor(V)).softmax(-1).prepare(CONFIG)
-    assert len(plan.kernels) > 1 and isinstance(plan._queue, ToyQueue)
+    assert len(plan.kernels) > 1 and isinstance(plan._devices.queue, ToyQueue)
     for _ in range(2):
         plan.execute()
         np.testing.assert_allclose(plan.outputs[0].reshape(11, 7), softmax(np.maximum(X @ W, 0) @ V), rtol=1e-4, atol=1e-6)
@@ -75,7 +75,7 @@ def test_loops_of_calls_in_loops_of_calls(seed: int) -> None:
     for _ in range(2):
         plan.execute()
         calls = interpret(tree, wanted)
-    assert len(plan.kernels) == calls and isinstance(plan._queue, ToyQueue)
+    assert len(plan.kernels) == calls and isinstance(plan._devices.queue, ToyQueue)
     for found, want in zip(state, wanted, strict=True):
         np.testing.assert_array_equal(found.numpy(), want, str(tree))
 

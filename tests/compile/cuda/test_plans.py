@@ -64,7 +64,7 @@ EXPECTED = softmax(np.maximum(X @ W, 0) @ V)
 # -- without a device --------------------------------------------------------------------------------------
 def test_a_plan_is_compiled_where_there_is_no_device() -> None:
     plan = network().prepare(ONLY)
-    assert isinstance(plan._queue, NoDeviceQueue)
+    assert isinstance(plan._devices.queue, NoDeviceQueue)
     code = plan.kernels[0].loaded
     assert isinstance(code, CudaCode) and code.arch == "sm_90"
     if ptxas.ptxas_version() is not None:
@@ -220,7 +220,7 @@ def test_code_is_read_back_and_refused_where_it_is_damaged() -> None:
 # -- with a driver that runs kernels on the CPU ----------------------------------------------------------------
 def test_a_network_of_several_kernels_becomes_a_graph(fake: FakeDriver) -> None:
     plan = network().prepare(CONFIG)
-    assert isinstance(plan._queue, CudaQueue) and len(plan.kernels) > 1
+    assert isinstance(plan._devices.queue, CudaQueue) and len(plan.kernels) > 1
     for run in range(3):
         before = len(fake.calls)
         plan.execute()
@@ -355,7 +355,7 @@ def test_runs_as_a_graph_begin_so_too(fake: FakeDriver) -> None:
     plan = network().prepare(CONFIG)
     plan.load_inputs()
     before = len(fake.calls)
-    assert plan._queue.run_timed(plan.segments[0].launches, 3) == 0.75
+    assert plan._devices.queue.run_timed(plan.segments[0].launches, 3) == 0.75
     names = [n for n in fake.names()[before:] if n in ("fill", "record", "launch", "launch_graph", "begin_capture")]
     launches = sum(len(k.spec.phases) for k in plan.kernels)
     assert names == ["fill", "record", *["launch"] * launches, "record", "begin_capture", *["fill", "record", "launch_graph", "record"] * 2]
@@ -418,7 +418,7 @@ def test_what_is_done_once_is_not_timed(fake: FakeDriver) -> None:
     plan.load_inputs()
     for once in ("load_module", "begin_capture"):
         before = len(fake.calls)
-        plan._queue.run_timed(plan.segments[0].launches, 1)
+        plan._devices.queue.run_timed(plan.segments[0].launches, 1)
         names = fake.names()[before:]
         assert names.index(once) < names.index("record") and once not in names[names.index("record"):]
 
@@ -445,7 +445,7 @@ def test_arguments_that_are_not_aligned_get_code_without_assumptions(fake: FakeD
     x = Tensor(np.arange(64, dtype=np.float32)).realize()
     plan = (x * 2).prepare(CONFIG)
     plan.execute()
-    queue = plan._queue
+    queue = plan._devices.queue
     assert isinstance(queue, CudaQueue)
     kernel = plan.kernels[0]
     memory = plan.parts["CUDA"].held[kernel.buffers[1 - kernel.spec.outs[0]]].memory_on(plan.parts["CUDA"].backend)

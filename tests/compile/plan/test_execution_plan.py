@@ -169,7 +169,7 @@ def test_fork():
     plan.bind_array(0, array(1))
     plan.execute()
     for running in (False, True):
-        plan._running = running             # as if another thread were inside execute()
+        plan._runs._is_launching = running             # as if another thread were inside execute()
         plan.lock.acquire()
         child = os.fork()
         if child == 0:
@@ -180,7 +180,7 @@ def test_fork():
             except LaunchError as error:
                 os._exit(1 if "forked" in str(error) else 3)
         plan.lock.release()
-        plan._running = False
+        plan._runs._is_launching = False
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(running)
     plan.execute()
     assert (y == 17).all()
@@ -189,7 +189,7 @@ def test_fork():
 def test_a_poisoned_plan_refuses():
     plan, _ = diamond(1, None)
     plan.bind_array(0, array(1))
-    plan.poison("kernel 2 was lost")
+    plan._runs.poison("kernel 2 was lost")
     with pytest.raises(LaunchError, match="kernel 2 was lost; prepare it again"):
         plan.execute()
 
@@ -201,7 +201,7 @@ def test_a_plan_stopped_half_way_refuses_when_it_changed_what_runs_start_from(mo
     for carried, stop, refuses in [((0,), 1, True), ((0,), 0, True), ((), 1, False), ((1,), 0, False)]:
         plan = ExecutionPlan([kernel("count", (0,)), kernel("affine", (1, 0))], buffers)
         plan.carried = frozenset(carried)
-        run, calls = plan.repeat_kernel, []
+        run, calls = plan._runs.run_kernel, []
 
         def interrupted(i, times, calls=calls, stop=stop, run=run):
             if i == stop:
@@ -209,7 +209,7 @@ def test_a_plan_stopped_half_way_refuses_when_it_changed_what_runs_start_from(mo
             calls.append(i)
             run(i, times)
 
-        monkeypatch.setattr(plan, "repeat_kernel", interrupted)
+        monkeypatch.setattr(plan._runs, "run_kernel", interrupted)
         with pytest.raises(KeyboardInterrupt):
             plan.profile(1)
         assert calls == list(range(stop))
@@ -262,7 +262,7 @@ def test_replicas_run_at_the_same_time():
     plan.carried = frozenset((3,))
     with pytest.raises(LaunchError, match="goes on from what it wrote to buffer 3 cannot run twice"):
         plan.replicate()
-    plan.poison("it was lost")
+    plan._runs.poison("it was lost")
     with pytest.raises(LaunchError, match="it was lost"):
         plan.replicate()
 
@@ -309,7 +309,7 @@ def test_refusals():
     with pytest.raises(LaunchError, match=r"inputs \[1\] of the plan have no memory"):
         plan.execute()
     with pytest.raises(LaunchError, match="cannot be bound"):
-        plan.bind(5, 0)
+        plan.bind_array(5, array())
     with pytest.raises(LaunchError, match="needs 776 bytes"):
         plan.bind_array(1, array(n=3))
 

@@ -41,7 +41,7 @@ def logged(plan: ExecutionPlan, monkeypatch: pytest.MonkeyPatch, level: int = 1)
     out = io.StringIO()
     log = RunLog(level, True, out)
     plan.log_runs(log)
-    monkeypatch.setattr("svod.compile.plan.execution_plan.time", Steps())
+    monkeypatch.setattr("svod.compile.plan.running.runs.time", Steps())
     return log, out
 
 
@@ -116,7 +116,7 @@ def test_a_trace_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_without_a_log_is_one_call() -> None:
     plan = (data(4, 4) * 2).prepare(CONFIG)
     plan.execute()
-    assert plan._is_plain and plan._log is None
+    assert plan._runs.is_plain and plan._runs.log is None
 
 
 def test_names_for_perf(tmp_path: Path) -> None:

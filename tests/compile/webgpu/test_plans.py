@@ -141,7 +141,7 @@ def test_each_run_of_a_sample_begins_with_a_cache_that_was_filled(calls: list[An
         ("clear_buffer", size)}
     assert {c for c in found if c[0] == "begin_compute_pass"} == {("begin_compute_pass", "timestamp_writes")}
     copies = {c for c in calls if c[0] == "copy_buffer_to_buffer"}
-    queue = plan._queue
+    queue = plan._devices.queue
     assert isinstance(queue, WebGpuQueue) and copies == {("copy_buffer_to_buffer", size, 0, queue._uniforms.size, queue._end, 16)}
     plan.execute()
     np.testing.assert_array_equal(plan.outputs[0].reshape(14, 14), X[0, 0] * 2)

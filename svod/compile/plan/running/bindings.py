@@ -1,0 +1,103 @@
+"""The memory of a plan's inputs and outputs: that which they came with, or that which was bound since."""
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from svod.compile.plan.part import array_at, buffer_over
+from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, address_of, check_array, is_shared, written_by
+from svod.compile.plan.running.devices import PlanDevices
+from svod.core.graph.buffer import Buffer, aligned_empty
+from svod.core.ir.dtype import dtypes
+from svod.errors import LaunchError
+
+
+class Bindings:
+    """What is bound to a plan. `buffers`: the plan's, by number. `arrays`: those that were bound later, which are kept alive here.
+    `unbound`: the numbers of those that kernels use and that have no memory yet. `bindable`: the inputs and outputs. `written`: the buffers
+    that a run writes. `count`: how often memory was bound or let go; it tells the last one to bind whether another did since."""
+
+    def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], devices: PlanDevices) -> None:
+        self.buffers = tuple(buffers)
+        self.arrays: dict[int, np.ndarray[Any, Any]] = {}
+        self.count = 0
+        self.bindable = {i for i, b in enumerate(buffers) if b.kind in ("input", "output")}
+        self.written = frozenset(index for k in kernels for index in written_by(k))
+        self._devices = devices
+        used = {index for k in kernels for index in k.buffers}
+        self._without_memory = frozenset(i for i in self.bindable & used if not buffers[i].has_memory)
+        self.unbound = set(self._without_memory)
+
+    def array_of(self, index: int) -> np.ndarray[Any, Any] | None:
+        """The host's memory of a buffer, where it has some."""
+        return self.arrays.get(index, self.buffers[index].array)
+
+    def newest(self, index: int) -> np.ndarray[Any, Any] | None:
+        """The content of a buffer: where a run left it on a device, it is copied to the host."""
+        held = self._devices.part_of(index).held.get(index)
+        newest = held.array if held is not None else None       # an array that was given is written now
+        array = self.array_of(index)
+        return newest if array is None else array
+
+    def bind_new(self, index: int, array: np.ndarray[Any, Any], address: int) -> None:
+        """Use an array at a known address for an input or output. The caller answers for it: it fits, and nothing else lies there."""
+        devices = self._devices
+        if devices.is_local:
+            devices.queue.bind(index, address)
+        else:
+            part = devices.part_of(index)
+            over = array_at(address, self.buffers[index].nbytes) if part.is_remote else None
+            devices.bind(index, address if over is None else part.hold(index, buffer_over(over)))
+        if self.unbound:
+            self.unbound.discard(index)
+        self.arrays[index] = array
+        self.count += 1
+
+    def bind_buffer(self, index: int, buffer: Buffer) -> None:
+        """Use a tensor's memory for an input or output: what `bind_new` is for arrays."""
+        part = self._devices.part_of(index)
+        if not part.is_remote:
+            self.bind_new(index, buffer.array, buffer.address)
+            return
+        self.arrays.pop(index, None)
+        self._devices.bind(index, part.hold(index, buffer))
+        self.unbound.discard(index)
+        self.count += 1
+
+    def bind_array(self, index: int, array: np.ndarray[Any, Any]) -> None:
+        """Use an array for an input or output. Raises LaunchError for one that does not fit, or that lies in memory of another buffer."""
+        if index not in self.bindable:
+            raise LaunchError(f"buffer {index} cannot be bound: the plan's inputs and outputs are {sorted(self.bindable)}")
+        check_array(index, array, self.buffers[index], index in self.written)
+        for i in range(len(self.buffers)):
+            held = self.array_of(i)
+            if i != index and held is not None and (index in self.written or i in self.written) and is_shared(held, array):
+                raise LaunchError(f"buffer {index}: the array lies in memory of buffer {i}, and the plan writes one of them; copy it")
+        self.bind_new(index, array, address_of(array))
+
+    def release(self, numbers: Collection[int] = ()) -> None:
+        """Let go of the arrays that were bound, and of the memory that the inputs and outputs of these `numbers` came with: they are bound
+        before the next run."""
+        self.arrays.clear()
+        self.count += 1
+        if numbers:
+            self.buffers = tuple([replace(b, array=None, storage=None) if i in numbers else b for i, b in enumerate(self.buffers)])
+            self._without_memory |= frozenset(numbers)
+        self.unbound = set(self._without_memory)
+        for part in self._devices.parts.values():
+            part.release(self._without_memory)
+
+    def of_replica(self) -> list[PlanBuffer]:
+        """The buffers of a plan that computes the same from the same memory, with memory of its own for what it writes."""
+        buffers = []
+        for index, b in enumerate(self.buffers):
+            array, storage = self.array_of(index), self._devices.part_of(index).held.get(index, b.storage)
+            if index in self.written and array is not None:
+                array, storage = aligned_empty(array.nbytes, dtypes.uint8).view(array.dtype), None
+            elif index in self.written and storage is not None:
+                storage = Buffer(storage.dtype, storage.size, storage.device)
+            buffers.append(replace(b, array=array, storage=storage))
+        return buffers

@@ -1,0 +1,140 @@
+"""The devices of a plan: the parts of it that they have, the queues of those that run kernels, and the memory that it allocates there."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from svod.compile.backend import LaunchQueue
+from svod.compile.plan.memory_planner import PlannerMode, plan_memory
+from svod.compile.plan.packed import PackedMemory, packed_memory
+from svod.compile.plan.part import Part, buffer_over, devices_of
+from svod.compile.plan.plan_parts import PlanBuffer, PreparedKernel, Variant, address_of, lifetimes_of, temporary_numbers
+
+
+@dataclass(frozen=True)
+class PlanMemory:
+    """Bytes that a plan allocates. `shared`: intermediates and temporaries of one run, as the planner placed them; its peak. `lower_bound`:
+    the largest sum of those that are alive at one level. `kept`: what stays from run to run (weights in the order that a kernel wants);
+    plans that keep the same share it."""
+
+    mode: PlannerMode
+    shared: int
+    lower_bound: int
+    kept: int
+
+
+class PlanDevices:
+    """The devices of a plan, by name. `main`: the device whose `queue` makes the lists of launches. `is_local`: all memory is the host's.
+    `packed`: by number the kernels whose constants other plans may have packed. `is_released`: the memory that intermediates share was
+    given back."""
+
+    def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], variants: Sequence[Variant], main: str,
+                 threads: int | None, planner: PlannerMode) -> None:
+        self.main = main
+        self.parts = {name: Part(name) for name in devices_of(kernels, buffers, main)}
+        self.is_local = not any(p.is_remote for p in self.parts.values())
+        self.is_released = False
+        self.packed: dict[int, PackedMemory] = {}
+        self._places = [b.device or main for b in buffers]
+        self._runners = [k.device or main for k in kernels]
+        addresses = self._allocate(kernels, buffers, planner)
+        running = {main, *(k.device or main for k in kernels if not k.is_host_item)}
+        self.queues = {name: p.make_queue(kernels, variants, addresses, main, threads) for name, p in self.parts.items() if name in running}
+        self.queue = self.queues[main]
+
+    def part_of(self, index: int) -> Part:
+        """The device that a buffer lies on."""
+        return self.parts[self._places[index]]
+
+    def queue_of(self, number: int) -> LaunchQueue:
+        """The queue that runs a kernel, by its number among all."""
+        return self.queues[self._runners[number]]
+
+    def runner_of(self, number: int) -> Part:
+        """The device that runs a kernel."""
+        return self.parts[self._runners[number]]
+
+    def bind(self, index: int, address: int) -> None:
+        """Have all queues use an address for a buffer."""
+        for queue in self.queues.values():
+            queue.bind(index, address)
+
+    def load(self, numbers: Iterable[int] | None) -> None:
+        """Have the content of buffers where kernels read it; None: of those that were not loaded yet."""
+        for part in self.parts.values():
+            part.load(numbers, self.bind)
+
+    def load_rest(self) -> None:
+        """Have what was not loaded yet where kernels read it."""
+        if not self.is_local:
+            self.load(None)
+
+    def note_written(self, numbers: Iterable[int], *, copy: bool) -> None:
+        for part in self.parts.values():
+            part.note_written(numbers, copy=copy)
+
+    def lead(self) -> None:
+        """Let what other libraries do from now on come after what was begun."""
+        for part in self.parts.values():
+            part.lead()
+
+    def wait(self) -> None:
+        for queue in self.queues.values():
+            queue.wait()
+
+    # -- the memory of intermediates and temporaries ------------------------------------------------
+    def release(self) -> int:
+        """Give back the memory that intermediates share, until the next run. The number of bytes given back."""
+        if self.is_released or not self.memory.shared:
+            return 0
+        for part in self.parts.values():
+            part.shared = None
+        self.is_released = True
+        return self.memory.shared
+
+    def allocate_again(self) -> None:
+        for part in self.parts.values():
+            if part.shared_bytes:
+                for index, address in part.allocate_again().items():
+                    self.bind(index, address)
+        self.is_released = False
+
+    def _allocate(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], planner: PlannerMode) -> list[int]:
+        """Address of every buffer (0: unbound), then of every temporary in order of kernel and number."""
+        alive = lifetimes_of(kernels, buffers)
+        end = len(buffers) + sum(len(k.spec.temps) for k in kernels)
+        place = self._places + [""] * (end - len(buffers))      # the device of each number
+        addresses = [self._address_of(i, b) for i, b in enumerate(buffers)] + [0] * (end - len(buffers))
+        packed: set[int] = set()            # temporaries that plans share
+        for number, (k, temps) in enumerate(zip(kernels, temporary_numbers(kernels, end), strict=True)):
+            part = self.runner_of(number)
+            for t in temps:
+                place[t] = part.device
+            memory = packed_memory(k, buffers, part.backend, part.device)
+            if memory is not None:
+                self.packed[number] = memory
+                for t, address in memory.addresses.items():
+                    addresses[temps[t]] = address
+                    packed.add(temps[t])
+        shared, bound, kept = 0, 0, sum(m.nbytes for m in set(self.packed.values()))
+        for part in self.parts.values():
+            here = {n: size for n, size in alive.sizes.items() if place[n] == part.device}
+            placement = plan_memory(here, alive.first, alive.last, planner)
+            own = {n: size for n, size in alive.kept.items() if n not in packed and place[n] == part.device}
+            made, always = part.allocate(placement, own)
+            shared, bound, kept = shared + placement.total, bound + placement.lower_bound, kept + always
+            for n, address in made.items():
+                addresses[n] = address
+        self.memory = PlanMemory(planner, shared, bound, kept)
+        return addresses
+
+    def _address_of(self, index: int, b: PlanBuffer) -> int:
+        """Where kernels find a buffer that has memory; 0 for any other."""
+        part = self.part_of(index)
+        if not b.has_memory:
+            return 0
+        if not part.is_remote:
+            assert b.array is not None
+            return address_of(b.array)
+        return part.hold(index, b.storage if b.storage is not None else buffer_over(b.array),       # type: ignore[arg-type]
+                         content=b.kind == "constant")

@@ -1,0 +1,314 @@
+"""The runs of a plan: launches and items in their order, what is told meanwhile, and why a plan refuses to run."""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from svod.compile.backend import LaunchQueue
+from svod.compile.plan.host_item import HostProgram, Transfer
+from svod.compile.plan.part import copy_between
+from svod.compile.plan.plan_parts import KernelLog, Launches, PlanBuffer, PreparedKernel, Segment, Variant, written_by
+from svod.compile.plan.running.bindings import Bindings
+from svod.compile.plan.running.devices import PlanDevices
+from svod.compile.plan.running.values import PlanValues
+from svod.core.graph.buffer import Buffer, give_back
+from svod.core.graph.copies import noted
+from svod.core.machine.target import HOST
+from svod.errors import LaunchError
+
+
+class Runs:
+    """How a plan runs. `numbers`: the kernels that run now, by their numbers among all; `kernels`: these. `segments`: a run of them.
+    `is_plain`: a run is one call of the queue, and nothing else. `failure`: why the plan refuses to run. `carried`: buffers with the state
+    that a run starts from and changes."""
+
+    def __init__(self, every: Sequence[PreparedKernel], variants: Sequence[Variant], devices: PlanDevices, values: PlanValues,
+                 bindings: Bindings) -> None:
+        self.failure: str | None = None
+        self.carried: frozenset[int] = frozenset()
+        self.log: KernelLog | None = None       # what is told the time of each kernel
+        self._every, self._variants = every, variants
+        self._devices, self._values, self._bindings = devices, values, bindings
+        self._is_launching = False              # launches do, or segments are being gone through
+        self._calling = ""                      # the function of Python that is being called
+        self._closed: list[tuple[Buffer, np.ndarray[Any, Any] | None]] = []     # outputs not computed yet
+        self._elsewhere: dict[int, tuple[LaunchQueue, tuple[Launches, ...]]] = {}   # of other devices: by the first of kernels in a row
+        self._select(variants[-1])
+
+    # -- what a run consists of ---------------------------------------------------------------------
+    def choose(self) -> None:
+        """Run the kernels that are there for the present values of the variables."""
+        if len(self._variants) > 1:
+            now = self._values.known()
+            self._select(next((v for v in self._variants if v.holds(now)), self._variants[-1]))
+
+    def _select(self, variant: Variant) -> None:
+        devices = self._devices
+        self.numbers = variant.kernels
+        self.kernels = variant.chosen
+        self.segments = devices.queue.segments(devices.parts[devices.main].variant(variant))
+        if len(devices.queues) > 1:
+            self.segments = self._joined(self.segments)
+        self._launches, *_ = self.segments[0]
+        self._note_form()
+
+    def _note_form(self) -> None:
+        self.is_plain = not self.segments[0].items and not self._closed and self.log is None
+
+    def _joined(self, segments: Iterable[Segment]) -> tuple[Segment, ...]:
+        """Segments with the kernels of another device that come in a row as one item, the first of them."""
+        joined: list[Segment] = []
+        for s in segments:
+            if joined and not s.launches.size:
+                before = joined.pop()
+                s = Segment(before.launches, (*before.items, *s.items), (*before.kernels, *s.kernels))
+            joined.append(s)
+        found = []
+        for s in joined:
+            items: list[int] = []
+            for (is_item, _), run in groupby(s.items, lambda n: (self._every[n].is_host_item, self._every[n].device)):
+                numbers = list(run)
+                if not is_item:
+                    queue = self._devices.queue_of(numbers[0])
+                    self._elsewhere[numbers[0]] = queue, queue.runs_of(numbers)
+                items += numbers if is_item else numbers[:1]
+            found.append(s._replace(items=tuple(items)))
+        return tuple(found)
+
+    def log_to(self, log: KernelLog) -> None:
+        """Time each kernel in every run from now on. Kernels then run one after the other."""
+        self.log, self.is_plain = log, False
+
+    def close_until_run(self, buffers: Iterable[Buffer], reason: str) -> None:
+        """Close outputs of the plan, for `reason`, until it has run for the first time."""
+        for buffer in buffers:
+            self._closed.append((buffer, buffer.host))
+            buffer.close(reason)
+        self.is_plain = False
+
+    # -- whether it may run -------------------------------------------------------------------------
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the plan runs, or a function that it calls does."""
+        return self._is_launching or bool(self._calling)
+
+    def check_not_calling(self) -> None:
+        """Raise LaunchError in a function that the plan calls."""
+        if self._calling:
+            self._refuse()
+
+    def check_usable(self) -> None:
+        """Raise LaunchError for a plan that cannot be run any more."""
+        if self.failure is not None:
+            self._refuse()
+
+    def note_fork(self) -> None:
+        """In a child process: a run that went on in the parent ends nowhere."""
+        if self.is_going_on:
+            self._is_launching = False
+            self.poison("the process was forked while it ran")
+
+    def poison(self, reason: str) -> None:
+        """Make the plan refuse to run: its buffers are in a state that no run would leave."""
+        self.failure = reason
+
+    def _check_ready(self) -> None:
+        if self.failure is not None or self._bindings.unbound or self._values.unset or self._calling:
+            self._refuse()
+        if self._devices.is_released:
+            self._devices.allocate_again()
+
+    def _refuse(self) -> None:
+        if self.failure is not None:
+            raise LaunchError(f"this plan cannot be run any more: {self.failure}; prepare it again")
+        if self._calling:
+            raise LaunchError(f"{self._calling}, a function that this plan calls, runs or changes the plan itself; run another one, "
+                              "made by prepare() or replicate() before")
+        if self._bindings.unbound:
+            raise LaunchError(f"inputs {sorted(self._bindings.unbound)} of the plan have no memory; bind them before the first run")
+        raise LaunchError(f"variables {', '.join(sorted(self._values.unset))} have no value; pass them to execute()")
+
+    # -- runs ---------------------------------------------------------------------------------------
+    def run(self, times: int, *, cold: bool | None = None, wait: bool = True) -> float | None:
+        """Run all kernels `times` times. Seconds by the device's clock, where they are asked for (`cold`, see `LaunchQueue.run_timed`, is
+        not None), it has one, and nothing else is to be done. `wait`: for the last kernel."""
+        if self.is_plain:
+            return self._launch(self._launches, times, self._devices.queue, cold=cold, wait=wait)
+        self._run_segments(times, wait)
+        return None
+
+    def run_kernel(self, position: int, times: int) -> float | None:
+        """Run the phases of one of `kernels`, without those that run once. Seconds by the device's own clock, with its caches as they were;
+        None where it has none, and for what the host does."""
+        self._check_ready()
+        self._devices.load_rest()
+        number = self.numbers[position]
+        if self.kernels[position].is_host_item:
+            for _ in range(times):
+                self._do(number)
+            return None
+        queue = self._devices.queue_of(number)
+        return self._launch(queue.kernel_launches(number), times, queue, cold=False)
+
+    def profile(self, runs: int) -> list[float]:
+        """Seconds of each of `kernels`, timed one by one; the least of `runs` runs."""
+        best = [float("inf")] * len(self.kernels)
+        for _ in range(runs):
+            for i in range(len(best)):
+                start = time.perf_counter()
+                try:
+                    seconds = self.run_kernel(i, 1)
+                except BaseException:
+                    self._stopped_after(self.kernels[:i + 1])
+                    raise
+                best[i] = min(best[i], time.perf_counter() - start if seconds is None else seconds)
+        return best
+
+    def run_once_phases(self) -> float:
+        """Run the phases that read only constants (weights packed for a kernel). Seconds it took; 0 where nothing ran."""
+        start = time.perf_counter()
+        ran = False
+        for number, kernel in enumerate(self._every):
+            if kernel.is_host_item:
+                continue
+            queue = self._devices.queue_of(number)
+            launches = queue.once_launches(number)
+            if not launches.size:
+                continue
+            packed = self._devices.packed.get(number)
+            with packed.lock if packed is not None else nullcontext():
+                if packed is None or not packed.filled:
+                    self._give(launches, 1, queue)
+                    _give_back_packed(kernel, self._bindings.buffers)
+                    ran = True
+                if packed is not None:
+                    packed.filled = True
+        return time.perf_counter() - start if ran else 0.0
+
+    def _stopped_after(self, kernels: Iterable[PreparedKernel]) -> None:
+        """A run was given up after `kernels`: another one repairs that, unless it would start from what this one has written."""
+        changed = self.carried & {index for k in kernels for index in written_by(k)}
+        if changed:
+            self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
+
+    def _run_segments(self, times: int, wait: bool) -> None:
+        """Run all kernels and the items among them, and open the outputs if this was the first time."""
+        self._check_ready()
+        begun: set[int] = set()
+        self._is_launching = True
+        try:
+            for _ in range(times):
+                if self.log is not None:
+                    self._run_logged(self.log, begun)
+                    continue
+                for launches, items, kernels in self.segments:
+                    begun.update(kernels)
+                    if launches.size or not items:
+                        self._launch(launches, 1, self._devices.queue, wait=False)
+                        self._is_launching = True
+                    for number in items:
+                        self._do(number)
+            if wait:
+                self._devices.wait()
+        except BaseException:
+            if self.segments[0].items or self.log is not None:      # a single call of the queue runs to its end
+                self._stopped_after(self._every[i] for i in begun)
+            raise
+        finally:
+            self._is_launching = False
+        if self._closed and times:
+            for buffer, array in self._closed:
+                buffer.open(array)
+            self._closed.clear()
+            self._note_form()
+
+    def _run_logged(self, log: KernelLog, begun: set[int]) -> None:
+        """Run the kernels one by one, and tell the log what each took. `begun` gets their numbers."""
+        values = self._values.known()
+        for number, kernel in zip(self.numbers, self.kernels, strict=True):
+            begun.add(number)
+            start, seconds = time.perf_counter(), None
+            if kernel.is_host_item:
+                self._do(number)
+            else:
+                queue = self._devices.queue_of(number)
+                seconds = self._launch(queue.kernel_launches(number), 1, queue, cold=False)
+                self._is_launching = True
+            end = time.perf_counter()
+            if seconds is None:
+                seconds = end - start
+            if not isinstance(kernel.loaded, Transfer):     # which is told as a copy
+                device = HOST if kernel.is_host_item else self._devices.runner_of(number).backend.label
+                log.add(kernel, device, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
+
+    def _do(self, number: int) -> None:
+        """Do an item that the plan's queue does not run, by its number among all: call a function of Python, copy from device to device, or
+        have another device run its kernels."""
+        k, devices, bindings = self._every[number], self._devices, self._bindings
+        if isinstance(k.loaded, HostProgram):
+            self._call(number, k, k.loaded)
+        elif isinstance(k.loaded, Transfer):
+            addresses, _ = devices.queue.arguments(number)
+            to, source = (devices.part_of(b) for b in k.buffers)
+            with noted(source.backend.label, to.backend.label, k.loaded.nbytes, to.backend):
+                copy_between(to, addresses[0], source, addresses[1], k.loaded.nbytes,
+                             None if source.is_remote else bindings.array_of(k.buffers[1]))
+        else:
+            queue, runs = self._elsewhere[number]
+            for launches in runs:
+                self._launch(launches, 1, queue, wait=False)
+                self._is_launching = True
+
+    def _call(self, number: int, k: PreparedKernel, function: HostProgram) -> None:
+        addresses, numbers = self._devices.queue.arguments(number)
+        values = {v.name: n for v, n in zip(k.variables, numbers, strict=True)}
+        owners = [self._bindings.array_of(b) for b in k.buffers]
+        self._calling = k.name or k.spec.name
+        try:
+            part = self._devices.runner_of(number)
+            if part.is_remote:
+                part.call(function, addresses, [size * dtype.itemsize for dtype, size in k.spec.params], k.spec.outs, values)
+            else:
+                function.run(addresses, [part.shared if o is None else o for o in owners], values)
+        finally:
+            self._calling = ""
+
+    def _launch(self, launches: Launches, times: int, queue: LaunchQueue, *, cold: bool | None = None, wait: bool = True) -> float | None:
+        """Have a queue run launches of a plan that is ready; see `run` for the seconds. Raises what went wrong in a kernel that could not
+        raise it itself."""
+        if self.failure is not None or self._bindings.unbound or self._values.unset:
+            self._refuse()
+        if self._devices.is_released:
+            self._devices.allocate_again()
+        return self._give(launches, times, queue, cold, wait)
+
+    def _give(self, launches: Launches, times: int, queue: LaunchQueue, cold: bool | None = None, wait: bool = True) -> float | None:
+        self._is_launching = True
+        try:
+            if cold is not None:
+                return queue.run_timed(launches, times, cold)
+            queue.run(launches, times, wait)
+            return None
+        finally:
+            self._is_launching = False
+            if queue.may_fail:
+                self._raise_failure(queue)
+
+    def _raise_failure(self, queue: LaunchQueue) -> None:
+        failure = queue.take_failure()
+        if failure is not None:
+            if self.carried:
+                self.poison("a kernel failed, and runs go on from what the one before left")
+            raise failure
+
+
+def _give_back_packed(kernel: PreparedKernel, buffers: Sequence[PlanBuffer]) -> None:
+    """Give the pages of files back that a kernel has packed: what still reads them in place gets them from the file again."""
+    for slot in kernel.packing.slots if kernel.packing is not None else ():
+        if (array := buffers[kernel.buffers[slot]].array) is not None:
+            give_back(array)
