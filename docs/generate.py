@@ -52,7 +52,7 @@ def described_files() -> str:
 def described_opts() -> str:
     """A section for each opt: its docstring, loop nests as code."""
     from svod.core.kernel.opts import OPTS  # the list of files needs no package
-    parts = ["# Each opt, before and after\n\nDocstrings of `svod/core/kernel/opts.py`. [opts.md](../opts.md) has rules of single opts.\n"]
+    parts = ["# Each opt, before and after\n\nDocstrings of `svod/core/kernel/opts`. [opts.md](../opts.md) has rules of single opts.\n"]
     for name, rule in OPTS.items():
         paragraphs = (inspect.getdoc(rule) or "").split("\n\n")
         nests = "".join(f"\n\n```\n{textwrap.dedent(p)}\n```" for p in paragraphs[1:])

@@ -201,7 +201,7 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
                  for name in dict.fromkeys(c.device for c in native.calls if c.device)}
     plan = build_plan(unbound, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
                       device=target.device, storages=storages, elsewhere=elsewhere)
-    plan.carried = overwritten
+    plan.bindings.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if dumps:
         dump(sink, constants, plan, config)
@@ -341,7 +341,7 @@ def seconds_by_kernel(plan: ExecutionPlan, unbound: UnboundPlan) -> dict[str, fl
     """Seconds per kernel of a plan, by kernel key, measured in a few runs. {} where inputs have no memory yet, and where a run would
     change something: the plan assigns to memory that was there before, or calls a function of Python."""
     bound = all(b.has_memory for b in plan.buffers if b.kind != "intermediate")
-    if not bound or plan.carried or unbound.functions:
+    if not bound or plan.bindings.carried or unbound.functions:
         return {}
     seconds: dict[str, float] = {}
     for call, t in zip(unbound.calls, profile_at_sizes(plan, 2), strict=True):

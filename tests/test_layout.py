@@ -117,6 +117,24 @@ MOST_OF_ONE_CONCEPT = 18    # of a folder that its files make one thing of
 ONE_CONCEPT = {"svod/core/graph": "the graph of nodes over buffers", "svod/cli/tune": "the steps of one command"}
 MOST_LINES = 80             # of a function
 MOST_BRANCHES = 25          # its cyclomatic complexity
+MOST_METHODS = 30           # of a class, properties among them
+MOST_ATTRIBUTES = 24        # of an object that changes; the fields of a record are a table, which may be long
+#: Classes beyond these, with the methods and attributes that each may have.
+LARGE_CLASSES = {
+    # a method per operation
+    "tensor/tensor.py:Tensor": (60, 2), "tensor/operations/elementwise.py:Elementwise": (116, 0),
+    "tensor/operations/movement.py:Movement": (40, 0), "tensor/operations/functions.py:Functions": (35, 0),
+    "tensor/operations/nn.py:NeuralNetwork": (34, 0),
+    # a method per call of the driver, per kind of instruction, per operation whose error is bounded
+    "compile/cuda/driver.py:Driver": (44, 1), "compile/lower/interpreter.py:PhaseInterpreter": (32, 20),
+    "tune/measure/bounds.py:_Analysis": (33, 7),
+    # a method per question of a person
+    "tune/hand_kernel.py:HandKernel": (33, 4),
+    # several concepts in one class
+    "compile/lower/emit/state.py:OpenStage": (15, 31), "core/cost/groups/group_cost.py:StageCounter": (19, 29),
+    "compile/webgpu/device.py:Device": (20, 27), "tune/db/store.py:TuningDB": (51, 19),
+    "tune/search/kernel_search.py:KernelSearch": (41, 46), "tune/workers/executor.py:DispatchingExecutor": (31, 17),
+}
 
 
 def test_few_modules_stand_at_the_top() -> None:
@@ -192,6 +210,38 @@ def test_functions_can_be_read() -> None:
             if (n := (f.end_lineno or f.lineno) - f.lineno + 1) > MOST_LINES]
     branched = [f"{path}:{f.lineno}: {f.name} has a complexity of {n}" for path, f in functions if (n := complexity(f)) > MOST_BRANCHES]
     assert functions and not long + branched
+
+
+RECORDS = {"NamedTuple", "Enum", "IntEnum", "StrEnum", "Protocol", "TypedDict", "Struct"}
+
+
+def is_record(c: ast.ClassDef) -> bool:
+    """Whether the fields of a class are those of a value: of a frozen dataclass, a tuple, an enumeration."""
+    return any("frozen=True" in ast.unparse(d) for d in c.decorator_list) or any(ast.unparse(b).split(".")[-1] in RECORDS for b in c.bases)
+
+
+def attributes_of(c: ast.ClassDef, methods: list[Function]) -> set[str]:
+    """The names of what an object has: fields that the class declares, and what its methods set on their first parameter."""
+    names = {n.target.id for n in c.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    for f in methods:
+        own = f.args.args[0].arg if f.args.args else ""
+        names |= {n.attr for n in ast.walk(f) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+                  and isinstance(n.value, ast.Name) and n.value.id == own}
+    return names - {f.name for f in methods}
+
+
+def test_classes_can_be_read() -> None:
+    large = []
+    for path in FILES:
+        for c in ast.walk(tree_of(path)):
+            if isinstance(c, ast.ClassDef):
+                methods = [f for f in c.body if isinstance(f, Function)]
+                count, attributes = len({f.name for f in methods}), 0 if is_record(c) else len(attributes_of(c, methods))
+                name = f"{path.relative_to('svod').as_posix()}:{c.name}"
+                most, widest = LARGE_CLASSES.get(name, (MOST_METHODS, MOST_ATTRIBUTES))
+                if count > most or attributes > widest:
+                    large.append(f"{name} has {count} methods and {attributes} attributes")
+    assert not large
 
 
 def test_only_config_reads_the_environment() -> None:

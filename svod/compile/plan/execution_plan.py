@@ -96,7 +96,7 @@ class ExecutionPlan:
         self.variables = self._values.bounds
         self.prepare_seconds = self._runs.run_once_phases()
         if self.prepare_seconds:
-            self._say_packed()
+            _say_packed(self)
         _plans.add(self)
 
     @classmethod
@@ -174,8 +174,8 @@ class ExecutionPlan:
         Raises LaunchError for a plan whose runs go on from what they wrote: its state is in one place."""
         with self.lock:
             self._runs.check_usable()
-            if self.carried:
-                raise LaunchError(f"a plan that goes on from what it wrote to buffer {min(self.carried)} cannot run twice at a time; "
+            if carried := self.bindings.carried:
+                raise LaunchError(f"a plan that goes on from what it wrote to buffer {min(carried)} cannot run twice at a time; "
                                   "prepare one for each state")
             plan = ExecutionPlan(self.every, self.bindings.of_replica(), self._outputs, threads=threads or self.threads,
                                  planner=self.memory.mode, device=self.device)
@@ -217,14 +217,11 @@ class ExecutionPlan:
         """Run all kernels `times` times, in one call of the queue where there are no items between launches: a timer's sample. A device
         with memory of its own runs over what the last `execute` or `load_inputs` left there, and copies nothing back; only what was bound
         since is copied there."""
-        self._repeat(times, None)
+        self.repeat_timed(times, cold=None)
 
-    def repeat_timed(self, times: int, *, cold: bool = False) -> float | None:
+    def repeat_timed(self, times: int, *, cold: bool | None = False) -> float | None:
         """`repeat`, and the seconds it took by the device's own clock; None where it has none, or functions of Python run. `cold`: no run
-        finds in the device's second cache what another left (`LaunchQueue.run_timed`)."""
-        return self._repeat(times, cold)
-
-    def _repeat(self, times: int, cold: bool | None) -> float | None:
+        finds in the device's second cache what another left (`LaunchQueue.run_timed`); None: the seconds are not asked for."""
         with self.lock:
             self._devices.load_rest()
             seconds = self._runs.run(times, cold=cold)
@@ -274,15 +271,6 @@ class ExecutionPlan:
         """Whether it runs, or a function that it calls does."""
         return self._runs.is_going_on
 
-    @property
-    def carried(self) -> frozenset[int]:
-        """The buffers with the state that a run starts from and changes."""
-        return self._runs.carried
-
-    @carried.setter
-    def carried(self, numbers: frozenset[int]) -> None:
-        self._runs.carried = numbers
-
     # -- what it is applied to ----------------------------------------------------------------------
     def bind_array(self, buffer: int, array: np.ndarray[Any, Any]) -> None:
         """Use `array` for an input or output from now on: C-contiguous, of the buffer's dtype and number of elements (bfloat16 as the
@@ -323,12 +311,13 @@ class ExecutionPlan:
         with self.lock:
             self._values.slice(self.running[kernel], phase, begin, end)
 
-    def _say_packed(self) -> None:
-        packing = [k for k in self.every if k.packing is not None]
-        originals = {k.buffers[slot] for k in packing for slot in k.packing.slots}      # type: ignore[union-attr]
-        nbytes = sum(self.buffers[i].nbytes for i in originals)
-        if self.memory.kept >= MUCH:
-            log.info("%d MB of weights are packed for %d kernels, in %d MB beside them", nbytes >> 20, len(packing), self.memory.kept >> 20)
+
+def _say_packed(plan: ExecutionPlan) -> None:
+    packing = [k for k in plan.every if k.packing is not None]
+    originals = {k.buffers[slot] for k in packing for slot in k.packing.slots}      # type: ignore[union-attr]
+    nbytes, kept = sum(plan.buffers[i].nbytes for i in originals), plan.memory.kept
+    if kept >= MUCH:
+        log.info("%d MB of weights are packed for %d kernels, in %d MB beside them", nbytes >> 20, len(packing), kept >> 20)
 
 
 _plans: weakref.WeakSet[ExecutionPlan] = weakref.WeakSet()

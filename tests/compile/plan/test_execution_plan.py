@@ -200,7 +200,7 @@ def test_a_plan_stopped_half_way_refuses_when_it_changed_what_runs_start_from(mo
     buffers = [PlanBuffer(8 * N, "output", x), PlanBuffer(8 * N, "output", y)]
     for carried, stop, refuses in [((0,), 1, True), ((0,), 0, True), ((), 1, False), ((1,), 0, False)]:
         plan = ExecutionPlan([kernel("count", (0,)), kernel("affine", (1, 0))], buffers)
-        plan.carried = frozenset(carried)
+        plan.bindings.carried = frozenset(carried)
         run, calls = plan._runs.run_kernel, []
 
         def interrupted(i, times, calls=calls, stop=stop, run=run):
@@ -259,7 +259,7 @@ def test_replicas_run_at_the_same_time():
     for t in threads:
         t.join()
     assert not wrong and (y == -55).all()
-    plan.carried = frozenset((3,))
+    plan.bindings.carried = frozenset((3,))
     with pytest.raises(LaunchError, match="goes on from what it wrote to buffer 3 cannot run twice"):
         plan.replicate()
     plan._runs.poison("it was lost")

@@ -18,12 +18,14 @@ from svod.errors import LaunchError
 class Bindings:
     """What is bound to a plan. `buffers`: the plan's, by number. `arrays`: those that were bound later, which are kept alive here.
     `unbound`: the numbers of those that kernels use and that have no memory yet. `bindable`: the inputs and outputs. `written`: the buffers
-    that a run writes. `count`: how often memory was bound or let go; it tells the last one to bind whether another did since."""
+    that a run writes; `carried`: those among them with the state that a run starts from and changes. `count`: how often memory was bound or
+    let go; it tells the last one to bind whether another did since."""
 
     def __init__(self, kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], devices: PlanDevices) -> None:
         self.buffers = tuple(buffers)
         self.arrays: dict[int, np.ndarray[Any, Any]] = {}
         self.count = 0
+        self.carried: frozenset[int] = frozenset()
         self.bindable = {i for i, b in enumerate(buffers) if b.kind in ("input", "output")}
         self.written = frozenset(index for k in kernels for index in written_by(k))
         self._devices = devices

@@ -24,13 +24,11 @@ from svod.errors import LaunchError
 
 class Runs:
     """How a plan runs. `numbers`: the kernels that run now, by their numbers among all; `kernels`: these. `segments`: a run of them.
-    `is_plain`: a run is one call of the queue, and nothing else. `failure`: why the plan refuses to run. `carried`: buffers with the state
-    that a run starts from and changes."""
+    `is_plain`: a run is one call of the queue, and nothing else. `failure`: why the plan refuses to run."""
 
     def __init__(self, every: Sequence[PreparedKernel], variants: Sequence[Variant], devices: PlanDevices, values: PlanValues,
                  bindings: Bindings) -> None:
         self.failure: str | None = None
-        self.carried: frozenset[int] = frozenset()
         self.log: KernelLog | None = None       # what is told the time of each kernel
         self._every, self._variants = every, variants
         self._devices, self._values, self._bindings = devices, values, bindings
@@ -192,7 +190,7 @@ class Runs:
 
     def _stopped_after(self, kernels: Iterable[PreparedKernel]) -> None:
         """A run was given up after `kernels`: another one repairs that, unless it would start from what this one has written."""
-        changed = self.carried & {index for k in kernels for index in written_by(k)}
+        changed = self._bindings.carried & {index for k in kernels for index in written_by(k)}
         if changed:
             self.poison(f"a run stopped half-way, after buffer {min(changed)}, which runs go on from, was written")
 
@@ -302,7 +300,7 @@ class Runs:
     def _raise_failure(self, queue: LaunchQueue) -> None:
         failure = queue.take_failure()
         if failure is not None:
-            if self.carried:
+            if self._bindings.carried:
                 self.poison("a kernel failed, and runs go on from what the one before left")
             raise failure
 
