@@ -12,11 +12,17 @@ from svod.core.cost.groups.prices import GroupPrices
 from svod.core.cost.template import schedule
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.online import masked_limits
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import KernelOptError
+from svod.tensor import Tensor
+from tests.agreement import Case
 from tests.attention import AttentionCase
+from tests.core.corpus import data, kernel_of
 from tests.draws import count
 from tests.toy_backend.backend import BACKEND
+from tests.toy_backend.running import check
 from tests.toy_backend.target import TOY
 
 
@@ -47,6 +53,16 @@ def test_tiles_that_begin_anywhere(kind: str, dtype: str, shape: tuple[int, int,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, TOY.device, BACKEND.__module__)
     AttentionCase.draw(random.Random(1), kind, dtype, shape).check(parse_chain(chain), TOY.device)
+
+
+def test_all_parts_of_a_pass_under_a_window_are_combined() -> None:
+    """A part holds two blocks, so where the window of a row begins is another number of parts than of blocks."""
+    rows, columns = Tensor.arange(40).reshape(40, 1), Tensor.arange(40)
+    scores = (data(40, 3) @ data(3, 40)).where(columns > rows - 4, float("-inf"))
+    kernel = Kernel(kernel_of(scores.softmax(-1) @ data(40, 3)))
+    state = apply_opts(Scheduler(kernel, TOY), parse_chain("ONLINE(s3, 2) SPLITK(r0, 10)"))
+    assert [limit.apart for limit in masked_limits(state.kernel)] == [2]
+    check(Case(kernel), lower(state))
 
 
 def test_tiles_that_reach_beyond_an_operand_of_all_groups_are_refused() -> None:

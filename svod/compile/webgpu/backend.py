@@ -25,7 +25,7 @@ class Wgsl(CompilerPair):
     """LINEAR → WGSL. The driver makes code of it where it is loaded, on the device that `opened` gives, so a process that compiles only
     needs no device."""
 
-    name, key, revision = "wgsl", "WGSL", 7
+    name, key, revision = "wgsl", "WGSL", 8
 
     def __init__(self, opened: Callable[[], Device]) -> None:
         self._opened = opened

@@ -19,7 +19,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from tests.agreement import Case, run_interpreted, run_native
 from tests.chains import random_state
 from tests.compile.native import AVX512, runnable_targets
-from tests.core.corpus import conv, kernel_of
+from tests.core.corpus import conv, data, kernel_of
 
 TARGET = replace(AVX512, threads=2)
 NATIVE = [replace(t, threads=2) for t in runnable_targets().values()]
@@ -77,6 +77,13 @@ def test_loops_over_padding_are_skipped_and_cost_less() -> None:
     chosen = heuristic(state)
     loops = [chosen.rows[row].name for row in chosen.order[kernel.output]]
     assert loops.index("r1") < loops.index("r0") and loops.index("r2") < loops.index("r0")
+
+
+def test_parts_of_a_sum_are_all_combined() -> None:
+    """The nine parts of eighteen rows of taps are no taps: the phase that adds them leaves none out."""
+    kernel = Kernel(kernel_of(data(1, 1, 12, 12).conv2d(data(1, 1, 18, 9), padding=(17, 8))))
+    state = apply_opts(Scheduler(kernel, replace(AVX512, threads=9)), [Opt("THREAD", "r0", 9)])
+    run_interpreted(Case(kernel), lower(state), 2)
 
 
 @pytest.mark.slow
