@@ -1,7 +1,7 @@
 """A table of measured chains, for a test that the predictions still rank them: sketches and random chains of the suites' kernels, timed.
 
-    python experiments/measured_chains.py measure tests/core/cost/measured/x86_64-znver4-avx512-t2.jsonl --seconds 420
-    python experiments/measured_chains.py rank tests/core/cost/measured/x86_64-znver4-avx512-t2.jsonl     # the correlation per kernel
+    python experiments/measured_chains.py measure tests/core/cost/measured/x86_64-znver3-avx2-t2.jsonl --seconds 420
+    python experiments/measured_chains.py rank tests/core/cost/measured/x86_64-znver3-avx2-t2.jsonl     # the correlation per kernel
 
 The table is JSON Lines: the target, then a line per kernel with its suite and its chains, each with the fastest sample in microseconds. The
 kernels are drawn in random order until the time is over. Times are of a machine that may do other things: the test reads their order alone.
