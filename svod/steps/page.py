@@ -16,9 +16,9 @@ from pathlib import Path
 
 from jinja2 import Environment
 
-from svod.steps.changes import shortened
+from svod.steps.changes import SHORT, shortened
 from svod.steps.plan_steps import KernelPart, PlanPart
-from svod.steps.steps import NEST, Step, as_text
+from svod.steps.steps import NEST, UNCHANGED, Step, as_text
 from svod.system import quantities as q
 from svod.system.files import write_text
 from svod.system.pages import environment
@@ -85,7 +85,7 @@ def _render(title: str, plans: Sequence[PlanPart], kernels: Sequence[KernelPart]
 def templates() -> Environment:
     """Those of this part, with what they call."""
     env = environment("svod.steps")
-    env.globals.update(q=q, shortened=shortened, cut=_cut, is_open=_is_open, OPEN_KERNELS=OPEN_KERNELS)
+    env.globals.update(q=q, shortened=shortened, cut=_cut, is_open=_is_open, OPEN_KERNELS=OPEN_KERNELS, SHORT=SHORT, UNCHANGED=UNCHANGED)
     return env
 
 

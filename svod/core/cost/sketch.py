@@ -1,6 +1,6 @@
 """Sketches: whole chains whose opts only pay together, with amounts derived from the target's vector width, registers and caches.
 
-`sketches(state)` lists them. The heuristic is the shortest of those predicted fastest (`cost_model`). Sketches read the accesses alone. A
+`sketches(state)` lists them. The heuristic is the shortest of those predicted fastest (`cpu.py`). Sketches read the accesses alone. A
 *contraction* is a sum of products whose operands each lack an output axis that the other has, so a register tile reuses both. Other
 reductions get their vectors where memory is contiguous. Costly elementwise stages that are read twice are staged."""
 from __future__ import annotations

@@ -6,8 +6,8 @@
         multiply-adds 4 in the body
         accesses      4 loads of a, one of b; 4 stores outside of r0
 
-A value is counted at the loop it stands in: one that an inner loop does not change is computed once around that loop. Price lists
-(`cpu.py`, `gpu.py`) turn the counts into cycles.
+A value is counted at the loop it stands in: one that an inner loop does not change is computed once around that loop. `cpu.py` turns
+the counts into cycles of a core, `groups/group_cost.py` into cycles of a device with groups of threads.
 """
 from __future__ import annotations
 
