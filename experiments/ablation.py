@@ -1,4 +1,4 @@
-"""What the parts of the search are worth: the same kernels searched with parts turned off, with the same budget, the winners timed
+"""The worth of parts of the search: the same kernels searched with parts turned off, with the same budget, the winners timed
 against each other, interleaved.
 
     python experiments/ablation.py                                       # the core suite, all variants

@@ -1,4 +1,4 @@
-"""What a call costs from arrays to arrays, of svod.jit, ONNX files and PyTorch modules, beside other libraries: a small function, one with
+"""The cost of a call from arrays to arrays, of svod.jit, ONNX files and PyTorch modules, beside other libraries: a small function, one with
 a variable, a step of a decoder.
 
     python experiments/calls.py [--rounds N] [--peers onnx,jax,torch]
@@ -21,7 +21,7 @@ import numpy as np
 import svod
 from svod import Tensor, Variable, nn
 
-Contestants = dict[str, tuple[Callable[[], object], int]]       # by name: a call, and how many make a sample
+Contestants = dict[str, tuple[Callable[[], object], int]]       # name: (call, calls of a sample)
 WIDTH, HEADS, LENGTH, TOKENS = 256, 8, 256, 1000
 
 

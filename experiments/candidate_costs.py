@@ -1,4 +1,4 @@
-"""What a candidate costs before it runs for the first time: a step of its chain, lowering, LLVM's text, machine code.
+"""The cost of a candidate before its first run: a step of its chain, lowering, LLVM's text, machine code.
 
     python experiments/candidate_costs.py                                   # 8 sketches of each kernel of the core suite
     python experiments/candidate_costs.py --kernels 'gemm_*' --states 16
@@ -72,7 +72,7 @@ def step_costs(state: Scheduler) -> list[tuple[float, float]]:
 
 
 def costs_of(kernel: Kernel, target: Target, count: int, rng: random.Random) -> Costs:
-    """What `count` of a kernel's sketches, and the steps that lead away from them, cost."""
+    """Costs of `count` of a kernel's sketches and of the steps that lead away from them."""
     states = list(sketches(Scheduler(kernel, target)))
     states = states if len(states) <= count else rng.sample(states, count)
     steps = [s for state in [Scheduler(kernel, target), *states] for s in step_costs(state)]

@@ -34,7 +34,7 @@ from peer_process import Ended, Peer, serve
 
 Array = np.ndarray[Any, Any]
 ROUNDS, SECONDS = 15, 0.05      # a sample takes about so long
-TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}       # of the largest result
+TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}       # relative to the largest result
 KERNELS = 100
 PATIENCE = 90.0                 # seconds for an answer: to compile ResNet-50 takes long
 OLDER = "sm_90"                 # has the card's mma.sync and no wgmma
@@ -191,7 +191,7 @@ class Svod:
         self.device = device
 
     def about(self) -> dict[str, Any]:
-        """What was measured."""
+        """The measured results."""
         from svod.compile.backend import backend_named
         target = backend_named(self.device).target()
         return {"device": self.device, "target": target.key, "wgmma": "wgmma" in target.features}
@@ -226,7 +226,7 @@ class Torch:
         self.device = "cpu" if device == "CPU" else device.lower()
 
     def about(self) -> dict[str, Any]:
-        """What was measured."""
+        """The measured results."""
         torch = self.torch
         return {"torch": torch.__version__, "gpu": "" if self.device == "cpu" else torch.cuda.get_device_name(self.device)}
 
@@ -361,7 +361,7 @@ class Processes:
 
 
 def calls_of_a_sample(processes: Processes, peer: Peer) -> int:
-    """How many calls take about SECONDS."""
+    """The number of calls that take about SECONDS."""
     times = 1
     while (seconds := processes.ask(peer, times)) < SECONDS and times < 1 << 14:
         times = max(2 * times, int(times * SECONDS / max(seconds, 1e-6) / 2))

@@ -1,4 +1,4 @@
-"""What it costs to start a kernel: from Python, inside a plan, on one core and on all, hot and after idle periods.
+"""The cost of starting a kernel: from Python, inside a plan, on one core and on all, hot and after idle periods.
 
     python experiments/dispatch.py [--threads N]
 

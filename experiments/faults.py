@@ -230,7 +230,7 @@ def break_things(driver: Driver, nodes: dict[str, Node], args: argparse.Namespac
 
 
 def watch_end(nodes: dict[str, Node], say: Any) -> None:
-    """What is left of svod's workers after the driver, and of all processes after the nodes."""
+    """Processes of svod's workers that outlive the driver, and any that outlive the nodes."""
     started = time.monotonic()
     while (left := workers_of(nodes.values())) and time.monotonic() - started < NO_PROCESS_AFTER:
         time.sleep(0.05)

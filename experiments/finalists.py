@@ -1,5 +1,5 @@
-"""What it costs how a search chooses among its finalists: each is timed anew in several processes, and what a rule chooses from the
-search's own confirmation is compared with what is fastest there.
+"""The cost of the rule that chooses among finalists: each finalist is timed anew in several processes, and the choice of a rule from the
+search's own confirmation is compared with the fastest there.
 
     python experiments/finalists.py --kernels 'gemm_*,bmm_12' --width 8 --seeds 2 --json gemm.json
     python experiments/finalists.py --from gemm.json,others.json        # the table of what was timed before

@@ -1,4 +1,4 @@
-"""What the first call of a model takes in a new process, part by part: imports, reading the file or tracing, walking the graph, preparing.
+"""Seconds of the first call of a model in a new process, part by part: imports, reading the file or tracing, walking the graph, preparing.
 
     SVOD_TUNE_DB=t.db python experiments/first_call.py model.onnx [--dim sequence=128]
     SVOD_TUNE_DB=t.db python experiments/first_call.py --torch resnet18

@@ -1,4 +1,4 @@
-"""What it costs to choose chains for devices with groups of threads: processor seconds of the heuristic, sketches made, and those priced.
+"""The cost of choosing chains for devices with groups of threads: processor seconds of the heuristic, sketches made, and those priced.
 
     SVOD_DEVICE=CUDA:sm_90 svod-tune experiments/models/encoder_layer.py --compile-only --capture-to encoder -- --no-check
     SVOD_DEVICE=CUDA:sm_90 svod-tune experiments/models/resnet18.py --compile-only --capture-to resnet18 -- --no-check

@@ -1,4 +1,4 @@
-"""How good the heuristic is: per kernel all sketches timed, the predicted cycles beside them, and what choosing by prediction loses.
+"""The quality of the heuristic: all sketches of each kernel timed beside their predicted cycles, and the loss by choosing by prediction.
 
     python experiments/heuristics.py                        # the core suite
     python experiments/heuristics.py --suite models --kernels 'resnet18'

@@ -77,7 +77,7 @@ def backend_of(target: Target) -> Backend:
 
 
 def outcome(of: Callable[[], str]) -> str:
-    """What `of` returns, or why it does not."""
+    """The result of `of`, or the text of its error."""
     try:
         return of()
     except SvodError as e:
@@ -109,7 +109,7 @@ def record(targets: dict[str, Target]) -> dict[str, Any]:
 
 
 def replay(kernel: Kernel, target: Target, then: dict[str, Any]) -> dict[str, Any]:
-    """What a recorded chain comes to now."""
+    """The present results of a recorded chain."""
     try:
         return describe(apply_opts(Scheduler(kernel, target), [Opt.from_json(o) for o in then["chain"]]))
     except SvodError as e:

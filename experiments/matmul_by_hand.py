@@ -23,7 +23,7 @@ Step = tuple[str, tuple[object, ...]]
 
 
 def steps(target: Target) -> Iterator[Step]:
-    """What to do, and the opt that does it. `o0` are rows of the product, `o1` its columns, `r0` what is summed."""
+    """A step in words, and the opt that does it. `o0` are rows of the product, `o1` its columns, `r0` what is summed."""
     lanes = max(1, target.vector_bytes // 4)
     registers = 6 if target.vector_registers <= 16 else 12
     yield "a vector of columns: neighbours in memory are computed side by side", ("UPCAST", "o1", lanes)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-SIDE = 2048             # of a layer's square matrix of float32: 16 MB
+SIDE = 2048             # side of a layer's square float32 matrix of 16 MB
 MB = 2 ** 20
 DOORS = ("onnx", "onnx-external", "torch", "torch-export", "onnxruntime")
 

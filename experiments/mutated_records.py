@@ -75,7 +75,7 @@ LEAST_SECONDS = 50e-6       # a plan that takes less is not called slow
 CHAINS = 40                 # random chains of each kernel
 SUFFIX = {"jsonl": ".jsonl", "database": ".db", "lock": ".lock.jsonl", "capture": ".capture.jsonl"}
 KINDS = ["jsonl"] * 4 + ["database"] * 4 + ["lock", "capture"]
-#: What no file may bring about, by the names of Python's audit events.
+#: Python's audit events that no file may bring about.
 EXECUTED = {"os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class", "sqlite3.enable_load_extension",
             "sqlite3.load_extension"}
 
@@ -547,7 +547,7 @@ class Trial:
             svod.prepare._databases.clear()
 
     def claim(self, path: Path) -> None:
-        """What a search does first."""
+        """The first step of a search."""
         self.done["claim"] += 1
         try:
             with TuningDB.open(path) as db:
@@ -637,7 +637,7 @@ def worker(numbers: Sequence[int], records: int, directory: Path) -> None:
     sys.addaudithook(audit)
     for position, number in enumerate(numbers):
         say.write(json.dumps({"begin": number}) + "\n")
-        watching = position > 0                 # what is imported late is compiled by then
+        watching = position > 0                 # late imports are compiled by then
         result = do_file(number, records, model, directory, executed)
         watching = False
         say.write(json.dumps({"end": number, **result}) + "\n")

@@ -23,7 +23,7 @@ KINDS = ("Node", "PyTorchConverted", "PyTorchOperator", "Real", "Simple")
 
 
 def run(backend: str, kind: str, part: int, parts: int, only: str) -> dict[str, str]:
-    """What became of every test of a kind."""
+    """The outcome of every test of a kind."""
     warnings.simplefilter("ignore")
     import onnx.backend.test
 

@@ -48,8 +48,8 @@ from svod.tune.workers.executor import Executor
 from svod.tune.workers.start import make_executor
 
 T = TypeVar("T")
-PROCESSES = 3               # that time the winners of one kernel
-TIMING_SECONDS = 1.5        # of the interleaved rounds of one of them
+PROCESSES = 3               # processes that time the winners of one kernel
+TIMING_SECONDS = 1.5        # seconds of the interleaved rounds of one process
 MET_WITHIN = 1.03           # a winner is no worse when its interval reaches 1 and its median is this close
 
 
@@ -162,7 +162,7 @@ def time_winners(kernel: Kernel, found: Sequence[Found], seed: int) -> tuple[tup
 
 
 def in_a_process(function: Callable[..., T], *args: Any) -> T:
-    """What the function of a module returns in a process of its own."""
+    """The result of a module's function, called in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(function, *args).result()
 

@@ -1,4 +1,4 @@
-"""What the search's way of compiling saves and what it costs: without LLVM's passes, for aligned buffers alone, and either with loop
+"""Savings and cost of the search's way of compiling: without LLVM's passes, for aligned buffers alone, and either with loop
 strength reduction, or without the fences between levels of shuffles (`svod.compile.llvm.alu`).
 
     python experiments/search_compiler.py                                   # 8 sketches of each kernel of the core suite

@@ -1,4 +1,4 @@
-"""What the search of one f32 GEMM achieves from nothing: candidates per second, the winner's share of the ceiling, and what slices bring.
+"""Results of the search of one f32 GEMM from nothing: candidates per second, the winner's share of the ceiling, and what slices bring.
 
     python experiments/search_gemm.py 512                       # width 4, local workers
     python experiments/search_gemm.py 512 --workers local:1

@@ -36,7 +36,7 @@ Layer = Callable[[], Tensor]
 Activation = Callable[[Tensor], Tensor]
 
 IMAGES = 224
-WEIGHTS: list[Tensor] = []      # of the layer that is built
+WEIGHTS: list[Tensor] = []      # options of the layer that is built
 
 
 def floats(*shape: int) -> Tensor:

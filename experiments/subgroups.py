@@ -1,4 +1,4 @@
-"""What the exchange of registers in subgroups is worth on a WebGPU adapter: kernels for its target, and for the same without subgroups, in
+"""The worth of exchanging registers in subgroups on a WebGPU adapter: kernels for its target, and for the same without subgroups, in
 turns.
 
     python experiments/subgroups.py                     # the heuristic's chain of each target

@@ -42,7 +42,7 @@ class One(torch.nn.Module):
 
 
 def outcome(operation: Any, sample: Any) -> str:
-    """What becomes of a sample: agrees, in PyTorch, not exported, or wrong and by how much."""
+    """The outcome of a sample: agrees, in PyTorch, not exported, or wrong and by how much."""
     leaves, form = torch.utils._pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     module = One(operation, leaves, form)

@@ -1,4 +1,4 @@
-"""What it costs that svod and PyTorch run on the same cores in turns: parts of a model alone, and in turns, as around a graph break.
+"""The cost of running svod and PyTorch on the same cores in turns: parts of a model alone, and in turns, as around a graph break.
 
     python -m experiments.torch_threads [--size 512] [--rounds 60]
 

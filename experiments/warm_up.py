@@ -1,4 +1,4 @@
-"""How long a machine takes after a pause until code runs as fast as it will: time of a run over the time since the pause ended.
+"""The warm-up of a machine after a pause: time of a run over the time since the pause ended.
 
     python experiments/warm_up.py                                   # a sum and a product: memory and arithmetic
     python experiments/warm_up.py --kernels gemv_4096 --pauses 12 --peers numpy

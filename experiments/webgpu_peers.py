@@ -24,7 +24,7 @@ import numpy as np
 from peer_process import Peer, peers, serve
 
 Array = np.ndarray[Any, Any]
-TOLERANCE = 1e-3            # of the largest result: float32, sums in other orders
+TOLERANCE = 1e-3            # relative to the largest result: float32, sums in other orders
 ROUNDS = 15
 RESNET = "resnet18"
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -112,7 +112,7 @@ class Tinygrad:
         self.given = [Tensor(a).realize() for a in arrays]
         model = resnet18(lambda a: Tensor(a).realize()) if name == RESNET else lambda *x: operation(name, *x)
         self.function = TinyJit(lambda *x: model(*x).realize())
-        for _ in range(3):      # as it is, captured, replayed
+        for _ in range(3):      # eager, captured, replayed
             result = self.function(*self.given)
         return np.asarray(result.numpy())
 

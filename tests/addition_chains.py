@@ -1,4 +1,4 @@
-"""How many additions LINEAR makes in a row: read from a program, without running it.
+"""The longest chain of additions in LINEAR, read from a program without running it.
 
 A value is known by its longest paths of additions: from each accumulator of an open loop, and from terms. An accumulator that a loop
 carries grows by its own path in each iteration; one in scratch by its own path in each iteration of the loops that do not move its place,

@@ -42,7 +42,7 @@ class Case:
     seed: int = 0
     values: Mapping[str, int] = field(default_factory=dict)
     args: list[Array] = field(init=False)
-    want: list[Array] = field(init=False)       # by output slot, ascending
+    want: list[Array] = field(init=False)       # the wanted outputs, in ascending order of their slots
     slots: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ def steps(program: Program) -> int:
                     n = max(0, -(-(ends[1][4] - ends[0][4]) // arg))
                 elif part:          # from the start of a part to as much more, at most to the end
                     n = part[0] // arg
-                elif ends[1][0] == "CONST" and ends[0][0] == "WHERE":       # what the last part alone does
+                elif ends[1][0] == "CONST" and ends[0][0] == "WHERE":       # work that the last part alone does
                     n = ends[1][4]
                 else:
                     n = phase.extent if ends[1][0] == "END_" else 8

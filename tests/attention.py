@@ -18,7 +18,7 @@ from svod.core.spec.values import from_float, to_float
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = ("plain", "causal", "kept", "added", "grouped")
-TOLERANCE = {"float32": 3e-6, "float16": 3e-3, "bfloat16": 2e-2}     # of the largest value: probabilities and results are rounded
+TOLERANCE = {"float32": 3e-6, "float16": 3e-3, "bfloat16": 2e-2}     # relative to the largest value: probabilities and results are rounded
 PLAIN = PrepareConfig(object_cache=":none:", db=":none:")
 
 

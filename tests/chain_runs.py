@@ -32,7 +32,7 @@ from tests.draws import a_quarter
 from tests.hand_kernels import HAND
 
 KERNELS = {**CORPUS, **HAND}
-PARTS = 4       # of the corpus, each a test of its own
+PARTS = 4       # parts of the corpus; each is a test of its own
 N, M = Variable("n", 1, 13), Variable("m", 1, 17)
 VARIABLE = {
     "rows": lambda: data(13, 17)[:N] * 2 + 1,

@@ -1,4 +1,4 @@
-"""How much random tests draw: enough for every change by default, more with `pytest --draws 10` and `--chains 100`."""
+"""Amounts that random tests draw: enough for every change by default, more with `pytest --draws 10` and `--chains 100`."""
 from __future__ import annotations
 
 from collections.abc import Iterable

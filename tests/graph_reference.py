@@ -1,4 +1,4 @@
-"""What a graph means, in NumPy: an interpreter of docs/ir.md, section 1, node by node. The oracle of the front end's tests.
+"""The meaning of a graph in NumPy: an interpreter of docs/ir.md, section 1, node by node. The oracle of the front end's tests.
 
 It follows the written definitions and shares no code with svod but the node type and the bfloat16 conversion.
 """
@@ -170,7 +170,7 @@ def _library_kernel(name: str, options: tuple[Any, ...], src: list[Array], kind:
             elif combiner == "LOGADDEXP":
                 columns.append(np.logaddexp.reduce(so_far.astype(np.float64), axis=1))
             else:
-                # of the result's type, as they are combined
+                # combined in the type of the result
                 wide = so_far.astype(np.float64 if kind.kind == "f" else kind)
                 columns.append(_REDUCERS[combiner].reduce(wide, axis=1, dtype=wide.dtype))
         return np.stack(columns, 1)

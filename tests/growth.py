@@ -1,4 +1,4 @@
-"""How the work of a chain of steps grows with its length, counted in calls of functions: the same on every machine, busy or not."""
+"""Growth of the work of a chain of steps with its length, counted in calls of functions: the same on every machine, busy or not."""
 from __future__ import annotations
 
 import sys

@@ -186,7 +186,7 @@ def test_a_plan_is_native_calls_between_the_functions() -> None:
 
 
 def test_jit_calls_in_every_run() -> None:
-    """What depends on weights alone too; replicas call from their own threads."""
+    """Functions of weights alone are called too; replicas call from their own threads."""
     calls = Calls(lambda w: w + len(calls.given))
     w = Tensor(np.zeros(3))
     f = svod.jit(lambda x: svod.custom_function(calls, w, shape=(3,), dtype="float64") * 2 + x, config=NONE)

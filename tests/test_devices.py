@@ -504,7 +504,7 @@ def test_who_has_the_newest_content(toys: tuple[Counting, Counting]) -> None:
     toy.copy_in(memory.address, new.ctypes.data, new.nbytes)
     buffer.written_on(toy, copy=False)
     assert buffer.is_away
-    close(buffer.memory_on(other) and buffer.array, new.ravel())        # by way of the host
+    close(buffer.memory_on(other) and buffer.array, new.ravel())        # copied through the host
     assert not buffer.is_away and other.taken() == [("in", X.nbytes)]
     with pytest.raises(DeviceError, match="where it does not lie"):
         buffer.written_on(toy)

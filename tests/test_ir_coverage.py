@@ -123,7 +123,7 @@ EXAMPLES: dict[str, Example] = {
 }
 # in every example, or in tests of their own
 NOT_VALUES = {"Buffer", "Placeholder", "Binop", "Unary", "Ternary", "Reduce_Axis", "Sink", "Kernel", "Unique", "Device", "Assign", "Multi"}
-BELOW_THE_GRAPH = {"Vectorize", "Wmma", "Define_Var", "Bind", "Unroll"}      # what svod has of them is in kernels and programs
+BELOW_THE_GRAPH = {"Vectorize", "Wmma", "Define_Var", "Bind", "Unroll"}      # only kernels and programs have them
 
 
 def test_every_graph_operation_has_an_example_or_a_reason_not_to() -> None:
@@ -140,5 +140,5 @@ def test_it_is_built_printed_scheduled_and_computed(operation: str) -> None:
     named = set(re.findall(r"`Ops\.(\w+)`", names))
     assert not named or named & {u.op.value for u in nodes}, f"the example of {operation} holds none of {named}"
     np.testing.assert_allclose(run_schedule(tensor), expected, rtol=1e-6)
-    if "CUSTOM_FUNCTION" not in named:      # whose meaning the interpreter of graphs does not know
+    if "CUSTOM_FUNCTION" not in named:      # the interpreter of graphs has no library kernels
         np.testing.assert_allclose(evaluate_graph(tensor.uop), expected, rtol=1e-6)

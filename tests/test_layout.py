@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "svod"
 FILES = sorted(p.relative_to(ROOT) for p in PACKAGE.rglob("*.py"))
 
-# what each part may import beside itself; "svod" is the root, which has the version and lazy names
+# parts that every part may import; "svod" is the root, which has the version and lazy names
 COMMON = {"svod", "errors", "config", "system"}
 ALLOWED = {
     "system": {"errors"},
@@ -111,11 +111,11 @@ def test_imports_point_one_way() -> None:
 # -- the shape of the house ---------------------------------------------------------------------------
 
 TOP = {"__init__", "__main__", "config", "errors", "prepare", "explaining", "by_hand"}     # explain.py would hide svod.explain
-MOST_FILES = 16             # of a folder
-MOST_OF_ONE_CONCEPT = 18    # of a folder that its files make one thing of
+MOST_FILES = 16             # files of a folder
+MOST_OF_ONE_CONCEPT = 18    # files of a folder that is one concept
 #: Folders of one concept, and which it is.
 ONE_CONCEPT = {"svod/core/graph": "the graph of nodes over buffers", "svod/cli/tune": "the steps of one command"}
-MOST_LINES = 80             # of a function
+MOST_LINES = 80             # lines of a function
 MOST_BRANCHES = 25          # its cyclomatic complexity
 MOST_METHODS = 30           # of a class, properties among them
 MOST_ATTRIBUTES = 24        # of an object that changes; the fields of a record are a table, which may be long
@@ -169,7 +169,7 @@ def test_no_modules_import_each_other() -> None:
             break
         for m in free:
             del below[m]
-    while below:    # what only imports a circle is not in it
+    while below:    # a module that only imports members of a cycle is not in it
         outer = {m for m in below if not any(m in needs for needs in below.values())}
         if not outer:
             break

@@ -38,7 +38,7 @@ def test_who_has_many_lengths_is_told_once(caplog: pytest.LogCaptureFixture) -> 
             in caplog.text)
     n = svod.Variable("n", 1, 32)
     rows = drawn(3, 32)
-    for length in (2, 32):      # what it says works
+    for length in (2, 32):      # the lengths that the error names work
         np.testing.assert_array_equal(scaled(Tensor(rows)[:, :n.bind(length)], 2.0).numpy(), rows[:, :length] * 2)
 
 

@@ -44,7 +44,7 @@ def grown(seed: int) -> tuple[RandomGraph, list[UOp]]:
     if seed % 3 == 0:
         x, y = g.pick(), g.pick()
         results = ((x.dtype, shape_of(x)), (y.dtype, (size_of(y),)))
-        g.nodes += graph.callback(host_function(rolled_and_sorted), results, True, x, y)[::seed % 2 + 1]     # of one, or of both results
+        g.nodes += graph.callback(host_function(rolled_and_sorted), results, True, x, y)[::seed % 2 + 1]     # one result or both
     g.grow(3 + seed % 5)
     for b, content in g.contents.items():
         buffer_of(b).bind(content)

@@ -25,7 +25,7 @@ from svod.tensor import realize
 Array = np.ndarray[Any, np.dtype[Any]]
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
-# what there is to ask for: how it is made of x, its values, how many kernels compute it
+# name: (function of x, wanted values, number of kernels)
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Array], Array], int]] = {
     "computed": (lambda x: x * 2 + 1, lambda a: a * 2 + 1, 1),
     "in memory": (lambda x: x, lambda a: a, 0),

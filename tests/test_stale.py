@@ -16,7 +16,7 @@ from svod.tracing.jitted import MOST_PLANS, RECAPTURES_SAID
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SCALE = 2.0
-SIZES = [(1, 1), (3, 5), (8, 8), (37, 53), (512, 512)]      # of weights: those of some sizes are packed, and of others read in place
+SIZES = [(1, 1), (3, 5), (8, 8), (37, 53), (512, 512)]      # shapes of weights; some are packed, others are read in place
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:

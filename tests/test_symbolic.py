@@ -43,7 +43,7 @@ def softmax(a: Array) -> Array:
     return e / e.sum(-1, keepdims=True)
 
 
-PLANNED = 6     # of the first ones a plan is made; all of them are lowered
+PLANNED = 6     # kernels that get a plan; all of them are lowered
 
 
 def of_tensors(n: Any, m: Any) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What the hand-written chains take from the target: a register tile, cores, whether to store past the caches.
+"""Amounts that hand-written chains take from the target: a register tile, cores, whether to store past the caches.
 
 A chain is made for a case of the suite and a target. Chains name axes, so that they are valid at other extents too; the search does not
 know them.

@@ -1,4 +1,4 @@
-"""What svod is held to, and whether a run of the benchmarks reaches it.
+"""The goals of svod, and whether a run of the benchmarks reaches them.
 
     svod-bench run --suite core,odd,models --fresh --beam 4 --json run.json
     svod-bench run --suite random --fresh --beam 4 --json random.json
@@ -21,7 +21,7 @@ from svod.bench.report.data import overview
 from svod.bench.results import CaseResult, ContestantResult, Run, Speedup, SuiteResult, read_run
 from svod.bench.summary import BEST_PEER, suite_results
 
-WITHIN = 0.97           # of a goal that the median has to reach, its interval reaching all of it
+WITHIN = 0.97           # share of a goal that the median reaches, where its interval reaches the goal
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ GOALS: dict[str, Goal] = {
 }
 
 
-CORE_MEAN = 1.05                                        # of the best peer of each kernel
-RANDOM_MEAN = 0.9                                       # of the mean over core
-NEIGHBOUR = 0.8                                         # of the round neighbour's rate
-HEURISTIC_MEAN = 0.65                                   # of tuned
+CORE_MEAN = 1.05                                        # ratio to the best peer of each kernel
+RANDOM_MEAN = 0.9                                       # geometric mean over core
+NEIGHBOUR = 0.8                                         # share of the round neighbour's rate
+HEURISTIC_MEAN = 0.65                                   # share of the tuned speed
 SEARCH_MEDIAN, SEARCH_MOST = 10.0, 40.0                 # seconds, of a kernel of core
 MODELS = ("resnet18", "bert_block", "gpt2_block")       # each at least PyTorch's
 

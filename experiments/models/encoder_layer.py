@@ -16,7 +16,7 @@ import numpy as np
 import svod
 from svod import Tensor, nn
 
-TOLERANCE = {"bfloat16": 5e-2, "float16": 1e-2}      # of the largest output: two norms of sums over 3072 products
+TOLERANCE = {"bfloat16": 5e-2, "float16": 1e-2}      # relative to the largest output: two norms of sums over 3072 products
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What the model scripts beside this file share: prepare the model, check its output, time it, say where its kernels came from.
+"""Common parts of the model scripts beside this file: prepare the model, check its output, time it, say where its kernels came from.
 
 Importing this module makes `svod` importable in a checkout that is not installed; where a dependency is missing it ends the process
 with the line to paste.
@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_LINE = f"{sys.executable} -m pip install {ROOT}"
-TOLERANCE = 1e-4        # of the largest output; float32 over these depths stays below 1e-5
+TOLERANCE = 1e-4        # relative to the largest output; float32 over these depths stays below 1e-5
 LEAST_RUNS, SECONDS = 20, 1.0
 
 if find_spec("svod") is None:

@@ -1,4 +1,4 @@
-"""What the transformer blocks beside this file share: layers with their NumPy counterparts, and random weights of the right size."""
+"""Common parts of the transformer blocks beside this file: layers with their NumPy counterparts, and random weights of the right size."""
 from __future__ import annotations
 
 from run_model import Array, glorot

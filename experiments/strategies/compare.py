@@ -38,8 +38,8 @@ from svod.tune.search.strategies.random_walks import RandomWalks
 from svod.tune.search.strategies.strategy import Proposer
 
 NEAR = 0.05
-MEASUREMENTS = 200         # of a search, at least
-EARLY = 100                # where regret is held against random search with TENFOLD
+MEASUREMENTS = 200         # least number of candidates of a search
+EARLY = 100                # number of candidates at which regret is compared with random search of TENFOLD
 TENFOLD = 10 * EARLY
 OF_A_KERNEL = 100          # measurements of each other kernel that a learned model begins with
 
@@ -116,7 +116,7 @@ def runs_of(name: str, variants: Sequence[str], seeds: Sequence[int], path: Path
     """All searches of one kernel; those that are not in the file are added to it."""
     space, known = Space(name), {(r.variant, r.seed): r for r in kept(path)}
     evidence = evidence_for(name) if any(VARIANTS[v].evidence for v in variants) else []
-    features: dict[bytes, tuple[float, ...]] = {}       # of all searches: a state has the same in each
+    features: dict[bytes, tuple[float, ...]] = {}       # seed of all searches: a state has the same time in each
     for label in variants:
         v = VARIANTS[label]
         strategy = inside(space, v.strategy)

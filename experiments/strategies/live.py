@@ -17,7 +17,7 @@ from paired import arguments, study
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "beam": {},
-    "beam again": {},       # by how much two searches differ that are alike
+    "beam again": {},       # difference of two equal searches
     "learned": {"cost_model": "learned"},
     "evolve": {"strategy": "evolve"},
     "optuna": {"strategy": "optuna"},

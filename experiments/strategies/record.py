@@ -43,10 +43,10 @@ BEST = 8                # states whose neighbours are recorded first
 NEAR, ANY = 0.45, 0.25  # shares of a chunk: neighbours of the best, of any state; the rest are walks
 WALK = 8                # most steps of a walk
 AGAIN = 5               # screenings of the fastest, later
-SEED = 1000             # of the searches whose candidates are recorded; the comparison has others
+SEED = 1000             # seeds of the recorded searches; the comparison has others
 TRIES = 2000            # proposals in vain after which a kernel has nothing left
 CONFIG = BeamConfig(runs=3)
-SLOW = 5.0              # what takes this many times the best and more is not timed further
+SLOW = 5.0              # a candidate that takes this many times the best is not timed further
 
 
 def neighbours(base: Scheduler, state: Scheduler, lanes: int) -> Iterator[Scheduler]:

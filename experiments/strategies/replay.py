@@ -35,11 +35,11 @@ from svod.tune.search.strategies.strategy import Proposer, Strategy
 
 RACE_NOISE = 0.01          # standard deviation of the logarithm of a ratio
 SCREEN_SAMPLES = 3
-SCREEN_SECONDS = 0.01      # what screening a candidate takes, beside compiling it
+SCREEN_SECONDS = 0.01      # seconds to screen a compiled candidate
 
 
 class Space:
-    """What was recorded of one kernel. `state_at` has a state for each digest on the way to a recorded one."""
+    """The recorded space of one kernel. `state_at` has a state for each digest on the way to a recorded one."""
 
     def __init__(self, name: str) -> None:
         self.name = name

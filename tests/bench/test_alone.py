@@ -200,5 +200,5 @@ def test_children_are_no_foreign_load() -> None:
 def test_outputs_are_compared_one_by_one() -> None:
     a, b = np.array([1e6, 2e6], np.float32), np.array([3, 4])
     assert difference([a, b], [a, b], "float32") == 0.0
-    assert difference([a, b + 1], [a, b], "float32") == 0.25        # of its own largest value
+    assert difference([a, b + 1], [a, b], "float32") == 0.25        # relative to the largest value of that output
     assert difference([a], [a, b], "float32") == difference(a, [a], "float32") == np.inf

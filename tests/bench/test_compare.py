@@ -26,7 +26,7 @@ def scaled(case: CaseResult, names: tuple[str, ...], factor: float) -> CaseResul
 
 
 def verdicts(a: Run, b: Run) -> dict[tuple[str, str], str]:
-    """What is judged, and not the same."""
+    """Verdicts other than the same."""
     return {(c.case, c.contestant): c.verdict for c in compare_runs(a, b).changes if c.verdict not in ("same", "noisy")}
 
 

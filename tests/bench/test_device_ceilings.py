@@ -93,7 +93,7 @@ def test_a_loop_of_matrix_instructions(arch, name, tile):
 @pytest.mark.parametrize(("arch", "names"), [("sm_75", ["mma_f16k8", "mma_s8k16"]), ("sm_80", ["mma_bf16", "mma_f16", "mma_s8"]),
                                              ("sm_90a", ["wgmma_bf16n256", "wgmma_f16n256", "wgmma_s8n256"])])
 def test_the_loop_of_the_largest_instructions_spills_nothing(arch, names):
-    """That of wgmma is lowered only: ptxas takes seconds for it."""
+    """The kernel of wgmma is only lowered: ptxas takes seconds for it."""
     target = card_target(arch)
     assert [dot.name for dot in matrix_dots(target)] == names
     dot, pair = matrix_dots(target)[-1], backend_named(target.device).compilers[0]

@@ -1,4 +1,4 @@
-"""Which core each thread of a contestant runs on while it is timed."""
+"""Placing of a contestant's threads on cores while it is timed."""
 from __future__ import annotations
 
 import hashlib

@@ -64,7 +64,7 @@ class FakePlan(ExecutionPlan):
         self.owed = 0.5 * sum(self.seconds)         # some kernels run at the same time
 
     def wait(self) -> None:
-        """What was begun takes its time when it is waited for."""
+        """Time that a wait takes belongs to the work that it waits for."""
         self.now, self.owed = self.now + self.owed, 0.0
 
 

@@ -246,7 +246,7 @@ def test_dot_instructions_have_rates_of_their_own():
 
 @pytest.mark.parametrize(("name", "product"), [("int8", 4 * 3 * 5), ("bfloat16", 2 * 3 * 5)])
 def test_dot_loops_compute_dots(name, product):
-    """Where the machine has the instruction: accumulator n starts at n; each of 2 turns adds 4 products of bytes, or 2 of bfloat16."""
+    """Accumulator n starts at n; each of 2 turns adds 4 products of bytes, or 2 of bfloat16. Needs the instruction."""
     target = host_target()
     if not loops.INSTRUCTIONS[name][0].runs_on(target):
         return
@@ -266,7 +266,7 @@ def test_dot_loops_compute_dots(name, product):
 
 @pytest.mark.parametrize(("name", "sums"), [("int8", 64 * 3 * 5), ("bfloat16", 32 * 3 * 5)])
 def test_tile_loops_compute_tiles(name, sums):
-    """Where the machine has the instruction: each of 2 turns adds the products of 64 bytes, or of 32 numbers of bfloat16."""
+    """Each of 2 turns adds the products of 64 bytes, or of 32 numbers of bfloat16. Needs the instruction."""
     target = host_target()
     if "amx" not in target.features:
         pytest.skip("the host has no amx")

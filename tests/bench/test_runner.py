@@ -1,4 +1,4 @@
-"""How a case is run, on clocks and contestants made up for it: nothing here depends on how fast the machine is."""
+"""Runs of cases with made-up clocks and contestants: nothing depends on the speed of the machine."""
 from __future__ import annotations
 
 import random
@@ -225,7 +225,7 @@ def test_the_same_code_is_timed_once() -> None:
     tuned = result.outcome("tuned")
     assert tuned is not None and tuned.same_as == "heuristic" and tuned.median == pytest.approx(1e-3)
     assert set(tuned.speedups) == {"numpy"} and set(result.outcome("heuristic").speedups) == {"numpy"}  # type: ignore[union-attr]
-    assert world.ran.count("tuned") == 1          # to check its result
+    assert world.ran.count("tuned") == 1          # one run, which checks the result
 
 
 def test_work_of_a_model_is_that_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:

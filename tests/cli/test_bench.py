@@ -331,7 +331,7 @@ def test_blocks_of_cases() -> None:
 
 
 def test_suites_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a run of several suites is asked for stands in one line each."""
+    """A run of several suites prints one line for each."""
     print_run(example_run())
     table = [line.split("\t") for line in capsys.readouterr().out.split("\n\n")[-1].splitlines()]
     assert table[0] == ["suite", "kernels", "heuristic of tuned", "tuned of best peer", "ceiling", "search", "longest search",

@@ -136,7 +136,7 @@ def test_the_list_on_a_terminal_has_two_lines_a_kernel(path: Path, columns: int)
 
 
 def on_a_terminal(columns: int, *arguments: str) -> str:
-    """What svod-db prints on a terminal of so many columns."""
+    """Output of svod-db on a terminal of `columns` columns."""
     pid, fd = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
@@ -412,7 +412,7 @@ def test_streams_that_cannot_take_what_is_said(path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [1, 9000])
 def test_a_full_disk_is_said_wherever_it_shows(lines: int, tmp_path: Path) -> None:
-    """Where a command prints more than a buffer holds, and where only the last flush writes."""
+    """/dev/full fails at the first write of a long output, and at the last flush of a short one."""
     (tmp_path / "long_command.py").write_text(f"import click\n@click.command()\ndef cli(): print('x\\n' * {lines})\n")
     program = "from svod.cli import run_command; run_command('svod-x', 'long_command')"
     with open("/dev/full", "w") as full:

@@ -1,4 +1,4 @@
-"""What all command lines share: `python -m svod`, completion in shells."""
+"""Common parts of the command lines: `python -m svod`, completion in shells."""
 from __future__ import annotations
 
 import os

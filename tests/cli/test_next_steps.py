@@ -30,7 +30,7 @@ print(((Tensor(np.arange(61, dtype=np.float32)) * 2).numpy() == 2 * np.arange(61
 """
 
 
-GAINED = "PLAN_GAINED"      # of what the searches promise, as the whole plan is said to gain
+GAINED = "PLAN_GAINED"      # environment variable: the share of the promised gain that the whole plan shows
 # svod-tune with times from a table: every other candidate takes half as long as the heuristic; the machine's ceilings are an example's.
 REPLAYED = f"""#!{sys.executable}
 import os

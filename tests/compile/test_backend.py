@@ -125,7 +125,7 @@ def test_an_interrupt_in_an_interpreted_kernel_is_raised_by_the_plan_that_ran_it
         with monkeypatch.context() as restored:
             restored.setattr(InterpretedProgram, "_run", run_phase)
             other.execute()
-        overtook.append(True)       # what goes wrong in one plan is not raised by the other
+        overtook.append(True)       # an error of one plan is not raised by the other
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -102,7 +102,7 @@ def test_chains_are_valid_on_every_kind_of_target(target: Target, chains: Any) -
 
 
 def test_the_scores_of_attention_are_never_turned(chains: Any) -> None:
-    """What is computed from scratch keeps its rows: no strided access but those that pack the keys, and these are squares."""
+    """Values computed from scratch keep their rows: the only strided accesses pack the keys, and these are squares."""
     target = replace(AVX512, threads=2)
     case = kinds.attention("a", "", 2, 96, 64)
     state = apply_opts(Scheduler(kernel_of(case), target), [Opt.from_json(o) for o in chains.CHAINS["attention_12x512x64"](case, target)])

@@ -52,7 +52,7 @@ def test_shapes_are_right(script: Any) -> None:
 
 
 def test_resnet50_has_its_weights(script: Any) -> None:
-    """Those of torchvision's model, without the norms' 26,560 gains, which are in the convolutions, and the last layer's 1,000 biases."""
+    """Parameters of torchvision's model without 26,560 gains of norms, which are in the convolutions, and 1,000 last biases."""
     shapes = list(script.resnet_weights())
     assert len(list(script.resnet_convolutions())) == 53 and sum(int(np.prod(s)) for s in shapes) == 25_557_032 - 26_560 - 1000
 

@@ -1,4 +1,4 @@
-"""What the study of rules makes of finalists that were timed."""
+"""The study of rules, on finalists that were timed."""
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,4 @@
-"""What the studies of the search make of searches and timings; both are replayed here."""
+"""Results of the studies of the search; searches and timings are replayed."""
 from __future__ import annotations
 
 import importlib

@@ -1,4 +1,4 @@
-"""What PyTorch users reach for around layers: buffers, walks over modules, dropout, containers, functional, losses, transformer layers."""
+"""Parts that users expect around layers: buffers, walks over modules, dropout, containers, functional, losses, transformer layers."""
 from __future__ import annotations
 
 import math
@@ -62,7 +62,7 @@ def test_a_state_that_is_a_module_says_what_to_pass() -> None:
 def test_weights_with_gradients_are_detached() -> None:
     expected = drawn(3, 2)
 
-    class Weight:       # as a PyTorch parameter: no array while it requires a gradient
+    class Weight:       # like a PyTorch parameter, it gives no array while it requires a gradient
         requires_grad = True
 
         def __array__(self, dtype: Any = None, copy: Any = None) -> Array:

@@ -24,7 +24,7 @@ EXCLUDED = {
 #: Tests that svod refuses, by names of this version of the onnx package; later ones have more tests.
 REFUSED = frozenset(Path(__file__).with_name("refused.txt").read_text().split())
 VERSION = "1.23.2"
-GROUPS = 8      # of the node tests, so that workers share them
+GROUPS = 8      # parts of the node tests, which workers share
 
 warnings.filterwarnings("ignore", category=RuntimeWarning)
 SUITE: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What a user can do wrong with a file, its inputs and the command line: an error of svod's that says what, and never another one."""
+"""Mistakes with a file, its inputs and the command line: each gives an error of svod's that names it, and no other one."""
 from __future__ import annotations
 
 import io
@@ -180,7 +180,7 @@ def test_sizes_come_from_what_is_given_and_the_rest_is_asked_for() -> None:
     assert make_feed(m, {}, {"b": np.ones((1, 3, 7), np.float32)}, ["svod-tune", "m.onnx"])["a"].shape == (1, 7, 3)
     with pytest.raises(OnnxError, match=r"svod-tune 'a b.onnx' --dim 'past [+] 1=128', or a range: --dim 'past [+] 1=1..512'"):
         make_feed(m, {}, {}, ["svod-tune", "a b.onnx"])
-    with pytest.raises(OnnxError, match=r"svod-tune m.onnx --dim batch=2 --dim 'past [+] 1=128',"):      # what was given stays
+    with pytest.raises(OnnxError, match=r"svod-tune m.onnx --dim batch=2 --dim 'past [+] 1=128',"):      # options given before stay
         make_feed(m, {}, {}, ["svod-tune", "m.onnx", "--dim", "batch=2"])
     with pytest.raises(OnnxError, match=r"--dim n=5..2: a range ends above its beginning, as in --dim n=1..512; one size is --dim n=5"):
         dimensions(["n=5..2"])

@@ -66,7 +66,7 @@ def test_single_nodes(op: str, opset: int, attributes: dict[str, Any], operands:
 
 @pytest.mark.parametrize("x", [np.zeros((2, 3), F), np.full(3, -0.0, F), np.full(2, 1e-45, F), np.array([1, 0.5], F), np.array([-2, 1], F)])
 def test_a_dynamic_scale_is_never_zero(x: Any) -> None:
-    """What is dequantised is within half a step of what was quantised."""
+    """Dequantised values are within half a step of the quantised ones."""
     y, scale, zero = results("DynamicQuantizeLinear", [x], {}, 11, outputs=3)
     assert scale > 0 and y.dtype == zero.dtype == U
     np.testing.assert_allclose((y.astype(F) - zero) * scale, x, atol=0.51 * scale)

@@ -129,7 +129,7 @@ def test_a_claim_stays_with_the_process_that_took_it(tmp_path: Path) -> None:
 
 
 def test_a_renewal_or_a_claim_is_the_first_thing_a_child_does(tmp_path: Path) -> None:
-    """What comes first after a fork must not depend on another method having looked."""
+    """Every method works as the first one after a fork."""
     with TuningDB.open(tmp_path / "t.db") as db:
         claim = db.claim("k", "t")
         assert claim is not None

@@ -286,7 +286,7 @@ def test_who_reads_old_content_may_write_and_others_read_what_was_before_that() 
     column, row = t[:, 0], t[2]
     t[:, :2] = 4
     t[1, 2] = first.sum()
-    # of the row's memory all is computed that reads it at first, the whole among them, and what reads it in between
+    # all values that read the row's memory before the assignment, the whole tensor among them, are computed before it
     np.testing.assert_array_equal(row.numpy(), [6, 7, 8])
     np.testing.assert_array_equal(column.numpy(), [0, 33, 6])
     np.testing.assert_array_equal(t.numpy(), [[4, 4, 2], [4, 4, 33], [4, 4, 8]])

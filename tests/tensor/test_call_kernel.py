@@ -57,7 +57,7 @@ def test_a_plan_runs_a_loop_again_and_compiles_its_kernel_once() -> None:
         for row in x:
             want = want * np.float32(0.5) + row
     np.testing.assert_allclose(state.numpy(), want, rtol=1e-6)
-    with pytest.raises(LaunchError, match="variables i were given; the plan has none"):     # what a loop counts is nobody else's
+    with pytest.raises(LaunchError, match="variables i were given; the plan has none"):     # the counter of a loop cannot be given
         plan.execute(i=2)
 
 

@@ -54,7 +54,7 @@ def test_bfloat16_through_the_structure() -> None:
     capsule = t.__dlpack__()
     handed_out, = set(dlpack._exported) - known
     managed = ctypes.cast(dlpack._pointer_of(capsule, b"dltensor"), ctypes.POINTER(dlpack._DLManagedTensor)).contents
-    managed.deleter(ctypes.pointer(managed))        # as who took it does in the end
+    managed.deleter(ctypes.pointer(managed))        # the consumer calls this at the end
     assert handed_out not in dlpack._exported
 
 

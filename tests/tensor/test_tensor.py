@@ -24,7 +24,7 @@ from tests.graph_reference import evaluate_graph
 
 
 class Interpreter(types.ModuleType):
-    """What svod.tracing.graphs does to tensors, by the reference interpreter: all reads first, then the writes."""
+    """Effects of svod.tracing.graphs on tensors, by the reference interpreter: all reads first, then the writes."""
 
     def __init__(self) -> None:
         super().__init__("svod.tracing.graphs")

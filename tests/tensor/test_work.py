@@ -94,7 +94,7 @@ SCANS = ["cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"]
 
 
 def passes(n: int) -> int:
-    """How often a merge sort goes over n elements."""
+    """Passes of a merge sort over n elements."""
     return (n - 1).bit_length()
 
 
@@ -278,7 +278,7 @@ WORK: dict[str, Work] = {
     "rand_like": Work(lambda n: f(n, n).rand_like(), each=200),
     "randn_like": Work(lambda n: f(n, n).randn_like(), each=400),
 }
-# what schedules nothing: facts of a tensor, values, memory
+# attributes that schedule nothing: facts of a tensor, values, memory
 NO_KERNELS = {"shape", "dtype", "ndim", "dim", "size", "numel", "element_size", "nbytes", "device", "uop", "from_uop", "from_numpy",
               "empty", "empty_like", "is_realized", "realize", "realize_batch", "prepare", "prepare_batch", "numpy", "item", "tolist",
               "equal", "allclose", "detach", "manual_seed", "from_dlpack", "from_file", "cpu"}

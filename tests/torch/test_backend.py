@@ -458,7 +458,7 @@ def test_what_is_sampled_of_a_tensor_lies_in_it(size: int, dtype: str) -> None:
     assert len(words) == len(set(words)) <= 16 and all(begin <= 4 * w and 4 * w + 4 <= end for w in words)
     watch = Watch([t, torch.zeros(5)])
     assert watch.is_unchanged()
-    t.detach().numpy().view("uint8").__iadd__(1)        # which counts no version
+    t.detach().numpy().view("uint8").__iadd__(1)        # a write that counts no version
     assert watch.is_unchanged() == (not len(words))
 
 

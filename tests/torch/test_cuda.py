@@ -40,7 +40,7 @@ class OnGpu:
 
 
 def over_device_memory(t: Tensor) -> Any:
-    """What torch.from_dlpack makes of a tensor on a GPU: here of the host's memory at the address that the capsule says."""
+    """Stand-in for torch.from_dlpack of a tensor on a GPU: a view of the host's memory at the address in the capsule."""
     assert t.__dlpack_device__()[0] == 2
     capsule = t.__dlpack__()
     found = ctypes.cast(dlpack._pointer_of(capsule, b"dltensor"), ctypes.POINTER(dlpack._DLManagedTensor)).contents.tensor

@@ -174,7 +174,7 @@ def test_modules_of_one_graph_are_looked_at_each_by_itself(monkeypatch: pytest.M
 @torch.no_grad()
 @pytest.mark.parametrize("gaps", ["kept", "weight"])
 def test_a_kept_buffer_that_lies_in_a_weight_is_refused_with_gaps_too(gaps: str) -> None:
-    """Where one of the two is copied, the run does not see that both lie in one memory."""
+    """When one of the two is copied, the run does not see that they share memory."""
     module = _Cell()
     run = svod.torch.compile(module, torch.ones(2, SIDE))
     run(torch.ones(2, SIDE))

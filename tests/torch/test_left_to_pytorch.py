@@ -1,4 +1,4 @@
-"""What PyTorch rounds in ways of its own runs in PyTorch, and says so."""
+"""Operations that PyTorch rounds in its own way run in PyTorch, and say so."""
 from __future__ import annotations
 
 import logging

@@ -132,7 +132,7 @@ def test_every_operation_of_the_table_is_registered_with_pytorch() -> None:
 
 
 def test_most_of_core_aten_is_in_the_table() -> None:
-    """What is left runs in PyTorch: random numbers, transforms, sizes that depend on values, gradients."""
+    """PyTorch runs random numbers, transforms, sizes that depend on values, and gradients."""
     packets = [getattr(torch.ops.aten, p) for p in dir(torch.ops.aten) if not p.startswith("__")]
     core = [o for p in packets if hasattr(p, "overloads") for name in p.overloads() if torch.Tag.core in (o := getattr(p, name)).tags]
     missing = [str(o) for o in core if str(o) not in TABLE and "backward" not in str(o) and ".sym_" not in str(o) and ".out" not in str(o)]

@@ -50,8 +50,8 @@ class GridInterpreter(PhaseInterpreter):
         super().__init__(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)
         self.rng = rng
         self.group = 0
-        self.since_barrier: dict[str, list[Access]] = {}    # by memory, of the group that runs
-        self.of_phase: dict[str, list[Access]] = {}         # by global memory, the group as the actor
+        self.since_barrier: dict[str, list[Access]] = {}    # memory: accesses of the group that runs
+        self.of_phase: dict[str, list[Access]] = {}         # global memory: accesses of whole groups
         self.memories: dict[str, Elements] = {}
         self.written: dict[str, Array] = {}                 # shared memory: which elements the group has written
 

@@ -126,7 +126,7 @@ def test_a_trace_has_a_track_of_the_device_with_its_copies() -> None:
     track, = [e["tid"] for e in names if e["args"]["name"] == TOY.device]
     copies = [e for e in events if e["cat"] == "copy"]
     found = Counter((e["args"]["from"], e["args"]["to"], e["args"]["bytes"]) for e in copies)
-    middle = 4 * 11 * 13        # of the function: its arguments, both ways what it writes; and the plan's result
+    middle = 4 * 11 * 13        # bytes of the function's arguments, of its results both ways, and of the plan's result
     assert found == {("CPU", TOY.device, X.nbytes): 1, ("CPU", TOY.device, W.nbytes): 1, ("CPU", TOY.device, middle): 1,
                      (TOY.device, "CPU", middle): 3}
     assert {e["tid"] for e in copies} == {track} and all(e["name"] == f"{e['args']['from']} → {e['args']['to']}" for e in copies)

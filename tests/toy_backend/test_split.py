@@ -86,7 +86,7 @@ def test_each_tile_of_each_part_has_a_group_of_its_own() -> None:
 @pytest.mark.parametrize("subgroup", [4, 1])
 @pytest.mark.parametrize("name", ["row_sums", "in_place_accumulate", "argmax_rows"])
 def test_a_subgroup_adds_the_parts_of_a_result(name: str, subgroup: int) -> None:
-    """Where it divides their number; also what is added to in place, which one thread reads and stores."""
+    """SPLITK where it divides the number of blocks; an output that is added to in place is read and stored by one thread."""
     make = {"row_sums": hand_kernels.row_sums, "in_place_accumulate": lambda m, n: hand_kernels.in_place_accumulate(m, 3, n),
             "argmax_rows": lambda m, n: hand_kernels.argmax_rows(m, n, dtypes.float32)}[name]
     for rows, columns, parts in ((1, 41, 8), (3, 70, 12), (7, 48, 16), (2, 37, 6)):

@@ -43,7 +43,7 @@ fault_or_add_setup = add_state_setup
 
 
 def facts(item: None, state: Any) -> dict[str, Any]:
-    """What the process is: for tests of limits and isolation."""
+    """Facts about the process, for tests of limits and isolation."""
     import resource
     import signal
     return {"pid": os.getpid(), "ppid": os.getppid(), "modules": [m for m in PRELOADED if m in sys.modules],

@@ -40,7 +40,7 @@ class Node:
             time.sleep(0.1)
 
     def processes(self) -> list[int]:
-        """Those that live, the first one first."""
+        """Living processes, the first one first."""
         found = [self.process.pid, *below(self.process.pid)] if self.process.poll() is None else []
         self.seen |= set(found)
         return found
@@ -52,7 +52,7 @@ class Node:
 
     def kill(self) -> None:
         """As a power cut does."""
-        self.signal(signal.SIGSTOP)         # so that none of them does something while the others end
+        self.signal(signal.SIGSTOP)         # no process acts while the others end
         self.signal(signal.SIGKILL)
         self.process.wait()
 

@@ -30,7 +30,7 @@ def made_up_seconds(c: Candidate) -> float:
 
 
 def within_limit(answer: Lowered | Failure, limit: int) -> Lowered | Failure:
-    """What is said of a program where `limit` instructions are too many; 0: no limit."""
+    """The failure of a program with more than `limit` instructions; 0: no limit."""
     too_long = limit and isinstance(answer, Lowered) and answer.size >= limit
     return Failure(Status.LIMIT, f"BEAM_UOPS_MAX is {limit}") if too_long else answer
 

@@ -102,7 +102,7 @@ def test_files_of_several_processes_are_merged(tmp_path: Path, recorders: dict[P
     key = unbound.calls[0].kernel
     for seconds in (3e-6, 1e-6, 2e-6):
         capture.append(tmp_path / "all", unbound, {key: seconds}, target=TARGET)
-        recorders.clear()               # as if another process wrote
+        recorders.clear()               # pretends that another process writes
     found = read_capture(tmp_path / "all")
     [plan] = found.plans
     assert plan.runs == 3 and plan.seconds == {key: 1e-6} and plan.unbound.counts == {key: 3} and len(found.commands) == 3

@@ -40,7 +40,7 @@ def tuned_database() -> TuningDB:
 
 
 def timing(db: TuningDB, ratios: dict[str, Ratio], noisy: str | None = None) -> tuple[Callable[[], BothWays | None], list[list[str]]]:
-    """What times the plan, by telling `ratios` of the kernels that have the database's chain, and the kernels that it was asked about."""
+    """A stand-in for timing the plan: `ratios` for kernels with the database's chain; and the list of kernels asked about."""
     asked: list[list[str]] = []
     heuristics = {k: Choice(COMPILER.heuristic(v), "heuristic", "") for k, v in UNBOUND.kernels.items()}
 

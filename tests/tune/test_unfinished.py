@@ -1,4 +1,4 @@
-"""What is left to search of a kernel that the database knows; a search at prepare time goes on from there."""
+"""The rest of the search of a kernel that the database knows; a search at prepare time goes on from there."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -73,14 +73,14 @@ def test_what_resume_goes_on_with() -> None:
 def test_beam_at_prepare_searches_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A narrow search, then a wide one, then nothing more to do, by the records of the database."""
     monkeypatch.setattr(at_prepare, "cached_ceilings", lambda *args, **kwargs: None)
-    # what a busy machine timed is not used, and the kernel searched again
+    # times of a busy machine are not used, and the kernel is searched again
     monkeypatch.setattr(race, "disturbance", lambda *args: None)
     monkeypatch.setattr(winners, "SLACK", float("inf"))
     monkeypatch.setattr(winners, "is_slower", lambda *args: False)
     db = str(tmp_path / "t.db")
 
     def searches(**beam: Any) -> int:
-        """How many searches have ended after one more prepare."""
+        """The number of ended searches after one more prepare."""
         at_prepare.begin_budget()
         config = PrepareConfig(beam=BeamConfig(executor="inline", round_size=1, patience=1, runs=1, sketches=False, **beam), db=db)
         plan = (Tensor(np.arange(53, dtype=np.float32)) * 5).prepare(config)

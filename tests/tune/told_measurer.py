@@ -22,9 +22,9 @@ from svod.tune.workers.executor import Batch, Executor
 from svod.tune.workers.jobs import Outcome
 
 HANG, SEGFAULT, MEMORY = "spin native", "segfault", "memory"
-SHARES = ((HANG, 0.05), (SEGFAULT, 0.05), (MEMORY, 0.02))       # of the candidates; half of each while compiling, half in the first run
+SHARES = ((HANG, 0.05), (SEGFAULT, 0.05), (MEMORY, 0.02))       # of the candidates: half fail in the compiler, half in the first run
 STATUS = {HANG: Status.TIMEOUT, SEGFAULT: Status.CRASH, MEMORY: Status.ERROR}
-SPREAD = 0.25           # of the logarithm of times around the cost model's
+SPREAD = 0.25           # standard deviation of log(time / predicted time)
 COMPILE_SECONDS = 5.0   # one compilation: no healthy one takes as long, on a machine that does much else
 TOLD_SECONDS = 20.0     # one answer of the bench worker
 
@@ -53,7 +53,7 @@ def planted(candidate: Candidate) -> tuple[str, str]:
 
 
 class TraceFile:
-    """What a search asks for, a line of JSON each, in a file that outlives the process."""
+    """Requests of a search, a line of JSON each, in a file that outlives the process."""
 
     def __init__(self, path: Path) -> None:
         self.file = open(path, "a", encoding="utf-8")     # noqa: SIM115 - open as long as the search
@@ -108,7 +108,7 @@ class FaultyMeasurer(WorkerMeasurer):
         return (fault if where == "compile" and not passes else "", *super()._compile_item(candidate, passes))
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
-        """Those whose first run fails are screened alone; the others as they are."""
+        """Batches of candidates: each one whose first run fails is screened alone."""
         answers: dict[int, Screened | Failure] = {}
         for i, c in enumerate(candidates):
             where, fault = planted(c)
@@ -133,7 +133,7 @@ class ToldMeasurer(FaultyMeasurer):
             super().expect(candidate, deadline)
 
     def _tell(self, values: Sequence[Any], faults: Sequence[str] = ()) -> list[Outcome]:
-        """What the bench worker answers when it is told the values."""
+        """The answer of the bench worker, given the values."""
         items = list(zip(faults or [""] * len(values), values, strict=True))
         return self._run("told", items, "bench", TOLD_SECONDS)
 

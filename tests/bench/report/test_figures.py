@@ -117,7 +117,7 @@ def time_of(case: dict[str, Any], name: str) -> list[float]:
 
 
 def over(case: dict[str, Any], name: str, other: str) -> float:
-    """How many times faster one contestant is than another, paired by round."""
+    """The speed-up of one contestant over another, paired by round."""
     return median(b / a for a, b in zip(time_of(case, name), time_of(case, other), strict=True))
 
 
@@ -259,7 +259,7 @@ def test_ceilings_of_a_busy_machine_are_marked() -> None:
 # -- a database -------------------------------------------------------------------------------------
 
 N = Variable("n", 1, 512)
-SIZES = {1: (3.1e-6, 0.9), 64: (41.3e-6, 0.61), 512: (287.7e-6, 0.77)}      # of n: seconds, ratio to the heuristic's
+SIZES = {1: (3.1e-6, 0.9), 64: (41.3e-6, 0.61), 512: (287.7e-6, 0.77)}      # n: (seconds, ratio to the heuristic's)
 PLAIN = (64.6e-6, 0.96)
 
 

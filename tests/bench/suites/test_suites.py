@@ -139,7 +139,7 @@ def test_random_kernels_are_those_of_the_seed(seed: int) -> None:
 
 
 def test_random_kernels_are_the_same_everywhere() -> None:
-    """What seed 0 stands for is in reports: it must not change with Python or NumPy."""
+    """Reports refer to the kernels of seed 0, which must not change with Python or NumPy."""
     assert [c.name for c in random_cases(3, 0)] == ["random_max_pool_379x80", "random_column_sums_3456x6203", "random_depthwise5x5_176x93"]
     with pytest.raises(ConfigError, match="at least"):
         random_cases(0, 0)

@@ -1,4 +1,4 @@
-"""What tests with the mark `gpu` need: a GPU of NVIDIA's. Without one they are skipped, and say what is missing."""
+"""The mark `gpu` needs a GPU of NVIDIA's. Without one the tests are skipped, and say what is missing."""
 from __future__ import annotations
 
 import pytest

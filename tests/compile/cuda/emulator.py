@@ -33,7 +33,7 @@ from svod.core.machine.target import Target
 from svod.errors import CompileError
 
 Array = np.ndarray[Any, Any]
-WORDS = 384             # of a thread's context: registers 0…7, why it waits 8, whether it has fenced 10, operands and results from 16 on
+WORDS = 384             # words of a thread's context: 0…7 registers, 8 why it waits, 10 whether it has fenced, 16… operands and results
 OPERANDS, FENCED = 16, 10
 REGISTERS = {"tid.x": 0, "ctaid.x": 1, "ctaid.y": 2, "nctaid.x": 3}
 TRY_WAIT = "mbarrier.try_wait.parity"
@@ -95,12 +95,12 @@ class DeviceFault(CompileError):
 
 
 Copies = list[list[tuple[int, int, int]]]       # (to, from, bytes left to copy), those committed together; the last are open
-_copies: dict[int, Copies] = {}                 # by the address of a thread's context
+_copies: dict[int, Copies] = {}                 # key: address of a thread's context
 started: list[tuple[int, int, int]] = []        # (address of a context, to, bytes) of the copies of the last block, as they were started
-matrices: list[Array] = []                      # where the eight lines begin that its products read at once, in shared memory
+matrices: list[Array] = []                      # offsets in shared memory of the eight lines that a product reads at once
 _faults: list[str] = []
 _zeros = (ctypes.c_uint64 * 2)()
-_draws = random.Random(0)                       # of the module that runs
+_draws = random.Random(0)                       # draws for the module that runs
 
 
 def _left(to: int, source: int, nbytes: int) -> int:
@@ -154,7 +154,7 @@ class Counted:
         return self.phase % 2 != parity
 
 
-INIT, INVALIDATE, ARRIVED = -1, -2, -3        # what `_counted` is told beside bytes: INIT with the arrivals further below
+INIT, INVALIDATE, ARRIVED = -1, -2, -3        # requests to `_counted` beside numbers of bytes; INIT comes with the number of arrivals
 _counts: dict[int, Counted] = {}              # mbarriers by address
 
 
@@ -403,7 +403,7 @@ class Emulated:
         contexts = raw[-(raw.ctypes.data // 4) % 16:][:block * words].reshape(block, words)
         contexts[:, 0] = np.arange(block)
         contexts[:, 1:4] = place
-        for left in (_copies, _counts, _faults, _products, started, matrices):     # by a block with a fault; the last of the one before
+        for left in (_copies, _counts, _faults, _products, started, matrices):     # leftovers of a block that failed
             left.clear()
         base = contexts.ctypes.data
         handles = [0] * block
@@ -586,7 +586,7 @@ class UnderWay:
         self.begun = 0
 
     def tile(self, held: Array) -> Array:
-        """What a tile is whose registers may be under way."""
+        """A tile with registers that may be under way."""
         return self.tiles.get(held.tobytes(), (0, held))[1]
 
     def hidden(self, content: Array) -> Array:
@@ -610,7 +610,7 @@ class UnderWay:
         return content
 
 
-_products: dict[int, UnderWay] = {}     # by the first thread of a warpgroup
+_products: dict[int, UnderWay] = {}     # key: first thread of a warpgroup
 SWIZZLE = 0, 128, 64, 32     # bytes, by the two highest bits of a descriptor
 # The rest is 0, the base offset too: patterns begin where they repeat. The start has 14 bits, and a carry here: the host's memory may lie
 # across a multiple of 256 KB, a GPU's begins at 0.
@@ -642,7 +642,7 @@ def operand_in_shared(descriptor: int, shape: tuple[int, int], kind: str, turned
         places = row // 8 * stride + row % 8 * (width or 16) + (inner if width else inner // 16 * leading + inner % 16)
     places = places + at
     places ^= (places >> 7 & max(0, width // 16 - 1)) << 4
-    lines = places[::16 // size].T if turned else places[:, ::16 // size]       # where they begin: eight after each other by their number
+    lines = places[::16 // size].T if turned else places[:, ::16 // size]       # first bytes of lines; groups of eight are consecutive
     matrices.extend(lines.reshape(-1, 8, lines.shape[1]).transpose(0, 2, 1).reshape(-1, 8))
     if places.max() + size > memory.fenced.size:
         raise DeviceFault("an operand goes beyond shared memory")

@@ -51,7 +51,7 @@ class FakeDriver(Driver):
         self.functions: list[tuple[Emulated, str]] = []
         self.capturing: list[tuple[Any, ...]] | None = None
         self.graphs: dict[int, list[tuple[Any, ...]]] = {}
-        self.streams: dict[int, deque[Callable[[], None]]] = {DEFAULT_STREAM: deque()}      # what is to be done
+        self.streams: dict[int, deque[Callable[[], None]]] = {DEFAULT_STREAM: deque()}      # work that waits
         self.gone: set[int] = set()             # streams that their owner has destroyed; what is on them is done all the same
         self.come: set[object] = set()          # points in time: where events were recorded
         self.recorded: dict[int, tuple[int, object]] = {}       # event → the stream that it is on, and where

@@ -11,7 +11,7 @@ from svod.core.kernel.scheduler import Scheduler
 from tests.agreement import Case
 from tests.compile.cuda.emulator import run_program
 
-MOST_THREADS = 20_000       # of a program that a test runs
+MOST_THREADS = 20_000       # largest launch of a program that a test runs
 
 
 def is_small(program: Program) -> bool:

@@ -112,7 +112,7 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", FAULTS)
 def test_faults_are_found(planted: str) -> None:
-    """What is read without a wait is what shared memory held before."""
+    """Without a wait a read gives the former content of shared memory."""
     case, state = product(64, 64, 96, True, 2)
     program = lower(state)
     source = render(program, TARGET)

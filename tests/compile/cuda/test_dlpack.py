@@ -117,7 +117,7 @@ def array_of(capsule: Any, shape: tuple[int, ...]) -> Array:
 
 
 def release(capsule: Any) -> None:
-    """What a consumer does when it needs the memory no longer."""
+    """Release the memory as a consumer does."""
     managed = ctypes.cast(dlpack._pointer_of(capsule, b"dltensor"), ctypes.POINTER(dlpack._DLManagedTensor)).contents
     managed.deleter(ctypes.addressof(managed))
     gc.collect()

@@ -120,7 +120,7 @@ def test_another_layout_gives_wrong_numbers(planted: str, monkeypatch: pytest.Mo
 
 
 def turns() -> tuple[int, int, int, int]:
-    """How often the last block asks the bank that is asked most, of eight lines of 16 bytes at a time, and how many eights it has:
+    """Accesses of the last block to its busiest bank, for eight lines of 16 bytes at a time, and its number of eights:
     (turns of copies, copies, turns of products, reads)."""
     of_thread: dict[int, list[int]] = {}
     for thread, to, nbytes in started:

@@ -94,7 +94,7 @@ def test_arithmetic(op: str, compute: Any, dtype: DType) -> None:
 @pytest.mark.parametrize("op, compute", [("MAX", np.maximum), ("MIN", np.minimum)])
 def test_extrema_propagate_nan(op: str, compute: Any, dtype: DType) -> None:
     a, b = sample(dtype, 3), sample(dtype, 4)
-    if dtype.is_float:  # which zero wins is nobody's promise
+    if dtype.is_float:  # either zero may win
         a, b = (np.where(widen(dtype, v) == 0, narrow(dtype, np.float32([1.0]))[0], v) for v in (a, b))
     for lanes in (1, 8, 32):
         same(dtype, apply(op, dtype, [a, b], lanes), reference(dtype, compute, a, b))

@@ -144,7 +144,7 @@ def test_casts() -> None:
 
 # -- memory -------------------------------------------------------------------------------------------
 def test_loads_stay_below_their_floor() -> None:
-    """What is loaded from scratch does not move above the loop that fills it."""
+    """A load from scratch does not move above the loop that fills it."""
     b = Builder()
     p = b.pure("SCRATCH", F32, 1, (), 0)
     loop, _ = b.open(b.index(0), b.index(4), 1)

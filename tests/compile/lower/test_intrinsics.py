@@ -35,7 +35,7 @@ from tests.hand_kernels import Ast, number
 I8, U8, I16, BF16, I32, F32 = dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.bfloat16, dtypes.int32, dtypes.float32
 FEATURES = ("amx", "avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vnni")
 TARGET = make_target("x86_64", "znver5", FEATURES, (48 << 10, 1 << 20, 32 << 20), 4)
-NO_TILES = replace(TARGET, features=tuple(f for f in FEATURES if f != "amx"))    # what most processors with dot instructions have
+NO_TILES = replace(TARGET, features=tuple(f for f in FEATURES if f != "amx"))    # as most processors with dot instructions
 EXTENTS = (1, 2, 3, 5, 7, 8, 11, 16, 17, 23, 31, 33, 40)
 KINDS = [(I8, I8, "vnni8"), (U8, U8, "vnni8"), (U8, I8, "vnni8"), (I8, U8, "vnni8"), (I8, U8, "vnni16"), (I16, I8, "vnni16"),
          (BF16, BF16, "bf16")]
@@ -43,7 +43,7 @@ TILED = [(I8, I8, "amx8"), (U8, U8, "amx8uu"), (U8, I8, "amx8us"), (I8, U8, "amx
 
 
 def missing(target: Target) -> list[str]:
-    """What the host lacks to run code for `target`."""
+    """Features of `target` that the host lacks."""
     host = host_target()
     return sorted(set(target.features) - set(host.features)) if host.arch == target.arch else [target.arch]
 
@@ -107,7 +107,7 @@ def test_random_shapes_and_chains_with_tiles(left: DType, right: DType, name: st
 
 
 def check_random_chains(left: DType, right: DType, arg: str | tuple[str, ...], count: int, target: Target) -> int:
-    """How many of `count` chains ran with the instruction in them."""
+    """The number of chains, of `count`, that ran with the instruction in them."""
     used = 0
     for seed in range(count):
         rng = random.Random(f"{left}{right}{arg}{seed}")
@@ -178,7 +178,7 @@ def test_sums_of_bf16_round_once_per_product_and_flush() -> None:
     y = np.array([one, one, one, tiny, 2.0**-63, 0], np.float32)
     # 2^24 + 1 rounds to even twice; denormal operands are zeros; 2^-126 - 2^-127 is denormal, hence zero
     assert dot(acc, x, y, 2).tolist() == [2.0**24, 0.0, 0.0]
-    # of tiles the sum of all products comes first, those of a group in two parts: 2^24 + (1 + 1), 2^-126 + (-2^-127 as 0)
+    # a tile first sums all products, a group in two parts: 2^24 + (1 + 1), 2^-126 + (-2^-127 as 0)
     assert tile_dot(acc[:1], x[:2], y[:2], 1, 1, 2).tolist() == [2.0**24 + 2]
     assert tile_dot(acc[2:], x[4:], y[4:], 1, 1, 2).tolist() == [2.0**-126]
 

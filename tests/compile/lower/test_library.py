@@ -74,7 +74,7 @@ def test_scans(combiner: str, shape: tuple[int, ...], monkeypatch: pytest.Monkey
     if shape == CUT:
         monkeypatch.setattr(scan, "PART_ELEMENTS", 20)      # rows are cut into parts
     if shape == STRIPS:
-        monkeypatch.setattr(scan, "MOST_BLOCK", 1)          # what is carried is kept in scratch
+        monkeypatch.setattr(scan, "MOST_BLOCK", 1)          # carried values are kept in scratch
     position = combiner.startswith("ARG")
     # machine code and integers with some of them
     some = combiner in ("ADD", "LOGADDEXP", "ARGMAX")

@@ -239,7 +239,7 @@ def test_the_last_tile_of_a_long_row_has_a_loop_of_its_own(lanes_over: int, widt
 
 @pytest.mark.parametrize(("columns", "step"), [(1, 1), (3, 3), (7, 4), (8, 8), (15, 4), (17, 4), (31, 16), (32, 16), (33, 4), (997, 16)])
 def test_copies_of_rows_take_several_vectors_at_once(columns: int, step: int) -> None:
-    """Where they divide a row, or where the last ones compute little of it again."""
+    """Vectors are used where they divide a row, or where the last one computes little of it again."""
     assert copy_step(columns, 4) == step
     case = Case(Kernel(softmax(4, columns)))
     run_interpreted(case, lowered(case.kernel, [["STAGE", "s2", "o0"]], 16), 2)

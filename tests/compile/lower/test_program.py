@@ -1,4 +1,4 @@
-"""What a ProgramSpec says is what its kernel says; what cannot be a program is refused stage by stage before anything runs."""
+"""A ProgramSpec agrees with its kernel; an impossible program is refused, stage by stage, before anything runs."""
 from __future__ import annotations
 
 from dataclasses import replace

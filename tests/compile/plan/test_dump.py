@@ -1,4 +1,4 @@
-"""What the passes made of a plan, printed: each by its name, by level, whatever caches know; ASTs as text that is read back."""
+"""Dumps of a plan after each pass, by name and level, whatever caches hold; ASTs as text that is read back."""
 from __future__ import annotations
 
 import re

@@ -169,7 +169,7 @@ def test_fork():
     plan.bind_array(0, array(1))
     plan.execute()
     for running in (False, True):
-        plan._runs._is_launching = running             # as if another thread were inside execute()
+        plan._runs._is_launching = running             # pretends that another thread is inside execute()
         plan.lock.acquire()
         child = os.fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""What the compiler makes of a kernel, as text and as an object file: of a plan's kernels, and of none of its functions."""
+"""Text and object files of a plan's kernels; its functions of Python have none."""
 from __future__ import annotations
 
 import subprocess

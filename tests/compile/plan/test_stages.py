@@ -204,7 +204,7 @@ def test_a_launch_by_variables_runs_at_every_size_and_refuses_none(device: str) 
                          ({"v0": 65}, r"variable v0=65 is outside bounds \[0, 64\]")):
         with pytest.raises(LaunchError, match=said):
             plan.execute(**values)
-    assert plan.variable_values() == {"v0": 7, "v1": 3}     # what was refused has changed nothing
+    assert plan.variable_values() == {"v0": 7, "v1": 3}     # refused values have changed nothing
 
 
 SIZES: dict[str, tuple[UOp, Callable[[int, int], int]]] = {
@@ -275,7 +275,7 @@ def random_kernel(rng: random.Random) -> tuple[UOp, list[int], tuple[int, ...], 
 
 
 def in_numpy(extents: list[int], to: tuple[int, ...], of: tuple[int, ...], depth: int, kind: str, x: Any) -> Any:
-    """What a random kernel computes."""
+    """Results of a random kernel."""
     first = np.arange(extents[0], dtype=np.float32).reshape([extents[0] if n == 0 else 1 for n in of])
     x = x.reshape([*(extents[n] for n in of), depth])
     values = x[..., 0] * 2 + first if kind == "elements" else (x + first[..., None] * (kind == "stage")).sum(-1)

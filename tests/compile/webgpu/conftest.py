@@ -1,4 +1,4 @@
-"""What the tests of this folder need: an adapter. Without one they are skipped, and say what is missing."""
+"""The tests of this folder need an adapter. Without one they are skipped, and say what is missing."""
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""What is missing is said in one sentence, with what to do. No adapter is needed."""
+"""Errors name the missing part in one sentence and say what to do. No adapter is needed."""
 from __future__ import annotations
 
 import importlib.util
@@ -14,7 +14,7 @@ from svod.errors import DeviceError
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "_target", adapter._target.__wrapped__)        # what is known of this process is not asked
+    monkeypatch.setattr(adapter, "_target", adapter._target.__wrapped__)        # the target cached in this process is bypassed
 
 
 def message() -> str:

@@ -109,7 +109,7 @@ class Recorded:
 
 @pytest.fixture
 def calls(webgpu: Target, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What encoders and passes are asked for, and the clock of the host."""
+    """Calls of encoders and passes, and the clock of the host."""
     made: list[Any] = []
 
     def clock() -> float:
@@ -183,7 +183,7 @@ def test_copies_on_the_adapter(webgpu: Target, n: int) -> None:
 
 
 def test_a_device_that_is_lost(webgpu: Target, caplog: pytest.LogCaptureFixture) -> None:
-    """What lay on it alone is gone, and says so. All else is computed on the next one, which takes no address of the old one for its."""
+    """Memory of the lost device alone is gone, and says so. All else is computed on the next device, which reuses no address."""
     a = RNG.standard_normal((3, 4)).astype(np.float32)
     x = Tensor(a)
     there, kept = (x.to("WEBGPU") * 2).realize(), x.to("WEBGPU")

@@ -122,7 +122,7 @@ def test_attention_keeps_the_scores_of_a_few_rows() -> None:
     assert len(calls) == 1
     base = Scheduler(Kernel(calls[0].ast), SERVER)
     state = heuristic(base)
-    scores = 256 * 256 * 4      # of one head
+    scores = 256 * 256 * 4      # bytes of one head
     assert cost_of(state).scratch_bytes < scores
     assert cost_of(state).cycles < cost_of(base).cycles / 5
     inner = [r.name for r in state.rows if r.role == "upcast" and state.kernel.axes[r.axis].kind == "o" and r.name.startswith("s")]

@@ -114,7 +114,7 @@ def test_small_windows_that_do_not_overlap_are_straight_line_code(size: int) -> 
 
 @pytest.mark.parametrize(("rows", "row"), [(1, 37), (5, 64), (3, 1009)])
 def test_rows_less_a_mean_that_another_kernel_made_get_vectors(rows: int, row: int) -> None:
-    """What is squared is a row of the input less one element of another: contiguous along the row all the same."""
+    """The squared value is a row of the input less one element of another, which is contiguous along the row all the same."""
     x = data(rows, row) - data(rows, 1)
     case = Case(Kernel(kernel_of(data(rows, row) * (x * x).sum(1, keepdim=True))))
     state = heuristic(Scheduler(case.kernel, replace(NATIVE[-1] if NATIVE else TARGET, threads=2)))

@@ -81,7 +81,7 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
 def test_a_block_that_returns_while_the_lock_is_held_waits_for_nobody() -> None:
     allocator = Allocator(4 * PAGE)
     a = allocator.allocate(PAGE)
-    with allocator._lock:       # as if the collector ran inside `allocate`
+    with allocator._lock:       # pretends that the collector runs inside `allocate`
         del a
     assert allocator.kept == 0
     allocator.allocate(PAGE)

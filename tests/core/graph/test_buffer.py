@@ -35,7 +35,7 @@ def test_a_file_of_two_gigabytes_is_mapped_and_only_what_is_used_is_read(tmp_pat
         file.write(np.arange(n, dtype=np.float32).tobytes())
     y = Tensor(np.ones(n, np.float32))
     (Tensor(np.ones(n, np.float32)) * y).realize()      # the compiler and the pool have taken what they take
-    gc.collect()        # what other tests left is not freed meanwhile
+    gc.collect()        # garbage of other tests is not freed during this one
     LARGE_ARRAYS.release()
     before = resident()
     mapped = map_file(path)

@@ -37,7 +37,7 @@ def network(seed: int) -> Tensor:
 
 
 def computed(sink: UOp) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """What a graph of one output comes to."""
+    """The value of a graph with one output."""
     plan = Tensor.from_uop(sink.src[0]).prepare(PrepareConfig(db=":none:"))
     plan.execute()
     return np.array(plan.outputs[0]).ravel()

@@ -52,7 +52,7 @@ def test_what_expressions_come_to() -> None:
         if abs(want) < 10**9:
             assert evaluate_extent(expr, {"n": 7, "m": -4}) == want
     assert divided
-    assert evaluate_extent(UOp(Ops.AFTER, INDEX, (N, UOp(Ops.STORE))), {"n": 5}) == 5      # what it is after does not matter
+    assert evaluate_extent(UOp(Ops.AFTER, INDEX, (N, UOp(Ops.STORE))), {"n": 5}) == 5      # the order has no effect on the value
     assert evaluate_extent(UOp(Ops.BITCAST, dtypes.int64, (N,)), {"n": 5}) == 5
     long = N
     for _ in range(3000):

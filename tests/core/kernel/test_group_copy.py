@@ -1,4 +1,4 @@
-"""How groups copy into shared memory: the order of the threads, vectors, and rows apart so that banks do not conflict."""
+"""Copies of groups into shared memory: order of threads, vectors, and padding of rows against bank conflicts."""
 from __future__ import annotations
 
 import operator

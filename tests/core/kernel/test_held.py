@@ -57,7 +57,7 @@ def test_a_whole_pass_stays_in_registers() -> None:
     ({"s5": ""}, {"s2", "s3"}),                                                             # each thread sums up all by itself
     ({"s5": "HOLD(s5, mma_bf16,s5.o1,s5.r0) LOCAL(s5.o1, 2)"}, {"s2"}),                     # it reads them tile by tile, in a loop
     ({"s3": "HOLD(s3, mma_bf16,s3.o1,s3.r0) UPCAST(s3.r0, 4) UPCAST(s3.o1, 2)"}, {"s2", "s3"}),      # other threads have its rows
-    ({"s3": "HOLD(s3, mma_f16,s3.o1,s3.r0) UPCAST(s3.r0, 4) LOCAL(s3.o1, 2)"}, {"s2", "s3", "s6"}),  # by the tiles of another instruction
+    ({"s3": "HOLD(s3, mma_f16,s3.o1,s3.r0) UPCAST(s3.r0, 4) LOCAL(s3.o1, 2)"}, {"s2", "s3", "s6"}),  # tiles of another instruction
     ({"out": "UPCAST(o1.in, 8) LOCAL(o1.in, 4) LOCAL(o2, 16) UPCAST(o2, 3)"}, {"s3", "s5", "s8"}),
     ({"out": "HOLD(out, mma_bf16,o1.in,o2) UPCAST(o2, 5) UPCAST(o1.in, 2)"}, {"s3", "s5", "s8"}),
 ], ids=lambda v: " ".join(v.values()) if isinstance(v, dict) else "")

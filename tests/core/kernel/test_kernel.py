@@ -1,4 +1,4 @@
-"""What a Kernel knows of its AST: names, reads, analysed accesses; and which ASTs it refuses."""
+"""Facts of a Kernel about its AST: names, reads, analysed accesses, and refused ASTs."""
 from __future__ import annotations
 
 import random
@@ -90,7 +90,7 @@ def test_gathered_indices_are_atoms() -> None:
 
 
 def test_axes_of_one_dimension_share_a_number() -> None:
-    """Where stages read each other position by position; a window's rows are two axes' in one."""
+    """Stages that read each other position by position; the rows of a window merge two axes."""
     def groups(ast: UOp) -> set[frozenset[str]]:
         kernel = Kernel(ast)
         found: dict[int, set[str]] = {}

@@ -1,4 +1,4 @@
-"""Where staged values lie: every element at a place of its own, tiles where readers take whole ones; and what analysis makes of it."""
+"""Layouts of staged values: a place for every element, tiles for readers of whole tiles, and their analysis."""
 from __future__ import annotations
 
 import itertools

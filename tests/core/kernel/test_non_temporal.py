@@ -1,4 +1,4 @@
-"""What can be stored past the caches: lowering, the analysis of states and the sketches say the same."""
+"""Stores past the caches: lowering, the analysis of states and the sketches agree."""
 from __future__ import annotations
 
 import math

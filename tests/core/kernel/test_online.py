@@ -110,7 +110,7 @@ def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: in
         want = weights / weights.sum(1, keepdims=True)
     if kind == "softmax":
         tensor, inputs = data(9, keys).softmax(-1), [x]
-    else:       # of scores that are the mask alone, as the queries are 0; no row is said to be without keys
+    else:       # the queries are 0, so the scores are the mask alone; every row is declared to have keys
         tensor, want = data(9, 2).scaled_dot_product_attention(data(keys, 2), data(keys, 3), data(9, keys)), want @ values
         inputs = [x, values, np.zeros((9, 2), np.float32), np.ones((keys, 2), np.float32), np.ones(9, np.bool_)]
     kernel = Kernel(kernel_of(tensor))
@@ -127,7 +127,7 @@ def test_infinities_and_nans_fall_where_they_did(kind: str, keys: int, block: in
 
 @pytest.mark.parametrize("kind", ["divided", "padded", "reciprocals"])
 def test_what_is_weighted_is_zero_beyond_a_row_that_its_blocks_do_not_divide(kind: str) -> None:
-    """Where loads are gated they give 0: a quotient by that, and padding that is infinite, would be 0 · inf under a weight of 0."""
+    """Gated loads give 0: a quotient by it, and infinite padding, would be 0 · inf under a weight of 0."""
     weights = (data(2, 5, 3) @ data(2, 3, 17)).softmax(-1)
     kernel = Kernel(kernel_of({"divided": lambda: (weights / data(17)) @ data(2, 17, 7),
                                "padded": lambda: weights @ data(2, 17, 7).pad(((0, 0), (0, 0), (1, 0)), value=float("inf")),
@@ -238,7 +238,7 @@ def test_a_positive_factor_of_scores_of_16_bits_is_taken_once_for_a_row(scale: f
 
 @pytest.mark.parametrize(("dtype", "powers"), [(np.float16, 1), (np.float32, 0)])
 def test_weights_of_16_bits_are_powers_of_two(dtype: type[np.floating[Any]], powers: int) -> None:
-    """Which some GPUs have an instruction for; and which of them is no normal number is 0."""
+    """Some GPUs have an instruction for powers of two; a power below the normal numbers becomes 0."""
     q, k, v = (Tensor(np.ones(s, dtype)) for s in ((19, 5), (23, 5), (23, 11)))
     kernel = Kernel(create_schedule(graph.sink(q.scaled_dot_product_attention(k, v).uop)).calls[-1].ast)
     stages = [r for r in online(kernel, 8).kernel.resolve(frozenset()) if r is not None]

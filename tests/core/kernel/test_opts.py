@@ -207,7 +207,7 @@ def test_what_is_written_of_an_opt_is_read_back(op: str) -> None:
 
 
 def test_chains_of_records_that_are_not_read_back() -> None:
-    """Those without opts have words of their own, and opts of another svod are written like ours."""
+    """A chain without opts has a word of its own, and opts of another version are written like ours."""
     assert chain_words([]) == "as it is" and parse_chain(" as it is\n") == () and chain_text([]) == ""
     foreign = [["NEW"], ["NEW", None, None], ["SWAP", "o0", "o1"], ["NEW", "o0", 2, "x"]]
     assert chain_text(foreign) == "NEW() NEW() SWAP(o0, o1) NEW(o0, 2,x)"

@@ -88,7 +88,7 @@ def test_rows_cover_their_axis(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, "variance_again"])
 def test_a_plan_is_the_states_own(name: str) -> None:
-    """What a step takes over from the state before is what placing every stage anew finds."""
+    """Placement that a step takes over from the state before equals the placement of every stage anew."""
     taken_over = 0
     for seed in range(20):
         rng, state = random.Random(f"{name} {seed}"), Scheduler(Kernel(HAND[name]()), TARGET)

@@ -54,7 +54,7 @@ def kinds(*outputs: UOp) -> list[str]:
 
 
 def values(*outputs: UOp) -> list[tuple[int, ...]]:
-    """What the variables are in each invocation of the one loop of a graph."""
+    """Values of the variables in each invocation of the one loop of a graph."""
     (program,) = programs_of(graph.sink(*outputs)).values()
     return [tuple(v for _, v in i.values) for i in unroll(program.steps)]
 

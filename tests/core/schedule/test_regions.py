@@ -1,4 +1,4 @@
-"""Which elements a kernel reaches: against the elements themselves, counted one by one."""
+"""Elements that a kernel reaches, compared with elements counted one by one."""
 from __future__ import annotations
 
 import itertools

@@ -1,4 +1,4 @@
-"""What cannot be scheduled is refused by name, wherever in the graph it stands."""
+"""A node that cannot be scheduled is refused by name, wherever in the graph it stands."""
 from __future__ import annotations
 
 import numpy as np

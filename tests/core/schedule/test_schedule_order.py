@@ -45,7 +45,7 @@ class Program:
 
     def run(self, state: list[Any], flip: Callable[[Any], Any], assign: Callable[[list[Any], int, Any], None],
             assign_part: Callable[[list[Any], int, Any], None], call: Callable[[list[Any], int, Any, int], None]) -> list[Any]:
-        """What was written down, then the state, which is changed."""
+        """The recorded accesses, then the state, which is changed."""
         values: list[Any] = []
         for kind, i, j, c, target in self.statements:
             x = state[i]

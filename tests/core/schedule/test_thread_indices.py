@@ -192,7 +192,7 @@ def test_dimensions_are_folded_and_split_to_fit() -> None:
             continue
         assert possible and math.prod(found) == total and all(f <= limit for f, limit in zip(found, limits, strict=True))
         if len(extents) <= 3 and all(e <= limit for e, limit in zip(extents, limits, strict=False)):
-            assert found[:len(extents)] == extents      # what fits stays
+            assert found[:len(extents)] == extents      # extents within the limits stay
     assert 20 < refused < 380
 
 

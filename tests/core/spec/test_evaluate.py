@@ -100,7 +100,7 @@ def test_gemm(m: int, n: int, k: int) -> None:
     np.testing.assert_array_equal(got, (a.astype(np.float64) @ b).astype(np.float32))
     np.testing.assert_allclose(evaluate(ast, args, exact=False)[0].reshape(m, n), got, rtol=1e-4, atol=1e-4)
     points = [np.arange(m), np.arange(m) % n]
-    # by points each product is rounded to float32, as the AST says; as a contraction it is not
+    # evaluated by points, each product is rounded to float32, as the AST says; a contraction does not round products
     np.testing.assert_allclose(evaluate_points(ast, args, points), got[tuple(points)], rtol=1e-5, atol=1e-5)
 
 

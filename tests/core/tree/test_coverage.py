@@ -23,14 +23,14 @@ from tests.draws import count
 from tests.hand_kernels import HAND
 
 KERNELS = {**CORPUS, **HAND}
-CHAINS = 3              # of each kernel and target
-MOST_POSITIONS = 20_000     # of an output and its sum together
-Opened = dict[int, list[int]]       # by local axis the positions at which its open loops stand
+CHAINS = 3              # chains of each kernel and target
+MOST_POSITIONS = 20_000     # positions of an output times those of its sum
+Opened = dict[int, list[int]]       # local axis: positions of its open loops
 Position = tuple[int, ...]
 
 
 def start(frame: Frame, a: int, opened: Opened) -> int:
-    """Where the tile of an axis begins; the last one is moved back."""
+    """The first position of an axis' tile; the last tile is moved back."""
     at, loops = sum(opened.get(a, [])), [p for p in frame.pieces[a] if p.role == LOOP]
     inside = [p for p in frame.pieces[a] if p.role != LOOP] + loops[len(opened.get(a, [])):]
     span = 1 + sum(p.stride * (p.extent - 1) for p in inside)
@@ -54,8 +54,8 @@ class Walk:
     def __init__(self, extents: tuple[int, ...], split: Split | None, part: int) -> None:
         self.extents, self.split, self.part = extents, split, part
         self.stored: Counter[Position] = Counter()
-        self.summed: dict[Position, Counter[Position]] = {}     # by output position the positions of the sum
-        self.owners: dict[Position, object] = {}                # by output position the iteration that computed it first
+        self.summed: dict[Position, Counter[Position]] = {}     # output position: positions of the sum
+        self.owners: dict[Position, object] = {}                # output position: iteration that computed it first
 
     def launch(self, node: Launch) -> None:
         for at in product(*(range(loop.piece.extent) for loop in node.loops)):

@@ -1,4 +1,4 @@
-"""What each pass makes of a loop tree, word for word on small kernels; and that passes of one's own take part."""
+"""Loop trees after each pass, word for word on small kernels; a pass of the user's takes part."""
 from __future__ import annotations
 
 from dataclasses import replace

@@ -46,7 +46,7 @@ def test_rand_is_uniform_below_one(dtype: str) -> None:
     x = evaluate(t).astype(np.float64)
     assert t.dtype.name == dtype
     assert x.min() >= 0 and x.max() < 1
-    # of 10,000 numbers the mean is off by at most five standard errors (0.0029)
+    # the mean of 10,000 numbers is off by at most five standard errors (0.0029)
     assert abs(x.mean() - 0.5) < 0.0145 and abs(x.var() - 1 / 12) < 0.005
     counts = np.histogram(x, 16, (0, 1))[0]
     assert ((counts - 625) ** 2 / 625).sum() < 60

@@ -1,4 +1,4 @@
-"""What a spec means, and telling network file systems apart."""
+"""Meanings of database specs, and the recognition of network file systems."""
 from __future__ import annotations
 
 import os

@@ -15,13 +15,13 @@ from tests.core.corpus import CORPUS
 from tests.tune.measure.test_undecidable import contracted, program
 from tests.tune.search_kernels import load
 
-CHANGED = 0.02          # of an element's value, and of the largest: more than bfloat16 and long sums round
+CHANGED = 0.02          # change relative to an element and to the largest one; bfloat16 and long sums round by less
 EXCHANGED = {Ops.ADD: Ops.SUB, Ops.SUB: Ops.ADD, Ops.MAX: Ops.MIN, Ops.MIN: Ops.MAX}
 IDENTITIES = {"ADD": 0.0, "MUL": 1.0, "MAX": -np.inf, "MIN": np.inf}
 
 
 def changes_of(u: UOp) -> Iterator[UOp]:
-    """What may stand in place of a node by mistake."""
+    """Nodes that may stand in the place of `node` by mistake."""
     if u.op is Ops.LOAD and len(u.src) == 1 and u.src[0].src[0].arg.size > 1:
         p, flat = u.src[0].src
         yield load(p, (flat + 1) % p.arg.size)                      # a neighbour

@@ -1,4 +1,4 @@
-"""Which part of a kernel is timed: the least fraction, the phase that is cut, the scale back. Targets, programs and plans are made up."""
+"""Timed slices of kernels: the least fraction, the phase that is cut, the factor back. Targets, programs and plans are made up."""
 from __future__ import annotations
 
 import math
@@ -16,7 +16,7 @@ from tests.tune.search_kernels import elementwise, gemm
 
 TARGET = Target("x86_64", "none", (), 32, 16, 32 << 10, 1 << 20, 32 << 20, 2)
 WITHOUT_CACHES = replace(TARGET, l1=0, l2=0, l3=0)
-# as an H100: 132 units with 2048 threads, 65536 registers and 228 KB of shared memory each
+# like an H100: 132 units with 2048 threads, 65536 registers and 228 KB of shared memory each
 GPU = replace(WITHOUT_CACHES, threads=1, group_threads=1024, shared_bytes=227 << 10, subgroup=32, registers_per_thread=255,
               group_registers=65536, units=132, unit_threads=2048, unit_groups=32, unit_shared_bytes=228 << 10)
 

@@ -1,4 +1,4 @@
-"""Where rounding decides whether a value is a number, no right program is wrong, and a wrong one still is.
+"""Elements that rounding makes a number or NaN: right programs pass, and wrong ones still fail.
 
 Right programs are the evaluator's, with sums in float32, products and sums fused or not, and functions that are an ulp off.
 """
@@ -257,7 +257,7 @@ def sampled(k: Kernel) -> tuple[Reference, GuardedBuffers, Baseline, Run, int]:
 
 
 def test_many_undecidable_elements_do_not_hide_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the reference is sampled, and more elements than are looked at are NaN in one program only."""
+    """A sampled reference, and more NaN in one program alone than elements that are compared."""
     monkeypatch.setattr(module, "FULL_COST", 0)
     k = half_undecidable(20_011)
     reference, buffers, baseline, fused, reals = sampled(k)

@@ -154,7 +154,7 @@ def test_a_store_to_part_of_a_buffer_leaves_the_rest() -> None:
 
 
 def test_what_lies_between_the_parts_of_a_large_output_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only points are compared, a kernel that writes rows of a wider matrix must leave the other columns alone."""
+    """A kernel that writes rows of a wider matrix must leave the other columns alone, also where only points are compared."""
     monkeypatch.setattr("svod.tune.measure.verify.FULL_COST", 0)
     y, x = param(0, 100 * 30 - 10), param(1, 100 * 20)
     i, j = axis(0, 100), axis(1, 20)
@@ -346,7 +346,7 @@ def test_each_output_is_held_to_a_tolerance_of_its_own() -> None:
 
 @pytest.mark.usefixtures("sampled")
 def test_a_store_to_scattered_places_leaves_the_places_between() -> None:
-    """Where the reference is sampled, a place that no STORE writes is held to what it held before."""
+    """With a sampled reference, a place that no STORE writes must keep its content."""
     y, x = param(0, 9000), param(1, 3000)
     i = axis(0, 3000)
     k = kernel(store(y, (i * 7) % 3000 * 3, load(x, i), i))

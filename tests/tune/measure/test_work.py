@@ -1,4 +1,4 @@
-"""What bench children conclude from times."""
+"""Conclusions of bench children from times."""
 from __future__ import annotations
 
 import random
@@ -39,7 +39,7 @@ def test_only_what_may_still_win_is_timed_further() -> None:
     assert may_win([heuristic, surely_slower], [0, 1], 1.003) == [0]
     # below six rounds nothing is known, so everything may win
     assert may_win([times(1.0, 0.05, 5), times(0.5, 0.01, 5), times(2.0, 0.01, 5)], range(3), 1.003) == [0, 1, 2]
-    # what is level with the heuristic stays, as long as it may be faster
+    # a candidate level with the heuristic stays as long as it may be faster
     assert may_win([times(1.0, 0.01), times(1.0, 0.01)], range(2), 1.003) == [0, 1]
 
 

@@ -1,4 +1,4 @@
-"""What the worker measurer makes of outcomes that are no answers: crashes, deadlines, lost workers, another machine."""
+"""Failed outcomes in the worker measurer: crashes, deadlines, lost workers, another machine."""
 from __future__ import annotations
 
 import math

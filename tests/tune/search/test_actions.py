@@ -1,4 +1,4 @@
-"""What the search proposes, and that every proposal applies or says why not."""
+"""Proposals of the search: each one applies or says why not."""
 from __future__ import annotations
 
 import random

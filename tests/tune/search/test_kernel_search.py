@@ -343,7 +343,7 @@ def test_at_the_roofline_a_gain_in_sight_gets_the_round_that_tells() -> None:
     (1e-3, 1e-3, "every second", "4 rounds without a gain"), (1e-3, 0.9e-3, "", "4 rounds without a gain"),
     (0.9e-3, 1e-3, "", "4 rounds without a gain")])
 def test_races_that_say_little_do_not_end_a_search_at_the_roofline(seconds: float, anchor: float, noisy: str, why: str) -> None:
-    """Those of a busy machine, and those that refute the bound; a score below it refutes it for good."""
+    """Times of a busy machine, and times that refute the bound; a score below it refutes it for good."""
     class Doubtful(ReplayedMeasurer):
         def race(self, candidates: Sequence[Candidate]) -> RaceResult:
             found = super().race(candidates)
@@ -402,7 +402,7 @@ def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
 
 
 def test_by_how_much_a_machine_is_slower_is_measured_without_limits() -> None:
-    """What a limit cuts has no proper sample, and what was killed has none: 3 × slower, all are timed again, those that failed aside."""
+    """Candidates that a limit cut or that were killed have no sample: 3 × slower, all but the failed ones are timed again."""
     measurer = ReplayedMeasurer()
     search = make_search(measurer)
     search.step()

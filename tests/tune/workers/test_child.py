@@ -74,7 +74,7 @@ EXPECTED = {
     "object": ("error", "FormatError", "not plain data"),
     "numpy": ("error", "FormatError", "numpy.float64"),
     "nested": ("error", "FormatError", "RecursionError"),
-    "too large": ("error", "", ""),                 # by the message's limit or by the memory's, whichever comes first
+    "too large": ("error", "", ""),                 # the limit of messages or of memory, whichever comes first
     "large": ("ok", "", ""),
     "print": ("ok", "", ""),
     "read stdin": ("ok", "", ""),

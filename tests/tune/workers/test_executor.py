@@ -115,7 +115,7 @@ class TestEveryExecutor:
 
 @pytest.mark.parametrize("executor", ISOLATING, indirect=True, scope="module")
 class TestIsolation:
-    """What inline cannot give."""
+    """Outcomes that the inline executor cannot give."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["compile", "bench"])

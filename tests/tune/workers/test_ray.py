@@ -1,4 +1,4 @@
-"""What is Ray's own, on real Ray: manners of the embedded one, lost actors and nodes, another version at the other end. Each
+"""Behaviour of real Ray: the embedded cluster, lost actors and nodes, another version at the other end. Each
 part that changes how Ray starts runs in a process of its own."""
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.ray
 LONG = 60.0
 DEVICE = "CPU:interpreter"   # the CPU under a name of its own: the lock of the machine is not that of a search
 START = 200.0       # seconds in which Ray is up on any machine
-NICE = os.getpriority(os.PRIO_PROCESS, 0)       # of whoever runs the tests: those who time are no nicer
+NICE = os.getpriority(os.PRIO_PROCESS, 0)       # niceness of the tests; bench workers have the same
 
 PRELUDE = f"""import sys, os, signal, json, logging; sys.path.insert(0, sys.argv[1])
 START, NICE = {START}, {NICE}

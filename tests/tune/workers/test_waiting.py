@@ -1,4 +1,4 @@
-"""Which waiting item a worker takes."""
+"""The choice of a waiting item by a worker."""
 from __future__ import annotations
 
 import random

@@ -97,7 +97,7 @@ def agree(op: str, dtype: DType, of: Sequence[DType], arrays: Sequence[np.ndarra
     if dtype.is_float:
         want, got = (hold(a, dtype) for a in (want, got))
         np.testing.assert_array_equal(np.isnan(got), np.isnan(want), f"{op} of {dtype.name} {constants}")
-        kept = ~np.isnan(want) & ~((want == 0) & (got == 0) & (op in ("MAX", "MIN")))       # which zero is chosen is left open
+        kept = ~np.isnan(want) & ~((want == 0) & (got == 0) & (op in ("MAX", "MIN")))       # either zero may be chosen
         want, got = (np.ascontiguousarray(a[kept]).view(f"u{a.itemsize}") for a in (want, got))
     np.testing.assert_array_equal(got, want, f"{op} of {dtype.name} {constants}")
 
@@ -111,7 +111,7 @@ def test_operations(dtype: DType, renderer: str) -> None:
     bits, least = dtype.bits, int(dtype.min) if dtype.is_int else 0
     if dtype is INDEX and SETS[renderer].index_bits == 32:
         given, bits, least = [x % (1 << 31) - (1 << 30) for x in given], 32, -1 << 31
-        ops = [op for op in ops if op != "SHL"]     # which overflows
+        ops = [op for op in ops if op != "SHL"]     # SHL overflows
     known: Sequence[Any] = (True, False) if dtype is BOOL else (0.0, 1.5, float("nan"), float("inf")) if dtype.is_float else (
         0, 1, 2, 7, bits - 1, bits, *((-1, -3, least) if dtype.kind == "i" else (int(dtype.max),)))
     for op in ops:
@@ -208,7 +208,7 @@ def test_bits(of: DType, renderer: str) -> None:
             code.end(loop)
             want, got = computed(code, to, [numbers(of, 3)], [of], SETS[renderer])
             same = got.view(np.uint8) == want.view(np.uint8)
-            assert same.all() or (to.is_float and to.bits == 16 and np.isnan(hold(want, to)).any())     # which keep no payload
+            assert same.all() or (to.is_float and to.bits == 16 and np.isnan(hold(want, to)).any())     # NaNs of 16 bits keep no payload
             np.testing.assert_array_equal(np.nan_to_num(hold(got, to)), np.nan_to_num(hold(want, to)))
 
 

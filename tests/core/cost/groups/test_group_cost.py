@@ -1,4 +1,4 @@
-"""What the cost model for groups prefers: facts about every device of this kind."""
+"""Preferences of the cost model for groups that hold for every such device."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_what_the_heuristic_takes() -> None:
 
 
 def test_a_transpose_turns_squares_in_registers() -> None:
-    """Where vectors divide both axes; a short axis is turned whole."""
+    """Squares are transposed where vectors divide both axes; a short axis is transposed whole."""
     turned = data(4096, 2048).transpose(0, 1).contiguous()
     chain = [(o.op, o.axis, o.arg) for o in group_heuristic(Scheduler(Kernel(kernel_of(turned)), GPU)).applied_opts]
     assert chain[:3] == [("UPCAST", "o1", 4), ("UPCAST", "o0", 4), ("LOCAL", "o1", 4)], "eight neighbours read four sectors"

@@ -1,4 +1,4 @@
-"""What every strategy keeps to, without hardware; and what is its own."""
+"""Rules that every strategy keeps, and those of single ones, without hardware."""
 from __future__ import annotations
 
 import re
@@ -31,7 +31,7 @@ LANES = lanes_of(BASE.kernel, BASE.target)
 
 
 def seconds(c: Candidate) -> float:
-    """What the cost model says, and up to a fifth more, by the state's digest: there is something to learn, and something to find."""
+    """The predicted time and up to a fifth more, by the state's digest: there is something to learn, and something to find."""
     return 1e-9 * cost_of(c.state).cycles * (1 + 0.2 * c.digest[0] / 255)
 
 
