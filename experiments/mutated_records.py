@@ -54,17 +54,17 @@ from click import ClickException  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 import svod  # noqa: E402
-import svod.prepare  # noqa: E402
 from svod import PrepareConfig, Tensor  # noqa: E402
 from svod.cli.db.commands import cli as svod_db  # noqa: E402
 from svod.compile.backend import device_named  # noqa: E402
+from svod.compile.plan.compiler import compiler_for  # noqa: E402
 from svod.core.kernel.apply import apply_opt  # noqa: E402
 from svod.core.kernel.chain_text import chain_text  # noqa: E402
 from svod.core.kernel.opts import OPTS  # noqa: E402
 from svod.core.kernel.scheduler import Opt, Scheduler  # noqa: E402
 from svod.core.machine.target import HOST  # noqa: E402
 from svod.errors import KernelOptError, SvodError  # noqa: E402
-from svod.tune import capture  # noqa: E402
+from svod.tune import capture, resolved  # noqa: E402
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Record, Search, TargetFacts, TuningDB, Verdict, layers  # noqa: E402
 from svod.tune.db.records import RECORDS, record_from_json  # noqa: E402
 from svod.tune.lock import FORMAT as LOCK_FORMAT  # noqa: E402
@@ -142,7 +142,7 @@ class Model:
         for tensor in self._tensors():
             hand = svod.kernel(tensor)
             kernel = hand.key
-            compiler = svod.prepare.compiler_for(device_named(HOST).backend.target(1), PrepareConfig(threads=1, object_cache=self.cache))
+            compiler = compiler_for(device_named(HOST).backend.target(1), PrepareConfig(threads=1, object_cache=self.cache))
             self.target, self.compiler = compiler.target.key, compiler.pair.key
             base = self.bases[kernel] = Scheduler(hand.kernel, compiler.target)
             yield KernelRecord(kernel, name="gemm", ast={"nodes": [1, 2]}, ast_version=1, structure="s", flops=1e6, bytes=1e4)
@@ -542,9 +542,9 @@ class Trial:
         finally:
             if imported == "check":
                 del self.executed[before:]      # svod's own workers
-            for db in svod.prepare._databases.values():
+            for db in resolved._databases.values():
                 db.close()
-            svod.prepare._databases.clear()
+            resolved._databases.clear()
 
     def claim(self, path: Path) -> None:
         """The first step of a search."""

@@ -22,9 +22,10 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target
 from svod.core.schedule.schedule_cache import schedule_of
 from svod.errors import ArgumentError, ScheduleError
-from svod.prepare import Places, arranged, buffers_under, complete_config, database, make_unbound_plan, with_constants_turned
+from svod.prepare import Places, arranged, buffers_under, complete_config, make_unbound_plan, with_constants_turned
 from svod.tensor import Tensor
 from svod.tune.hand_kernel import HandKernel
+from svod.tune.resolved import Resolved, resolve
 
 
 def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, chain: str = "", constants: Iterable[Tensor] = (),
@@ -36,25 +37,25 @@ def kernel(source: Tensor | ExecutionPlan, which: int | str | None = None, *, ch
 
     Raises ScheduleError for a tensor that no kernel computes, and ArgumentError where `which` does not name one kernel, with a list of
     them, and for a library kernel (a scan, a sort, scatter), which has one form."""
-    options = complete_config(config)
+    resolved = resolve(complete_config(config))
     if isinstance(source, ExecutionPlan):
-        return _of_plan(source, which, chain, options)
+        return _of_plan(source, which, chain, resolved)
     if not isinstance(source, Tensor):
         raise ArgumentError(f"svod.kernel takes a tensor that is not computed yet, or a plan, got {type(source).__name__}")
-    kernels, targets = _kernels(source, constants, options)
+    kernels, targets = _kernels(source, constants, resolved)
     name, found = _chosen(kernels, which, "the tensor is computed by")
     _refuse_library_kernel(name, found)
-    k = HandKernel.of(found, targets[name], name, lambda: database(options))
+    k = HandKernel.of(found, targets[name], name, resolved.db)
     return k.apply(chain) if chain else k
 
 
-def _of_plan(plan: ExecutionPlan, which: int | str | None, chain: str, options: PrepareConfig) -> HandKernel:
+def _of_plan(plan: ExecutionPlan, which: int | str | None, chain: str, resolved: Resolved) -> HandKernel:
     """A kernel of a plan under its chain, or under `chain`."""
     forms = {k.name: k.form for k in plan.every if isinstance(k.form, KernelForm)}
     name, found = _chosen({name: form.kernel for name, form in forms.items()}, which, "the plan runs")
     _refuse_library_kernel(name, found)
     form = forms[name]
-    return HandKernel.of(found, form.target, name, lambda: database(options)).apply(chain or form.chain_text)
+    return HandKernel.of(found, form.target, name, resolved.db).apply(chain or form.chain_text)
 
 
 def _refuse_library_kernel(name: str, kernel: Kernel) -> None:
@@ -63,22 +64,22 @@ def _refuse_library_kernel(name: str, kernel: Kernel) -> None:
                             "t.prepare().kernels[0].asm()")
 
 
-def _kernels(tensor: Tensor, constants: Iterable[Tensor], options: PrepareConfig) -> tuple[dict[str, Kernel], dict[str, Target]]:
+def _kernels(tensor: Tensor, constants: Iterable[Tensor], resolved: Resolved) -> tuple[dict[str, Kernel], dict[str, Target]]:
     """The kernels of a tensor's graph, and the target that each is for, by the name of their first call on a device."""
     sink, _, _ = without_binds(graph.sink(tensor.uop))
     fixed = frozenset(base_of(t.uop) for t in constants) & buffers_under([tensor.uop])
     # nothing is in the memory of constants that a plan has in another order
-    sink, fixed = with_constants_turned(arranged(sink, options), fixed, lambda nodes: {
+    sink, fixed = with_constants_turned(arranged(sink, resolved), fixed, lambda nodes: {
         u: graph.buffer(u.dtype, storage_size(u), device_of(u) or HOST) for u in nodes})
     schedule = schedule_of(sink, fixed)
-    places = Places(schedule, options)
+    places = Places(schedule, resolved.target.device)
     unbound, _, _ = make_unbound_plan(schedule, fixed, functions_of(sink), places=places)
     first: dict[tuple[str, str], str] = {}      # (kernel, device) → name
     for name, call in zip(unbound.names, unbound.calls, strict=True):
         if call.kernel in unbound.kernels:      # a call of a function of Python has none
             first.setdefault((call.kernel, call.device or places.main), name)
     return ({name: unbound.kernels[key] for (key, _), name in first.items()},
-            {name: places.target_of(device) for (_, device), name in first.items()})
+            {name: resolved.target_of(device) for (_, device), name in first.items()})
 
 
 def _chosen(kernels: dict[str, Kernel], which: int | str | None, what: str) -> tuple[str, Kernel]:

@@ -324,6 +324,11 @@ class PrepareConfig(_Config):
     def noopt(self) -> bool:
         return self.optimizer.noopt
 
+    @property
+    def consults_database(self) -> bool:
+        """Whether chains come from the tuning database: not where there are none, and not where kernels are captured."""
+        return not self.noopt and self.capture is None
+
     @classmethod
     def from_env(cls, **given: Any) -> Self:
         """The configuration the environment asks for, but for the options given: BEAM, unless SVOD_NOOPT or SVOD_CAPTURE say that nothing

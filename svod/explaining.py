@@ -38,12 +38,13 @@ from svod.core.ir.variable import without_binds
 from svod.core.kernel.chain_text import AS_IT_IS, chain_text
 from svod.core.schedule.schedule import Explained, explain_schedule
 from svod.errors import ArgumentError, ScheduleError
-from svod.prepare import arranged, complete_config, database, prepare_graph
+from svod.prepare import arranged, complete_config, prepare_graph
 from svod.steps.page import render_plans, write_page
 from svod.steps.plan_steps import Figures, PlanPart, part_of_plan
 from svod.steps.steps import Step
 from svod.tensor import Tensor
 from svod.tracing import Jit
+from svod.tune.resolved import database, resolve
 
 _HIDDEN = frozenset({Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE, Ops.CONST, Ops.SINK, Ops.RANGE, Ops.BIND, Ops.DEFINE_VAR})
 Told = tuple[str, Callable[[], list[PlanPart]]]      # the text; the steps, made when they are asked for
@@ -128,15 +129,15 @@ def _figures(plan: ExecutionPlan, analysis: PlanAnalysis) -> Figures:
 def _explain_tensors(tensors: Sequence[Tensor]) -> Told:
     nodes = [t.uop for t in tensors]
     sink, _, _ = without_binds(graph.sink(*nodes))
-    explained = explain_schedule(arranged(sink, complete_config(None)))
+    resolved = resolve(replace(complete_config(None), beam=None, capture=None))
+    explained = explain_schedule(arranged(sink, resolved))
     numbers = {u: i for i, u in enumerate(n for n in explained.graph.sink.toposort() if n.op not in _HIDDEN)}
     if not explained.schedule.calls:
         nodes_alone = _graph_lines(explained, numbers, {})
         step = _graph_step(nodes_alone)
         return ("\n".join([*nodes_alone, "", "kernels: none; the tensors are buffers, views of them or constants"]),
                 lambda: [PlanPart("graph", (), (), (step,), ())])
-    config = replace(complete_config(None), beam=None, capture=None)
-    plan = prepare_graph(nodes, config).plan
+    plan = prepare_graph(nodes, resolved).plan
     order = _plan_order(explained)
     kernels = {explained.roots[i]: position for position, i in enumerate(order)}
     calls = {call_of(u): position for u, position in kernels.items() if u is not None and is_callback(u)}

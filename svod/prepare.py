@@ -4,28 +4,25 @@
 """
 from __future__ import annotations
 
-import logging
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from svod.compile.backend import Backend, device_named
-from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all, compiler_for
+from svod.compile.plan.compiler import Chain, Compiled, compile_all
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_item import Transfer
 from svod.compile.plan.memory_planner import PlannerMode
 from svod.compile.plan.observe import observe
 from svod.compile.plan.plan_parts import BufferKind, VariableSpec
 from svod.compile.plan.unbound_plan import BufferSpec, Call, UnboundPlan, build_plan
-from svod.config import PrepareConfig, log_once
+from svod.config import PrepareConfig
 from svod.core.cost.op_count import count_operations
 from svod.core.graph import graph
 from svod.core.graph.buffer import Buffer, buffer_of
@@ -40,23 +37,19 @@ from svod.core.ir.uop import MOVEMENT, Ops, UOp
 from svod.core.ir.variable import without_binds
 from svod.core.kernel.intrinsics import holds_tiles_of
 from svod.core.kernel.kernel import Kernel
-from svod.core.machine.target import DISK, HOST, Target
+from svod.core.machine.target import DISK, HOST
 from svod.core.schedule.kernel_variables import buckets_of, in_bucket
 from svod.core.schedule.schedule import Schedule, copies_to
 from svod.core.schedule.schedule_cache import schedule_of
 from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ConfigError, DeviceError, ScheduleError
 from svod.system.forksafe import remake_after_fork
-from svod.system.optional import optional
 from svod.tensor.base import TensorBase
 from svod.tensor.realize import constant_value, last_contents, replace_nodes
-from svod.tune.chains import choose, opts_by_key
-from svod.tune.checks import Proposed, to_check, to_transfer
-from svod.tune.db import TuningDB
+from svod.tune.chains import opts_by_key
 from svod.tune.measure.plan_sizes import profile_at_sizes
-from svod.tune.unfinished import is_to_be_searched
-
-log = logging.getLogger("svod")
+from svod.tune.plan_chains import plan_choices
+from svod.tune.resolved import Resolved, resolve
 
 Array = np.ndarray[Any, Any]
 
@@ -66,7 +59,6 @@ MOST_LISTS = 256       # largest number of launch lists of a plan: one for each 
 _IN_MEMORY = Ops.BUFFER, Ops.UNIQUE, Ops.DEVICE
 
 _kernels: dict[UOp, Kernel] = {}
-_databases: dict[str | None, TuningDB] = {}
 _lock = threading.Lock()
 remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
@@ -84,7 +76,7 @@ def prepare_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None,
     config = complete_config(config)
     roots = [t.uop for t in tensors]
     fixed = _buffers_of(constants) & buffers_under(roots)
-    prepared = prepare_graph(roots, config, fixed if config.constants == "auto" else frozenset())
+    prepared = prepare_graph(roots, resolve(config), fixed if config.constants == "auto" else frozenset())
     prepared.attach(tensors)
     made = [buffer_of(prepared.nodes[i]) for i in dict.fromkeys(prepared.unbound.outputs) if prepared.is_new(i)]
     prepared.plan.open_after_run(made, "the values of a prepared tensor were asked for before its plan ran; call plan.execute() first")
@@ -164,29 +156,28 @@ class Prepared:
         replace_nodes(done)
 
 
-def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: frozenset[UOp] = frozenset(),
+def prepare_graph(outputs: Sequence[UOp], resolved: Resolved, constants: frozenset[UOp] = frozenset(),
                   inputs: frozenset[UOp] = frozenset()) -> Prepared:
     """Prepare a plan for graph nodes. BUFFERs in `constants` are weights of the plan; those in `inputs` are bound before each run.
 
-    What is on the CPU is computed on the device that `config` names; what is on another device, there.
+    What is on the CPU is computed on the device of `resolved`; what is on another device, there.
 
-    Raises DeviceError for an operation on values of two devices, ConfigError for `config.opts` that fit no kernel, ScheduleError where the
+    Raises DeviceError for an operation on values of two devices, ConfigError for options `opts` that fit no kernel, ScheduleError where the
     plan would write memory that lies under another of its buffers as well."""
+    config = resolved.config
     dumps = config.debug or config.dump_after is not None
     if dumps:
         from svod.compile.plan.dump import dump, passes_of
-        passes_of(config)       # a pass that does not exist is refused before anything is searched
+        passes = passes_of(config)      # a pass that does not exist is refused before anything is searched
     sink, values, _ = without_binds(graph.sink(*outputs))
-    sink = arranged(sink, config)
-    sink, constants = with_constants_turned(sink, constants, lambda nodes: computed_now(nodes, config))
+    sink = arranged(sink, resolved)
+    sink, constants = with_constants_turned(sink, constants, lambda nodes: computed_now(nodes, resolved))
     schedule = schedule_of(sink, constants, remember=not config.disable_schedule_cache)
-    places = Places(schedule, config)
-    target = places.target
+    places = Places(schedule, resolved.target.device)
+    main = resolved.on(places.main)
     unbound, buffers, numbers = make_unbound_plan(schedule, constants, functions_of(sink), made_here=True, places=places)
     native = unbound.native
-    if config.opts:
-        named = [(name, c.kernel) for name, c in zip(unbound.names, unbound.calls, strict=True) if c.kernel in unbound.kernels]
-        config = replace(config, opts=opts_by_key(config.opts, named))
+    given = opts_by_key(config.opts, unbound)
     nodes, arrays, storages = memory_of(unbound, buffers, inputs, places)
     overwritten = frozenset(c.args[s] for c in native.calls for s in unbound.kernels[c.kernel].outs
                             if buffers[c.args[s]].src[0].op is not Ops.LUNIQUE)
@@ -195,21 +186,21 @@ def prepare_graph(outputs: Sequence[UOp], config: PrepareConfig, constants: froz
     captures = config.capture is not None and bool(native.calls)
     if captures:
         from svod.tune import capture
-        capture.announce(str(config.capture), native, target=target)
-    compiled = compile_unbound_plan(unbound.on(""), target, config)
-    elsewhere = {name: compile_unbound_plan(unbound.on(name), places.target_of(name), replace(config, device=name))
+        capture.announce(str(config.capture), native, target=main.target)
+    compiled = compile_unbound_plan(unbound.on(""), given, main)
+    elsewhere = {name: compile_unbound_plan(unbound.on(name), given, resolved.on(name))
                  for name in dict.fromkeys(c.device for c in native.calls if c.device)}
-    plan = build_plan(unbound, compiled, arrays, threads=target.threads, planner=cast(PlannerMode, config.memory_planner),
-                      device=target.device, storages=storages, elsewhere=elsewhere)
+    plan = build_plan(unbound, compiled, arrays, threads=main.target.threads, planner=cast(PlannerMode, config.memory_planner),
+                      device=main.target.device, storages=storages, elsewhere=elsewhere)
     plan.bindings.carried = overwritten
     plan.set_variables({name: value for name, value in values.items() if name in plan.variables})
     if dumps:
-        dump(sink, constants, plan, config)
-    observe(plan, config)
+        dump(passes, sink, constants, plan)
+    observe(plan, config, main.compiler.pair)
     plan.keep = nodes           # the plan's addresses are valid while its buffers live
     plan.writes = tuple([buffer_of(nodes[i]) for i in sorted(overwritten.union(unbound.outputs))])
     if captures:
-        capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=target, plan=plan)
+        capture.append(str(config.capture), native, seconds_by_kernel(plan, unbound), target=main.target, plan=plan)
     return Prepared(plan, unbound, tuple(nodes), numbers, overwritten)
 
 
@@ -221,14 +212,14 @@ def device_called(name: str) -> str:
     return device_named(name).backend.target().device
 
 
-def arranged(sink: UOp, config: PrepareConfig) -> UOp:
+def arranged(sink: UOp, resolved: Resolved) -> UOp:
     """A graph with what matrix instructions of its devices, or of the one that it is captured for, multiply in the order that they want."""
     def wanted(image: UOp) -> bool:
         name = device_of(image) or HOST
         if name.startswith(DISK):
             return False
-        backend = device_named((config.capture_device or config.device or HOST) if name == HOST else name).backend
-        return holds_tiles_of(backend.target(config.threads).allowing(*config.optimizer.allowed), image.dtype)
+        target = resolved.target_of((resolved.config.capture_device or resolved.target.device) if name == HOST else name)
+        return holds_tiles_of(target, image.dtype)
     return channels_last(sink, wanted)
 
 
@@ -249,14 +240,13 @@ def with_constants_turned(sink: UOp, constants: frozenset[UOp],
     return with_values(sink, views), constants.union(made.values())
 
 
-def computed_now(nodes: Iterable[UOp], config: PrepareConfig) -> dict[UOp, UOp]:
+def computed_now(nodes: Iterable[UOp], resolved: Resolved) -> dict[UOp, UOp]:
     """The BUFFER that holds the value of each node, computed now unless somebody else has it. Where a device only compiles there is
     nothing in it."""
     stored = {node: found for node in nodes if (found := find_derived(_content(node), node)) is not None}
     new = [node for node in nodes if node not in stored]
     if new:
-        # this runs once, so it is not worth a search, and a capture should not show it as a part of the model
-        prepared = prepare_graph(new, replace(config, beam=None, capture=None, opts={}))
+        prepared = prepare_graph(new, resolved.for_constants())
         if device_named(prepared.plan.device).backend.compiled_only is not None:
             return {**stored, **dict(zip(new, prepared.outputs, strict=True))}
         prepared.plan.execute()
@@ -276,12 +266,11 @@ def space_of(device: str) -> Backend:
 
 
 class Places:
-    """Where the values of a schedule are computed: those on the CPU on the device that the configuration names, others where they are. The
-    plan's device runs most: the CPU if it runs any kernel, whose launches are the cheapest."""
+    """Where the values of a schedule are computed: those on the CPU on the device that is `asked` for, others where they are. The plan's
+    device `main` runs most: the CPU if it runs any kernel, whose launches are the cheapest."""
 
-    def __init__(self, schedule: Schedule, config: PrepareConfig) -> None:
-        self._config = config
-        self._named: dict[str, str] = {}        # device of the graph → that of the plan
+    def __init__(self, schedule: Schedule, asked: str) -> None:
+        self._named = {HOST: asked}     # device of the graph → that of the plan
         computed = [c.args[0].src[1].arg for c in schedule.calls if not copies_to(c.ast)]
         for name in computed:
             if name.startswith(DISK):
@@ -296,17 +285,8 @@ class Places:
         if name.startswith(DISK):
             return HOST     # whose memory files are mapped to
         if name not in self._named:
-            self._named[name] = device_called((self._config.device or HOST) if name == HOST else name)
+            self._named[name] = device_called(name)
         return self._named[name]
-
-    def target_of(self, device: str) -> Target:
-        """A device that computes, as the configuration limits it."""
-        return device_named(device).backend.target(self._config.threads).allowing(*self._config.optimizer.allowed)
-
-    @property
-    def target(self) -> Target:
-        """The plan's device."""
-        return self.target_of(self.main)
 
     def of_buffer(self, node: UOp) -> str:
         """The device of a BUFFER as the plan says it: "" for its own."""
@@ -437,83 +417,15 @@ def kernel_of(ast: UOp) -> Kernel:
     return kernel
 
 
-def database(config: PrepareConfig) -> TuningDB:
-    """The process's handle on the tuning database that a configuration names."""
-    with _lock:
-        database = _databases.get(config.db)
-        if database is None:
-            database = _databases[config.db] = TuningDB.open(config.db)
-            if config.db is not None and config.beam is None:       # a search makes it
-                _tell_missing(database)
-        return database
-
-
-def _tell_missing(database: TuningDB) -> None:
-    """Say that a database that was named is not there: it may have been named by a relative path, and another directory been meant."""
-    file = database.plan.write
-    if file is not None and not any(os.path.exists(f) for f in (file, *database.plan.read) if isinstance(f, Path)):
-        log_once(log, logging.WARNING, f"there is no tuning database {file}, which SVOD_TUNE_DB or db= names")
-
-
-def compile_unbound_plan(unbound: UnboundPlan, target: Target, config: PrepareConfig) -> dict[str, Compiled]:
-    """A chain and code for every kernel; unknown ones are searched first when the configuration says so."""
-    compiler = compiler_for(target, config)
+def compile_unbound_plan(unbound: UnboundPlan, given: Mapping[str, Chain], resolved: Resolved) -> dict[str, Compiled]:
+    """A chain and code for every kernel. `given`: chains that are not asked about, by kernel."""
+    compiler = resolved.compiler
     if not unbound.calls:
         return {}
     compiler.backend.start(compiler.cache)
-    db = None if config.noopt or config.capture is not None else database(config)
-    choices = {key: choose(kernel, compiler, config, db) for key, kernel in unbound.kernels.items()}
-    if db is not None:
-        choices |= optional(log, "chains of others or of relatives are not looked for",
-                            lambda: checked_choices(unbound, choices, compiler, config, db), dict[str, Choice]())
-        if config.beam is not None:
-            choices |= optional(log, "kernels are not searched", lambda: searched_choices(unbound, choices, compiler, config, db),
-                                dict[str, Choice]())
+    choices = plan_choices(unbound, given, resolved)
     compiled = compile_all(unbound.kernels, choices, compiler)
     return {k: replace(c, estimate=count_operations(unbound.kernels[k].ast)) for k, c in compiled.items()}
-
-
-def checked_choices(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
-                    db: TuningDB) -> dict[str, Choice]:
-    """The chains of kernels whose proposals were measured now."""
-    proposed = chains_to_check(unbound, choices, compiler, config, db)
-    if not proposed:
-        return {}
-    from svod.tune.at_prepare import check_at_prepare
-
-    def now() -> dict[str, Choice]:
-        return {key: choose(unbound.kernels[key], compiler, config, db) for key in proposed}
-    check_at_prepare(unbound, lambda: chains_to_check(unbound, now(), compiler, config, db), compiler, config, db)
-    return now()
-
-
-def searched_choices(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
-                     db: TuningDB) -> dict[str, Choice]:
-    """The chains of all kernels, after a search of the unfinished ones within this process's budget."""
-    assert config.beam is not None
-    unknown = {k: v for k, v in unbound.kernels.items() if is_to_be_searched(choices[k], k, compiler.target, config.beam, db)}
-    if not unknown:
-        return {}
-    from svod.tune.at_prepare import search_at_prepare, settle_at_prepare
-    found, ran = search_at_prepare(unbound, unknown, compiler, config, db)
-    chosen = {**choices, **found}
-    return settle_at_prepare(unbound, chosen, compiler, config, db) if ran else chosen
-
-
-def chains_to_check(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
-                    db: TuningDB) -> dict[str, Proposed]:
-    """By kernel the chains that are measured before they are used: winners of others, and, where nothing is searched, what did well on
-    relatives."""
-    proposed: dict[str, Proposed] = {}
-    for key, kernel in ((k, unbound.kernels[k]) for k in choices):
-        found = None
-        if config.imported == "check" and choices[key].source in ("heuristic", "database", "transfer"):
-            found = to_check(kernel, compiler, db)
-        if found is None and config.transfer and config.beam is None and choices[key].source == "heuristic":
-            found = to_transfer(kernel, compiler, db, config)
-        if found is not None:
-            proposed[key] = found
-    return proposed
 
 
 def buffers_under(nodes: Iterable[UOp]) -> set[UOp]:

@@ -13,6 +13,7 @@ from svod.compile.plan.memory_planner import PlannerMode
 from svod.errors import ArgumentError, ScheduleError
 from svod.prepare import prepare_graph
 from svod.tune.measure.plan_sizes import plan_sizes, profile_at_sizes
+from svod.tune.resolved import resolve
 from tests.bench.test_analyze import LIMITS
 
 ROWS, COLUMNS, DEPTH = 37, 29, 13
@@ -78,7 +79,7 @@ def test_each_bucket_is_a_kernel_of_its_own_with_a_chain_of_its_own() -> None:
 
 def test_sizes_of_a_plan_reach_every_kernel() -> None:
     n, m = Variable("n", 1, 90, buckets=(30, 60)), Variable("m", 1, 40, buckets=(20,))
-    plan = prepare_graph([(Tensor(drawn(90, 40))[:n, :m] * 2).uop], NONE).plan
+    plan = prepare_graph([(Tensor(drawn(90, 40))[:n, :m] * 2).uop], resolve(NONE)).plan
     calls = [k.variables for k in plan.every]
     sizes = plan_sizes(calls)
     assert len(calls) == 6

@@ -31,6 +31,7 @@ from svod.errors import ArgumentError, DTypeError, FormatError, LaunchError, Sch
 from svod.prepare import make_unbound_plan, prepare_graph
 from svod.tune import capture
 from svod.tune.capture import read_capture
+from svod.tune.resolved import resolve
 
 Array = np.ndarray[Any, np.dtype[Any]]
 RNG = np.random.default_rng(7)
@@ -388,6 +389,6 @@ def test_a_capture_has_the_other_kernels(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_search_is_of_the_other_kernels(tmp_path: Path) -> None:
     y = svod.custom_function(twice, Tensor(values(5, 3)) + 1, shape=(5, 3), dtype="float64").sum(0)
     beam = BeamConfig(width=1, budget=0.5, executor="inline", kernel_budget=0.1)
-    prepared = prepare_graph([y.uop], PrepareConfig(db=str(tmp_path / "x.db"), beam=beam, threads=1))
+    prepared = prepare_graph([y.uop], resolve(PrepareConfig(db=str(tmp_path / "x.db"), beam=beam, threads=1)))
     assert [k.opts_source for k in prepared.plan.kernels][1] == "host callback"
     prepared.plan.execute()

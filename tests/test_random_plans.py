@@ -22,6 +22,7 @@ from svod.core.graph.shapes import shape_of, size_of
 from svod.core.ir.uop import UOp
 from svod.core.ir.variable import layout_shape
 from svod.prepare import Prepared, prepare_graph
+from svod.tune.resolved import resolve
 from tests.core.schedule.test_schedule import RandomGraph
 from tests.core.schedule.test_schedule_order import Program
 from tests.graph_reference import evaluate_graph
@@ -104,7 +105,7 @@ def test_random_plans(random_plan: int) -> None:
         memory = {}
         for mode in MODES:
             what = f"seed {seed}, {mode}, {'with' if cached else 'without'} the schedule cache"
-            prepared = prepare_graph(outputs, PrepareConfig(memory_planner=mode, disable_schedule_cache=not cached, threads=2))
+            prepared = prepare_graph(outputs, resolve(PrepareConfig(memory_planner=mode, disable_schedule_cache=not cached, threads=2)))
             memory[mode] = prepared.plan.memory
             for filling, want in zip(fillings, wanted, strict=True):
                 for b, values in filling.items():
@@ -184,7 +185,7 @@ def test_random_plans_of_symbolic_sizes(symbolic_plan: int) -> None:
 
     for mode, cached in (("arena", True), ("remap", False), ("disabled", True)):
         config = PrepareConfig(memory_planner=mode, disable_schedule_cache=not cached, threads=2)
-        plan = prepare_graph([t.uop for t in outputs], config).plan
+        plan = prepare_graph([t.uop for t in outputs], resolve(config)).plan
         for size in sizes:
             plan.execute(n=size[0], m=size[1])
             check(plan.outputs, size, mode)

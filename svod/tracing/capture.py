@@ -27,6 +27,7 @@ from svod.tensor.realize import assignments, realize_tensors, replace_nodes
 from svod.tracing.arguments import is_leaf, mapped, names_of_leaves, structure_of, substitute
 from svod.tracing.captured import Captured
 from svod.tracing.watch import Watch
+from svod.tune.resolved import Resolved, resolve
 
 _FOLDED = ELEMENTWISE | {Ops.REDUCE_AXIS, Ops.GEP, Ops.GATHER, Ops.CAT, Ops.CONTIGUOUS, Ops.COPY}
 _DEAR = TRANSCENDENTAL | {Ops.BUFFER, Ops.REDUCE_AXIS, Ops.CONTIGUOUS, Ops.COPY}
@@ -78,7 +79,7 @@ def capture(fn: Callable[..., Any], name: str, args: Any, kwargs: Any, tensors: 
             outputs = [_in_own_layout(t) for t in outputs]
             if keys.node is not None:
                 inputs.append(keys.node)
-            captured = _prepare(tensors, inputs, structure, outputs, effects, complete_config(config), watch, keys.drawn)
+            captured = _prepare(tensors, inputs, structure, outputs, effects, resolve(complete_config(config)), watch, keys.drawn)
     finally:
         for t, u in assigned.values():
             if _is_effect(t, u):
@@ -108,7 +109,7 @@ def _in_own_layout(t: Tensor) -> Tensor:
 
 
 def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outputs: list[Tensor], effects: list[Tensor],
-             config: PrepareConfig, watch: Watch, draws: int) -> Captured:
+             resolved: Resolved, watch: Watch, draws: int) -> Captured:
     """The plan that computes the returned tensors and the assignments of the function."""
     roots = [*outputs, *effects]
     assigned = frozenset(storage_of(a) for t in roots for a in t.uop.walk(Ops.AFTER))
@@ -117,25 +118,25 @@ def _prepare(tensors: Sequence[Tensor], inputs: list[UOp], structure: Any, outpu
     changing = assigned.union(inputs, read - constants)
     watch.hold([buffer_of(u) for u in constants])
     stored = [_is_stored(t) for t in outputs]
-    _fold_constants(roots, changing, config)
+    _fold_constants(roots, changing, resolved)
     # whoever calls the function may write to its results, and others have what was folded, too
     outputs = [t if before or not _is_stored(t) else Tensor.from_uop(graph.copy(t.uop, t.device))
                for t, before in zip(outputs, stored, strict=True)]
     results = [t.uop for t in outputs]
     computed = [t.uop for t in (*outputs, *effects) if not _is_stored(t)]
-    fixed = frozenset() if config.constants == "none" else frozenset(buffers_under(computed)) - changing
+    fixed = frozenset() if resolved.config.constants == "none" else frozenset(buffers_under(computed)) - changing
     bound = set(inputs)
     for u, t in zip(inputs, tensors, strict=False):     # after them there may be the key of random numbers
         # outputs of a plan have memory from the start, and kernels that are captured are timed on theirs
-        if _has_memory(u) and (u in assigned or config.capture is not None):
+        if _has_memory(u) and (u in assigned or resolved.config.capture is not None):
             own = buffer_of(base_of(t.uop))
             if t.device == HOST:
                 buffer_of(u).bind(own.array)
             else:
                 u.remarks["buffer"] = own
             bound.discard(u)
-    captured = Captured(prepare_graph(computed, config, fixed, frozenset(bound)), inputs, structure, results, draws)
-    if config.capture is None:
+    captured = Captured(prepare_graph(computed, resolved, fixed, frozenset(bound)), inputs, structure, results, draws)
+    if resolved.config.capture is None:
         captured.release_example()
     return captured
 
@@ -151,7 +152,7 @@ def _stays(buffer: Buffer, watch: Watch) -> bool:
     return not buffer.shared or (buffer.given is not None and watch.freeze(buffer.given))
 
 
-def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: PrepareConfig) -> None:
+def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], resolved: Resolved) -> None:
     """Compute the values that do not depend on the BUFFERs `changing` now, once, so that no run computes it again (batch norm's scale,
     transposed weights, weights that are random numbers). A few operations on positions, such as a mask, stay where they are read, and
     conversions to a wider type: memory keeps the narrow one."""
@@ -171,7 +172,7 @@ def _fold_constants(outputs: list[Tensor], changing: frozenset[UOp], config: Pre
                 node = node.src[0]
             if node not in varies and node.op in _FOLDED and (node in dear or _is_long(node)):
                 folded[node] = None
-    replace_nodes({node: graph.storage_view(storage, shape_of(node)) for node, storage in computed_now(folded, config).items()})
+    replace_nodes({node: graph.storage_view(storage, shape_of(node)) for node, storage in computed_now(folded, resolved).items()})
 
 
 def _is_long(node: UOp) -> bool:

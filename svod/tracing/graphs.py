@@ -30,6 +30,7 @@ from svod.prepare import Prepared, complete_config, prepare_graph
 from svod.system.forksafe import remake_after_fork
 from svod.tensor.base import TensorBase, forget_pending
 from svod.tensor.realize import replace_nodes
+from svod.tune.resolved import resolve
 
 LIMIT = 64              # plans; the one that was used longest ago goes first
 
@@ -45,7 +46,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
     asked, config = config, complete_config(config)
     roots = [t.uop for t in tensors]
     if asked is not None or not _may_keep(roots, config):
-        prepared = prepare_graph(roots, config)
+        prepared = prepare_graph(roots, resolve(config))
         prepared.plan.execute()
         prepared.attach(tensors)
         return
@@ -61,7 +62,8 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
     except LaunchError:     # its device may be gone: a plan that is prepared anew has another, or says what is wrong
         with _lock:
             _plans.pop(key, None)
-    prepared = prepare_graph(roots, config, inputs=frozenset(buffers))
+    resolved = resolve(config)
+    prepared = prepare_graph(roots, resolved, inputs=frozenset(buffers))
     if kept is None and _is_small(prepared):
         kept = _Kept(prepared, [shape_of(base_of(r)) for r in roots], buffers, config)
         with _lock:
@@ -70,7 +72,7 @@ def realize_tensors(tensors: Sequence[TensorBase], config: PrepareConfig | None 
                 _plans.popitem(last=False)
         if kept.run(tensors, roots, buffers):
             return
-        prepared = prepare_graph(roots, config, inputs=frozenset(buffers))
+        prepared = prepare_graph(roots, resolved, inputs=frozenset(buffers))
     _bind(prepared.plan, [prepared.numbers.get(b) for b in buffers], buffers)
     prepared.plan.execute()
     prepared.attach(tensors)

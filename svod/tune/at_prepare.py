@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from svod.bench.roofline import Ceilings, cached_ceilings
-from svod.compile.plan.compiler import Choice, Compiler, compile_all
+from svod.compile.plan.compiler import Choice, compile_all
 from svod.compile.plan.unbound_plan import UnboundPlan
-from svod.config import BeamConfig, BenchConfig, PrepareConfig, data_dir
+from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
@@ -30,12 +30,13 @@ from svod.system.optional import optional, reason
 from svod.system.process.streams import is_terminal
 from svod.system.quantities import count
 from svod.tune.capture import plan_digest
-from svod.tune.chains import choose
-from svod.tune.checks import Proposed
+from svod.tune.chains import choose_each
+from svod.tune.checks import Proposed, chains_to_check
 from svod.tune.db import TuningDB
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.measure.sizes import merged_sizes, variable_names
 from svod.tune.plan_check import bytes_touched, check_plan
+from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
 from svod.tune.search.events import KernelFinished, SearchEvent, debug_line
 from svod.tune.session import KernelTask, SessionResult, TuneSession
@@ -95,23 +96,24 @@ def searches_interrupted() -> int:
 
 
 # -- checking ----------------------------------------------------------------------------------------------------------------
-def check_at_prepare(unbound: UnboundPlan, proposals: Callable[[], Mapping[str, Proposed]], compiler: Compiler, config: PrepareConfig,
-                     db: TuningDB) -> None:
-    """Measure the chains that are proposed for kernels, by their keys; the database has what became of them. Never raises for a check that
-    fails: the log says why. `proposals` are asked for when no other thread measures any more, which may have measured the same."""
+def check_at_prepare(unbound: UnboundPlan, keys: Collection[str], resolved: Resolved) -> None:
+    """Measure the chains that are proposed for the kernels with these keys; the database has what became of them. Never raises for a check
+    that fails: the log says why."""
+    kernels, budget = {key: unbound.kernels[key] for key in keys}, resolved.config.check_budget
     with _lock:
-        proposed = proposals()
+        # another thread may have measured the same while this one waited for its turn
+        proposed = chains_to_check(kernels, choose_each(kernels, resolved), resolved)
         what = count(len(proposed), "kernel")
-        left = _checking.left(config.check_budget)
+        left = _checking.left(budget)
         if not proposed:
             return
         if left <= 0:
-            _tell_used_up(_checking, f"the check budget of this process, {config.check_budget:g} s, is used up: chains of others or of "
-                                     "relatives are not checked any more (SVOD_CHECK_BUDGET)")
+            _tell_used_up(_checking, f"the check budget of this process, {budget:g} s, is used up: chains of others or of relatives are "
+                                     "not checked any more (SVOD_CHECK_BUDGET)")
             return
         log.warning("checking chains of others or of relatives for %s, once, for at most %.0f s; Ctrl-C goes on without", what, left)
-        work = _Work("checked", unbound, {k: unbound.kernels[k] for k in proposed}, compiler, BeamConfig(executor="local"), left, proposed)
-        result = work.run(db, _checking)
+        work = _Work("checked", unbound, {k: kernels[k] for k in proposed}, resolved, BeamConfig(executor="local"), left, proposed)
+        result = work.run(_checking)
     if isinstance(result, str):
         log.warning("the chains could not be checked (%s); %s without them", result, f"{what} {'go' if len(proposed) > 1 else 'goes'}")
         return
@@ -129,16 +131,13 @@ class Searched(NamedTuple):
     ran: bool
 
 
-def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
-                      db: TuningDB) -> Searched:
+def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], resolved: Resolved, beam: BeamConfig) -> Searched:
     """Search kernels. Never raises for a search that fails: the log says why."""
-    beam = config.beam
-    assert beam is not None
     with _lock:
         # another thread may have searched them while this one waited for its turn
-        now = {key: choose(k, compiler, config, db) for key, k in kernels.items()}
+        now = choose_each(kernels, resolved)
         found = {key: choice for key, choice in now.items() if choice.source == "database"}
-        unknown = {key: k for key, k in kernels.items() if is_to_be_searched(now[key], key, compiler.target, beam, db)}
+        unknown = {key: k for key, k in kernels.items() if is_to_be_searched(now[key], key, resolved, beam)}
         if not unknown:
             return Searched(found, False)
         what = count(len(unknown), "kernel")
@@ -150,13 +149,13 @@ def search_at_prepare(unbound: UnboundPlan, kernels: Mapping[str, Kernel], compi
         known = len(found.keys() & unknown.keys())
         goes_on = f" ({known} of them known, and with more to try)" if known else ""
         log.warning("BEAM=%d: searching %s%s, for at most %.0f s; Ctrl-C stops and keeps what was found", beam.width, what, goes_on, left)
-        result = _Work("searched", unbound, unknown, compiler, beam, left).run(db, _searching)
+        result = _Work("searched", unbound, unknown, resolved, beam, left).run(_searching)
     if isinstance(result, str):
         log.warning("BEAM=%d: the search could not be run (%s); %s without it", beam.width, result,
                     f"{what} {'go' if len(unknown) > 1 else 'goes'}")
         return Searched(found, False)
-    chosen = _choices(result, unknown, compiler, config, db)
-    log.warning("BEAM=%d: %s", beam.width, _summary(result, chosen, len(unknown), db))
+    chosen = _choices(result, unknown, resolved)
+    log.warning("BEAM=%d: %s", beam.width, _summary(result, chosen, len(unknown), resolved.db))
     return Searched(found | chosen, True)
 
 
@@ -167,29 +166,26 @@ def _tell_used_up(clock: _Clock, text: str) -> None:
         log.warning("%s", text)
 
 
-def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], compiler: Compiler, config: PrepareConfig,
-                      db: TuningDB) -> dict[str, Choice]:
+def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], resolved: Resolved, beam: BeamConfig) -> dict[str, Choice]:
     """The chains to use for a plan whose kernels were searched: those that are slower inside it than the heuristic's are given up. Never
     raises for a plan that cannot be timed: the log says why."""
-    assert config.beam is not None
-    found, kernels = dict(choices), unbound.kernels
-    tuned = [k for k, c in choices.items() if c.source in ("beam", "database")]
+    found, kernels, compiler = dict(choices), unbound.kernels, resolved.compiler
+    tuned = {k: kernels[k] for k, c in choices.items() if c.source in ("beam", "database")}
     if not tuned or bytes_touched(unbound) > MOST_SETTLED or unbound.functions or unbound.copies:
         return found
-    started, seconds = time.monotonic(), min(SETTLE_SECONDS, SETTLE_SHARE * config.beam.budget)
-    stored = {k: choose(kernels[k], compiler, config, db).chain for k in tuned}
+    started, seconds = time.monotonic(), min(SETTLE_SECONDS, SETTLE_SHARE * beam.budget)
+    stored = choose_each(tuned, resolved)
 
     def timed() -> BothWays:
         heuristics = compile_all(kernels, {k: Choice(compiler.heuristic(v), "heuristic", "") for k, v in kernels.items()}, compiler)
-        for k in tuned:
-            now = choose(kernels[k], compiler, config, db)
-            if now.chain != stored[k]:
-                found[k], stored[k] = now, now.chain
+        for k, now in choose_each(tuned, resolved).items():
+            if now.chain != stored[k].chain:
+                found[k] = stored[k] = now
         code = {**heuristics, **{k: compiler.compile(kernels[k], found[k]) for k in tuned}}
         return BothWays(check_plan(unbound, heuristics, code, {}, compiler.target, seconds=seconds), heuristics, code)
     try:
         check = optional(log, "what was found could not be timed inside the plan", lambda: settle(
-            unbound, plan_digest(unbound, compiler.target.key), timed, compiler, db), None, logging.INFO)
+            unbound, plan_digest(unbound, compiler.target.key), timed, compiler, resolved.db), None, logging.INFO)
         for line in check.given_up if check is not None else ():
             log.warning("a chain is given up, as it is slower in this plan: %s", line)
     except KeyboardInterrupt:
@@ -199,23 +195,19 @@ def settle_at_prepare(unbound: UnboundPlan, choices: Mapping[str, Choice], compi
     return found
 
 
-def _choices(result: SessionResult, unknown: Mapping[str, Kernel], compiler: Compiler, config: PrepareConfig,
-             db: TuningDB) -> dict[str, Choice]:
+def _choices(result: SessionResult, unknown: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:
     """The chains to use after a search."""
     chosen: dict[str, Choice] = {}
+    without = dict.fromkeys(result.pending, ("pending", "another process is searching this kernel"))
+    without.update({key: ("heuristic", f"{_end_of(result)} before its turn") for key in result.unbegun})
     for key, finding in result.findings.items():
         if finding.source == "heuristic" or finding.winner is None:
-            stored = choose(unknown[key], compiler, config, db)
-            chosen[key] = stored if stored.source == "database" else Choice(stored.chain, "heuristic",
-                                                                            f"no faster chain was found: {finding.why}")
-            continue
-        chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
-        chosen[key] = Choice(chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
-    for keys, source, why in ((result.pending, "pending", "another process is searching this kernel"),
-                              (result.unbegun, "heuristic", f"{_end_of(result)} before its turn")):
-        for key in keys:
-            stored = choose(unknown[key], compiler, config, db)
-            chosen[key] = stored if stored.source == "database" else Choice(stored.chain, source, why)
+            without[key] = "heuristic", f"no faster chain was found: {finding.why}"
+        else:
+            chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
+            chosen[key] = Choice(chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
+    for key, stored in choose_each({key: unknown[key] for key in without}, resolved).items():
+        chosen[key] = stored if stored.source == "database" else Choice(stored.chain, *without[key])
     return chosen
 
 
@@ -248,17 +240,17 @@ class _Work:
     verb: str
     unbound: UnboundPlan
     kernels: Mapping[str, Kernel]
-    compiler: Compiler
+    resolved: Resolved
     beam: BeamConfig
     seconds: float
     given: Mapping[str, Proposed] = field(default_factory=dict)
 
-    def run(self, db: TuningDB, clock: _Clock) -> SessionResult | str:
+    def run(self, clock: _Clock) -> SessionResult | str:
         """The result, or why there is none."""
         global _interrupted
         started = time.monotonic()
         try:
-            result = self._run(db)
+            result = self._run()
         except KeyboardInterrupt:       # during the search itself it is the session's; this one came before, while the workers started
             _interrupted += 1
             return "Ctrl-C"
@@ -270,8 +262,8 @@ class _Work:
         _interrupted += result.interrupted
         return result
 
-    def _run(self, db: TuningDB) -> SessionResult:
-        started, beam, compiler = time.monotonic(), self.beam, self.compiler
+    def _run(self) -> SessionResult:
+        started, beam, compiler = time.monotonic(), self.beam, self.resolved.compiler
         names = {c.kernel: c.name for c in reversed(self.unbound.calls)}
         named = {k.key: names[key] for key, k in self.kernels.items()}
         tasks = self._tasks(names)
@@ -289,8 +281,8 @@ class _Work:
                     progress.console.print(f"{named.get(event.kernel, '')}: {line}", highlight=False, markup=False, soft_wrap=True)
 
             budget = ModelBudget(max(0.0, self.seconds - (time.monotonic() - started)), per_kernel=beam.kernel_budget)
-            return TuneSession(tasks, compiler.target, executor=executor, db=db, config=beam, bench=bench, budget=budget, ceilings=ceilings,
-                               listener=listen, device=compiler.device).run()
+            return TuneSession(tasks, compiler.target, executor=executor, db=self.resolved.db, config=beam, bench=bench, budget=budget,
+                               ceilings=ceilings, listener=listen, device=compiler.device).run()
 
     def _tasks(self, names: Mapping[str, str]) -> list[KernelTask]:
         counts = self.unbound.counts
@@ -308,7 +300,7 @@ class _Work:
         return tasks
 
     def _ceilings(self) -> Ceilings | None:
-        target = self.compiler.target
+        target = self.resolved.target
         return optional(log, "what this machine can do at best was not measured", lambda: cached_ceilings(
             Path(data_dir()) / "ceilings.json", target, target.threads, quick=True), None, logging.INFO)
 

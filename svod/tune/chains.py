@@ -1,6 +1,8 @@
 """Which chain of opts a kernel gets when nothing is searched.
 
-    explicit chain (PrepareConfig.opts) → SVOD_NOOPT: none → lock file → tuning database → heuristic
+    SVOD_NOOPT: none → lock file → tuning database → heuristic
+
+A chain that is given for a kernel (PrepareConfig.opts) goes before all of them (`svod.tune.plan_chains`).
 
 A chain of others' records is used when it was measured here (`svod.tune.checks`), or where SVOD_IMPORTED=trust says so. One that was not
 measured here, of a lock file or of such records, is not used where the cost model predicts that it takes several times what the heuristic's
@@ -14,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from svod.compile.plan.compiler import Chain, Choice, Compiler
-from svod.config import PrepareConfig, log_once
+from svod.compile.plan.unbound_plan import UnboundPlan
+from svod.config import log_once
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import parse_chain
 from svod.core.kernel.kernel import Kernel
@@ -22,9 +25,10 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.errors import ConfigError, KernelOptError
 from svod.system.quantities import count
-from svod.tune.db import OWN, TuningDB, Winner
+from svod.tune.db import OWN, Winner
 from svod.tune.db.records import TRANSFER
-from svod.tune.lock import Locked, locked_lines
+from svod.tune.lock import Locked
+from svod.tune.resolved import Resolved
 
 log = logging.getLogger("svod.tune")
 
@@ -38,11 +42,12 @@ def chain_of(given: Sequence[Any] | str) -> Chain:
     return parse_chain(given) if isinstance(given, str) else tuple(Opt.from_json(list(o)) for o in given)
 
 
-def opts_by_key(opts: Mapping[str, Sequence[Any] | str], kernels: Sequence[tuple[str, str]]) -> dict[str, Chain]:
-    """The chains of `PrepareConfig.opts` by whole kernel key. `kernels`: the name and the key of each kernel of a plan. A name wins over
-    the beginning of a key, a longer beginning over a shorter one.
+def opts_by_key(opts: Mapping[str, Sequence[Any] | str], unbound: UnboundPlan) -> dict[str, Chain]:
+    """The chains of `PrepareConfig.opts` by whole kernel key. A kernel's name in the plan wins over the beginning of a key, a longer
+    beginning over a shorter one.
 
     Raises ConfigError for chains that fit no kernel of the plan, KernelOptError for what is no chain."""
+    kernels = [(name, c.kernel) for name, c in zip(unbound.names, unbound.calls, strict=True) if c.kernel in unbound.kernels]
     ranked: dict[str, tuple[float, Chain]] = {}
     for asked, given in opts.items():
         chain = chain_of(given)
@@ -63,58 +68,69 @@ def describe_kernels(kernels: Sequence[tuple[str, str]]) -> str:
     return f"its kernels are {shown}" + (f" and {len(kernels) - 12} more" if len(kernels) > 12 else "")
 
 
-def choose(kernel: Kernel, compiler: Compiler, config: PrepareConfig, db: TuningDB | None) -> Choice:
-    """The chain without a search; `config.opts` has whole keys here (`opts_by_key`).
-
-    Raises KernelOptError when an explicit chain does not apply."""
-    if kernel.key in config.opts:
-        return Choice(chain_of(config.opts[kernel.key]), "explicit", "given by PrepareConfig.opts")
+def choose(kernel: Kernel, resolved: Resolved) -> Choice:
+    """The chain of a kernel for which none is given, without a search."""
+    config = resolved.config
     if kernel.library_kernel is not None:
         return Choice((), "library", "a library kernel has one form")
     if config.noopt:
         return Choice((), "none", "SVOD_NOOPT: no opts")
-    if config.lock is not None and (chain := _from_lock(kernel, compiler, config.lock, db)) is not None:
+    if (chain := _from_lock(kernel, resolved)) is not None:
         return Choice(chain, "lock", f"from {config.lock}")
-    if db is not None:
-        winner = usable_winner(kernel, compiler, db, config.imported)
-        if isinstance(winner, str):
-            return Choice(compiler.heuristic(kernel), "heuristic", winner)
-        if winner.strategy == TRANSFER:
-            if winner.own:
-                return Choice(chain_of(winner.chain), "heuristic", "no chain of its relatives is faster here")
-            return Choice(chain_of(winner.chain), "transfer", f"a relative's, {winner.speedup:.2f}× the heuristic when it was checked")
-        return Choice(chain_of(winner.chain), "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
-    return Choice(compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
+    if not config.consults_database:
+        return Choice(resolved.compiler.heuristic(kernel), "heuristic", "the tuning database is not consulted")
+    winner = usable_winner(kernel, resolved)
+    if isinstance(winner, str):
+        return Choice(resolved.compiler.heuristic(kernel), "heuristic", winner)
+    if winner.strategy == TRANSFER:
+        if winner.own:
+            return Choice(chain_of(winner.chain), "heuristic", "no chain of its relatives is faster here")
+        return Choice(chain_of(winner.chain), "transfer", f"a relative's, {winner.speedup:.2f}× the heuristic when it was checked")
+    return Choice(chain_of(winner.chain), "database", f"{winner.speedup:.2f}× the heuristic when it was confirmed")
 
 
-def usable_winner(kernel: Kernel, compiler: Compiler, db: TuningDB, imported: str) -> Winner | str:
+def choose_each(kernels: Mapping[str, Kernel], resolved: Resolved) -> dict[str, Choice]:
+    """`choose` for each of these kernels, by their keys."""
+    return {key: choose(kernel, resolved) for key, kernel in kernels.items()}
+
+
+def usable_winner(kernel: Kernel, resolved: Resolved) -> Winner | str:
     """The best chain that the database has for this kernel and target and that may be used today, or why there is none."""
-    reasons = []
-    for winner in db.ranking(kernel.key, compiler.target.key):
-        reason = objection(winner, kernel, compiler, db, imported)
+    target, reasons = resolved.target.key, []
+    for winner in resolved.db.ranking(kernel.key, target):
+        reason = objection(winner, kernel, resolved)
         if reason is None:
             return winner
         reasons.append(reason)
-    return reasons[0] if reasons else f"the tuning database has no winner for kernel {kernel.key[:12]} on {compiler.target.key}"
+    return reasons[0] if reasons else f"the tuning database has no winner for kernel {kernel.key[:12]} on {target}"
 
 
-def winner_in_use(kernel: Kernel, compiler: Compiler, db: TuningDB, imported: str) -> Winner | None:
+def winner_in_use(kernel: Kernel, resolved: Resolved) -> Winner | None:
     """The winner whose chain `choose` takes from the database, or None."""
-    winner = usable_winner(kernel, compiler, db, imported)
+    winner = usable_winner(kernel, resolved)
     return None if isinstance(winner, str) else winner
 
 
-def objection(winner: Winner, kernel: Kernel, compiler: Compiler, db: TuningDB, imported: str) -> str | None:
-    """Why a chain of the database may not be used today; None: it may. `imported`: as in PrepareConfig. `NOT_CHECKED`: nothing else speaks
-    against it."""
-    foreign = winner.layer != OWN
-    if foreign and imported == "ignore":
+def objection(winner: Winner, kernel: Kernel, resolved: Resolved) -> str | None:
+    """Why a chain of the database may not be used today; None: it may. `NOT_CHECKED`: nothing else speaks against it."""
+    foreign, compiler = winner.layer != OWN, resolved.compiler
+    if foreign and resolved.config.imported == "ignore":
         return "the chain was measured elsewhere, and SVOD_IMPORTED=ignore uses none of these"
+    reason = fault(winner, kernel, compiler)
+    if reason is not None or not foreign or resolved.config.imported == "trust":
+        return reason
+    if winner.linear in resolved.db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision):
+        return "the chain of others was not confirmed when it was checked here"
+    return NOT_CHECKED
+
+
+def fault(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
+    """What is wrong with a chain of the database, wherever it was measured; None: nothing that is known."""
     if winner.slower_here:
         return "the chain of others is slower than the heuristic here"
     try:
         chain = chain_of(winner.chain)
-        suspicion = _suspicion(kernel, chain, compiler) if foreign else None
+        suspicion = _suspicion(kernel, chain, compiler) if winner.layer != OWN else None
         if suspicion is not None:       # before it is lowered, which may take as long as it likes
             return f"a chain of others {suspicion}; a search measures it here"
         linear = compiler.linear_of(kernel, chain)
@@ -123,11 +139,7 @@ def objection(winner: Winner, kernel: Kernel, compiler: Compiler, db: TuningDB, 
     if linear != winner.linear:
         return (f"the stored chain gives other code since it was verified (code generator {winner.codegen}, now {compiler.pair.revision}); "
                 "tune again")
-    if not foreign or imported == "trust":
-        return None
-    if linear in db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision):
-        return "the chain of others was not confirmed when it was checked here"
-    return NOT_CHECKED
+    return None
 
 
 def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
@@ -140,7 +152,7 @@ def _suspicion(kernel: Kernel, chain: Chain, compiler: Compiler) -> str | None:
     return f"is predicted to take {times:.3g} times what the heuristic's does"
 
 
-def _say_other_targets(lines: Iterable[Locked], target: Target, path: str) -> None:
+def _say_other_targets(lines: Iterable[Locked], target: Target, path: str | None) -> None:
     """Say once that a lock file has lines, but for other targets alone."""
     targets = Counter(line.target for line in lines)
     if targets and target.key not in targets:
@@ -150,27 +162,26 @@ def _say_other_targets(lines: Iterable[Locked], target: Target, path: str) -> No
                                        "adds its lines, and SVOD_THREADS and the cores that a process may use belong to a target")
 
 
-def _from_lock(kernel: Kernel, compiler: Compiler, path: str, db: TuningDB | None) -> Chain | None:
-    """The chain that a lock file has for this kernel and target, or None. One that cannot be used is said once."""
-    lines = locked_lines(path)
-    locked = lines.get((kernel.key, compiler.target.key))
+def _from_lock(kernel: Kernel, resolved: Resolved) -> Chain | None:
+    """The chain that the lock file has for this kernel and target, or None. One that cannot be used is said once."""
+    path, target = resolved.config.lock, resolved.target
+    locked = resolved.locked.get((kernel.key, target.key))
     if locked is None:
-        _say_other_targets(lines.values(), compiler.target, path)
+        _say_other_targets(resolved.locked.values(), target, path)
         return None
-    chain = locked.chain
     try:
-        problem = _suspicion(kernel, chain, compiler)
-        if problem is None and db is not None and _is_barred(kernel, chain, compiler, db):
+        problem = _suspicion(kernel, locked.chain, resolved.compiler)
+        if problem is None and _is_barred(kernel, locked.chain, resolved):
             problem = "was found wrong or was retracted, as the tuning database has it"
     except KernelOptError as e:
         problem = f"does not apply: {e}"
     if problem is None:
-        return chain
+        return locked.chain
     log_once(log, logging.WARNING, f"the lock file {path}, kernel {kernel.key[:12]}: its chain {problem}, and is not used")
     return None
 
 
-def _is_barred(kernel: Kernel, chain: Chain, compiler: Compiler, db: TuningDB) -> bool:
+def _is_barred(kernel: Kernel, chain: Chain, resolved: Resolved) -> bool:
     """Whether what the database knows forbids the code that a chain gives today. Raises KernelOptError where the chain does not apply."""
-    barred = db.barred(kernel.key, compiler.target.key)
-    return bool(barred) and compiler.pair.revision <= barred.get(compiler.linear_of(kernel, chain), -1)
+    barred = resolved.db.barred(kernel.key, resolved.target.key)
+    return bool(barred) and resolved.compiler.pair.revision <= barred.get(resolved.compiler.linear_of(kernel, chain), -1)

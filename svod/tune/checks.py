@@ -6,19 +6,18 @@ in the own layer. Hence a chain is measured once, and a chain that is slower her
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from svod.compile.plan.compiler import Compiler
-from svod.config import PrepareConfig
+from svod.compile.plan.compiler import Choice, Compiler
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
 from svod.errors import KernelOptError
 from svod.tune.chains import NOT_CHECKED, chain_of, objection
-from svod.tune.db import TuningDB
 from svod.tune.db.records import CHECK, TRANSFER
 from svod.tune.relatives import is_compatible, seeds_of_relatives
+from svod.tune.resolved import Resolved
 
 MOST_CHECKED = 3        # chains of others for one kernel that are measured, the best first
 
@@ -30,11 +29,25 @@ class Proposed(NamedTuple):
     strategy: str
 
 
-def to_check(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Proposed | None:
-    """The winners of others that rank before every chain that may be used today, and were not measured here; None: there are none."""
-    base, states = Scheduler(kernel, compiler.target), []
-    for winner in db.ranking(kernel.key, compiler.target.key):
-        problem = objection(winner, kernel, compiler, db, "check")
+def chains_to_check(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Proposed]:
+    """The chains that are measured before these kernels use them, by kernel: winners of others, and, where nothing is searched, what did
+    well on relatives. `choices`: the chains that are known."""
+    proposed: dict[str, Proposed] = {}
+    for key, choice in choices.items():
+        found = to_check(kernels[key], resolved) if choice.source in ("heuristic", "database", "transfer") else None
+        if found is None and resolved.config.transfer and resolved.config.beam is None and choice.source == "heuristic":
+            found = to_transfer(kernels[key], resolved)
+        if found is not None:
+            proposed[key] = found
+    return proposed
+
+
+def to_check(kernel: Kernel, resolved: Resolved) -> Proposed | None:
+    """The winners of others that rank before every chain that may be used today, and were not measured here; None: there are none, or
+    SVOD_IMPORTED asks for no check."""
+    base, states = Scheduler(kernel, resolved.target), []
+    for winner in resolved.db.ranking(kernel.key, resolved.target.key):
+        problem = objection(winner, kernel, resolved)
         if problem is None:
             break
         if problem == NOT_CHECKED:
@@ -42,16 +55,18 @@ def to_check(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Proposed | Non
     return Proposed(tuple(states[:MOST_CHECKED]), CHECK) if states else None
 
 
-def to_transfer(kernel: Kernel, compiler: Compiler, db: TuningDB, config: PrepareConfig) -> Proposed | None:
+def to_transfer(kernel: Kernel, resolved: Resolved) -> Proposed | None:
     """What did well on relatives of a kernel that the database has no winner for, re-derived; None: nothing that was not measured here.
     Relatives are kernels of the user's records: those that ship with svod seed searches, and cost no `prepare` its time."""
-    if kernel.library_kernel is not None or db.ranking(kernel.key, compiler.target.key):
+    target, db = resolved.target, resolved.db
+    if kernel.library_kernel is not None or db.ranking(kernel.key, target.key):
         return None
-    seeds = seeds_of_relatives(Scheduler(kernel, compiler.target), db, is_compatible if config.similar_targets else None, shipped=False)
+    alike = is_compatible if resolved.config.similar_targets else None
+    seeds = seeds_of_relatives(Scheduler(kernel, target), db, alike, shipped=False)
     if not seeds:
         return None
-    tried = db.tried_here(kernel.key, compiler.target.key, compiler.pair.revision)
-    states = tuple(_untried(seeds, kernel, compiler, tried))
+    tried = db.tried_here(kernel.key, target.key, resolved.compiler.pair.revision)
+    states = tuple(_untried(seeds, kernel, resolved.compiler, tried))
     return Proposed(states, TRANSFER) if states else None
 
 

@@ -12,7 +12,6 @@ import atexit
 import dataclasses
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -114,16 +113,16 @@ class HandKernel:
 
     `kernel` is the one without any opt; `state.kernel` is another one after ONLINE, which rewrites it."""
 
-    def __init__(self, kernel: Kernel, state: Scheduler, name: str, database: Callable[[], TuningDB]) -> None:
-        self.kernel, self.state, self.name, self._database = kernel, state, name, database
+    def __init__(self, kernel: Kernel, state: Scheduler, name: str, db: TuningDB) -> None:
+        self.kernel, self.state, self.name, self._db = kernel, state, name, db
 
     @classmethod
-    def of(cls, kernel: Kernel, target: Target, name: str, database: Callable[[], TuningDB]) -> HandKernel:
+    def of(cls, kernel: Kernel, target: Target, name: str, db: TuningDB) -> HandKernel:
         """The kernel without any opt."""
-        return cls(kernel, Scheduler(kernel, target), name, database)
+        return cls(kernel, Scheduler(kernel, target), name, db)
 
     def _with(self, state: Scheduler) -> HandKernel:
-        return HandKernel(self.kernel, state, self.name, self._database)
+        return HandKernel(self.kernel, state, self.name, self._db)
 
     # -- what it is ---------------------------------------------------------------------------------
     @property
@@ -198,7 +197,7 @@ class HandKernel:
     def _session(self, config: BeamConfig, budget: float) -> Any:
         backend_named(self.state.target.device).check_runs()
         with LocalExecutor(None) as executor:
-            return TuneSession([KernelTask(self.kernel, name=self.name)], self.state.target, executor=executor, db=self._database(),
+            return TuneSession([KernelTask(self.kernel, name=self.name)], self.state.target, executor=executor, db=self._db,
                                config=config, budget=ModelBudget(budget), ceilings=self._ceilings).run()
 
     # -- numbers and times --------------------------------------------------------------------------
@@ -264,7 +263,7 @@ class HandKernel:
 
     def _record(self, timed: list[tuple[Candidate, Confirmed]]) -> None:
         """Store the confirmed times of the heuristic, which is first, and of a chain, with their verdicts."""
-        db, target, kernel = self._database(), self.state.target, self.kernel
+        db, target, kernel = self._db, self.state.target, self.kernel
         pair = device_named(target.device).pair
         against = timed[0][1]
         db.record([KernelRecord(self.key, name=self.name, ast=ast_to_data(kernel.ast), ast_version=AST_REVISION,

@@ -12,10 +12,10 @@ from typing import Any
 
 from svod.compile.plan.compiler import Choice
 from svod.config import BeamConfig
-from svod.core.machine.target import Target
 from svod.system.quantities import seconds
 from svod.tune.db import Search, TuningDB
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, CHECK, FAILED, INTERRUPTED, TRANSFER
+from svod.tune.resolved import Resolved
 
 CUT_SHORT = {BUDGET_SPENT: "its search ended with its budget", INTERRUPTED: "Ctrl-C ended its search", FAILED: "an error ended its search"}
 #: Fields of BeamConfig of which a larger value tries more.
@@ -50,11 +50,11 @@ def left_to_search(db: TuningDB, kernel: str, target: str, asked: BeamConfig) ->
     return what_is_left([s for s, _ in db.select(Search, kernel, target)], asked)
 
 
-def is_to_be_searched(choice: Choice, key: str, target: Target, beam: BeamConfig, db: TuningDB) -> bool:
+def is_to_be_searched(choice: Choice, key: str, resolved: Resolved, beam: BeamConfig) -> bool:
     """Whether a search at prepare time has something to try for a kernel with this chain."""
     if choice.source != "database":
         return choice.source in ("heuristic", "transfer")
-    return beam.ignore_cache or left_to_search(db, key, target.key, beam) is not None
+    return beam.ignore_cache or left_to_search(resolved.db, key, resolved.target.key, beam) is not None
 
 
 def _left_by(search: Search, asked: BeamConfig) -> str | None:

@@ -17,6 +17,7 @@ from svod.compile.cpu.host import host_target
 from svod.core.cost.op_count import count_operations
 from svod.core.ir.dtype import dtypes
 from svod.prepare import prepare_graph
+from svod.tune.resolved import resolve
 from svod.tune.session import bound_at
 from tests.bench.example_run import CEILINGS, MACHINE
 
@@ -159,7 +160,7 @@ def test_all_tools_state_one_bound():
     for name, graph in graphs.items():
         plan = graph().prepare(PrepareConfig(db=":none:", object_cache=":none:"))
         [key] = {k.key for k in plan.kernels}
-        kernel = prepare_graph([graph().uop], PrepareConfig(db=":none:", object_cache=":none:")).unbound.kernels[key]
+        kernel = prepare_graph([graph().uop], resolve(PrepareConfig(db=":none:", object_cache=":none:"))).unbound.kernels[key]
         work = count_operations(kernel.ast)
         stated = CEILINGS.bound(work.arithmetic, work.bytes_read, work.bytes_written, machine)
         searched = bound_at(kernel, ((),), machine, CEILINGS)

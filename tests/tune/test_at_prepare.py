@@ -18,6 +18,7 @@ from svod.compile.plan.object_cache import ObjectCache
 from svod.errors import TuneError
 from svod.tune import at_prepare as search
 from svod.tune.db import TuningDB
+from svod.tune.resolved import Resolved
 from svod.tune.search.events import CandidateDropped
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult, TuneSession
@@ -77,21 +78,22 @@ def test_the_budget_of_a_process_is_spent_once_unless_it_begins_anew(monkeypatch
                                                                      caplog: pytest.LogCaptureFixture) -> None:
     given: list[float] = []
 
-    def run(work: Any, db: Any) -> SessionResult:
+    def run(work: Any) -> SessionResult:
         given.append(work.seconds)
         return SessionResult()
     monkeypatch.setattr(search._Work, "_run", run)
     monkeypatch.setattr(search, "_searching", search._Clock(spent=7.0))
     plan: Any = None
-    config = PrepareConfig(beam=BeamConfig(width=1, budget=6.0), db=":none:")
+    beam = BeamConfig(width=1, budget=6.0)
     unknown: Any = {"k": None}
-    monkeypatch.setattr(search, "choose", lambda *_: Choice((), "heuristic", ""))
+    monkeypatch.setattr(search, "choose_each", lambda kernels, _: dict.fromkeys(kernels, Choice((), "heuristic", "")))
     with TuningDB.open(":none:") as db, caplog.at_level(logging.WARNING, "svod"):
+        resolved = Resolved(PrepareConfig(), COMPILER, db, {})
         for _ in range(2):
-            assert search.search_at_prepare(plan, unknown, COMPILER, config, db) == ({}, False) and given == []
+            assert search.search_at_prepare(plan, unknown, resolved, beam) == ({}, False) and given == []
         assert len(caplog.records) == 1 and "6 s, is used up: 1 kernel is not searched" in caplog.text, "it is said once"
         search.begin_budget()
-        assert search.search_at_prepare(plan, unknown, COMPILER, config, db).ran
+        assert search.search_at_prepare(plan, unknown, resolved, beam).ran
     assert given == [6.0] and search.seconds_searched() >= 7.0
 
 
@@ -114,10 +116,11 @@ def test_who_has_waited_for_another_threads_search_uses_its_result(monkeypatch: 
     """The first search uses the budget up; meanwhile the second thread waits with a choice that it made before."""
     found, begun = Choice((), "database", "by the first thread"), threading.Event()
     known: list[Choice] = []
-    monkeypatch.setattr(search, "choose", lambda *_: known[0] if known else Choice((), "heuristic", ""))
+    monkeypatch.setattr(search, "choose_each",
+                        lambda kernels, _: dict.fromkeys(kernels, known[0] if known else Choice((), "heuristic", "")))
     monkeypatch.setattr(search, "is_to_be_searched", lambda choice, *_: True)
 
-    def run(work: Any, db: Any) -> SessionResult:
+    def run(work: Any) -> SessionResult:
         begun.set()
         while not waiting.is_alive():
             pass
@@ -126,15 +129,17 @@ def test_who_has_waited_for_another_threads_search_uses_its_result(monkeypatch: 
         return SessionResult()
     monkeypatch.setattr(search._Work, "_run", run)
     monkeypatch.setattr(search, "_searching", search._Clock())
-    config, got = PrepareConfig(beam=BeamConfig(width=1, budget=6.0), db=":none:"), list[Any]()
+    beam, got = BeamConfig(width=1, budget=6.0), list[Any]()
     nothing: Any = None
     unknown: Any = {"k": None}
     with TuningDB.open(":none:") as db:
+        resolved = Resolved(PrepareConfig(), COMPILER, db, {})
+
         def wait() -> None:
             begun.wait()
-            got.append(search.search_at_prepare(nothing, unknown, COMPILER, config, db))
+            got.append(search.search_at_prepare(nothing, unknown, resolved, beam))
         waiting = threading.Thread(target=wait)
-        first = threading.Thread(target=search.search_at_prepare, args=(nothing, unknown, COMPILER, config, db))
+        first = threading.Thread(target=search.search_at_prepare, args=(nothing, unknown, resolved, beam))
         first.start()
         waiting.start()
         first.join()
@@ -159,14 +164,14 @@ def test_kernels_that_had_no_turn_say_what_ended_the_search(interrupted: bool, w
     assert f"1 was not measured: {why} before their turn" in caplog.text
 
 
-@pytest.mark.parametrize("step", ["chains_to_check", "searched_choices"])
+@pytest.mark.parametrize("step", ["chains_to_check", "is_to_be_searched"])
 def test_no_optional_step_ends_a_prepare(step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*args: Any) -> NoReturn:
         raise RuntimeError("of a library")
-    monkeypatch.setattr(f"svod.prepare.{step}", fail)
+    monkeypatch.setattr(f"svod.tune.plan_chains.{step}", fail)
     with caplog.at_level(logging.WARNING, "svod"):
         plan = (Tensor(np.arange(53, dtype=np.float32)) + 4).prepare(PrepareConfig(beam=BeamConfig(width=1), db=":none:")
-                                                                     if step == "searched_choices" else PrepareConfig(db=":none:"))
+                                                                     if step == "is_to_be_searched" else PrepareConfig(db=":none:"))
     assert [r.message for r in caplog.records if "RuntimeError: of a library" in r.message]
     plan.execute()
     assert plan.outputs[0].tolist() == list(range(4, 57))

@@ -14,12 +14,12 @@ from svod import kernel as kernel_by_hand
 from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt
-from svod.prepare import database
 from svod.tune import at_prepare
-from svod.tune.chains import NOT_CHECKED, chain_of, choose, objection
+from svod.tune.chains import NOT_CHECKED, chain_of, choose, fault, objection
 from svod.tune.checks import to_check, to_transfer
 from svod.tune.db import OWN, TEAM, Measurement, Record, Search, TuningDB
 from svod.tune.db.records import CHECK, TRANSFER
+from svod.tune.resolved import database, resolve
 from svod.tune.unfinished import left_to_search
 from tests.tune.db.samples import confirmed, verdict
 
@@ -73,7 +73,7 @@ def test_a_chain_of_others_is_measured_once_before_it_is_used(team: Callable[[li
     chain = [*heuristic[:-1]] if len(heuristic) > 1 else []
     config = team(evidence(kernel, compiler, chain, 0.5))
     db = database(config)
-    assert choose(kernel, compiler, config, db).why == NOT_CHECKED
+    assert choose(kernel, resolve(config)).why == NOT_CHECKED
     with caplog.at_level(logging.WARNING, "svod"):
         t2, wanted = product()
         plan = t2.prepare(config)
@@ -83,7 +83,7 @@ def test_a_chain_of_others_is_measured_once_before_it_is_used(team: Callable[[li
     linear = compiler.linear_of(kernel, chain_of(chain))
     here = [m for m, layer in db.select(Measurement, kernel.key) if layer == OWN and m.linear == linear]
     assert here and all(m.strategy == CHECK for m in here)
-    assert to_check(kernel, compiler, db) is None
+    assert to_check(kernel, resolve(config)) is None
     caplog.clear()
     with caplog.at_level(logging.WARNING, "svod"):
         product()[0].prepare(config)
@@ -102,7 +102,7 @@ def test_a_forged_time_makes_no_kernel_slow(team: Callable[[list[Record]], Prepa
     [used] = plan.kernels
     assert [o[0] for o in used.opts] != ["UPCAST"] and used.opts_source in ("heuristic", "database")
     best = db.ranking(kernel.key, compiler.target.key)[0]
-    problem = objection(best, kernel, compiler, db, "check")
+    problem = objection(best, kernel, resolve(config))
     assert best.own or (problem is not None and problem != NOT_CHECKED)
 
 
@@ -134,7 +134,7 @@ def test_what_is_slower_here_is_not_used_however_often_others_praise_it(tmp_path
         db.record(evidence(kernel, compiler, [], 1.5, taken_at=9.0))
         [winner] = db.ranking(kernel.key, compiler.target.key)
         assert winner.slower_here and winner.ratio == 0.2
-        assert objection(winner, kernel, compiler, db, "trust") == "the chain of others is slower than the heuristic here"
+        assert fault(winner, kernel, compiler) == "the chain of others is slower than the heuristic here"
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_a_relatives_chain_is_checked_and_used(team: Callable[[list[Record]], Pr
     bad = (Opt("UPCAST", "o0", 2),)
     monkeypatch.setattr(Compiler, "heuristic", lambda self, k: bad)
     monkeypatch.setattr(type(compiler.backend), "heuristic", lambda self, state: apply(state, bad))
-    assert to_transfer(kernel, compiler, db, config) is not None
+    assert to_transfer(kernel, resolve(config)) is not None
     t, wanted = product(128, 160, 96)
     plan = t.prepare(config)
     plan.execute()
@@ -158,7 +158,7 @@ def test_a_relatives_chain_is_checked_and_used(team: Callable[[list[Record]], Pr
     assert used.opts_source == "transfer", used.why
     winner = db.winner(kernel.key, compiler.target.key)
     assert winner is not None and winner.strategy == TRANSFER
-    assert to_transfer(kernel, compiler, db, config) is None, "it is tried once"
+    assert to_transfer(kernel, resolve(config)) is None, "it is tried once"
     off = PrepareConfig(db=config.db, transfer=False)
     assert [k.opts_source for k in product(64, 160, 96)[0].prepare(off).kernels] == ["heuristic"]
 

@@ -12,14 +12,15 @@ from svod.compile.plan.compiler import Choice, compile_all, compiler_for
 from svod.config import BeamConfig, PrepareConfig
 from svod.tune import at_prepare
 from svod.tune.capture import plan_digest
-from svod.tune.chains import choose
+from svod.tune.chains import choose_each
 from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.plan_check import Gain, InPlan, PlanCheck
+from svod.tune.resolved import Resolved
 from svod.tune.settle import ROUNDS, BothWays, settle
 from tests.plans import gemm_then_softmax
 
 TARGET = host_target()
-CONFIG = PrepareConfig(object_cache=":none:")
+CONFIG, BEAM = PrepareConfig(object_cache=":none:"), BeamConfig(width=1)
 UNBOUND = gemm_then_softmax(24, 40, 16)
 GEMM, SOFTMAX = (c.kernel for c in UNBOUND.calls)
 COMPILER = compiler_for(TARGET, CONFIG)
@@ -45,7 +46,7 @@ def timing(db: TuningDB, ratios: dict[str, Ratio], noisy: str | None = None) -> 
     heuristics = {k: Choice(COMPILER.heuristic(v), "heuristic", "") for k, v in UNBOUND.kernels.items()}
 
     def timed() -> BothWays:
-        choices = {k: choose(v, COMPILER, CONFIG, db) for k, v in UNBOUND.kernels.items()}
+        choices = choose_each(UNBOUND.kernels, Resolved(CONFIG, COMPILER, db, {}))
         changed = [k for k, c in choices.items() if c.source == "database"]
         asked.append(changed)
         kernels = tuple(InPlan(k, 1, None, Gain(1e-6, ratios[k].median * 1e-6), 0.0, 0.0, ratio=ratios[k]) for k in changed)
@@ -60,8 +61,8 @@ def test_a_chain_that_loses_inside_its_plan_is_not_used_again() -> None:
         check = settle(UNBOUND, "p" * 32, timed, COMPILER, db)
         assert asked == [[GEMM, SOFTMAX], [SOFTMAX]] and check is not None
         assert check.given_up == ("gemm (block.linear): inside the plan its chain takes 1.30 µs, the heuristic's 1.00 µs",)
-        assert choose(UNBOUND.kernels[GEMM], COMPILER, CONFIG, db).source == "heuristic"
-        assert choose(UNBOUND.kernels[SOFTMAX], COMPILER, CONFIG, db).source == "database"
+        now = choose_each(UNBOUND.kernels, Resolved(CONFIG, COMPILER, db, {}))
+        assert (now[GEMM].source, now[SOFTMAX].source) == ("heuristic", "database")
         [told] = [m for m, _ in db.select(Measurement, GEMM) if m.inside]
         assert told.inside == "p" * 32 and told.chain == () and (told.ratio, told.ratio_low) == (1.3, 1.2)
         again, asked = timing(db, {GEMM: FASTER, SOFTMAX: FASTER})
@@ -104,13 +105,13 @@ def test_what_a_search_at_prepare_found_is_settled_inside_the_plan(monkeypatch: 
         return PlanCheck(1e-3, Ratio(1.0, 0.99, 1.01), 0.0, 9, None, 1, len(slower), kernels)
     monkeypatch.setattr(at_prepare, "check_plan", check)
     found = {k: Choice((), "beam", "2.00× the heuristic") for k in (GEMM, SOFTMAX)}
-    config = PrepareConfig(object_cache=":none:", beam=BeamConfig(width=1))
     with tuned_database() as db, caplog.at_level("WARNING", "svod"):
-        settled = at_prepare.settle_at_prepare(UNBOUND, found, COMPILER, config, db)
+        settled = at_prepare.settle_at_prepare(UNBOUND, found, Resolved(CONFIG, COMPILER, db, {}), BEAM)
     assert settled[GEMM].source == "heuristic" and settled[GEMM].chain == COMPILER.heuristic(UNBOUND.kernels[GEMM])
     assert settled[SOFTMAX] is found[SOFTMAX], "what is not given up stays as the search found it"
     assert "a chain is given up, as it is slower in this plan: gemm (block.linear)" in caplog.text
     plain = {k: Choice(COMPILER.heuristic(v), "heuristic", "") for k, v in UNBOUND.kernels.items()}
     monkeypatch.setattr(at_prepare, "check_plan", None)
     with tuned_database() as db:
-        assert at_prepare.settle_at_prepare(UNBOUND, plain, COMPILER, config, db) == plain, "nothing was found: nothing is timed"
+        settled = at_prepare.settle_at_prepare(UNBOUND, plain, Resolved(CONFIG, COMPILER, db, {}), BEAM)
+        assert settled == plain, "nothing was found: nothing is timed"

@@ -8,7 +8,6 @@ from svod import config
 from svod.cli.db.listing import SHOWN_KEY, print_with_chains
 from svod.cli.tune.waiting import say, waiting
 from svod.compile.backend import target_with
-from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.core.ir.serialize import data_to_ast
 from svod.core.kernel.apply import apply_opts
 from svod.core.kernel.chain_text import chain_words
@@ -17,10 +16,11 @@ from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import Target
 from svod.errors import SvodError
 from svod.system.quantities import count, times
-from svod.tune.chains import chain_of, objection, usable_winner
+from svod.tune.chains import chain_of, fault, usable_winner
 from svod.tune.checks import Proposed, to_check
 from svod.tune.db import LAYER_NAMES, SHIPPED, KernelRecord, Measurement, TuningDB, Winner
 from svod.tune.db.records import CHECK
+from svod.tune.resolved import Resolved
 from svod.tune.search.budget import ModelBudget
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.start import make_executor
@@ -41,14 +41,13 @@ def verify(db: TuningDB, kernels: Collection[str], budget: float, *, every: bool
     TuneError where no worker starts, and DatabaseError."""
     checked: list[Checked] = []
     for target, tasks in _tasks_by_target(db, kernels, every).items():
-        compiler = compiler_for(target, config.PrepareConfig.from_env(beam=None, capture=None))
         before = {t.key: db.ranking(t.key, target.key)[0] for t in tasks}
         what = f"checking {count(len(tasks), 'kernel')}"
         with waiting(what, "svod-db"), make_executor("local", device=target.device, say=say) as executor:
             bench = config.BenchConfig.from_env(seconds=CONFIRM_SECONDS)
             TuneSession(tasks, target, executor=executor, db=db, config=config.BeamConfig.from_env(width=4), bench=bench,
                         budget=ModelBudget(budget)).run()
-        checked += [Checked(t.name, before[t.key], usable_winner(t.kernel, compiler, db, "check")) for t in tasks]
+        checked += [Checked(t.name, before[t.key], usable_winner(t.kernel, _resolved(target, db))) for t in tasks]
     return checked
 
 
@@ -69,9 +68,9 @@ def _tasks_by_target(db: TuningDB, kernels: Collection[str], every: bool) -> dic
             if key in expected:
                 say(f"svod-db: {count(len(expected[key]), 'kernel')} of {key} cannot be checked here")
             continue
-        compiler = compiler_for(target, config.PrepareConfig.from_env(beam=None, capture=None))
+        resolved = _resolved(target, db)
         for kernel, name in _kernels(sorted(places[key]), described):
-            proposed = _all_winners(kernel, compiler, db) if every else to_check(kernel, compiler, db)
+            proposed = _winner(kernel, resolved) if every else to_check(kernel, resolved)
             if proposed is not None:
                 tasks.setdefault(target, []).append(KernelTask(kernel, name=name, given=proposed.states, strategy=proposed.strategy))
     return tasks
@@ -92,11 +91,16 @@ def _kernels(keys: list[str], described: dict[str, KernelRecord]) -> Iterator[tu
             yield kernel, described[key].name
 
 
-def _all_winners(kernel: Kernel, compiler: Compiler, db: TuningDB) -> Proposed | None:
+def _resolved(target: Target, db: TuningDB) -> Resolved:
+    """What a check of chains for a target needs, whatever the environment says of searches, captures and the chains of others."""
+    return Resolved.of(config.PrepareConfig.from_env(beam=None, capture=None, imported="check"), target, db)
+
+
+def _winner(kernel: Kernel, resolved: Resolved) -> Proposed | None:
     """The winner, wherever it was found."""
-    for winner in db.ranking(kernel.key, compiler.target.key):
-        if objection(winner, kernel, compiler, db, "trust") is None:
-            return Proposed((apply_opts(Scheduler(kernel, compiler.target), chain_of(winner.chain)),), CHECK)
+    for winner in resolved.db.ranking(kernel.key, resolved.target.key):
+        if fault(winner, kernel, resolved.compiler) is None:
+            return Proposed((apply_opts(Scheduler(kernel, resolved.target), chain_of(winner.chain)),), CHECK)
     return None
 
 

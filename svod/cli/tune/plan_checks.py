@@ -27,13 +27,13 @@ CHECK_SHARE = 0.05          # plans below this share of the time are not checked
 
 def outcomes_of(work: TargetWork, setting: Setting) -> list[KernelReport]:
     """For each kernel the chain that the next `prepare` uses, and the times that it was chosen by."""
-    result, compiler = work.result, work.compiler
+    result = work.result
     findings: Mapping[str, Finding] = result.findings if result is not None else {}
     out = []
     for row in work.of_interest:
-        choice = choose(row.kernel, compiler, setting.config, setting.db)
+        choice = choose(row.kernel, work.resolved)
         finding = findings.get(row.key)
-        winner = winner_in_use(row.kernel, compiler, setting.db, setting.config.imported) if choice.source == "database" else None
+        winner = winner_in_use(row.kernel, work.resolved) if choice.source == "database" else None
         chain = tuple(o.to_json() for o in choice.chain)
         if winner is not None:
             out.append(KernelReport(row, chain, choice.source, winner.heuristic_seconds, winner.time, True, True, winner.interval,
@@ -64,7 +64,7 @@ def check_plans(captured: Capture, work: TargetWork, setting: Setting) -> list[t
         if checks and plan.runs * _plan_seconds(plan, seconds) < CHECK_SHARE * total:
             break
         try:
-            check = settle(plan.unbound, plan.digest, partial(_time_plan, work, setting, plan), work.compiler, setting.db)
+            check = settle(plan.unbound, plan.digest, partial(_time_plan, work, setting, plan), work.resolved.compiler, setting.db)
             if check is None:
                 say("svod-tune: a whole plan was not timed, as the budget is over")
                 break
@@ -81,14 +81,14 @@ def check_plans(captured: Capture, work: TargetWork, setting: Setting) -> list[t
 
 def _time_plan(work: TargetWork, setting: Setting, plan: CapturedPlan) -> BothWays | None:
     """Time a plan with the heuristic's chains and with those of the database; None where there is no time left."""
-    kernels, compiler = plan.unbound.kernels, work.compiler
+    kernels, compiler = plan.unbound.kernels, work.resolved.compiler
     by_key = {o.row.key: o for o in outcomes_of(work, setting)}
     heuristics: dict[str, Compiled] = {}
     for key, kernel in kernels.items():
         if setting.clock.is_late:
             return None
         heuristics |= compile_heuristics({key: kernel}, compiler)
-    choices = {k: choose(v, compiler, setting.config, setting.db) for k, v in kernels.items()
+    choices = {k: choose(v, work.resolved) for k, v in kernels.items()
                if k in by_key and (o := by_key[k]).source == "database" and o.heuristic and o.tuned}
     gains = {k: gain for k in choices if by_key[k].against in ("", heuristics[k].linear)
              and (gain := gain_in(plan.unbound, by_key[k])) is not None}

@@ -46,6 +46,7 @@ from svod.system.process.signals import handled
 from svod.system.quantities import count
 from svod.tune.capture import Capture
 from svod.tune.lock import check_replaceable
+from svod.tune.resolved import Resolved
 from svod.tune.workers.start import check_reachable
 
 AT_ONCE = 3                 # presses of Ctrl-C after which nothing is waited for
@@ -201,7 +202,7 @@ class _TuneRun:
         with waiting("looking at the kernels"):
             rows = survey(captured, own, compiler_for(own, setting.config))
             for target in targets:
-                work = TargetWork(target, compiler_for(target, setting.config), target.key == own.key,
+                work = TargetWork(Resolved.of(setting.config, target, setting.db), target.key == own.key,
                                   f"{target.key}: " if len(targets) > 1 else "", [replace(r) for r in rows])
                 decide_for(work, setting)
                 self._works.append(work)

@@ -56,7 +56,8 @@ class Searches:
             say(f"svod-tune: {work.label}checking what others found for {count(len(tasks), 'kernel')}")
             session = TuneSession(tasks, work.target, executor=executor, db=setting.db, config=setting.beam,
                                   bench=BenchConfig.from_env(seconds=CHECKED_SECONDS),
-                                  budget=ModelBudget(min(setting.options.budget / 4, setting.clock.left)), device=work.compiler.device)
+                                  budget=ModelBudget(min(setting.options.budget / 4, setting.clock.left)),
+                                  device=work.resolved.compiler.device)
             result = session.run()
             self._checks.append(result)
             used = sum(f.confirmed and f.source != "heuristic" for f in result.findings.values())
@@ -98,7 +99,7 @@ class Searches:
         session = TuneSession(tasks, work.target, executor=executor, db=setting.db, config=setting.beam, bench=BenchConfig.from_env(),
                               budget=ModelBudget(seconds, setting.beam.kernel_budget),
                               ceilings=(lambda: self._ceilings.of(work.target)) if work.here else None, listener=progress,
-                              device=work.compiler.device)
+                              device=work.resolved.compiler.device)
         work.result = session.result
         with progress:
             work.result = session.run()
@@ -108,8 +109,7 @@ class Searches:
 def decide_for(work: TargetWork, setting: Setting) -> None:
     """Decide what is searched of a target's kernels, with what the database knows now."""
     options = setting.options
-    decide(work.rows, work.target, work.compiler, setting.db, setting.config, setting.beam, top=options.top, only=options.only,
-           resume=options.resume)
+    decide(work.rows, work.resolved, setting.beam, top=options.top, only=options.only, resume=options.resume)
 
 
 def _task(row: SurveyRow) -> KernelTask:

@@ -9,12 +9,12 @@ from svod.bench.roofline import Ceilings
 from svod.cli.tune.options import TuneOptions
 from svod.cli.tune.report import KernelReport
 from svod.cli.tune.survey import SurveyRow
-from svod.compile.plan.compiler import Compiler
 from svod.config import BeamConfig, OptimizerConfig, PrepareConfig
 from svod.core.machine.target import Target
 from svod.tune.capture import CapturedPlan
 from svod.tune.db import TuningDB
 from svod.tune.plan_check import PlanCheck
+from svod.tune.resolved import Resolved
 from svod.tune.session import SessionResult
 from svod.tune.unfinished import left_to_search
 
@@ -104,8 +104,7 @@ class TargetWork:
     """The kernels for one target, and what became of them. `here`: it is this machine's, so that whole plans can be timed. `label`: the
     beginning of a line about it, where there are several targets."""
 
-    target: Target
-    compiler: Compiler
+    resolved: Resolved
     here: bool
     label: str
     rows: list[SurveyRow]
@@ -113,6 +112,10 @@ class TargetWork:
     outcomes: Sequence[KernelReport] = ()
     checks: Sequence[tuple[CapturedPlan, PlanCheck]] = ()
     ceilings: Ceilings | None = None
+
+    @property
+    def target(self) -> Target:
+        return self.resolved.target
 
     @property
     def failure(self) -> str:

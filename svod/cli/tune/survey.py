@@ -15,7 +15,7 @@ from svod.bench.roofline import COMPUTE, Ceilings
 from svod.compile.backend import device_named, target_with
 from svod.compile.plan.compiler import Choice, Compiled, Compiler, compile_all
 from svod.compile.plan.unbound_plan import build_plan, synthetic_arrays
-from svod.config import BeamConfig, PrepareConfig
+from svod.config import BeamConfig
 from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import HOST, Target, unfit
 from svod.core.schedule.family import family_key
@@ -27,6 +27,7 @@ from svod.tune.db import Search, TuningDB
 from svod.tune.db.winners import Winner
 from svod.tune.measure.plan_sizes import profile_at_sizes
 from svod.tune.measure.sizes import Size, merged_sizes, variable_names, work_of
+from svod.tune.resolved import Resolved
 from svod.tune.session import bound_at
 from svod.tune.unfinished import left_to_search, was_cut_short
 
@@ -166,14 +167,15 @@ def _left_out(row: SurveyRow, rank: int, *, top: int | None, only: Sequence[str]
     return None
 
 
-def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: TuningDB, config: PrepareConfig, beam: BeamConfig, *,
-           top: int | None = None, only: Sequence[str] = (), resume: bool = False) -> None:
+def decide(rows: Sequence[SurveyRow], resolved: Resolved, beam: BeamConfig, *, top: int | None = None, only: Sequence[str] = (),
+           resume: bool = False) -> None:
     """Set the decision for each kernel, and why. `beam`: the search that is asked for."""
+    db, target = resolved.db, resolved.target
     for rank, row in enumerate(rows):
-        choice = choose(row.kernel, compiler, config, db)
+        choice = choose(row.kernel, resolved)
         row.winner, row.proposed = None, None
         if choice.source == "database":
-            row.winner = winner_in_use(row.kernel, compiler, db, config.imported)
+            row.winner = winner_in_use(row.kernel, resolved)
         if (reason := _left_out(row, rank, top=top, only=only)) is not None:
             row.decision, row.why = "left out", reason
         elif resume and not was_cut_short(db, row.key, target.key):
@@ -182,7 +184,7 @@ def decide(rows: Sequence[SurveyRow], target: Target, compiler: Compiler, db: Tu
             row.why = "its search was not cut short (--resume)" if begun else "its search has not begun; it does without --resume"
         elif row.share < SMALL_SHARE and not only:
             row.decision, row.why = "small", f"{100 * row.share:.2f} % of the time"
-        elif config.imported == "check" and (proposed := to_check(row.kernel, compiler, db)) is not None:
+        elif (proposed := to_check(row.kernel, resolved)) is not None:
             row.decision, row.why, row.proposed = "check", "others have found chains for it", proposed
         elif row.winner is None:
             row.decision, row.why = "search", choice.why

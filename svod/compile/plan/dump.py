@@ -12,7 +12,7 @@ Graphs and ASTs are printed as `svod.core.ir.text` reads them. Where a device do
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
@@ -72,14 +72,11 @@ class Pass:
     reads_graph: bool = False
 
 
-def dump(sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, config: PrepareConfig, file: TextIO | None = None) -> None:
-    """Print what the passes that `config` names made of the graph under `sink`, to `file` (default: standard error).
-
-    Raises ConfigError for a pass that does not exist."""
-    chosen = passes_of(config)
+def dump(passes: Iterable[Pass], sink: UOp, constants: frozenset[UOp], plan: ExecutionPlan, file: TextIO | None = None) -> None:
+    """Print what these passes made of the graph under `sink`, to `file` (default: standard error)."""
     subject = Subject(explain_schedule(sink, constants), plan)
     out = errors() if file is None else file
-    for p in chosen:
+    for p in passes:
         for section in p.show(subject):
             print(f"-- {p.name}{': ' if section.title else ''}{section.title} --\n{section.text}\n", file=out)
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from svod.compile.backend import device_named
+from svod.compile.backend import CompilerPair
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.host_item import HostItem
 from svod.compile.plan.plan_parts import kernel_name
@@ -30,12 +30,12 @@ _logs: dict[tuple[int, str | None], RunLog] = {}
 _named: set[tuple[int, int, str]] = set()       # process, address and name of what stands in a map
 
 
-def observe(plan: ExecutionPlan, config: PrepareConfig) -> None:
-    """Let a plan be seen as a configuration asks. Raises ConfigError for a trace that cannot be written."""
+def observe(plan: ExecutionPlan, config: PrepareConfig, pair: CompilerPair) -> None:
+    """Let a plan, whose code `pair` made, be seen as a configuration asks. Raises ConfigError for a trace that cannot be written."""
     if config.profile or config.trace is not None:
         plan.log_runs(run_log(config.profile or 0, None if config.trace is None else os.fspath(config.trace)))
     if config.perf_map:
-        add_to_perf_map(plan, config.device or plan.device)
+        add_to_perf_map(plan, pair)
 
 
 def run_log(level: int, trace: str | None) -> RunLog:
@@ -55,9 +55,9 @@ def run_log(level: int, trace: str | None) -> RunLog:
         return log
 
 
-def add_to_perf_map(plan: ExecutionPlan, device: str, directory: Path = Path("/tmp")) -> None:
+def add_to_perf_map(plan: ExecutionPlan, pair: CompilerPair, directory: Path = Path("/tmp")) -> None:
     """Append the functions of a plan's kernels to the map of this process, each once."""
-    pair, lines = device_named(device).pair, []
+    lines = []
     with _lock:
         for k in plan.every:
             if isinstance(k.loaded, HostItem) or k.device:

@@ -27,6 +27,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.prepare import prepare_graph
 from svod.tune.db import KernelRecord, Measurement, TuningDB, Verdict
 from svod.tune.report_source import read_tuning
+from svod.tune.resolved import resolve
 from tests.bench.example_run import CEILINGS, DATA
 from tests.core.corpus import data, kernel_of
 
@@ -275,7 +276,7 @@ def confirmed(kernel: Kernel, seconds: float, ratio: float, **host: object) -> l
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, Kernel]:
-    sized = prepare_graph([data(512, 96)[:N].linear(data(80, 96)).uop], PrepareConfig(db=":none:", object_cache=":none:"))
+    sized = prepare_graph([data(512, 96)[:N].linear(data(80, 96)).uop], resolve(PrepareConfig(db=":none:", object_cache=":none:")))
     return {"plain": Kernel(kernel_of(data(32, 48).linear(data(64, 48)))), "sized": next(iter(sized.unbound.kernels.values()))}
 
 

@@ -13,6 +13,7 @@ from svod.core.cost.op_count import count_operations
 from svod.errors import ConfigError
 from svod.tune import capture
 from svod.tune.db import Search, TuningDB
+from svod.tune.resolved import Resolved
 from tests.cli.tune.commands import BEAM, CEILINGS, TARGET, captured, compiler, records_of_winner
 from tests.plans import canonical
 from tests.tune import search_kernels
@@ -40,29 +41,29 @@ def test_survey_weighs_and_decides(tmp_path: Path) -> None:
     assert gemm.share == pytest.approx(8e-3 / (1e-2 + 8e-6)) and gemm.calls == 1 and scale.calls == pytest.approx(1e-3)
     assert gemm.flops == 2 * 24 * 40 * 16
     with TuningDB.open(tmp_path / "t.db") as db:
-        settings = config.PrepareConfig(db=str(tmp_path / "t.db"))
-        decide(rows, TARGET, compiler(), db, settings, BEAM)
+        resolved = Resolved.of(config.PrepareConfig(db=str(tmp_path / "t.db"), object_cache=":none:"), TARGET, db)
+        decide(rows, resolved, BEAM)
         assert [r.decision for r in rows] == ["search", "search", "small"]
         linear = compiler().linear_of(gemm.kernel, ())
         db.record(records_of_winner(gemm.key, (), linear))
-        decide(rows, TARGET, compiler(), db, settings, BEAM)
+        decide(rows, resolved, BEAM)
         assert gemm.decision == "known" and gemm.winner is not None
         db.record([Search("s1", gemm.key, TARGET.key, ended_at=1.0, outcome="interrupted")])
-        decide(rows, TARGET, compiler(), db, settings, BEAM)
+        decide(rows, resolved, BEAM)
         assert gemm.decision == "search" and gemm.why == "Ctrl-C ended its search"
         db.record([Search("s2", gemm.key, TARGET.key, ended_at=2.0, outcome="2 rounds without a gain", config={"width": 4})])
-        decide(rows, TARGET, compiler(), db, settings, BEAM, top=1)
+        decide(rows, resolved, BEAM, top=1)
         assert [r.decision for r in rows] == ["known", "left out", "left out"]
-        decide(rows, TARGET, compiler(), db, settings, BEAM, only=["block.soft", scale.key[:9]])
+        decide(rows, resolved, BEAM, only=["block.soft", scale.key[:9]])
         assert [r.decision for r in rows] == ["left out", "search", "search"], "a kernel that was named is searched however small"
         db.record(records_of_winner(softmax.key, (), "of another code generator"))
-        decide(rows, TARGET, compiler(), db, settings, BEAM)
+        decide(rows, resolved, BEAM)
         assert softmax.decision == "search" and "other code" in softmax.why
         scale.share, softmax.share = 0.007, 0.003
-        decide(rows, TARGET, compiler(), db, settings, BEAM)
+        decide(rows, resolved, BEAM)
         assert [r.decision for r in rows] == ["known", "small", "small"], "a small kernel alone starts no search"
         scale.share = 0.011
-        decide(rows, TARGET, compiler(), db, settings, BEAM)
+        decide(rows, resolved, BEAM)
         assert scale.decision == "search"
     found.plans[0].seconds.clear()
     assert survey(found, TARGET, compiler())[0].seconds > 0, "what was not timed is timed here"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import svod
+from svod.compile.backend import device_named
 from svod.compile.plan import run_log
 from svod.compile.plan.execution_plan import ExecutionPlan
 from svod.compile.plan.observe import add_to_perf_map
@@ -122,7 +123,7 @@ def test_a_plan_without_a_log_is_one_call() -> None:
 def test_names_for_perf(tmp_path: Path) -> None:
     plan = (data(16, 8) @ data(8, 24)).prepare(CONFIG)
     for _ in range(2):
-        add_to_perf_map(plan, "CPU", tmp_path)
+        add_to_perf_map(plan, device_named("CPU").pair, tmp_path)
     lines = (tmp_path / f"perf-{os.getpid()}.map").read_text().splitlines()
     kernel = plan.kernels[0]
     addresses = kernel.loaded.addresses  # type: ignore[union-attr]

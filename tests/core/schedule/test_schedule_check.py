@@ -15,6 +15,7 @@ from svod.core.schedule.schedule_check import check_schedule
 from svod.errors import ScheduleError
 from svod.prepare import complete_config, make_unbound_plan, prepare_graph
 from svod.tensor import Tensor
+from svod.tune.resolved import resolve
 
 N = 6
 A = graph.buffer(dtypes.float32, N)
@@ -114,7 +115,7 @@ def test_parts_beside_each_other_are_written_in_any_order() -> None:
 def test_a_batch_has_an_output_for_each_tensor() -> None:
     tensors = [Tensor(np.arange(3, dtype=np.float32)) + k for k in (1, 2)]
     nodes = [t.uop for t in tensors]
-    prepared = prepare_graph(nodes[:1], complete_config(None))
+    prepared = prepare_graph(nodes[:1], resolve(complete_config(None)))
     with pytest.raises(ScheduleError, match="a batch of 2 tensors is attached to a plan with 1 outputs"):
         prepared.attach(tensors)
     assert [t.uop for t in tensors] == nodes

@@ -30,6 +30,7 @@ from svod.tune.measure.context import KernelContext, Setup
 from svod.tune.measure.measurer import Confirmed, Failure, RaceResult
 from svod.tune.measure.sizes import at_size, geometric_mean, merged_sizes, sizes_of_variables, sizes_to_verify
 from svod.tune.measure.worker_measurer import RESTLESS_REPEATS, WorkerMeasurer
+from svod.tune.resolved import resolve
 from svod.tune.session import KernelTask, TuneSession, bound_at
 from svod.tune.workers.executor import InlineExecutor
 from svod.tune.workers.jobs import Outcome
@@ -43,7 +44,7 @@ N, M = Variable("n", 1, 40), Variable("m", 1, 24)
 
 
 def kernel_of(t: Tensor) -> Kernel:
-    [kernel] = prepare_graph([t.uop], NONE).unbound.kernels.values()
+    [kernel] = prepare_graph([t.uop], resolve(NONE)).unbound.kernels.values()
     return kernel
 
 

@@ -1,0 +1,97 @@
+"""What a configuration names, looked up once, at the door of `prepare`.
+
+    PrepareConfig → device → target → compiler
+                  → the tuning database, the lines of the lock file
+
+Everything below the door is given the one object. A plan that runs on several devices has one for each (`Resolved.on`), which differ in
+their compilers alone.
+"""
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from svod.compile.backend import device_named
+from svod.compile.plan.compiler import Compiler, compiler_for
+from svod.config import NONE, PrepareConfig, log_once
+from svod.core.machine.target import HOST, Target
+from svod.system.forksafe import remake_after_fork
+from svod.tune.db import TuningDB
+from svod.tune.lock import Locked, locked_lines
+
+log = logging.getLogger("svod")
+
+_databases: dict[tuple[bool, str | None], TuningDB] = {}
+_lock = threading.Lock()
+remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration with what it names.
+
+    config       the options; none that the environment may set is open
+    compiler     of the device that runs what a graph has on the CPU, under its limits: `threads`, `optimizer`
+    db           the tuning database; an empty one where the options say that none is consulted
+    locked       the lines of the lock file by (kernel, target); none without a lock file
+    """
+
+    config: PrepareConfig
+    compiler: Compiler
+    db: TuningDB
+    locked: Mapping[tuple[str, str], Locked]
+
+    @classmethod
+    def of(cls, config: PrepareConfig, target: Target, db: TuningDB) -> Resolved:
+        """A configuration for a target and a database that its user has looked up."""
+        locked = {} if config.lock is None or config.noopt else locked_lines(config.lock)
+        return cls(config, compiler_for(target, config), db, locked)
+
+    @property
+    def target(self) -> Target:
+        return self.compiler.target
+
+    def target_of(self, device: str) -> Target:
+        """The target of another device, under the limits of the configuration. Raises UnsupportedError for one that there is not."""
+        return _target(device, self.config)
+
+    def on(self, device: str) -> Resolved:
+        """The same for another device, by its name in graphs."""
+        return self if device == self.target.device else replace(self, compiler=compiler_for(self.target_of(device), self.config))
+
+    def for_constants(self) -> Resolved:
+        """The same for what is computed once, while a plan is made: it is not worth a search, and no part of the model that is captured."""
+        return resolve(replace(self.config, beam=None, capture=None, opts={}))
+
+
+def resolve(config: PrepareConfig) -> Resolved:
+    """Look up what a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be used."""
+    return Resolved.of(config, _target(config.device or HOST, config), database(config))
+
+
+def _target(device: str, config: PrepareConfig) -> Target:
+    return device_named(device).backend.target(config.threads).allowing(*config.optimizer.allowed)
+
+
+def database(config: PrepareConfig) -> TuningDB:
+    """The process's handle on the tuning database that a configuration names; on an empty one where it consults none."""
+    key = config.consults_database, config.db
+    with _lock:
+        db = _databases.get(key)
+        if db is None:
+            db = _databases[key] = TuningDB.open(config.db if config.consults_database else NONE)
+            if config.db is not None and config.beam is None:       # a search makes it
+                _tell_missing(db)
+        return db
+
+
+def _tell_missing(db: TuningDB) -> None:
+    """Say that a database that was named is not there: it may have been named by a relative path, and another directory been meant."""
+    file = db.plan.write
+    if file is not None and not any(os.path.exists(f) for f in (file, *db.plan.read) if isinstance(f, Path)):
+        log_once(log, logging.WARNING, f"there is no tuning database {file}, which SVOD_TUNE_DB or db= names")
