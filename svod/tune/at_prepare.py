@@ -24,7 +24,6 @@ from svod.compile.plan.unbound_plan import UnboundPlan
 from svod.config import BeamConfig, BenchConfig, data_dir
 from svod.core.cost.op_count import count_operations
 from svod.core.kernel.kernel import Kernel
-from svod.core.kernel.scheduler import Opt
 from svod.system.forksafe import remake_after_fork
 from svod.system.optional import optional, reason
 from svod.system.process.streams import is_terminal
@@ -204,8 +203,7 @@ def _choices(result: SessionResult, unknown: Mapping[str, Kernel], resolved: Res
         if finding.source == "heuristic" or finding.winner is None:
             without[key] = "heuristic", f"no faster chain was found: {finding.why}"
         else:
-            chain = tuple(Opt.from_json(list(o)) for o in finding.chain)
-            chosen[key] = Choice(chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
+            chosen[key] = Choice(finding.chain, "beam", f"{finding.speedup.median:.2f}× the heuristic, {finding.why}")
     for key, stored in choose_each({key: unknown[key] for key in without}, resolved).items():
         chosen[key] = stored if stored.source == "database" else Choice(stored.chain, *without[key])
     return chosen

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from svod.compile.lower.program import ProgramSpec
 from svod.errors import TuneError
 from svod.tune.measure.candidate import Candidate, Status
 
@@ -37,7 +38,7 @@ class Built:
 
     object: bytes
     symbols: tuple[str, ...]
-    spec: Any              # svod.compile.lower.program.ProgramSpec
+    spec: ProgramSpec
     digest: str
     seconds: float         # spent compiling
     passes: bool           # with LLVM's pass pipeline

@@ -30,12 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
 from svod.core.cost.sketch_facts import outgrows_caches, rows_held
 from svod.core.kernel import intrinsics as dots
 from svod.core.kernel.apply import apply_opt, apply_opts
-from svod.core.kernel.scheduler import DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt
+from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.scheduler import DOT, GROUP, INLINE, LOCAL, LOOP, ROOT, UNROLL, UPCAST, Loop, Opt, Scheduler
+from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 WHOLE = 0
@@ -110,13 +111,13 @@ def thread_amounts(extent: int, threads: int) -> tuple[int, ...]:
     return tuple(n for n in divisors(threads) if 1 < n <= extent)
 
 
-def lanes_of(kernel: Any, target: Any) -> int:
+def lanes_of(kernel: Kernel, target: Target) -> int:
     """Elements in one vector of the widest stored element type, which counts as at least 32 bits wide."""
     widest = max(max(4, s.dtype.itemsize) for s in kernel.stages if s.is_output)
     return max(1, int(target.vector_bytes // widest))
 
 
-def loop_rows(state: Any) -> list[tuple[Loop, str, int]]:
+def loop_rows(state: Scheduler) -> list[tuple[Loop, str, int]]:
     """(row, kind, stage) of every loop that an opt can change, in table order: its extent is above 1, and its stage has its own loops,
     being an output, or a reduction that is not inlined into its readers."""
     kernel, loops = state.kernel, []
@@ -129,7 +130,7 @@ def loop_rows(state: Any) -> list[tuple[Loop, str, int]]:
     return loops
 
 
-def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
+def default_actions(state: Scheduler, lanes: int) -> Iterator[Opt]:
     """The opts of the default grid for one state."""
     kernel, threads = state.kernel, state.target.threads
     loops = loop_rows(state)
@@ -164,7 +165,7 @@ def default_actions(state: Any, lanes: int) -> Iterator[Opt]:
     yield from _placements(state, loops)
 
 
-def _placements(state: Any, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
+def _placements(state: Scheduler, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
     """Where each stage may be placed, and non-temporal stores of outputs that the caches do not keep."""
     for s in state.kernel.stages:
         if s.is_output:
@@ -178,7 +179,7 @@ def _placements(state: Any, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]
                 yield Opt("STAGE", s.name, row.name)
 
 
-def _group_actions(state: Any, row: Loop, kind: str) -> Iterator[Opt]:
+def _group_actions(state: Scheduler, row: Loop, kind: str) -> Iterator[Opt]:
     """Opts that bind a loop to the threads of a group or to the grid, or copy ahead of it."""
     for n in group_amounts(row.extent, state.target.group_threads):
         for op in ("LOCAL",) if kind == "o" else ("GROUP", "GROUPTOP"):
@@ -191,7 +192,7 @@ def _group_actions(state: Any, row: Loop, kind: str) -> Iterator[Opt]:
                 yield Opt("PIPELINE", row.name, n)
 
 
-def apply_tied(state: Any, opt: Opt, after: Any) -> Any | None:
+def apply_tied(state: Scheduler, opt: Opt, after: Scheduler) -> Scheduler | None:
     """`after`, which is `state` with the split `opt`, with the same split applied to all tied loops: loops of other stages over the same
     dimension, with the same extent and stride. None where no loop is tied, or the split applies to none."""
     if opt.op not in SPLITS:
@@ -225,7 +226,7 @@ REFERENCE_PADTO: tuple[tuple[str, int, int], ...] = tuple(("PADTO", axis, 32) fo
 _WHOLE_LISTED = frozenset((op, axis) for op, axis, n in REFERENCE_GRID if n == WHOLE and op in ("UPCAST", "UNROLL", "GROUP"))
 
 
-def reference_actions(state: Any, *, padto: bool = False) -> Iterator[Opt]:
+def reference_actions(state: Scheduler, *, padto: bool = False) -> Iterator[Opt]:
     """The reference systems' 193 actions (200 with `padto`). A position k means the k-th live row of its kind.
 
     UNROLL and GROUP* count the live reduce rows of the output stage; all others count all its live rows, output loops first. An explicit
@@ -262,15 +263,15 @@ def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
     return tuple(sorted(amounts - {amount, WHOLE if n == extent else n}))
 
 
-def replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
+def replacements(opt: Opt, state: Scheduler, lanes: int) -> Iterator[Opt]:
     """What one opt may become that is about to be applied to `state`: another amount, or another place of a stage."""
     if opt.op == "STAGE":
         for row, _, _ in loop_rows(state):
             if row.name != opt.arg:
                 yield Opt(opt.op, opt.axis, row.name)
     elif opt.op == "ONLINE":
-        row = state.kernel.stage_named(opt.axis).reds[0]
-        for n in neighbour_amounts(opt.arg, state.kernel.axes[row].extent, lanes):
+        axis = state.kernel.stages[state.stage_id(opt.axis)].reds[0]
+        for n in neighbour_amounts(opt.arg, state.kernel.axes[axis].extent, lanes):
             if n != WHOLE:
                 yield Opt(opt.op, opt.axis, n)
     elif isinstance(opt.arg, int):
@@ -280,7 +281,7 @@ def replacements(opt: Opt, state: Any, lanes: int) -> Iterator[Opt]:
                 yield Opt(opt.op, opt.axis, n)
 
 
-def _tied_later(state: Any, chain: Sequence[Opt], i: int) -> frozenset[int]:
+def _tied_later(state: Scheduler, chain: Sequence[Opt], i: int) -> frozenset[int]:
     """The later places in the chain that led to `state` where opt i, a split, is repeated for a tied loop with the same amount."""
     opt = chain[i]
     if opt.op not in SPLITS:
@@ -292,7 +293,7 @@ def _tied_later(state: Any, chain: Sequence[Opt], i: int) -> frozenset[int]:
                      and dimension[rows[chain[j].axis].axis] == dimension[own] and axes[rows[chain[j].axis].axis].stage != axes[own].stage)
 
 
-def mutations(base: Any, chain: Sequence[Opt], lanes: int) -> Iterator[Any]:
+def mutations(base: Scheduler, chain: Sequence[Opt], lanes: int) -> Iterator[Scheduler]:
     """States one change away from `chain`: one amount or place replaced, or one opt left out. If tied loops have the same split, all of
     these splits are changed together as well.
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from svod.compile.backend import backend_named
 from svod.config import BeamConfig
+from svod.core.kernel.scheduler import Scheduler
 from svod.errors import KernelOptError, TuneError
 from svod.tune.measure.candidate import Candidate
 from svod.tune.search.features import COSTS, features
@@ -60,7 +61,7 @@ class AnalyticCost:
 class LearnedCost:
     """Ranks by the analytic prediction, corrected by what was measured. Without enough measurements it ranks as the analytic model."""
 
-    def __init__(self, base: Any, seed: int, evidence: Sequence[Evidence] = ()) -> None:
+    def __init__(self, base: Scheduler, seed: int, evidence: Sequence[Evidence] = ()) -> None:
         self.anchor = features(backend_named(base.target.device).heuristic(base))
         self.seed, self.evidence = seed, evidence
         self.known: dict[bytes, tuple[float, ...]] = {}
@@ -99,7 +100,7 @@ def relative(of: Sequence[float], anchor: Sequence[float]) -> tuple[float, ...]:
     return (*(a - b for a, b in zip(of[:COSTS], anchor[:COSTS], strict=True)), *of[COSTS:])
 
 
-def evidence_of(state: Any, heuristic: Any, ratio: float) -> Evidence | None:
+def evidence_of(state: Scheduler, heuristic: Scheduler, ratio: float) -> Evidence | None:
     """What a model learns from a state that took `ratio` times as long as the heuristic's; None where its opts do not go together."""
     try:
         cost = backend_named(state.target.device).cost
@@ -126,7 +127,7 @@ def one_thread() -> AbstractContextManager[Any]:
     return threadpool_limits(1)  # type: ignore[no-any-return]
 
 
-def make_cost_model(config: BeamConfig, base: Any, evidence: Sequence[Evidence] = ()) -> CostModel:
+def make_cost_model(config: BeamConfig, base: Scheduler, evidence: Sequence[Evidence] = ()) -> CostModel:
     """The model that `config` names, for the kernel whose untouched state is `base`. Raises TuneError where it needs a package that is not
     installed."""
     if config.cost_model == "analytic":

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import log2, prod
-from typing import Any
 
 from svod.compile.backend import backend_named
-from svod.core.kernel.scheduler import DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST
+from svod.core.kernel.scheduler import DOT, INLINE, LOOP, ROOT, UNROLL, UPCAST, Scheduler
 
 COSTS = 6
 NAMES = (
@@ -21,7 +20,7 @@ NAMES = (
     "online", "chain")
 
 
-def features(state: Any) -> tuple[float, ...]:
+def features(state: Scheduler) -> tuple[float, ...]:
     """The features of a state, in the order of NAMES; sizes are logarithms. Raises KernelOptError where its opts do not go together."""
     return (*_costs(state), *_rows(state), *_order(state), *_stages(state))
 
@@ -30,14 +29,14 @@ def _log(values: Iterable[float]) -> float:
     return log2(prod(values))
 
 
-def _costs(state: Any) -> tuple[float, ...]:
+def _costs(state: Scheduler) -> tuple[float, ...]:
     cost = backend_named(state.target.device).cost(state)
     cycles = max(cost.cycles, 1.0)
     return (log2(cycles), log2(1 + cost.scratch_bytes), log2(1 + cost.flops), log2(1 + cost.bytes_moved), cost.flops / cycles,
             cost.bytes_moved / cycles, cost.accumulators, cost.loads_per_fma)
 
 
-def _rows(state: Any) -> tuple[float, ...]:
+def _rows(state: Scheduler) -> tuple[float, ...]:
     """How the axes are split."""
     live = [(r.extent, r.role, state.kernel.axes[r.axis].kind) for r in state.rows if r.extent > 1]
     upcast = [n for n, role, kind in live if role == UPCAST and kind == "o"]
@@ -47,7 +46,7 @@ def _rows(state: Any) -> tuple[float, ...]:
             sum(role == DOT for _, role, _ in live), sum(role == LOOP for _, role, _ in live), sum(len(ids) - 1 for ids in state.axis_rows))
 
 
-def _order(state: Any) -> tuple[float, ...]:
+def _order(state: Scheduler) -> tuple[float, ...]:
     """The loops of the output, the innermost loop of the reductions, and the loop that the cores share."""
     rows, loops = state.rows, state.order[state.kernel.output]
     innermost = [rows[ids[-1]].extent for s, ids in zip(state.kernel.stages, state.order, strict=True) if s.has_reduce and ids]
@@ -56,7 +55,7 @@ def _order(state: Any) -> tuple[float, ...]:
     return len(loops), log2(rows[loops[-1]].extent) if loops else 0.0, log2(max(innermost, default=1)), *shared
 
 
-def _stages(state: Any) -> tuple[float, ...]:
+def _stages(state: Scheduler) -> tuple[float, ...]:
     """Where stages live, and the hints."""
     places = [p for p, s in zip(state.place, state.kernel.stages, strict=True) if not s.is_output]
     padding = sum(log2(pad / a.extent) for pad, a in zip(state.pads, state.kernel.axes, strict=True) if pad)

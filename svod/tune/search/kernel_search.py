@@ -28,7 +28,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from svod.bench.race import Ratio
 from svod.compile.backend import backend_named
@@ -36,6 +35,7 @@ from svod.config import BeamConfig
 from svod.core.cost.cost import tiling_family
 from svod.core.kernel.chain_text import chain_text
 from svod.core.kernel.groups import most_threads
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, canonical
 from svod.tune.db.winners import WORST_RATIO, Standing, best_of, fits_its_times, is_slower
@@ -99,7 +99,7 @@ def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candi
 class Finding:
     """The result of a search for one kernel. Times are seconds of one call; infinite where nothing was measured."""
 
-    chain: tuple[Any, ...]
+    chain: tuple[Opt, ...]
     source: str                    # 'beam', 'database' or 'heuristic': who proposed the chain
     seconds: float
     heuristic_seconds: float
@@ -135,11 +135,11 @@ class KernelSearch:
 
     key: str
     name: str
-    base: Any
-    heuristic: Any
+    base: Scheduler
+    heuristic: Scheduler
     config: BeamConfig
     measurer: Measurer
-    seeds: Sequence[tuple[Any, Origin]] = ()
+    seeds: Sequence[tuple[Scheduler, Origin]] = ()
     known: Collection[str] = ()
     bound: float = 0.0
     calls: float = 1.0
@@ -147,7 +147,7 @@ class KernelSearch:
     listener: Listener = nobody
     record: Callable[[Sequence[Candidate]], None] | None = None
     clock: Callable[[], float] = time.monotonic
-    strategy_of: Callable[[Any, BeamConfig], Strategy] = make_strategy
+    strategy_of: Callable[[Scheduler, BeamConfig], Strategy] = make_strategy
 
     history: list[float] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from svod.config import BeamConfig
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.actions import default_actions, reference_actions
 from svod.tune.search.cost_models import CostModel
@@ -30,7 +30,7 @@ JUDGES = 4                 # times width: the number of fastest candidates that 
 class Beam(Proposer):
     """Proposes all states one change away from the members of the beam, by predicted cycles."""
 
-    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+    def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
         self.strict = config.strict == "reference"
         self.reference_grid = self.strict or config.actions == "reference"
@@ -42,7 +42,7 @@ class Beam(Proposer):
         return sys.maxsize if self.strict else super().room
 
     # -- propose ----------------------------------------------------------------------------------------------------------
-    def actions(self, state: Any) -> Iterable[Any]:
+    def actions(self, state: Scheduler) -> Iterable[Opt]:
         if self.reference_grid:
             return reference_actions(state, padto=self.config.padto)
         return default_actions(state, self.lanes)

@@ -9,10 +9,9 @@ A kernel without measured states has random walks as children. Opts of a parent 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from svod.config import BeamConfig
-from svod.core.kernel.scheduler import Opt
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import RANDOM_SHARE, Proposer
@@ -27,9 +26,9 @@ VAIN_CHILDREN = 20     # attempts, for each candidate of a round, after which th
 class Evolution(Proposer):
     """Breeds the fastest measured states."""
 
-    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+    def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
-        self.mutants: dict[bytes, list[Any]] = {}       # of a parent, by its digest: mutations that were not proposed yet
+        self.mutants: dict[bytes, list[Scheduler]] = {}       # of a parent, by its digest: mutations that were not proposed yet
 
     def propose(self) -> list[Candidate]:
         self.round += 1
@@ -70,7 +69,7 @@ class Evolution(Proposer):
             if grown is not None:
                 self.enqueue(grown, Origin.ACTION)
 
-    def mutants_of(self, parent: Candidate) -> list[Any]:
+    def mutants_of(self, parent: Candidate) -> list[Scheduler]:
         """The mutations of a parent that were not proposed yet, in random order."""
         if not self.mutants.get(parent.digest):
             found = list({s.digest: s for s in self.mutate(parent.chain)}.values())
@@ -78,7 +77,7 @@ class Evolution(Proposer):
             self.mutants[parent.digest] = found
         return self.mutants[parent.digest]
 
-    def cross(self, first: Sequence[Opt], second: Sequence[Opt]) -> Any:
+    def cross(self, first: Sequence[Opt], second: Sequence[Opt]) -> Scheduler:
         """A state with opts of two chains."""
         if self.random.random() < 0.5:      # one axis or stage from one parent, the next from the other
             own = {axis for axis in dict.fromkeys(o.axis.split(".")[0] for o in (*first, *second)) if self.random.random() < 0.5}

@@ -21,7 +21,7 @@ from typing import Any
 
 from svod.config import BeamConfig
 from svod.core.kernel.chain_text import chain_text
-from svod.core.kernel.scheduler import Opt
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import TuneError
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.search.actions import default_actions
@@ -52,7 +52,7 @@ def named(what: str, choices: Sequence[Any]) -> str:
 class OptunaStudy(Proposer):
     """Proposes what an Optuna study asks for."""
 
-    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+    def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
         optuna.logging.set_verbosity(optuna.logging.WARNING)        # else each trial is a line on stderr
         self.learning = optuna.samplers.TPESampler(seed=config.seed, constant_liar=True)
@@ -60,7 +60,7 @@ class OptunaStudy(Proposer):
         self.study = optuna.create_study(sampler=self.learning)
         self.mirror = open_mirror(config.optuna_storage, base.kernel.key) if config.optuna_storage else None
         self.open: dict[bytes, optuna.Trial] = {}       # trials that wait for their candidate's time, by its digest
-        self.changes: dict[bytes, dict[str, dict[str, Any]]] = {}
+        self.changes: dict[bytes, dict[str, dict[str, Scheduler]]] = {}
 
     # -- propose ----------------------------------------------------------------------------------------------------------
     def propose(self) -> list[Candidate]:
@@ -79,7 +79,7 @@ class OptunaStudy(Proposer):
                 self.study.sampler = self.chance
         return self.begin_round(list(self.queue.values())[:self.room])
 
-    def run(self, trial: optuna.Trial, starts: dict[str, Any]) -> Any:
+    def run(self, trial: optuna.Trial, starts: dict[str, Scheduler]) -> Scheduler:
         """The state that a trial's choices lead to."""
         def choose(what: str, choices: Sequence[Any]) -> Any:
             return choices[0] if len(choices) == 1 else trial.suggest_categorical(named(what, choices), choices)
@@ -99,10 +99,10 @@ class OptunaStudy(Proposer):
                 state = self.after_tied(state, opt) or self.after(state, opt) or state
         return state
 
-    def changes_of(self, state: Any) -> dict[str, dict[str, Any]]:
+    def changes_of(self, state: Scheduler) -> dict[str, dict[str, Scheduler]]:
         """By opt of the state's chain, what it may become, and the state then."""
         if state.digest not in self.changes:
-            chain, found = state.applied_opts, dict[str, dict[str, Any]]()
+            chain, found = state.applied_opts, dict[str, dict[str, Scheduler]]()
             for changed in self.mutate(chain):
                 now = changed.applied_opts
                 i = next((i for i, (a, b) in enumerate(zip(chain, now, strict=False)) if a != b), len(now))

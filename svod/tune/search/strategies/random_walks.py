@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from svod.config import BeamConfig
+from svod.core.kernel.scheduler import Scheduler
 from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import Proposer
@@ -20,7 +20,7 @@ VAIN_WALKS = 20        # walks in vain, for each candidate of a round, after whi
 class RandomWalks(Proposer):
     """Proposes the ends of random walks."""
 
-    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+    def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
         self.starts = [base]
 

@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from svod.config import BeamConfig
+from svod.core.kernel.scheduler import Scheduler
 from svod.tune.search.cost_models import Evidence, make_cost_model, regressor
 from svod.tune.search.strategies.beam import Beam
 from svod.tune.search.strategies.evolve import Evolution
@@ -22,7 +22,7 @@ def check_strategy(name: str, optuna_storage: str, cost_model: str) -> None:
         check_storage(optuna_storage)
 
 
-def make_strategy(base: Any, config: BeamConfig, evidence: Sequence[Evidence] = ()) -> Strategy:
+def make_strategy(base: Scheduler, config: BeamConfig, evidence: Sequence[Evidence] = ()) -> Strategy:
     """The strategy that `config` names, for the kernel whose untouched state is `base`; a learned cost model begins with `evidence`. Raises
     TuneError where a package is needed that is not installed, or a storage cannot be opened."""
     model = make_cost_model(config, base, evidence)

@@ -27,7 +27,7 @@ from svod.compile.backend import backend_named
 from svod.config import BeamConfig
 from svod.core.cost.cost import tiling_family
 from svod.core.kernel.apply import apply_opt
-from svod.core.kernel.scheduler import Opt
+from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
 from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations
@@ -72,7 +72,7 @@ class Strategy(Protocol):
 class Proposer(ABC):
     """What the strategies share: which candidates are known, which wait, and which of the measured are raced and kept."""
 
-    def __init__(self, base: Any, config: BeamConfig, model: CostModel | None = None) -> None:
+    def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         self.base, self.config = base, config
         self.model = model or AnalyticCost()
         self.width = min(FIRST_WIDTH, config.width)
@@ -82,7 +82,7 @@ class Proposer(ABC):
         self.members: list[Candidate] = []
         self.seen: dict[bytes, Candidate] = {}
         self.queue: dict[bytes, Candidate] = {}
-        self.sketch_families: dict[Any, int] = {}     # family → first round in which it need not be kept
+        self.sketch_families: dict[tuple[Any, ...], int] = {}     # family → first round in which it need not be kept
         self.round = 0
 
     @property
@@ -113,7 +113,7 @@ class Proposer(ABC):
             c.round = self.round
         return chosen
 
-    def offer(self, state: Any, origin: Origin) -> Candidate | None:
+    def offer(self, state: Scheduler, origin: Origin) -> Candidate | None:
         """The candidate for `state` if it is new; a known one may get a shorter chain."""
         known = self.seen.get(state.digest)
         if known is not None:
@@ -124,7 +124,7 @@ class Proposer(ABC):
         self.seen[state.digest] = candidate
         return candidate
 
-    def enqueue(self, state: Any, origin: Origin) -> bool:
+    def enqueue(self, state: Scheduler, origin: Origin) -> bool:
         """Queue `state` if it is new and its opts go together. Returns whether it was queued."""
         candidate = self.offer(state, origin)
         if candidate is None or not self.predict(candidate):
@@ -165,23 +165,23 @@ class Proposer(ABC):
         return True
 
     # -- moves ------------------------------------------------------------------------------------------------------------
-    def after(self, state: Any, opt: Opt) -> Any | None:
+    def after(self, state: Scheduler, opt: Opt) -> Scheduler | None:
         """`state` after `opt`; None where it does not apply."""
         try:
             return apply_opt(state, opt)
         except KernelOptError:
             return None
 
-    def after_tied(self, state: Any, opt: Opt) -> Any | None:
+    def after_tied(self, state: Scheduler, opt: Opt) -> Scheduler | None:
         """`state` after `opt` on its loop and on all tied loops; None where no loop is tied, or it does not apply."""
         after = self.after(state, opt)
         return None if after is None else apply_tied(state, opt, after)
 
-    def mutate(self, chain: Sequence[Opt]) -> Iterable[Any]:
+    def mutate(self, chain: Sequence[Opt]) -> Iterable[Scheduler]:
         """All states one change within `chain` away from its end."""
         return mutations(self.base, chain, self.lanes)
 
-    def step(self, state: Any) -> Any | None:
+    def step(self, state: Scheduler) -> Scheduler | None:
         """`state` after one random opt of the default grid, each kind of opt being as likely; None where none of STEP_TRIES applies."""
         kinds: dict[str, list[Opt]] = {}
         for opt in default_actions(state, self.lanes):
@@ -209,7 +209,7 @@ class Proposer(ABC):
         return sorted(candidates, key=lambda c: (expected[c], *chain_order(c.chain)))
 
     # -- keep -------------------------------------------------------------------------------------------------------------
-    def protected(self) -> set[Any]:
+    def protected(self) -> set[tuple[Any, ...]]:
         return {family for family, end in self.sketch_families.items() if self.round < end}
 
     def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
