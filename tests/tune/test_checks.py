@@ -55,7 +55,7 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     opened: list[TuningDB] = []
 
     def make(records: list[Record]) -> PrepareConfig:
-        config = PrepareConfig(db=str(tmp_path / "tuning.db"))
+        config = PrepareConfig(db=str(tmp_path / "tuning.db"), check_budget=300.0)   # workers start slowly on a busy machine
         opened.append(database(config))
         opened[0].record(records, layer=TEAM, must=True)
         return config
