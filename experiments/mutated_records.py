@@ -552,8 +552,8 @@ class Trial:
         try:
             with TuningDB.open(path) as db:
                 for kernel in {k for k, _, _ in self.model.chains}:
-                    db.holder(kernel, self.model.target)
-                    if (claim := db.claim(kernel, self.model.target)) is not None:
+                    db.claims.holder(kernel, self.model.target)
+                    if (claim := db.claims.take(kernel, self.model.target)) is not None:
                         claim.release()
         except Exception as e:  # nothing may come out of it
             self.findings.append(f"claim: {type(e).__name__}: {e!s:.300}")

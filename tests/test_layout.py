@@ -132,7 +132,7 @@ LARGE_CLASSES = {
     "tune/hand_kernel.py:HandKernel": (33, 4),
     # several concepts in one class
     "compile/lower/emit/state.py:OpenStage": (15, 31), "core/cost/groups/group_cost.py:StageCounter": (19, 29),
-    "compile/webgpu/device.py:Device": (20, 27), "tune/db/store.py:TuningDB": (51, 19),
+    "compile/webgpu/device.py:Device": (20, 27),
     "tune/search/kernel_search.py:KernelSearch": (41, 46), "tune/workers/executor.py:DispatchingExecutor": (31, 17),
 }
 

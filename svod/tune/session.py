@@ -214,7 +214,7 @@ class TuneSession:
                 self._record_unbegun(planned, waiting, INTERRUPTED)
         finally:
             for task in self.tasks:
-                self.db.release_claims(task.key, self.target.key)
+                self.db.claims.release_all(task.key, self.target.key)
             for search in self._searches.values():      # begun, and broken off before there was anything to store
                 self.db.end_search(search, INTERRUPTED if self.result.interrupted else FAILED)
         self.result.pending = tuple(waiting)
@@ -283,7 +283,7 @@ class TuneSession:
 
     def _claim(self, entry: _Planned, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask]) -> bool:
         """Claim a kernel. One that another process has leaves `searches`, and stands in `waiting`."""
-        claim = self.db.claim(entry.key, self.target.key)
+        claim = self.db.claims.take(entry.key, self.target.key)
         if claim is None:
             waiting[entry.key] = entry.task
             searches.remove(entry)

@@ -27,6 +27,7 @@ from svod.core.tree.show import print_nest
 from svod.errors import ConfigError, DatabaseError
 from svod.system.quantities import seconds
 from svod.tune.db import KernelRecord, OriginRecord, Search, TuningDB, files, layers
+from svod.tune.db.moving import export
 from svod.tune.db.transfer import write_records
 from tests.plans import canonical
 from tests.tune.db.samples import OTHER, TARGET, screened, verdict, winning
@@ -56,7 +57,7 @@ def with_shipped(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The same database beside records that ship with svod: of one of its kernels, and of another."""
     with TuningDB.open(tmp_path / "shipped.db") as db:
         db.record([*winning(0.1, "ss", GEMM), *winning(0.2, "zz", SHIPPED_KERNEL)])
-        db.export(tmp_path / "shipped.jsonl", winners_only=True, anonymous=True)
+        export(db, tmp_path / "shipped.jsonl", winners_only=True, anonymous=True)
     monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
     return path
 

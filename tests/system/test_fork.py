@@ -80,7 +80,7 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
 
     def hold() -> None:
         locks: list[Any] = [runtime._load_lock, schedule._ASTS_LOCK, compiler_module._compilers_lock, prepare._lock, random._stream._lock,
-                            db._lock, db._heartbeat.lock]
+                            db.storage.lock, db.claims.heartbeat.lock]
         for compiler in compiler_module._compilers.values():
             locks += [compiler._lock, *compiler._flights]
         for lock in locks:
@@ -94,7 +94,7 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
     held.wait()
     try:
         in_child(lambda: work() and Tensor.rand(3).numpy().shape == (3,) and db.winner("kernel", "target") is None
-                 and db.claim("kernel", "target") is not None)
+                 and db.claims.take("kernel", "target") is not None)
     finally:
         done.set()
         thread.join()
@@ -104,45 +104,45 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
 def test_a_claim_stays_with_the_process_that_took_it(tmp_path: Path) -> None:
     """A child that inherits one neither renews nor releases it, and takes its own over a connection of its own."""
     with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(":none:") as memory:
-        claim, within = db.claim("k", "t"), memory.claim("k", "t")
-        assert claim is not None and within is not None and db._own is not None
-        inherited = db._own.conn
+        claim, within = db.claims.take("k", "t"), memory.claims.take("k", "t")
+        assert claim is not None and within is not None and db.storage.own is not None
+        inherited = db.storage.own.conn
 
         def work() -> bool:
             def execute(*a: Any) -> Any:
                 raise AssertionError("the parent's connection was used")
-            assert db._own is not None
-            db._own.conn = type("Parent", (), {"execute": execute, "close": execute})()
+            assert db.storage.own is not None
+            db.storage.own.conn = type("Parent", (), {"execute": execute, "close": execute})()
             assert not claim.renew() and not within.renew()
             claim.release()
             within.release()
-            assert db.claim("k", "t") is None and db.holder("k", "t") is not None, "it is the parent's"
-            assert memory.claim("k", "t") is not None, "a claim within a process is none in another"
-            own = db.claim("other", "t")
+            assert db.claims.take("k", "t") is None and db.claims.holder("k", "t") is not None, "it is the parent's"
+            assert memory.claims.take("k", "t") is not None, "a claim within a process is none in another"
+            own = db.claims.take("other", "t")
             assert own is not None and own.renew()
             own.release()
-            return db.holder("other", "t") is None
+            return db.claims.holder("other", "t") is None
         in_child(work)
-        assert db._own.conn is inherited and claim.renew() and within.renew() and memory.claim("k", "t") is None
+        assert db.storage.own.conn is inherited and claim.renew() and within.renew() and memory.claims.take("k", "t") is None
         claim.release()
-        assert db.holder("k", "t") is None
+        assert db.claims.holder("k", "t") is None
 
 
 def test_a_renewal_or_a_claim_is_the_first_thing_a_child_does(tmp_path: Path) -> None:
     """Every method works as the first one after a fork."""
     with TuningDB.open(tmp_path / "t.db") as db:
-        claim = db.claim("k", "t")
+        claim = db.claims.take("k", "t")
         assert claim is not None
 
         def child_of(act: Callable[[TuningDB], object]) -> Callable[[], bool]:
             def work() -> bool:
-                before = db._own
+                before = db.storage.own
                 act(db)
-                return db._own is not before and db._pid == os.getpid()
+                return db.storage.own is not before and db.storage._pid == os.getpid()
             return work
-        in_child(child_of(lambda d: d.renew_claim(claim)))
-        in_child(child_of(lambda d: d.claim("other", "t")))
-        assert db.holder("k", "t") is not None
+        in_child(child_of(lambda d: d.claims.renew(claim)))
+        in_child(child_of(lambda d: d.claims.take("other", "t")))
+        assert db.claims.holder("k", "t") is not None
 
 
 @pytest.mark.slow

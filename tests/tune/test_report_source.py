@@ -18,6 +18,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.target import Target
 from svod.tune.db import KernelRecord, Measurement, OriginRecord, Search, TargetFacts, TuningDB, Verdict, layers
+from svod.tune.db.moving import export
 from svod.tune.report_source import read_tuning
 from tests.bench.example_run import CEILINGS
 from tests.core.corpus import data, kernel_of
@@ -186,7 +187,7 @@ def test_a_report_has_the_users_kernels_and_says_where_a_winner_comes_from(tmp_p
                 Verdict(k.key, target.key, linear, "verified", 1), KernelRecord(k.key, name="gemm", ast=ast_to_data(k.ast), ast_version=1)]
     with TuningDB.open(tmp_path / "shipped.db") as made:
         made.record([*won(mine, "ss", 0.5), *won(theirs, "tt", 0.5)])
-        made.export(tmp_path / "shipped.jsonl")
+        export(made, tmp_path / "shipped.jsonl")
     monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
     with TuningDB.open(tmp_path / "own.db") as opened:
         assert read_tuning(opened) is None, "the user has nothing"

@@ -159,7 +159,7 @@ def test_without_sketches_nothing_but_the_database_seeds_a_search(db: TuningDB, 
 
 def test_a_kernel_that_another_process_searches_is_left_to_it(tmp_path: Any, executor: Executor) -> None:
     with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
-        claim = theirs.claim(GEMM.key, TARGET.key)
+        claim = theirs.claims.take(GEMM.key, TARGET.key)
         assert claim is not None
         result = replayed_session(mine, executor, GEMM, SUM).run()
         assert result.pending == (GEMM.key,)
@@ -183,7 +183,7 @@ def test_an_interrupt_keeps_what_was_found_and_confirms_it(db: TuningDB, executo
     assert result.interrupted
     assert set(result.findings) == {GEMM.key, SUM.key}
     assert result.findings[GEMM.key].verified
-    assert db.claim(GEMM.key, TARGET.key) is not None, "claims are given back"
+    assert db.claims.take(GEMM.key, TARGET.key) is not None, "claims are given back"
 
 
 def test_an_interrupt_and_the_loss_of_all_workers_keep_what_was_found(db: TuningDB, executor: Executor) -> None:
@@ -211,7 +211,7 @@ def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search
         monkeypatch.setattr("svod.tune.session.bound_at", interrupted)
         result = replayed_session(db, executor, GEMM, SUM).run()
         assert result.interrupted and not result.findings and not result.pending
-        assert not [k for k in (GEMM, SUM) if db.holder(k.key, TARGET.key)]
+        assert not [k for k in (GEMM, SUM) if db.claims.holder(k.key, TARGET.key)]
         ended = {s.search: s.outcome for s, _ in db.select(Search) if s.ended_at is not None}
         assert {s.search for s, _ in db.select(Search)} == set(ended) and list(ended.values()) == [INTERRUPTED] * 2
         assert all(was_cut_short(db, k.key, TARGET.key) for k in (GEMM, SUM)), "--resume goes on with both"
@@ -219,7 +219,7 @@ def test_an_interrupt_while_searches_are_made_leaves_no_claim_and_no_open_search
 
 def test_an_interrupt_keeps_what_was_found_for_a_kernel_that_another_process_gave_back(tmp_path: Any, executor: Executor) -> None:
     with TuningDB.open(tmp_path / "tune.db") as mine, TuningDB.open(tmp_path / "tune.db") as theirs:
-        claim = theirs.claim(GEMM.key, TARGET.key)
+        claim = theirs.claims.take(GEMM.key, TARGET.key)
         assert claim is not None
         calls = 0
 
@@ -261,14 +261,14 @@ def test_a_kernel_whose_turn_does_not_come_costs_nothing_and_is_left_to_search(t
         make = session._make
         session._make = lambda task: [made.append(task.key), make(task)][1]     # type: ignore[method-assign, assignment]
         first, second, last = [t.key for t in session.tasks]
-        assert theirs.claim(last, TARGET.key) is not None
+        assert theirs.claims.take(last, TARGET.key) is not None
         result = session.run()
         assert made == [first] and set(result.findings) == {first}
         assert result.unbegun == (second,) and result.pending == (last,)
         [end] = [s for s, _ in mine.select(Search, second) if s.ended_at is not None]
         assert end.outcome == BUDGET_SPENT and left_to_search(mine, second, TARGET.key, session.config)
         assert not mine.select(Search, last), "another process searches it"
-        assert not mine.holder(first, TARGET.key) and not mine.holder(second, TARGET.key)
+        assert not mine.claims.holder(first, TARGET.key) and not mine.claims.holder(second, TARGET.key)
 
 
 def test_a_kernel_that_another_process_has_searched_to_its_end_meanwhile_is_not_left_to_resume(tmp_path: Any, executor: Executor) -> None:
@@ -502,14 +502,14 @@ def test_a_killed_search_goes_on_and_measures_nothing_again(rounds: int, tmp_pat
 
 def test_a_kernel_is_claimed_when_its_search_begins_and_left_where_another_has_finished_it(tmp_path: Any, executor: Executor) -> None:
     with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(tmp_path / "t.db") as theirs:
-        claim = theirs.claim(GEMM.key, TARGET.key)
+        claim = theirs.claims.take(GEMM.key, TARGET.key)
         assert claim is not None
         session = replayed_session(db, executor, GEMM, SUM)
 
         class Finishing(ReplayedMeasurer):
             def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
                 """While ours confirms SUM, theirs ends its search of GEMM."""
-                assert db.holder(RELU.key, TARGET.key) is None
+                assert db.claims.holder(RELU.key, TARGET.key) is None
                 if claim is not None:
                     search = theirs.begin_search(GEMM.key, TARGET.key, config={"width": 8})
                     theirs.end_search(search, "nothing left to try")
@@ -519,7 +519,7 @@ def test_a_kernel_is_claimed_when_its_search_begins_and_left_where_another_has_f
         session.measurer_of = lambda kernel: Finishing() if kernel is SUM else gemm_measurer
         result = session.run()
         assert set(result.findings) == {SUM.key} and result.pending == () and not gemm_measurer.trace
-        assert db.claim(SUM.key, TARGET.key) is not None and db.claim(GEMM.key, TARGET.key) is not None, "claims are given back"
+        assert db.claims.take(SUM.key, TARGET.key) is not None and db.claims.take(GEMM.key, TARGET.key) is not None, "claims are given back"
 
 
 def test_a_search_whose_claim_is_lost_ends(tmp_path: Any, executor: Executor) -> None:

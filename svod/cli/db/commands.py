@@ -46,6 +46,7 @@ from svod.tune.db import (
     TargetFacts,
     TuningDB,
     Verdict,
+    moving,
     origins_of,
 )
 from svod.tune.db.files import open_for_reading
@@ -268,7 +269,7 @@ def _show_target(db: TuningDB, row: WinnerRow, found: Sequence[tuple[Measurement
     _say(f"\ntarget    {row.target}\nrecords   {counts or 'none'}")
     _say("used      " + (f"the heuristic's chain: {row.why}" if row.chain is None else
                                f"{chain_words(row.chain)}  ({row.speedup:.2f}x the heuristic; {row.layer} layer)"))
-    holder = db.holder(row.kernel, row.target)
+    holder = db.claims.holder(row.kernel, row.target)
     if holder is not None:
         _say(f"searched  right now by process {holder.pid} on {holder.host}")
     used = next((m for m in measurements if m.id == row.measurement), None)
@@ -421,7 +422,7 @@ def export(context: click.Context, output: Path, winners: bool, anonymous: bool,
     db = _open(context)
     check_is_there(db.plan)
     wanted = [_resolve_kernel(db, k) for k in kernels] if kernels else None
-    count = db.export(output, wanted, winners_only=winners, anonymous=anonymous)
+    count = moving.export(db, output, wanted, winners_only=winners, anonymous=anonymous)
     _say(f"{count} records written to {output}")
     _report(db.skipped)
 
@@ -435,7 +436,7 @@ def import_files(context: click.Context, files: tuple[Path, ...]) -> None:
     Malformed or truncated records are reported and skipped; the others are added, and the exit status is 1. A file without tuning records
     is refused with status 2."""
     db = _open(context, read_only=False)
-    _add(db, files, db.import_file)
+    _add(db, files, moving.import_file)
 
 
 @cli.command()
@@ -446,13 +447,13 @@ def merge(context: click.Context, others: tuple[Path, ...]) -> None:
 
     The exit status is that of import."""
     db = _open(context, read_only=False)
-    _add(db, others, db.merge)
+    _add(db, others, moving.merge)
 
 
-def _add(db: TuningDB, sources: tuple[Path, ...], add: Callable[[Path], Merged]) -> None:
+def _add(db: TuningDB, sources: tuple[Path, ...], add: Callable[[TuningDB, Path], Merged]) -> None:
     skipped = 0
     for path in sources:
-        merged = add(path)
+        merged = add(db, path)
         _say(f"{path}: {merged.added} new records, {merged.known} known"
                    f"{f', {len(merged.skipped)} skipped' if merged.skipped else ''}; in {db.path}")
         _report(merged.skipped)
@@ -498,7 +499,7 @@ def verify(context: click.Context, kernels: tuple[str, ...], every: bool, budget
         _say("the database has no chain for this machine" if every else "nothing is left to check: every chain in use was measured here")
         return
     refused = print_checked(rows)
-    if db.plan.write is not None and db.path is None and not db.store_again():
+    if db.plan.write is not None and db.path is None and not db.storage.store_again():
         raise DatabaseError(f"what was measured is not recorded: {db.problem or 'the database cannot be written'}")
     if refused:
         sys.exit(EXIT_SKIPPED)
@@ -527,5 +528,5 @@ def gc(context: click.Context, days: float) -> None:
     db = _open(context, read_only=False)
     if db.plan.write is None or not db.plan.write.exists():
         raise DatabaseError(f"there is no database at {db.plan.write or config.NONE}")
-    collected = db.gc(days * 86400.0)
+    collected = moving.gc(db, days * 86400.0)
     _say(f"{collected.measurements} measurements and {collected.claims} void claims removed")

@@ -24,6 +24,7 @@ from svod.system.process.directories import temporary, working_directory
 from svod.system.process.streams import columns, was_closed
 from svod.system.quantities import count
 from svod.tune.chains import chain_of
+from svod.tune.db.moving import export_unstored
 from svod.tune.lock import Locked, write_lock
 from svod.tune.session import SessionResult, bound_at
 
@@ -80,13 +81,13 @@ class Kept:
     def save(self, result: SessionResult | None) -> None:
         """Write results that the database could not take to a file for `svod-db import`: in the current directory, else in the temporary
         one."""
-        if result is None or result.rows == 0 or not self._has_database or self.db.path is not None or self.db.store_again():
+        if result is None or result.rows == 0 or not self._has_database or self.db.path is not None or self.db.storage.store_again():
             return
         name = time.strftime("svod-tuned-%Y%m%d-%H%M%S.jsonl")
         for folder in (working_directory, temporary):
             try:
                 directory = folder() or Path()
-                self.db.export_unstored(directory / name)
+                export_unstored(self.db, directory / name)
             except OSError as e:
                 say(f"svod-tune: {name} cannot be written: {e.strerror or e}")
             else:

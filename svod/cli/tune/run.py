@@ -174,7 +174,7 @@ class _TuneRun:
         options, db = self.setting.options, self.setting.db
         if options.dry_run or options.compile_only or self.setting.config.db == config.NONE:
             return
-        obstacle, path = db.obstacle(), db.plan.write
+        obstacle, path = db.storage.obstacle(), db.plan.write
         if obstacle is not None:
             known = "the database cannot be written" if db.problem is not None else obstacle     # a problem was logged
             say(f"svod-tune: warning: {known}; tuning goes on, and what cannot be stored there goes to a file that svod-db import reads")

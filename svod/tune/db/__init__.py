@@ -1,8 +1,9 @@
 """The tuning database: evidence about chains, shared by many processes and moved between machines as data."""
 from svod.tune.db.claims import Claim, Holder
+from svod.tune.db.moving import Merged
 from svod.tune.db.records import Chain, KernelRecord, Measurement, OriginRecord, Record, RecordError, Search, TargetFacts, Verdict
 from svod.tune.db.schema import LAYER_NAMES, OWN, SHIPPED, TEAM
-from svod.tune.db.store import Merged, TuningDB, origins_of
+from svod.tune.db.store import TuningDB, origins_of
 from svod.tune.db.transfer import Skipped
 from svod.tune.db.why import Explanation, explain
 from svod.tune.db.winners import Winner, derive_winner, rank_winners

@@ -1,16 +1,17 @@
-"""Claims: who searches what right now, so that two processes do not search the same kernel.
+"""Claims: the processes that search kernels right now, so that no two of them search the same one.
 
 A claim is a row of `claims` with a heartbeat, which a thread of the claiming process renews every few seconds. A claim is void after 30 s
 without a heartbeat, or when its process on this machine is gone. Claims are taken with BEGIN IMMEDIATE, so exactly one of many wins.
 """
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sqlite3
 import threading
+import time
 import uuid
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -20,16 +21,20 @@ from svod.system.checked import checked
 from svod.system.forksafe import remake_after_fork
 from svod.system.process import system_files
 from svod.tune.db.records import RecordError
+from svod.tune.db.schema import write_transaction
+from svod.tune.db.storage import Storage
 
 if TYPE_CHECKING:
     from typing import Self
+
+log = logging.getLogger("svod.tune.db")
 
 SILENCE = 30.0   # seconds without a heartbeat after which a claim is void
 BEAT = 7.0       # seconds between heartbeats
 
 
 class Holder(NamedTuple):
-    """Who holds a claim."""
+    """The process that holds a claim."""
 
     kernel: str
     target: str
@@ -66,7 +71,7 @@ def is_void(holder: Holder, now: float) -> bool:
 
 
 def standing(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> Holder | None:
-    """Who holds a live claim on (kernel, target), or None."""
+    """The holder of a live claim on (kernel, target), or None."""
     row = conn.execute(f"SELECT {COLUMNS} FROM claims WHERE kernel = ? AND target = ?", (kernel, target)).fetchone()
     return None if row is None else live(row, now)
 
@@ -91,17 +96,13 @@ def take(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> str 
 
 class Claim:
     """The right to search (kernel, target). A context manager; `release` is idempotent. The claim belongs to the process that took it: a
-    forked child cannot renew or release it.
+    forked child cannot renew or release it. `token` is None where the database cannot be written and no other process knows of the
+    claim."""
 
-    `renew` and `release` are methods of the database. `token` is None where the database cannot be written and no other process knows of
-    the claim."""
-
-    def __init__(self, kernel: str, target: str, token: str | None, renew: Callable[[Claim], bool],
-                 release: Callable[[Claim], None]) -> None:
+    def __init__(self, claims: Claims, kernel: str, target: str, token: str | None) -> None:
         self.kernel, self.target, self.token = kernel, target, token
         self.lost = False       # another process has taken it
-        self._renew, self._release = renew, release
-        self.pid = os.getpid()
+        self._claims, self.pid = claims, os.getpid()
 
     @property
     def is_ours(self) -> bool:
@@ -110,12 +111,12 @@ class Claim:
 
     def renew(self) -> bool:
         """Renew the heartbeat. False where the claim is lost (another process took it) or belongs to the parent process."""
-        return self.is_ours and (self.token is None or self._renew(self))
+        return self.is_ours and (self.token is None or self._claims.renew(self))
 
     def release(self) -> None:
         """Give the claim back; in a forked child nothing happens."""
         if self.is_ours:
-            self._release(self)
+            self._claims.release(self)
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +126,7 @@ class Claim:
 
 
 class Heartbeat:
-    """The thread that renews the claims of one database. It is a daemon: when the process ends, its claims become void."""
+    """The thread that renews the claims of one handle. It is a daemon: when the process ends, its claims become void."""
 
     def __init__(self) -> None:
         self.claims: set[Claim] = set()
@@ -156,3 +157,85 @@ class Heartbeat:
                 if not claim.renew():
                     claim.lost = True
                     self.remove(claim)
+
+
+class Claims:
+    """The claims that are taken with one handle of a database. Where its file cannot be written they are valid within this process only."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.heartbeat = Heartbeat()
+        self._held: set[tuple[str, str]] = set()        # claims within this process
+        remake_after_fork(self, "heartbeat", Heartbeat)
+        remake_after_fork(self, "_held", set)
+
+    def take(self, kernel: str, target: str) -> Claim | None:
+        """The right to search (kernel, target), renewed until it is released; None: a live process has it (`holder`), or this one."""
+        storage = self._storage
+        with storage.lock:
+            file, token = storage.written(), None
+            if file is not None:
+                try:
+                    with write_transaction(file.conn):
+                        token = take(file.conn, kernel, target, time.time())
+                except sqlite3.Error as e:
+                    storage.give_up_writing(e)
+                else:
+                    if token is None:
+                        return None
+            claim = Claim(self, kernel, target, token)
+            if token is not None:
+                self.heartbeat.add(claim)
+            elif (kernel, target) in self._held:
+                return None
+            else:
+                self._held.add((kernel, target))
+            return claim
+
+    def renew(self, claim: Claim) -> bool:
+        """Write the heartbeat of a claim; False where the claim is no longer this process's. A failed write waits for the next beat."""
+        renewed = self._change("UPDATE claims SET heartbeat = :now", claim)
+        return renewed is None or renewed == 1
+
+    def release(self, claim: Claim) -> None:
+        """Give a claim back. Where that cannot be written, the claim becomes void when its heartbeat is too old."""
+        self.heartbeat.remove(claim)
+        if claim.token is None:
+            self._held.discard((claim.kernel, claim.target))
+        else:
+            self._change("DELETE FROM claims", claim)
+
+    def release_all(self, kernel: str, target: str) -> None:
+        """Give back every claim of this process on (kernel, target), also one that was taken and not handed over before an interrupt."""
+        with self.heartbeat.lock:
+            claimed = [c for c in self.heartbeat.claims if (c.kernel, c.target) == (kernel, target)]
+        for claim in claimed:
+            claim.release()
+        self._held.discard((kernel, target))
+
+    def _change(self, change: str, claim: Claim) -> int | None:
+        """Apply an SQL statement to the row of a claim. Returns the number of rows; None where the file cannot be written."""
+        with self._storage.lock:
+            self._storage.after_fork()
+            file = self._storage.own
+            if file is None or self._storage.path is None:
+                return None
+            try:
+                with write_transaction(file.conn):
+                    return file.conn.execute(f"{change} WHERE kernel = :kernel AND target = :target AND token = :token", {
+                        "now": time.time(), "kernel": claim.kernel, "target": claim.target, "token": claim.token}).rowcount
+            except sqlite3.Error as e:
+                log.debug("the claim on %s could not be changed: %s", claim.kernel, e)
+                return None
+
+    def holder(self, kernel: str, target: str) -> Holder | None:
+        """The process that searches (kernel, target) right now, or None."""
+        with self._storage.lock:
+            self._storage.after_fork()
+            self._storage.open_own()
+            file = self._storage.own
+            try:
+                return None if file is None else standing(file.conn, kernel, target, time.time())
+            except sqlite3.Error as e:
+                log.debug("the claims on %s cannot be read: %s", kernel, e)
+                return None

@@ -22,7 +22,7 @@ one more function in UPGRADES. A database of each older version is kept under te
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -159,3 +159,11 @@ def insert_values(record: Record, layer: int) -> tuple[Any, ...]:
     """What INSERT takes for a record."""
     row = record.to_row()
     return (*(row[c] for c in ROW_COLUMNS[type(record)]), layer)
+
+
+def insert_rows(conn: sqlite3.Connection, records: Iterable[tuple[type[Record], tuple[Any, ...]]]) -> int:
+    """Add rows to the tables of their kinds. Returns how many were new, or known only from a farther layer."""
+    by_type: dict[type[Record], list[tuple[Any, ...]]] = {}
+    for kind, row in records:
+        by_type.setdefault(kind, []).append(row)
+    return sum(conn.executemany(INSERT[t], rows).rowcount for t, rows in by_type.items())

@@ -23,6 +23,7 @@ from svod.cli.tune.options import TuneOptions
 from svod.errors import ConfigError, TuneError
 from svod.system.quantities import seconds as in_words
 from svod.tune.db import Measurement, TuningDB, files
+from svod.tune.db.moving import import_file
 from svod.tune.lock import Locked, locked_lines, write_lock
 from svod.tune.plan_check import Gain, InPlan, name_of
 from svod.tune.search.kernel_search import Finding
@@ -263,7 +264,7 @@ def test_what_the_database_cannot_take_is_kept_in_a_file(tmp_path: Path, fake: t
     assert f"import {saved.name}" in done.output
     monkeypatch.undo()
     with TuningDB.open(tmp_path / "other.db") as other:
-        assert other.import_file(saved).added >= 6 and len(other.select(Measurement)) == 3
+        assert import_file(other, saved).added >= 6 and len(other.select(Measurement)) == 3
 
 
 def test_no_database_is_asked_for(tmp_path: Path, fake: type[FakeSession]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from svod.tune.db import TuningDB, claims, layers
+from svod.tune.db.moving import export, gc, merge
 from tests.tune.db.samples import TARGET, winning
 
 K = "k" * 32
@@ -35,57 +36,57 @@ def edit(path: Path, sql: str) -> None:
 
 def test_one_claim_at_a_time(path: Path) -> None:
     with TuningDB.open(path) as a, TuningDB.open(path) as b:
-        claim = a.claim(K, TARGET)
-        assert claim is not None and b.claim(K, TARGET) is None and a.claim(K, TARGET) is None
-        assert b.claim("other", TARGET) is not None and b.claim(K, "other") is not None
-        holder = b.holder(K, TARGET)
+        claim = a.claims.take(K, TARGET)
+        assert claim is not None and b.claims.take(K, TARGET) is None and a.claims.take(K, TARGET) is None
+        assert b.claims.take("other", TARGET) is not None and b.claims.take(K, "other") is not None
+        holder = b.claims.holder(K, TARGET)
         assert holder is not None and holder.pid == os.getpid() and holder.kernel == K
         claim.release()
         claim.release()
-        assert b.holder(K, TARGET) is None
-        with b.claim(K, TARGET) or pytest.fail("it is free"):
-            assert a.claim(K, TARGET) is None
-        assert a.claim(K, TARGET) is not None
+        assert b.claims.holder(K, TARGET) is None
+        with b.claims.take(K, TARGET) or pytest.fail("it is free"):
+            assert a.claims.take(K, TARGET) is None
+        assert a.claims.take(K, TARGET) is not None
 
 
 def test_a_silent_claim_is_void_and_its_owner_learns_it(path: Path) -> None:
     with TuningDB.open(path) as a, TuningDB.open(path) as b:
-        claim = a.claim(K, TARGET)
+        claim = a.claims.take(K, TARGET)
         assert claim is not None
         edit(path, f"UPDATE claims SET heartbeat = heartbeat - {claims.SILENCE - 2}")
-        assert b.claim(K, TARGET) is None
+        assert b.claims.take(K, TARGET) is None
         edit(path, "UPDATE claims SET heartbeat = heartbeat - 4")
-        assert b.holder(K, TARGET) is None
-        taken = b.claim(K, TARGET)
+        assert b.claims.holder(K, TARGET) is None
+        taken = b.claims.take(K, TARGET)
         assert taken is not None and not claim.renew() and taken.renew()
         claim.release()
-        assert b.holder(K, TARGET) is not None, "releasing a lost claim does not touch the new one"
+        assert b.claims.holder(K, TARGET) is not None, "releasing a lost claim does not touch the new one"
 
 
 def test_without_a_file_a_claim_holds_within_the_process() -> None:
     with TuningDB.open(":none:") as db:
-        claim = db.claim(K, TARGET)
-        assert claim is not None and db.claim(K, TARGET) is None and claim.renew()
+        claim = db.claims.take(K, TARGET)
+        assert claim is not None and db.claims.take(K, TARGET) is None and claim.renew()
         claim.release()
-        assert (db.claim(K, TARGET) or pytest.fail("it was released")).renew()
+        assert (db.claims.take(K, TARGET) or pytest.fail("it was released")).renew()
 
 
 def test_a_clock_from_the_future_does_not_block(path: Path) -> None:
     with TuningDB.open(path) as a, TuningDB.open(path) as b:
-        assert a.claim(K, TARGET) is not None
+        assert a.claims.take(K, TARGET) is not None
         edit(path, "UPDATE claims SET heartbeat = heartbeat + 1e6")
-        assert b.claim(K, TARGET) is not None
+        assert b.claims.take(K, TARGET) is not None
 
 
 def test_the_heartbeat_renews(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "BEAT", 0.01)
     with TuningDB.open(path) as db:
-        claim = db.claim(K, TARGET)
+        claim = db.claims.take(K, TARGET)
         assert claim is not None
         edit(path, "UPDATE claims SET heartbeat = heartbeat - 25")
         before = time.time() - 20
         for _ in range(1000):
-            holder = db.holder(K, TARGET)
+            holder = db.claims.holder(K, TARGET)
             if holder is not None and holder.heartbeat > before:
                 break
             time.sleep(0.01)
@@ -94,7 +95,7 @@ def test_the_heartbeat_renews(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_claim_of_a_dead_process_is_void_at_once(path: Path) -> None:
-    code = ("import os, sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); assert db.claim(*sys.argv[2:]); "
+    code = ("import os, sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); assert db.claims.take(*sys.argv[2:]); "
             "os._exit(0)")
     subprocess.run([sys.executable, "-c", code, str(path), K, TARGET], check=True, cwd=ROOT)
     conn = sqlite3.connect(path)
@@ -102,9 +103,9 @@ def test_the_claim_of_a_dead_process_is_void_at_once(path: Path) -> None:
     conn.close()
     with TuningDB.open(path) as db:
         if claims.boot_id():
-            assert db.holder(K, TARGET) is None and db.claim(K, TARGET) is not None
+            assert db.claims.holder(K, TARGET) is None and db.claims.take(K, TARGET) is not None
         else:
-            assert db.claim(K, TARGET) is None
+            assert db.claims.take(K, TARGET) is None
 
 
 def test_another_host_or_boot_counts_until_it_is_silent(path: Path) -> None:
@@ -127,7 +128,7 @@ def test_of_many_processes_exactly_one_gets_the_claim(path: Path) -> None:
     with TuningDB.open(path) as db:
         db.record(winning())
     code = ("import sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); sys.stdin.readline(); "
-            "print(sum(db.claim(f'k{i}', 't') is not None for i in range(40)), flush=True); sys.stdin.readline()")
+            "print(sum(db.claims.take(f'k{i}', 't') is not None for i in range(40)), flush=True); sys.stdin.readline()")
     children = [subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                  cwd=ROOT) for _ in range(3)]
     for c in children:
@@ -143,16 +144,16 @@ def test_of_many_processes_exactly_one_gets_the_claim(path: Path) -> None:
 def test_claims_do_not_travel(path: Path) -> None:
     with TuningDB.open(path) as a, TuningDB.open(path.with_name("b.db")) as b:
         a.record(winning())
-        assert a.claim(K, TARGET) is not None
-        b.merge(path)
-        assert b.holder(K, TARGET) is None
-        a.export(path.with_name("x.jsonl"))
+        assert a.claims.take(K, TARGET) is not None
+        merge(b, path)
+        assert b.claims.holder(K, TARGET) is None
+        export(a, path.with_name("x.jsonl"))
         assert "heartbeat" not in path.with_name("x.jsonl").read_text()
 
 
 def test_gc_removes_void_claims(path: Path) -> None:
     with TuningDB.open(path) as db:
-        assert db.claim(K, TARGET) is not None and db.claim("other", TARGET) is not None
+        assert db.claims.take(K, TARGET) is not None and db.claims.take("other", TARGET) is not None
         edit(path, f"UPDATE claims SET heartbeat = 0 WHERE kernel = '{K}'")
-        assert db.gc(0.0).claims == 1
-        assert db.holder("other", TARGET) is not None
+        assert gc(db, 0.0).claims == 1
+        assert db.claims.holder("other", TARGET) is not None

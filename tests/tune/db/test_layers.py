@@ -41,7 +41,7 @@ def test_on_a_network_file_system_each_host_writes_its_own_file(tmp_path: Path, 
     with TuningDB.open(path) as db:
         db.record(winning(0.5, "aa"))
         assert db.path == tmp_path / "tuning.alpha.db"
-        assert db._own is not None and db._own.conn.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
+        assert db.storage.own is not None and db.storage.own.conn.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
     monkeypatch.setattr(files, "host_name", lambda: "beta")
     with TuningDB.open(path) as db:
         assert (w := db.winner(K, TARGET)) is not None and w.layer == TEAM, "the other host's file is read"

@@ -19,6 +19,7 @@ from svod.errors import DatabaseError, KernelOptError
 from svod.tune import capture, lock
 from svod.tune.capture import read_capture
 from svod.tune.db import Measurement, TuningDB, layers
+from svod.tune.db.moving import gc, merge
 from tests.tune.db.samples import TARGET, screened, winning
 
 EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
@@ -61,9 +62,9 @@ def test_a_row_that_is_no_claim_holds_nothing(tmp_path: Path, column: str, odd: 
     row = {"kernel": K, "target": TARGET, "token": "t", "host": "h", "boot_id": "b", "pid": 1, "heartbeat": now, "since": now, column: odd}
     change(path, f"INSERT INTO claims({', '.join(row)}) VALUES ({', '.join('?' * len(row))})", values=list(row.values()))
     with TuningDB.open(path) as db:
-        assert db.holder(K, TARGET) is None
-        assert db.gc(1e9).claims == 1
-        claim = db.claim(K, TARGET)
+        assert db.claims.holder(K, TARGET) is None
+        assert gc(db, 1e9).claims == 1
+        claim = db.claims.take(K, TARGET)
         assert claim is not None and claim.token is not None and db.problem is None
         claim.release()
 
@@ -74,7 +75,7 @@ def test_what_was_pruned_is_read_as_numbers(tmp_path: Path) -> None:
         db.record([screened("bb")])
     change(path, "INSERT INTO pruned(kernel, target, before) VALUES (?, ?, ?)", values=(K, TARGET, "x"))
     with TuningDB.open(path) as db:
-        assert db.merge(other).added == 1
+        assert merge(db, other).added == 1
 
 
 def test_computed_columns_are_refused(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_names_that_are_no_text_are_an_error_of_the_database(tmp_path: Path) -> 
     with TuningDB.open(f"{tmp_path / 'own.db'}:{path}") as db:
         assert db.winner(K, TARGET) is None and "no text" in db.skipped[0].reason
         with pytest.raises(DatabaseError, match="no text"):
-            db.merge(path)
+            merge(db, path)
 
 
 def test_a_value_that_is_too_long_costs_no_memory(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_a_database_without_ids_is_refused(tmp_path: Path) -> None:
     path = filled(tmp_path / "t.db")
     change(path, "ALTER TABLE measurements RENAME COLUMN id TO other")
     with TuningDB.open(tmp_path / "u.db") as db, pytest.raises(DatabaseError, match="no such column"):
-        db.merge(path)
+        merge(db, path)
 
 
 def test_an_interval_that_was_altered_makes_no_slow_chain_win(tmp_path: Path) -> None:

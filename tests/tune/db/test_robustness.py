@@ -16,6 +16,7 @@ import pytest
 from svod import config
 from svod.errors import DatabaseError
 from svod.tune.db import Measurement, TuningDB, layers
+from svod.tune.db.moving import export_unstored, import_file
 from tests.tune.db.samples import TARGET, screened, winning
 
 K = "k" * 32
@@ -46,7 +47,7 @@ def test_not_a_database(tmp_path: Path, caplog: pytest.LogCaptureFixture, conten
         db.record(winning())
         db.record([screened("bb")])
         assert db.winner(K, TARGET) is not None, "the search goes on in memory"
-        claim = db.claim(K, TARGET)
+        claim = db.claims.take(K, TARGET)
         assert claim is not None and claim.renew()
         claim.release()
         assert len([w for w in warnings(caplog) if "cannot be used" in w]) == 1, "said once"
@@ -81,9 +82,9 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_what_was_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = filled(tmp_path / "t.db")
     with TuningDB.open(path) as db:
-        assert db._own is not None
-        pages = db._own.conn.execute("PRAGMA page_count").fetchone()[0]
-        db._own.conn.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
+        assert db.storage.own is not None
+        pages = db.storage.own.conn.execute("PRAGMA page_count").fetchone()[0]
+        db.storage.own.conn.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
         batch = [screened(f"s{i}", host={"note": "x" * 2000}) for i in range(200)]
         assert db.record(batch) == 200
         assert db.problem is not None and "full" in db.problem
@@ -105,7 +106,7 @@ def test_obstacles_show_before_anything_is_written(tmp_path: Path, monkeypatch: 
 
     def obstacle(at: Path) -> str:
         with TuningDB.open(at) as db:
-            return db.obstacle() or ""
+            return db.storage.obstacle() or ""
     assert obstacle(path) == "" and obstacle(tmp_path / "new" / "t.db") == ""
     assert "is not a directory" in obstacle(tmp_path / "file" / "t.db") and "no regular file" in obstacle(tmp_path / "d.db")
     before = sorted(tmp_path.iterdir())
@@ -123,11 +124,11 @@ def test_what_cannot_be_stored_is_exported(tmp_path: Path, caplog: pytest.LogCap
     path.write_bytes(b"no database" * 999)
     with TuningDB.open(path) as db:
         db.record(winning(0.5, "aa"))
-        assert not db.store_again()
-        assert db.export_unstored(tmp_path / "out.jsonl") == len(winning(0.5, "aa"))
+        assert not db.storage.store_again()
+        assert export_unstored(db, tmp_path / "out.jsonl") == len(winning(0.5, "aa"))
     assert not any("lost" in w for w in warnings(caplog))
     with TuningDB.open(tmp_path / "u.db") as db:
-        db.import_file(tmp_path / "out.jsonl")
+        import_file(db, tmp_path / "out.jsonl")
         assert db.winner(K, TARGET) is not None
 
 
@@ -136,13 +137,13 @@ def test_an_export_of_what_is_left_over_is_complete(tmp_path: Path) -> None:
     path = filled(tmp_path / "t.db")
     with TuningDB.open(path) as db:
         db.record(winning(0.7, "other", kernel="x" * 32))
-        assert db._own is not None
-        db._own.conn.execute(f"PRAGMA max_page_count = {db._own.conn.execute('PRAGMA page_count').fetchone()[0]}")
+        assert db.storage.own is not None
+        db.storage.own.conn.execute(f"PRAGMA max_page_count = {db.storage.own.conn.execute('PRAGMA page_count').fetchone()[0]}")
         db.record([screened(f"s{i}", host={"note": "x" * 2000}) for i in range(200)])
         assert db.path is None
-        db.export_unstored(tmp_path / "out.jsonl")
+        export_unstored(db, tmp_path / "out.jsonl")
     with TuningDB.open(tmp_path / "u.db") as db:
-        db.import_file(tmp_path / "out.jsonl")
+        import_file(db, tmp_path / "out.jsonl")
         assert (w := db.winner(K, TARGET)) is not None and w.linear == "aa" and len(db.select(Measurement)) == 201
 
 
@@ -151,9 +152,9 @@ def test_a_file_that_can_be_written_again_is_used_again(tmp_path: Path) -> None:
     blocker.write_text("")
     with TuningDB.open(blocker / "t.db") as db:
         db.record(winning(0.5, "aa"))
-        assert db.path is None and not db.store_again()
+        assert db.path is None and not db.storage.store_again()
         blocker.unlink()
-        assert db.store_again() and db.path == blocker / "t.db"
+        assert db.storage.store_again() and db.path == blocker / "t.db"
         db.record([screened("bb")])
     with TuningDB.open(blocker / "t.db") as db:
         assert len(db.select(Measurement)) == 2 and db.winner(K, TARGET) is not None
@@ -259,6 +260,7 @@ from pathlib import Path
 from svod import PrepareConfig, Tensor
 from svod.errors import SvodError
 from svod.tune.db import Measurement, TuningDB, layers
+from svod.tune.db.moving import export
 from svod.tune.lock import Locked, write_lock
 from tests.tune.db.samples import TARGET, screened, winning
 import numpy as np
@@ -276,10 +278,10 @@ with TuningDB.open(directory / "t.db") as db:
     assert db.problem and db.path is None, db.problem
     known = set(db.known_digests("k" * 32, TARGET))
     assert known >= {f"{i}-{n}" for i in range(100) for n in range(5)}, "what is found is known in this process"
-    claim = db.claim("k" * 32, TARGET)
+    claim = db.claims.take("k" * 32, TARGET)
     assert claim is not None and claim.renew()
     claim.release()
-    for write in (lambda: db.export(directory / "e.jsonl"), lambda: write_lock(directory / "m.lock.jsonl", lines * 100)):
+    for write in (lambda: export(db, directory / "e.jsonl"), lambda: write_lock(directory / "m.lock.jsonl", lines * 100)):
         try:
             write()
         except OSError as e:

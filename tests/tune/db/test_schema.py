@@ -10,6 +10,7 @@ import pytest
 from svod.errors import DatabaseError
 from svod.tune.db import TuningDB, layers
 from svod.tune.db.files import open_for_reading, open_for_writing
+from svod.tune.db.moving import merge
 from svod.tune.db.records import COLUMNS, RECORDS
 from svod.tune.db.schema import APPLICATION_ID, SCHEMA_VERSION, UPGRADES, ForeignDatabase, NewerSchema, read_version
 from tests.tune.db.make_version import CONTENT, KERNEL
@@ -110,7 +111,7 @@ def test_a_database_with_triggers_or_with_views_for_tables_is_refused(tmp_path: 
             with pytest.raises(ForeignDatabase, match="plain tables"):
                 opened()
         with TuningDB.open(tmp_path / "own.db") as db, pytest.raises(DatabaseError, match="plain tables"):
-            db.merge(path)
+            merge(db, path)
 
 
 def test_the_columns_of_a_table_are_the_fields_of_its_record(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from svod.errors import DatabaseError
 from svod.tune.db import OWN, SHIPPED, TEAM, KernelRecord, Measurement, OriginRecord, Search, TuningDB, layers, origins_of
+from svod.tune.db.moving import export, gc, merge
 from svod.tune.db.transfer import read_records
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
@@ -77,7 +78,7 @@ def test_origins_are_a_set(db: TuningDB) -> None:
 
 def test_looking_up_creates_nothing_and_needs_no_sqlite_utils(tmp_path: Path) -> None:
     code = ("import sys; from svod.tune.db import TuningDB; db = TuningDB.open(sys.argv[1]); assert db.winner('k', 't') is None; "
-            "assert db.holder('k', 't') is None; db.close(); assert 'sqlite_utils' not in sys.modules and 'ray' not in sys.modules")
+            "assert db.claims.holder('k', 't') is None; db.close(); assert 'sqlite_utils' not in sys.modules and 'ray' not in sys.modules")
     for path in (tmp_path / "sub" / "t.db", tmp_path / "made.db"):
         if path.name == "made.db":
             with TuningDB.open(path) as db:
@@ -125,7 +126,7 @@ def test_none_is_memory_and_says_nothing(tmp_path: Path, caplog: pytest.LogCaptu
 def test_layers_own_team_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TuningDB.open(tmp_path / "shipped.db") as db:
         db.record(winning(0.1, "ss"))
-        db.export(tmp_path / "shipped.jsonl")
+        export(db, tmp_path / "shipped.jsonl")
     monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
     with TuningDB.open(tmp_path / "team.db") as db:
         db.record(winning(0.3, "tt"))
@@ -146,7 +147,7 @@ def test_what_tells_what_there_is_reads_the_users_records(tmp_path: Path, monkey
     other = "o" * 32
     with TuningDB.open(tmp_path / "shipped.db") as db:
         db.record([*winning(0.5, "aa"), *winning(0.4, "ss", other)])
-        db.export(tmp_path / "shipped.jsonl", winners_only=True, anonymous=True)
+        export(db, tmp_path / "shipped.jsonl", winners_only=True, anonymous=True)
     monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
     with TuningDB.open(tmp_path / "own.db") as db:
         assert db.all_rankings() == {} and not db.tally(Measurement) and not db.select(KernelRecord), "nothing of it is the user's"
@@ -156,9 +157,9 @@ def test_what_tells_what_there_is_reads_the_users_records(tmp_path: Path, monkey
         db.record([*winning(0.9, "oo"), screened("pp", taken_at=1.0)])
         assert {place: [w.linear for w in ranked] for place, ranked in db.all_rankings().items()} == {(K, TARGET): ["aa", "oo"]}
         assert [w.linear for w in db.all_rankings(alone=True)[K, TARGET]] == ["oo"]
-        assert db.export(tmp_path / "mine.jsonl") == 4 and db.export(tmp_path / "winners.jsonl", winners_only=True) == 3
+        assert export(db, tmp_path / "mine.jsonl") == 4 and export(db, tmp_path / "winners.jsonl", winners_only=True) == 3
         assert "ss" not in {getattr(r, "linear", "") for r in read_records(tmp_path / "mine.jsonl")[0]}
-        assert db.gc(1.0).measurements == 1
+        assert gc(db, 1.0).measurements == 1
         db.retract(other, None, None, "slow here")
         assert db.winner(other, TARGET) is None, "a shipped chain can be retracted"
         assert db.restore(other, None, None, "") == 1 and db.winner(other, TARGET) is not None
@@ -167,35 +168,35 @@ def test_what_tells_what_there_is_reads_the_users_records(tmp_path: Path, monkey
 def test_a_winner_that_ships_with_svod_does_not_decide_that_measurements_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TuningDB.open(tmp_path / "shipped.db") as db:
         db.record(winning(0.5, "aa"))
-        db.export(tmp_path / "shipped.jsonl")
+        export(db, tmp_path / "shipped.jsonl")
     monkeypatch.setattr(layers, "shipped_files", lambda: (tmp_path / "shipped.jsonl",))
     with TuningDB.open(tmp_path / "own.db") as db:
         db.record([screened("pp", taken_at=1.0)])
-        assert db.gc(1.0).measurements == 0, "a winner that ships with svod may be gone with its next version"
+        assert gc(db, 1.0).measurements == 0, "a winner that ships with svod may be gone with its next version"
 
 
 def test_an_export_of_the_shipped_layer_does_not_become_own(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
         a.record(winning(0.5, "aa"))
-        assert b.merge(tmp_path / "a.db").added == 3
+        assert merge(b, tmp_path / "a.db").added == 3
         assert (w := b.winner(K, TARGET)) is not None and w.layer == TEAM
         b.record(winning(0.5, "aa"))
         assert (w := b.winner(K, TARGET)) is not None and w.layer == OWN, "found here as well"
-        assert b.merge(tmp_path / "a.db") == (0, 3, [])
+        assert merge(b, tmp_path / "a.db") == (0, 3, [])
         assert (w := b.winner(K, TARGET)) is not None and w.layer == OWN
 
 
 def test_retracted_does_not_come_back(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
         a.record(winning(0.5, "aa"))
-        b.merge(tmp_path / "a.db")
+        merge(b, tmp_path / "a.db")
         assert b.retract(K, None, None, "crashes in production") == 1
         assert b.winner(K, TARGET) is None
-        b.merge(tmp_path / "a.db")
+        merge(b, tmp_path / "a.db")
         a.record([confirmed(0.4, "aa", taken_at=2e9)])
-        b.merge(tmp_path / "a.db")
+        merge(b, tmp_path / "a.db")
         assert b.winner(K, TARGET) is None
-        a.merge(tmp_path / "b.db")
+        merge(a, tmp_path / "b.db")
         assert a.winner(K, TARGET) is None, "the retraction travels"
         assert b.retract("nothing", None, None, "") == 0
 
@@ -204,11 +205,11 @@ def test_a_retraction_is_taken_back_and_that_travels_too(tmp_path: Path) -> None
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
         a.record(winning(0.5, "aa"))
         assert a.retract(K, None, None, "a mistake") == 1
-        b.merge(tmp_path / "a.db")
+        merge(b, tmp_path / "a.db")
         assert b.winner(K, TARGET) is None
         assert a.restore(K, None, None, "it was the web server") == 1 and a.restore(K, None, None, "again") == 0
         assert (w := a.winner(K, TARGET)) is not None and w.linear == "aa"
-        b.merge(tmp_path / "a.db")
+        merge(b, tmp_path / "a.db")
         assert b.winner(K, TARGET) == w._replace(layer=TEAM)
         assert a.retract(K, None, None, "after all") == 1 and a.winner(K, TARGET) is None, "a later retraction is another one"
         a.record([verdict("wrong", "aa")])
@@ -218,7 +219,7 @@ def test_a_retraction_is_taken_back_and_that_travels_too(tmp_path: Path) -> None
 def test_failures_of_others_hide_no_candidate(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
         a.record([screened("bad", status="wrong"), screened("slow", status="slow"), screened("fine")])
-        b.merge(tmp_path / "a.db")
+        merge(b, tmp_path / "a.db")
         assert set(a.known_digests(K, TARGET)) == {"bad", "slow", "fine"} and b.known_digests(K, TARGET) == {}
 
 
@@ -227,8 +228,8 @@ def test_merges_in_both_directions_give_one_winner(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
         a.record(winning(1.0, "hh", ratio_low=1.0, ratio_high=1.0, baseline_linear="hh"))
         b.record(winning(0.4, "ff", baseline_linear="hh"))
-        a.merge(tmp_path / "b.db")
-        b.merge(tmp_path / "a.db")
+        merge(a, tmp_path / "b.db")
+        merge(b, tmp_path / "a.db")
         assert (w := a.winner(K, TARGET)) is not None and w.linear == "ff" and w.layer == TEAM
         assert b.winner(K, TARGET) == w._replace(layer=OWN)
 
@@ -236,18 +237,18 @@ def test_merges_in_both_directions_give_one_winner(tmp_path: Path) -> None:
 def test_what_gc_removed_is_not_merged_again(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
         b.record([*winning(), screened("old"), screened("new", taken_at=4e9)])
-        a.merge(tmp_path / "b.db")
-        assert a.gc(3600.0).measurements == 1
-        assert a.merge(tmp_path / "b.db").added == 0
+        merge(a, tmp_path / "b.db")
+        assert gc(a, 3600.0).measurements == 1
+        assert merge(a, tmp_path / "b.db").added == 0
         b.record([confirmed(0.4, "cc", taken_at=1.0)])
-        assert a.merge(tmp_path / "b.db").added == 1, "what decides always comes"
+        assert merge(a, tmp_path / "b.db").added == 1, "what decides always comes"
 
 
 def test_gc_keeps_what_decides(tmp_path: Path) -> None:
     with TuningDB.open(tmp_path / "t.db") as db:
         db.record([*winning(), screened("old"), screened("new", taken_at=4e9), screened("bad", status="wrong"),
                    screened("x", kernel="other")])
-        assert db.gc(3600.0) == (1, 0)
+        assert gc(db, 3600.0) == (1, 0)
         assert set(db.known_digests(K, TARGET)) == {"aa", "new", "bad"} and set(db.known_digests("other", TARGET)) == {"x"}
         assert db.winner(K, TARGET) is not None
 

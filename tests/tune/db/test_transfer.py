@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from svod.errors import DatabaseError
 from svod.tune.db import SHIPPED, TEAM, Measurement, OriginRecord, Record, Skipped, TargetFacts, TuningDB, derive_winner, layers
+from svod.tune.db.moving import export, import_file, merge
 from svod.tune.db.records import COLUMNS, RECORDS, digest
 from svod.tune.db.transfer import read_records, write_records
 from tests.tune.db.make_version import CONTENT
@@ -36,9 +37,9 @@ def test_a_file_keeps_everything_and_is_stable(tmp_path: Path) -> None:
     records, skipped = read_records(tmp_path / "a.jsonl")
     assert {r.id for r in records} == {r.id for r in CONTENT} and skipped == []
     with TuningDB.open(tmp_path / "t.db") as db:
-        assert db.import_file(tmp_path / "a.jsonl").added == len({r.id for r in CONTENT})
-        assert db.import_file(tmp_path / "a.jsonl").added == 0
-        db.export(tmp_path / "c.jsonl")
+        assert import_file(db, tmp_path / "a.jsonl").added == len({r.id for r in CONTENT})
+        assert import_file(db, tmp_path / "a.jsonl").added == 0
+        export(db, tmp_path / "c.jsonl")
         assert (tmp_path / "c.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes(), "through a database and back"
         assert (w := db.winner(K, TARGET)) is not None and w.layer == TEAM
     assert sorted(p.name for p in tmp_path.glob("*.part")) == []
@@ -63,7 +64,7 @@ def test_malformed_records_are_skipped_with_their_line(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     with TuningDB.open(tmp_path / "t.db") as db, pytest.raises(DatabaseError, match="not a file of svod's tuning records"):
-        db.import_file(tmp_path / "a.jsonl")
+        import_file(db, tmp_path / "a.jsonl")
     assert not (tmp_path / "t.db").exists()
 
 
@@ -71,9 +72,9 @@ def test_a_newer_format_is_refused_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"format":"svod-tune-db","version":3}\n')
     with TuningDB.open(":none:") as db:
         with pytest.raises(DatabaseError, match=r"version 3.*update svod"):
-            db.import_file(tmp_path / "a.jsonl")
+            import_file(db, tmp_path / "a.jsonl")
         with pytest.raises(DatabaseError, match="cannot be read"):
-            db.import_file(tmp_path / "missing.jsonl")
+            import_file(db, tmp_path / "missing.jsonl")
 
 
 def test_a_file_for_another_target_is_not_read_beyond_its_header(tmp_path: Path) -> None:
@@ -93,9 +94,9 @@ def test_an_export_of_winners_is_small_and_decides_the_same(tmp_path: Path) -> N
         db.record([*winning(0.5, "aa"), *winning(0.4, "bb"), verdict("wrong", "bb"), *winning(0.7, "cc"),
                    *(screened(f"s{i}") for i in range(50)), *winning(0.5, "aa", kernel="x" * 32)])
         db.begin_search(K, TARGET)
-        count = db.export(tmp_path / "w.jsonl", winners_only=True)
+        count = export(db, tmp_path / "w.jsonl", winners_only=True)
         assert count == 2 + 3 + 2, "two winners with their verifications, one bad verdict, two kernels"
-        assert db.export(tmp_path / "k.jsonl", [K], winners_only=True) == 4
+        assert export(db, tmp_path / "k.jsonl", [K], winners_only=True) == 4
     with TuningDB.open(str(tmp_path / "o.db") + ":" + str(tmp_path / "w.jsonl")) as db:
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"]
 
@@ -108,14 +109,14 @@ def test_an_anonymous_export_decides_the_same_and_names_nobody(tmp_path: Path) -
         db.record([confirmed(0.5, "aa", host=host, search=search), verdict("verified", "aa", by="secret@host", search=search),
                    verdict("wrong", "zz", by="secret@host"), OriginRecord(K, "/home/secret/model.py:3"),
                    TargetFacts(TARGET, {"os": "secret"})])
-        db.export(tmp_path / "w.jsonl", winners_only=True, anonymous=True)
+        export(db, tmp_path / "w.jsonl", winners_only=True, anonymous=True)
         assert "secret" not in (tmp_path / "w.jsonl").read_text() and search not in (tmp_path / "w.jsonl").read_text()
-        other.import_file(tmp_path / "w.jsonl")
+        import_file(other, tmp_path / "w.jsonl")
         won = db.winner(K, TARGET)
         [theirs] = other.ranking(K, TARGET)
         assert won is not None and theirs == won._replace(layer=TEAM, measurement=theirs.measurement, sizes=theirs.sizes, search="")
         assert [s.at for s in theirs.sizes] == [{"v0": 3}], "the names of variables are the user's"
-        db.import_file(tmp_path / "w.jsonl")
+        import_file(db, tmp_path / "w.jsonl")
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"]
 
 
@@ -124,8 +125,8 @@ def test_what_was_restored_is_not_barred_where_it_is_imported(tmp_path: Path, an
     with TuningDB.open(tmp_path / "t.db") as db, TuningDB.open(tmp_path / "o.db") as other:
         db.record([confirmed(0.5, "aa"), verdict("verified", "aa")])
         assert db.retract(K, None, None, "a busy machine") == 1 and db.restore(K, None, None, "it was another") == 1
-        db.export(tmp_path / "w.jsonl", winners_only=True, anonymous=anonymous)
-        other.import_file(tmp_path / "w.jsonl")
+        export(db, tmp_path / "w.jsonl", winners_only=True, anonymous=anonymous)
+        import_file(other, tmp_path / "w.jsonl")
         assert db.winner(K, TARGET) is not None and other.winner(K, TARGET) is not None
 
 
@@ -161,13 +162,13 @@ def test_merging_is_idempotent_commutative_and_associative(tmp_path_factory: pyt
     for n, order in enumerate(permutations(paths)):
         with TuningDB.open(directory / f"all{n}.db") as db:
             for path in (*order, order[0]):
-                db.merge(path)
+                merge(db, path)
             results.add((frozenset(content(db)), tuple(db.ranking(K, TARGET))))
     with TuningDB.open(directory / "left.db") as left, TuningDB.open(directory / "right.db") as right:
-        left.merge(paths[0])
-        left.merge(paths[1])
-        right.merge(paths[2])
-        right.merge(directory / "left.db")
+        merge(left, paths[0])
+        merge(left, paths[1])
+        merge(right, paths[2])
+        merge(right, directory / "left.db")
         results.add((frozenset(content(right)), tuple(right.ranking(K, TARGET))))
     assert len(results) == 1
 
@@ -185,11 +186,11 @@ def test_files_of_an_older_and_of_a_newer_svod_keep_their_identity(tmp_path: Pat
         text = [{"format": "svod-tune-db", "version": version, "targets": [TARGET]}, *lines]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in text))
     with TuningDB.open(tmp_path / "a.db") as a, TuningDB.open(tmp_path / "b.db") as b:
-        assert a.import_file(tmp_path / "newer.jsonl") == (2, 0, []) and a.import_file(tmp_path / "first.jsonl") == (2, 0, [])
+        assert import_file(a, tmp_path / "newer.jsonl") == (2, 0, []) and import_file(a, tmp_path / "first.jsonl") == (2, 0, [])
         assert [w.linear for w in a.ranking(K, TARGET)] == ["nn", "oo"]
         assert {m.id for m, _ in a.select(Measurement)} == {newer[0]["id"], confirmed(0.5, "oo").id}
-        assert b.merge(tmp_path / "a.db").added == 4 and content(b) == content(a)
-        b.export(tmp_path / "again.jsonl")
+        assert merge(b, tmp_path / "a.db").added == 4 and content(b) == content(a)
+        export(b, tmp_path / "again.jsonl")
         exported = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()[1:]]
         assert [x for x in exported if x.get("power")] == [json.loads(json.dumps(newer[0]))]
         b.record([confirmed(0.5, "oo"), verdict(linear="oo")])
@@ -207,7 +208,7 @@ def test_every_line_of_a_hostile_file_is_skipped_with_a_reason(tmp_path: Path) -
     (tmp_path / "a.jsonl").write_text('{"format":"svod-tune-db","version":2,"targets":["' + TARGET + '"]}\n' + "\n".join(lines) + "\n"
                                       + json.dumps(good) + "\n" + json.dumps(verdict(linear="aa").to_json()) + "\n")
     with TuningDB.open(tmp_path / "t.db") as db:
-        merged = db.import_file(tmp_path / "a.jsonl")
+        merged = import_file(db, tmp_path / "a.jsonl")
         assert merged.added == 2 and [s.where.rsplit(":", 1)[1] for s in merged.skipped] == [str(n) for n in range(2, 2 + len(lines))]
     with TuningDB.open(str(tmp_path / "o.db") + ":" + str(tmp_path / "a.jsonl")) as db:
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"] and len(db.skipped) >= len(lines) - 3
@@ -226,7 +227,7 @@ def test_rows_that_no_svod_wrote_cost_themselves_only(tmp_path: Path) -> None:
     with TuningDB.open(str(tmp_path / "o.db") + ":" + str(tmp_path / "a.db")) as db:
         assert [w.linear for w in db.ranking(K, TARGET)] == ["aa"] and db.problem is None
         assert len([s for s in db.skipped if ":measurements:" in s.where]) == 8
-        merged = db.merge(tmp_path / "a.db")
+        merged = merge(db, tmp_path / "a.db")
         assert len(merged.skipped) >= 6 and [w.linear for w in db.ranking(K, TARGET) if w.linear == "aa"]
 
 
@@ -239,7 +240,7 @@ def test_altered_rows_of_another_database_are_skipped(tmp_path: Path) -> None:
     conn.commit()
     conn.close()
     with TuningDB.open(tmp_path / "b.db") as b:
-        merged = b.merge(tmp_path / "a.db")
+        merged = merge(b, tmp_path / "a.db")
         assert len(merged.skipped) == 1 and "altered" in merged.skipped[0].reason
         assert [w.linear for w in b.ranking(K, TARGET)] == ["aa"]
         assert [m.linear for m, _ in b.select(Measurement)] == ["aa"]
@@ -261,7 +262,7 @@ def test_what_cannot_be_merged_is_said_and_changes_nothing(tmp_path: Path, make:
             conn.execute("CREATE TABLE x(y)")
             conn.close()
         with pytest.raises(DatabaseError, match=other.name):
-            db.merge(other)
+            merge(db, other)
         assert content(db) == before
 
 

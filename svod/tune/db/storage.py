@@ -1,0 +1,270 @@
+"""`Storage`: the files of an open tuning database, and memory for what no file takes.
+
+    written   the file that records are added to, created by the first of them
+    memory    records that the file does not take; all records of a handle with `fresh`
+    read      the team's databases and .jsonl files
+    shipped   the files that come with svod
+
+A layer that turns out to be damaged is dropped and reported. A handle survives a fork: the child opens its own connections.
+"""
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from svod import config
+from svod.errors import DatabaseError
+from svod.system.forksafe import remake_after_fork
+from svod.tune.db import files, layers
+from svod.tune.db.records import RECORDS, Record
+from svod.tune.db.schema import INSERT, OWN, SHIPPED, TEAM, ForeignDatabase, NewerSchema, insert_values, write_transaction
+from svod.tune.db.transfer import Skipped
+
+log = logging.getLogger("svod.tune.db")
+
+T = TypeVar("T")
+
+IN_MEMORY = "What is found now is kept in memory"
+CANNOT_OPEN = sqlite3.Error, OSError, NewerSchema, ForeignDatabase
+
+_abandoned: list[Any] = []  # connections inherited through a fork: closing them would drop the parent's locks
+
+
+class Storage:
+    """The layers of one handle. `lock` is held by whoever reads or writes. `changes` grows with everything that may outdate what was read.
+    `problem`: the first reason why a file cannot be used. `skipped`: what could not be read."""
+
+    def __init__(self, plan: layers.DatabasePaths, *, fresh: bool, read_only: bool) -> None:
+        self.plan, self.fresh, self.read_only = plan, fresh, read_only
+        self.problem: str | None = None
+        self.skipped: list[Skipped] = []
+        self.changes = 0
+        self.lock = threading.RLock()
+        remake_after_fork(self, "lock", threading.RLock)
+        self.own: layers.SqliteLayer | None = None
+        self._pid = os.getpid()
+        self._memory: layers.SqliteLayer | None = None
+        self._read: list[layers.Layer] | None = None
+        self._shipped: list[layers.Layer] | None = None
+        self._unwritable: str | None = "" if plan.write is None or read_only else None  # why no file is written; "": none was asked for
+        self._told = 0
+        self.exported = False       # the records in memory were written to a file of their own
+        if plan.problem is not None and not read_only:
+            self._trouble(plan.problem)
+        self.open_own()
+
+    @property
+    def path(self) -> Path | None:
+        """The file that is written, whether or not it exists yet; None: memory only."""
+        return None if self._unwritable is not None else self.plan.write
+
+    def _trouble(self, text: str, advice: str = "") -> None:
+        if self.problem is None:
+            self.problem = text
+        config.log_once(log, logging.WARNING, f"tuning database: {text}{advice and f'. {advice}'}")
+
+    def open_own(self) -> None:
+        """Open the file that is written, if it exists: for writing where that is possible, else for reading."""
+        path = self.plan.write
+        if path is None or self.own is not None or self._unwritable:
+            return
+        try:
+            if not path.exists() or path.stat().st_size == 0:
+                return
+            conn = files.open_for_reading(path) if self.read_only else files.open_for_writing(path, wal=self.plan.wal)
+        except (NewerSchema, ForeignDatabase) as e:
+            self.give_up(f"{path} cannot be used: {e}", f"It was left as it is. {IN_MEMORY}")
+            return
+        except (sqlite3.Error, OSError) as e:
+            if not isinstance(e, (sqlite3.OperationalError, OSError)):  # "file is not a database", "malformed"
+                self.give_up(f"{path} cannot be used: {e}; move it away to start a new one", f"It was left as it is. {IN_MEMORY}")
+                return
+            try:
+                conn = files.open_for_reading(path)
+            except CANNOT_OPEN as again:
+                self.give_up(f"{path} cannot be opened: {again}")
+                return
+            self._unwritable = self._unwritable or f"{path} cannot be written: {e}"
+        if conn is not None:
+            self.own = layers.SqliteLayer(conn, str(path), OWN, self.skipped)
+
+    def obstacle(self) -> str | None:
+        """Why nothing could be stored, as far as can be told without writing; None: there is no reason, or no file to write. A caller asks
+        before hours of work whose results would be lost."""
+        path = self.plan.write
+        if self.problem is not None or path is None:
+            return self.problem
+        return files.unwritable(path) or files.full_disk(path)
+
+    def give_up(self, text: str, advice: str = IN_MEMORY) -> None:
+        """Keep what follows in memory, as the file cannot be used."""
+        self._unwritable = text
+        self._trouble(text, advice)
+
+    def give_up_writing(self, error: Exception) -> None:
+        """Keep what follows in memory, as a write has failed."""
+        self.give_up(f"{self.plan.write} cannot be written: {error}", f"What was stored is still there. {IN_MEMORY}")
+
+    def after_fork(self) -> None:
+        """Leave inherited connections alone, and open others."""
+        if self._pid == os.getpid():
+            return
+        _abandoned.append((self.own, self._read))
+        self._pid, self.own, self._read, self._shipped = os.getpid(), None, None, None
+        self.changes += 1
+        self.open_own()
+
+    def _memory_layer(self) -> layers.SqliteLayer:
+        if self._memory is None:
+            self._memory = layers.SqliteLayer(files.open_in_memory(), ":memory:", OWN, self.skipped)
+        return self._memory
+
+    def users_layers(self) -> list[layers.Layer]:
+        """The layers of the user's records, the nearest first. The written file is opened if it has appeared since."""
+        self.after_fork()
+        if self.fresh:
+            return [self._memory_layer()]
+        if self.own is None:
+            self.open_own()
+        if self._read is None:
+            self._read = layers.open_layers(self.plan.read, TEAM, self.skipped)
+        return [layer for layer in (self.own, self._memory) if layer is not None] + self._read
+
+    def shipped_layers(self) -> list[layers.Layer]:
+        """The layers that ship with svod."""
+        if self.fresh:
+            return []
+        if self._shipped is None:
+            self._shipped = layers.open_layers(self.plan.shipped, SHIPPED, self.skipped)
+        return self._shipped
+
+    def all_layers(self) -> list[layers.Layer]:
+        """The layers of the user's records and those that ship with svod, the nearest first."""
+        return [*self.users_layers(), *self.shipped_layers()]
+
+    def each(self, of: Sequence[layers.Layer], ask: Callable[[layers.Layer], T]) -> list[T]:
+        """The result of `ask` for each of these layers. A layer that turns out to be damaged is dropped and reported."""
+        answers = []
+        for layer in of:
+            try:
+                answers.append(ask(layer))
+            except sqlite3.Error as e:
+                self.skipped.append(Skipped(layer.name, f"cannot be read: {e}"))
+                if layer is self.own:
+                    self.own = None
+                    self.give_up(f"{layer.name} cannot be read: {e}", f"It was left as it is. {IN_MEMORY}")
+                for opened in (self._read, self._shipped):
+                    if opened is not None and layer in opened:
+                        opened.remove(layer)
+        self._tell_skipped()
+        return answers
+
+    def _tell_skipped(self) -> None:
+        new, self._told = self.skipped[self._told:], len(self.skipped)
+        for s in new:
+            config.log_once(log, logging.WARNING, f"tuning database: records of {s.source} were skipped, "
+                                                  f"the first: {s.reason} ({s.where})")
+
+    def _sink(self) -> layers.SqliteLayer:
+        """Where records go now: the file, which is created if need be, else memory."""
+        self.after_fork()
+        if self._unwritable is None and self.own is None:
+            assert self.plan.write is not None, "a plan without a file is unwritable"
+            try:
+                conn = files.open_for_writing(self.plan.write, wal=self.plan.wal)
+            except CANNOT_OPEN as e:
+                reason = f"{e.strerror}: {e.filename}" if isinstance(e, OSError) and e.filename else e
+                self.give_up(f"{self.plan.write} cannot be written: {reason}")
+            else:
+                self.own = layers.SqliteLayer(conn, str(self.plan.write), OWN, self.skipped)
+        if self._unwritable is not None or self.own is None:
+            if self._unwritable and self.problem is None:
+                self._trouble(self._unwritable, IN_MEMORY)
+            return self._memory_layer()
+        return self.own
+
+    def written(self) -> layers.SqliteLayer | None:
+        """The file that is written, which is created if need be; None: records are kept in memory."""
+        sink = self._sink()
+        return None if sink is self._memory else sink
+
+    def write(self, work: Callable[[sqlite3.Connection], T], *, must: bool = False) -> T:
+        """Run `work` in a transaction on the file. Where that fails, later work is in memory, or, with `must`, DatabaseError is raised."""
+        with self.lock:
+            self.changes += 1
+            sink = self._sink()
+            if sink is not self._memory:
+                try:
+                    with write_transaction(sink.conn):
+                        answer = work(sink.conn)
+                except (sqlite3.Error, OSError) as e:
+                    if must:
+                        raise DatabaseError(f"{sink.name} cannot be written: {e}; nothing was changed") from e
+                    self.give_up_writing(e)
+                    sink = self._memory_layer()
+                else:
+                    if self.fresh:
+                        with write_transaction(self._memory_layer().conn):
+                            work(self._memory_layer().conn)
+                    return answer
+            if must:
+                raise DatabaseError(self._unwritable or "there is no database to write to: it is :none:, or was opened read-only")
+            with write_transaction(sink.conn):
+                return work(sink.conn)
+
+    def make_smaller(self) -> None:
+        """Give the space of removed records back. Raises DatabaseError."""
+        assert self.own is not None, "records were removed from a file"
+        try:
+            self.own.conn.execute("VACUUM")
+        except sqlite3.Error as e:
+            raise DatabaseError(f"{self.own.name}: records were removed, but the file could not be made smaller: {e}") from e
+
+    def store_again(self) -> bool:
+        """Offer the records in memory to the file once more. True: all of them are in the file, which is used again from now on."""
+        with self.lock:
+            self.after_fork()
+            path = self.plan.write
+            if path is None or self.read_only or self._unwritable is None:
+                return path is not None and not self.read_only
+            kept = self.kept()
+            try:
+                conn = files.open_for_writing(path, wal=self.plan.wal)
+                try:
+                    with write_transaction(conn):
+                        for r, rank in kept:
+                            conn.execute(INSERT[type(r)], insert_values(r, rank))
+                finally:
+                    conn.close()
+            except CANNOT_OPEN as e:
+                log.debug("%s still cannot be written: %s", path, e)
+                return False
+            if kept:
+                log.warning("tuning database: %s can be written again; the %d records kept in memory were stored", path, len(kept))
+            if self.own is not None:
+                self.own.close()
+            self.own, self._unwritable = None, None
+            self.changes += 1
+            self.open_own()
+            return True
+
+    def kept(self) -> list[tuple[Record, int]]:
+        """The records in memory with their layers."""
+        memory = self._memory
+        return [] if memory is None else [(r, rank) for kind in RECORDS for r, rank in memory.select(kind, None, None)]
+
+
+    def close(self) -> None:
+        """Close all connections. The records in memory are offered to the file once more; a warning says so if that fails."""
+        self.after_fork()
+        if self._unwritable and not self.read_only and not self.store_again() and not self.exported and (kept := self.kept()):
+            log.warning("tuning database: %s; %d records of this run are lost", self._unwritable, len(kept))
+        for layer in (self.own, self._memory, *(self._read or ()), *(self._shipped or ())):
+            if layer is not None:
+                layer.close()
+        self.own, self._memory, self._read, self._shipped = None, None, [], []
