@@ -15,9 +15,9 @@ from svod.core.cost.sketch import heuristic
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.tree.show import MAX_EXPRESSION, print_nest
 from svod.tune.capture import read_capture
+from tests.patience import NEVER
 
 LENGTH = 2000
-NEVER = 300     # seconds
 PROGRAM = """
 import functools, sys
 import numpy as np

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import NEVER
+
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```python ?(\w*)\n(.*?)^```$", re.M | re.S)
-NEVER = 300     # seconds
 PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(p.read_text(encoding="utf-8"))]
 
 

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from svod.config import options_table
+from tests.patience import NEVER
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -136,7 +137,7 @@ def test_example_runs(tmp_path: Path) -> None:
     script.write_text(text, encoding="utf-8")
     # nothing set: the default database, the user's, which is here
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SVOD_", "BEAM"))}
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=NEVER,
                           env={**environment, "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(tmp_path / "data")})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

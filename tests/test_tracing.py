@@ -13,6 +13,7 @@ import svod
 from svod import Tensor
 from svod.config import PrepareConfig
 from svod.errors import DeviceError, LaunchError, ScheduleError, SvodError
+from tests.patience import NEVER
 
 X = np.arange(4, dtype=np.float32)
 
@@ -180,13 +181,13 @@ def test_what_other_threads_assign_meanwhile_is_not_captured() -> None:
     inside, assigned = threading.Event(), threading.Event()
 
     def assign() -> None:
-        inside.wait(60)
+        inside.wait(NEVER)
         state.assign(state + 1)
         assigned.set()
 
     def double(x: Tensor) -> Tensor:
         inside.set()
-        assigned.wait(60)
+        assigned.wait(NEVER)
         return x * 2
     other = threading.Thread(target=assign)
     other.start()

@@ -23,6 +23,7 @@ from svod.cli.bench import alone as child
 from svod.compile.cpu.host import host_target
 from svod.config import BenchConfig, PrepareConfig
 from svod.errors import UnsupportedError
+from tests.patience import NEVER
 
 CASE = whole_model("file", "a file", "onnx", "files", 1e-3)
 SETTINGS = Settings("svod-bench run", "onnx", "*", "db-only", None, False, 0, "2026-01-01T00:00:00Z", 0.0)
@@ -166,11 +167,11 @@ def test_the_child_serves_its_contestant(monkeypatch: pytest.MonkeyPatch) -> Non
     pipe.send(("run", 2))
     assert pipe.recv() == ("done", None) and ran[-1] == 2
     pipe.close()
-    thread.join(10)
+    thread.join(NEVER)
     assert not thread.is_alive()
     thread, pipe = serve("other")
     assert pipe.recv() == ("unsupported", "there is no such operation")
-    thread.join(10)
+    thread.join(NEVER)
 
 
 # -- what it stands on --------------------------------------------------------------------------------

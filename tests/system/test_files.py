@@ -12,6 +12,7 @@ from typing import IO, Any, NoReturn
 import pytest
 
 from svod.system.files import write_file, write_text
+from tests.patience import NEVER
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
     reader.start()
     write_text(pipe, "through")
-    reader.join(10)
+    reader.join(NEVER)
     assert got == ["through"] and pipe.is_fifo()
 
 

@@ -16,11 +16,12 @@ import pytest
 from svod import Tensor
 from svod.system.forksafe import remake_after_fork
 from svod.tune.db import TuningDB
+from tests.patience import NEVER
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 
 
-def in_child(work: Callable[[], bool], seconds: float = 60.0) -> None:
+def in_child(work: Callable[[], bool], seconds: float = NEVER) -> None:
     """Fork; the child does `work` and has to end with True. The limit only says when a child counts as stuck."""
     pid = os.fork()
     if pid == 0:
@@ -56,7 +57,7 @@ def test_a_lock_that_another_thread_holds_is_free_in_the_child() -> None:
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait()
-    in_child(lambda: owner.lock.acquire(timeout=5))
+    in_child(lambda: owner.lock.acquire(timeout=NEVER))
     assert owner.lock.locked(), "the parent's is as it was"
     done.set()
     thread.join()

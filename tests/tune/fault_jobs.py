@@ -59,6 +59,31 @@ def kill_parent(item: None, state: Any) -> None:
     time.sleep(60)
 
 
+def kill_parent_once(item: str, state: Any) -> None:
+    """`kill_parent`, unless this file shows that it was done."""
+    try:
+        os.close(os.open(item, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    kill_parent(None, state)
+
+
+def wait_for(item: str, state: Any) -> None:
+    """Return once a file exists."""
+    while not os.path.exists(item):
+        time.sleep(0.005)
+
+
+def meet(item: tuple[str, int], state: Any) -> None:
+    """Return once so many items with this path have begun."""
+    path, number = item
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.write(fd, b".")
+    os.close(fd)
+    while os.path.getsize(path) < number:
+        time.sleep(0.005)
+
+
 def stop(item: int, state: Any) -> None:
     """Stop a process, and hang."""
     import signal

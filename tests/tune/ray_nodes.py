@@ -8,15 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import svod
 from svod.tune.workers.ray_executor import TOKEN
+from tests.patience import wait_until
 
-READY_SECONDS = 60.0
 STORE = str(80 << 20)       # bytes of an object store; Ray's minimum
 
 
@@ -33,11 +32,9 @@ class Node:
                                             env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **environment},
                                             stdout=file, stderr=file)
         self.log, self.address, self.seen = log, address, set[int]()
-        end = time.monotonic() + READY_SECONDS
-        while "Ray runtime started" not in log.read_text(errors="replace"):
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise RuntimeError(f"the node {address} did not start: {log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.1)
+        wait_until(lambda: "Ray runtime started" in log.read_text(errors="replace") or self.process.poll() is not None)
+        if "Ray runtime started" not in (said := log.read_text(errors="replace")):
+            raise RuntimeError(f"the node {address} did not start: {said[-2000:]}")
 
     def processes(self) -> list[int]:
         """Living processes, the first one first."""

@@ -15,6 +15,7 @@ from svod.core.kernel.apply import apply_opt
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
+from svod.tune.search.budget import ModelBudget, S
 from svod.tune.search.events import SearchEvent
 from svod.tune.search.kernel_search import KernelSearch
 from tests.tune.search_kernels import TARGET, gemm
@@ -33,6 +34,17 @@ def within_limit(answer: Lowered | Failure, limit: int) -> Lowered | Failure:
     """The failure of a program with more than `limit` instructions; 0: no limit."""
     too_long = limit and isinstance(answer, Lowered) and answer.size >= limit
     return Failure(Status.LIMIT, f"BEAM_UOPS_MAX is {limit}") if too_long else answer
+
+
+class Until(ModelBudget):
+    """Ends with the round after which enough was seen, however long that takes."""
+
+    def __init__(self, is_enough: Callable[[], bool]) -> None:
+        super().__init__(float("inf"), float("inf"))
+        self.is_enough = is_enough
+
+    def next(self, kernels: Sequence[S]) -> S | None:
+        return None if self.is_enough() else super().next(kernels)
 
 
 @dataclass

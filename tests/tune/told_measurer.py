@@ -18,15 +18,15 @@ from svod.core.machine.target import Target
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
 from svod.tune.measure.worker_measurer import WorkerMeasurer, failure_of
-from svod.tune.workers.executor import Batch, Executor
+from svod.tune.workers.executor import Batch, Executor, Kind
 from svod.tune.workers.jobs import Outcome
+from tests.patience import NEVER
 
 HANG, SEGFAULT, MEMORY = "spin native", "segfault", "memory"
 SHARES = ((HANG, 0.05), (SEGFAULT, 0.05), (MEMORY, 0.02))       # of the candidates: half fail in the compiler, half in the first run
 STATUS = {HANG: Status.TIMEOUT, SEGFAULT: Status.CRASH, MEMORY: Status.ERROR}
 SPREAD = 0.25           # standard deviation of log(time / predicted time)
-COMPILE_SECONDS = 5.0   # one compilation: no healthy one takes as long, on a machine that does much else
-TOLD_SECONDS = 20.0     # one answer of the bench worker
+HANG_SECONDS = 1.0      # the deadline of a compilation that hangs; those that do not have as long as a busy machine takes
 
 
 def drawn(purpose: str, of: bytes) -> random.Random:
@@ -96,12 +96,21 @@ class FaultyMeasurer(WorkerMeasurer):
         yield from super().lower(noted(), limit)
         self.note("lower", asked)
 
+    def _submit(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> Batch:
+        return super()._submit(job, items, kind, NEVER if kind == "compile" and deadline != HANG_SECONDS else deadline, homes)
+
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
+        """Those that hang are built apart from the others."""
         self.note("build", candidates)
-        return super().build(candidates, passes=passes, deadline=COMPILE_SECONDS)
+        hang = [c for c in candidates if not passes and planted(c) == ("compile", HANG)]
+        outcomes = self._run(self.compile_job, [self._compile_item(c, passes) for c in hang], "compile", HANG_SECONDS)
+        others = iter(super().build([c for c in candidates if c not in hang], passes=passes, deadline=NEVER))
+        failures = iter(outcomes)
+        return [failure_of(next(failures)) if c in hang else next(others) for c in candidates]
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
-        super().expect(candidate, COMPILE_SECONDS)
+        if planted(candidate) != ("compile", HANG):
+            super().expect(candidate, NEVER)
 
     def _compile_item(self, candidate: Candidate, passes: bool) -> Any:
         where, fault = planted(candidate)
@@ -113,7 +122,7 @@ class FaultyMeasurer(WorkerMeasurer):
         for i, c in enumerate(candidates):
             where, fault = planted(c)
             if where == "run" and c.samples == ():
-                [o] = self._run("screen_or_fail", [(fault, (c.built, None, False))], "bench", TOLD_SECONDS)
+                [o] = self._run("screen_or_fail", [(fault, (c.built, None, False))], "bench", NEVER)
                 answers[i] = failure_of(o)
         rest = [i for i in range(len(candidates)) if i not in answers]
         answers |= dict(zip(rest, super().screen([candidates[i] for i in rest], incumbent), strict=True))
@@ -135,7 +144,7 @@ class ToldMeasurer(FaultyMeasurer):
     def _tell(self, values: Sequence[Any], faults: Sequence[str] = ()) -> list[Outcome]:
         """The answer of the bench worker, given the values."""
         items = list(zip(faults or [""] * len(values), values, strict=True))
-        return self._run("told", items, "bench", TOLD_SECONDS)
+        return self._run("told", items, "bench", NEVER)
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         if self.faults:

@@ -24,6 +24,7 @@ from svod.tune.db import Measurement, TuningDB, Verdict
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult
 from svod.tune.workers.executor import InlineExecutor
+from tests.patience import NEVER
 from tests.plans import canonical, gemm_then_softmax, scaled
 from tests.tune import search_kernels
 
@@ -64,7 +65,7 @@ def run(*arguments: str) -> Any:
 def main(tmp_path: Path, *arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     """The console script in a process of its own."""
     return subprocess.run([sys.executable, "-m", "svod.cli.tune", *arguments], capture_output=True, text=True, cwd=tmp_path, check=False,
-                          input=stdin, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), **env})
+                          input=stdin, timeout=NEVER, env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), **env})
 
 
 def compiler() -> Compiler:

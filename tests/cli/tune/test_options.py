@@ -19,6 +19,7 @@ from svod.cli.tune.command import check, cli
 from svod.cli.tune.options import TuneOptions
 from svod.errors import FormatError, SvodError
 from tests.cli.tune.commands import MODEL, ROOT, main, run, script
+from tests.patience import NEVER
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -149,5 +150,5 @@ def test_json_has_the_standard_output_for_itself(tmp_path: Path) -> None:
 def test_json_that_the_standard_output_does_not_take_is_said(tmp_path: Path, stdout: str, status: int) -> None:
     command = [sys.executable, "-m", "svod.cli.tune", script(tmp_path, MODEL), "--dry-run", "--json", "-", "--db", ":none:"]
     done = subprocess.run(["sh", "-c", f'"$@" {stdout}', "sh", *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False,
-                          timeout=120)
+                          timeout=NEVER)
     assert done.returncode == status and ("svod-tune: the standard output cannot be written: " in done.stderr) == (status == 4)

@@ -16,6 +16,7 @@ from svod.cli.tune.script import run_script
 from svod.system.process.system_files import processes_with
 from svod.tune import capture
 from tests.cli.tune.commands import MODEL, ROOT, script
+from tests.patience import NEVER
 
 
 def run_captured(tmp_path: Path, text: str, *args: str, **options: Any) -> Any:
@@ -126,4 +127,4 @@ def test_a_closed_terminal_ends_the_script_too(tmp_path: Path) -> None:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.send_signal(signal.SIGHUP)
-        assert process.wait(60) == 129 and not Path(f"/proc/{child}").exists()
+        assert process.wait(NEVER) == 129 and not Path(f"/proc/{child}").exists()

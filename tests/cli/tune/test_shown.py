@@ -45,6 +45,7 @@ from svod.tune.search.events import (
 )
 from svod.tune.workers.executor import Activity
 from tests.cli.tune.commands import BEAM, CEILINGS, ROOT, TARGET, a_row, records_of_winner
+from tests.patience import NEVER
 
 
 def show(progress: Any, row: SurveyRow) -> None:
@@ -268,7 +269,7 @@ def test_waiting_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     told = threading.Event()
     monkeypatch.setattr(waiting, "say", lambda text: (print(text, file=sys.stderr), told.set()))
     with waiting.waiting("starting the workers"):
-        assert told.wait(60)
+        assert told.wait(NEVER)
     assert capsys.readouterr().err == "svod-tune: starting the workers …\n"
     monkeypatch.undo()
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())

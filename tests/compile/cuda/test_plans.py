@@ -41,6 +41,7 @@ from svod.tune.measure.work import compile_candidate
 from tests.bench.example_run import CEILINGS
 from tests.chain_runs import case_of
 from tests.compile.cuda.fake_driver import FakeDriver, stand_in
+from tests.patience import NEVER
 
 RNG = np.random.default_rng(0)
 X, W, V = (RNG.standard_normal(shape).astype(np.float32) for shape in ((11, 18), (18, 13), (13, 7)))
@@ -312,7 +313,7 @@ def test_memory_that_runs_out_waits_for_who_records_a_graph(fake: FakeDriver, mo
     with monkeypatch.context() as patched:
         patched.setattr(fake, "launch", beside)
         plan.execute()
-    threads[0].join(10)
+    threads[0].join(NEVER)
     assert not threads[0].is_alive() and got
     np.testing.assert_allclose(plan.outputs[0].reshape(EXPECTED.shape), EXPECTED, rtol=1e-4, atol=1e-5)
 
@@ -331,7 +332,7 @@ def test_a_fork_of_a_process_that_was_busy_is_told_so(fake: FakeDriver) -> None:
         device.process = -1
         thread = threading.Thread(target=asked, daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(NEVER)
     assert len(said) == 2
 
 
@@ -512,7 +513,7 @@ def test_memory_comes_back_inside_a_collection(fake: FakeDriver) -> None:
             memory.clear()
     thread = threading.Thread(target=collected, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(NEVER)
     assert not thread.is_alive() and DeviceMemory(pool, 30_000).address == address
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from svod.tune.db import TuningDB, claims, layers
 from svod.tune.db.moving import export, gc, merge
+from tests.patience import NEVER
 from tests.tune.db.samples import TARGET, winning
 
 K = "k" * 32
@@ -138,7 +139,7 @@ def test_of_many_processes_exactly_one_gets_the_claim(path: Path) -> None:
     counts = [int(c.stdout.readline()) for c in children if c.stdout is not None]
     assert sum(counts) == 40
     for c in children:
-        c.communicate("\n", timeout=30)
+        c.communicate("\n", timeout=NEVER)
 
 
 def test_claims_do_not_travel(path: Path) -> None:

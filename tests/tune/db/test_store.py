@@ -14,6 +14,7 @@ from svod.errors import DatabaseError
 from svod.tune.db import OWN, SHIPPED, TEAM, KernelRecord, Measurement, OriginRecord, Search, TuningDB, layers, origins_of
 from svod.tune.db.moving import export, gc, merge
 from svod.tune.db.transfer import read_records
+from tests.patience import NEVER
 from tests.tune.db.samples import OTHER, TARGET, confirmed, screened, verdict, winning
 
 K = "k" * 32
@@ -284,9 +285,9 @@ def test_many_processes_write_at_once(tmp_path: Path) -> None:
     workers = [context.Process(target=_write_many, args=(str(tmp_path / "t.db"), i, barrier, answers)) for i in range(4)]
     for w in workers:
         w.start()
-    results = [answers.get(timeout=60) for _ in workers]
+    results = [answers.get(timeout=NEVER) for _ in workers]
     for w in workers:
-        w.join(timeout=60)
+        w.join(timeout=NEVER)
     assert [p for _, p in results] == [None] * 4, "none is turned away, also while the file is being made"
     assert sum(a for a, _ in results) == 4 * 200 + 200, "each shared record was new exactly once"
     with TuningDB.open(tmp_path / "t.db") as db:

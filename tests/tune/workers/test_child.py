@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,24 +16,16 @@ from svod.errors import TuneError
 from svod.tune.workers.child import YOUNG_OBJECTS, Child, Request, make_request
 from svod.tune.workers.forkserver import ForkServer, ServerLost
 from svod.tune.workers.jobs import Outcome, WorkerConfig
+from tests.patience import NEVER, wait_until
 from tests.tune.fault_jobs import FAULTS
 
 ROOT = str(Path(__file__).resolve().parents[3])
 JOBS = "tests.tune.fault_jobs"
-CONFIG = WorkerConfig(preload=("numpy", "llvmlite.binding"), job_modules=(JOBS,), paths=(ROOT,), memory_bytes=1 << 29, setup_deadline=5.0)
+CONFIG = WorkerConfig(preload=("numpy", "llvmlite.binding"), job_modules=(JOBS,), paths=(ROOT,), memory_bytes=1 << 29, setup_deadline=NEVER)
 
 
-def call(job: str, item: object, deadline: float = 20.0, setup: object = None) -> Request:
+def call(job: str, item: object, deadline: float = NEVER, setup: object = None) -> Request:
     return make_request(f"{JOBS}:{job}", item, deadline, setup)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def is_gone(pid: int) -> bool:
@@ -100,7 +93,7 @@ def test_every_fault_is_expected() -> None:
 @pytest.mark.parametrize("fault", EXPECTED)
 def test_fault_becomes_a_record_and_the_next_item_works(child: Child, capfd: pytest.CaptureFixture[str], fault: str) -> None:
     status, kind, message = EXPECTED[fault]
-    outcome = child.run(call("fault", fault, 0.3 if status == "timeout" else 60.0))
+    outcome = child.run(call("fault", fault, 0.3 if status == "timeout" else NEVER))
     assert outcome.status == status, outcome
     assert kind in outcome.kind and message in outcome.message, outcome
     assert child.run(call("echo", [1, "next"])).value == [1, "next"]
@@ -115,7 +108,7 @@ def test_large_results_and_items_arrive_whole(child: Child) -> None:
 
 def test_a_batch_goes_on_behind_hangs_and_crashes(child: Child) -> None:
     items = [1, "segfault", 2, "spin native", 3, "raise", 4, "raise lost", 5]
-    outcomes = [child.run(call("fault_or_add", item, 0.5, setup=100)) for item in items]
+    outcomes = [child.run(call("fault_or_add", item, 0.5 if item == "spin native" else NEVER, setup=100)) for item in items]
     assert [o.status for o in outcomes] == ["ok", "crash", "ok", "timeout", "ok", "error", "ok", "error", "ok"]
     values = [o.value for o in outcomes if o.ok]
     assert [v["sum"] for v in values] == [101, 102, 103, 104, 105]
@@ -155,9 +148,9 @@ def test_what_one_item_leaves_in_memory_is_not_the_next_ones_fault(child: Child)
 
 
 def test_a_step_has_a_limit_of_its_own(child: Child) -> None:
-    outcome = child.run(call("step", 0.05, deadline=30.0))
-    assert (outcome.status, outcome.kind) == ("timeout", "step") and outcome.seconds < 20.0
-    assert child.run(call("short_step", 0.2, deadline=30.0)).value == "done"
+    outcome = child.run(call("step", 0.05))
+    assert (outcome.status, outcome.kind) == ("timeout", "step")
+    assert child.run(call("short_step", 0.5)).value == "done"
 
 
 def test_jobs_outside_the_registry_are_errors(child: Child) -> None:
@@ -191,7 +184,7 @@ def test_a_lost_server_is_reported_and_takes_its_children_along() -> None:
     pid = child.run(call("facts", None)).value["pid"]
     os.kill(server.pid, signal.SIGKILL)
     with pytest.raises(ServerLost):
-        child.run(call("fault", "sleep", 60.0))
+        child.run(call("fault", "sleep"))
     assert wait_until(lambda: is_gone(pid))
     child.close()
     server.close()
@@ -225,7 +218,7 @@ server = ForkServer(CONFIG)
 child = Child(server)
 pid = child.run(call("facts", None)).value["pid"]
 print(server.pid, pid, flush=True)
-print(child.run(call("fault", sys.argv[2], 60.0)).describe(), flush=True)
+print(child.run(call("fault", sys.argv[2])).describe(), flush=True)
 """
 
 
@@ -276,5 +269,5 @@ worker.close(); server.close()
     assert os.WIFSTOPPED(os.waitpid(waiting.pid, os.WUNTRACED)[1])
     time.sleep(2.0)     # past the deadline, by more than STOPPED
     waiting.send_signal(signal.SIGCONT)
-    said, again = waiting.communicate(timeout=60)[0].splitlines()
-    assert "stood still for 2 s" in said and again == "2"
+    said, again = waiting.communicate(timeout=NEVER)[0].splitlines()
+    assert re.search(r"stood still for ([2-9]|\d\d+) s", said) and again == "2"

@@ -18,9 +18,8 @@ from svod.errors import TuneError
 from svod.tune.workers.child import Request
 from svod.tune.workers.executor import DispatchingExecutor, Kind, WorkerLost
 from svod.tune.workers.jobs import Outcome, decode
+from tests.patience import NEVER, wait_until
 from tests.tune.search_kernels import TARGET
-
-NEVER = 60.0        # seconds after which what should not wait is taken to hang
 
 
 class Scripted:
@@ -112,7 +111,7 @@ def test_a_worker_that_is_lost_and_not_replaced_costs_nothing_but_its_items_a_se
         raise WorkerLost("its node is gone")
     with executing() as executor:
         executor.add("dying", start, dies)
-        executor.add("healthy", up, lambda carrier, item: lost.wait(5) and done(carrier, item))
+        executor.add("healthy", up, lambda carrier, item: lost.wait(NEVER) and done(carrier, item))
         outcomes = outcomes_of(executor, 50)
     assert [o.value for o in outcomes] == list(range(50)) and {o.worker for o in outcomes} == {"healthy"}
     assert 1 <= sum(o.attempts == 2 for o in outcomes) <= 4, "what was in flight, and nothing else"
@@ -171,7 +170,7 @@ def test_what_each_worker_does_is_told() -> None:
     def work(carrier: Scripted, item: int) -> Outcome:
         if lost.is_set():
             raise WorkerLost("its node is gone")
-        go.wait(10)
+        go.wait(NEVER)
         return done(carrier, item)
 
     def start(carrier: Scripted) -> None:
@@ -182,11 +181,7 @@ def test_what_each_worker_does_is_told() -> None:
         return {a.name: (a.state, a.job, a.items) for a in executor.activity()}
 
     def wait_for(expected: tuple[str, str, int]) -> None:
-        for _ in range(1000):
-            if states()["good"] == expected:
-                return
-            time.sleep(0.01)
-        pytest.fail(f"{states()}")
+        assert wait_until(lambda: states()["good"] == expected), f"{states()}"
     with executing() as executor:
         executor.add("waiting", never_up, done, host="alpha")
         executor.add("bad", other_version, done)
@@ -198,7 +193,7 @@ def test_what_each_worker_does_is_told() -> None:
         batch = executor.submit("m:job", [1], kind="bench", deadline=1.0)
         wait_for(("busy", "job", 1))
         time.sleep(0.05)
-        assert 0.05 <= next(a.seconds for a in executor.activity() if a.name == "good") < 10
+        assert next(a.seconds for a in executor.activity() if a.name == "good") >= 0.05
         go.set()
         assert next(batch)[1].ok
         wait_for(("idle", "", 0))
@@ -218,6 +213,8 @@ def test_compilers_pause_on_the_machine_that_times_where_it_has_few_cores(cores:
             running[carrier.name] += 1
             for other in (n for n, r in running.items() if r and n != carrier.name):
                 together[min(other, carrier.name), max(other, carrier.name)] += 1
+        if carrier.kind == "bench":         # as long as one compiles that may
+            wait_until(lambda: compiling.finished or all(running[n] for n in ("there", *["here"] * (cores == 64))))
         time.sleep(0.01)
         with lock:
             running[carrier.name] -= 1
@@ -276,14 +273,14 @@ def test_a_machine_that_turns_out_to_have_another_target_ends_the_wait_for_it() 
     told = threading.Event()
 
     def start(carrier: Scripted) -> None:
-        told.wait(5)
+        told.wait(NEVER)
         carrier.target = OTHER
     with executing() as executor:
         executor.add("one", start, done, kind="bench", host="a")
         batch = executor.submit("m:job", [1], kind="bench", deadline=1.0, target=TARGET)
         assert batch.poll(0.1) is None
         told.set()
-        answer = batch.poll(5.0)
+        answer = batch.poll(NEVER)
         assert answer is not None and answer[1].kind == "no worker" and OTHER.key in answer[1].message
 
 
@@ -293,7 +290,7 @@ def test_an_item_on_a_frozen_worker_is_started_elsewhere_too_and_the_first_answe
     thawed, seen = threading.Event(), Counter[int]()
 
     def freezes(carrier: Scripted, item: int) -> Outcome:
-        thawed.wait(20)
+        thawed.wait(NEVER)
         return Outcome("timeout", kind="deadline")
 
     def works(carrier: Scripted, item: int) -> Outcome:
@@ -308,7 +305,7 @@ def test_an_item_on_a_frozen_worker_is_started_elsewhere_too_and_the_first_answe
         while not executor._held:
             time.sleep(0.01)
         executor.add("healthy", up, works)
-        answer = batch.poll(10.0)
+        answer = batch.poll(NEVER)
         assert answer is not None and answer[1].ok and answer[1].worker == "healthy" and answer[1].attempts == 2
         assert all(o.worker == "healthy" for o in outcomes_of(executor, 5)) and seen[0] == 2, "item 0 of two batches"
         thawed.set()
@@ -327,7 +324,7 @@ def test_a_copy_that_is_lost_too_leaves_the_item_to_the_others(monkeypatch: pyte
     def first_loses(carrier: Scripted, item: int) -> Outcome:
         tries[carrier.name] += 1
         if tries.total() == 1:
-            release.wait(20)
+            release.wait(NEVER)
             raise WorkerLost("its node is gone")
         release.set()
         time.sleep(0.05)

@@ -9,24 +9,24 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig
 from svod.tune.db import Measurement, TuningDB
-from svod.tune.search.budget import ModelBudget
 from svod.tune.search.kernel_search import Finding
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.executor import Executor, InlineExecutor
 from svod.tune.workers.jobs import WorkerConfig
 from svod.tune.workers.ray_executor import CHUNK, TOKEN
 from svod.tune.workers.start import make_executor
+from tests.patience import NEVER, wait_until
 from tests.tune.ray_nodes import PORT, Node, another_version, workers_of
+from tests.tune.replay import Until
 from tests.tune.search_kernels import gemm
 from tests.tune.told_measurer import ToldMeasurer, TraceFile
-from tests.tune.workers.test_child import ROOT, wait_until
+from tests.tune.workers.test_child import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")]
 KERNEL = gemm(96, 128, 80)
@@ -54,24 +54,13 @@ class Trace(TraceFile):
         self.repeated += items
 
 
-class UntilBuilt(ModelBudget):
-    """Ends with the round in which CANDIDATES have been built, however long that takes."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(float("inf"), float("inf"))
-        self.trace = trace
-
-    def next(self, kernels: Sequence[Any]) -> Any:
-        return None if self.trace.built >= CANDIDATES else super().next(kernels)
-
-
 def search(executor: Executor, directory: Path, *, faults: bool,
            events: dict[int, Callable[[], None]]) -> tuple[Finding, Trace, list[Measurement]]:
     directory.mkdir()
     trace, config, bench = Trace(directory / "trace", events), BeamConfig(width=16, patience=1000), BenchConfig(seconds=1.0)
     with TuningDB.open(directory / "t.db") as db:
         session = TuneSession([KernelTask(KERNEL)], host_target(), executor=executor, db=db, config=config, bench=bench,
-                              budget=UntilBuilt(trace),
+                              budget=Until(lambda: trace.built >= CANDIDATES),
                               measurer_of=lambda k: ToldMeasurer(k, host_target(), executor, config, bench, trace, faults=faults))
         finding = session.run().findings[KERNEL.key]
         return finding, trace, [m for m, _ in db.select(Measurement)]
@@ -80,13 +69,15 @@ def search(executor: Executor, directory: Path, *, faults: bool,
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[dict[str, Node]]:
     found: dict[str, Node] = {}
-    paths = {"PYTHONPATH": ROOT}
+    # a node that a busy machine keeps waiting is not taken for dead
+    patience = {"RAY_health_check_timeout_ms": str(int(1000 * NEVER)), "RAY_worker_register_timeout_seconds": str(int(NEVER))}
+    paths = {"PYTHONPATH": ROOT, **patience}
     try:
         found["head"] = Node(HEAD, "--num-cpus=0", **paths)
         found["timer"] = Node("127.0.0.32", "--num-cpus=1", '--resources={"bench": 1}', head=HEAD, **paths)
         found["killed"] = Node("127.0.0.33", "--num-cpus=1", head=HEAD, **paths)
         found["frozen"] = Node("127.0.0.34", "--num-cpus=1", head=HEAD, **paths)
-        found["other"] = Node("127.0.0.35", "--num-cpus=1", head=HEAD, **another_version(tmp_path / "other"))
+        found["other"] = Node("127.0.0.35", "--num-cpus=1", head=HEAD, **patience, **another_version(tmp_path / "other"))
         yield found
     finally:
         for node in reversed(found.values()):
@@ -105,10 +96,12 @@ def test_a_search_in_which_everything_fails_is_the_clean_search(tmp_path: Path, 
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)         # Ray lets workers import from there, and another svod has to stay another one
     events = {CANDIDATES // 4: nodes["killed"].kill, CANDIDATES // 2: freeze}
-    with caplog.at_level(logging.WARNING), make_executor("ray", f"{HEAD}:{PORT}", WORKERS, "CPU:interpreter", False, 60.0) as executor:
+    with caplog.at_level(logging.WARNING), make_executor("ray", f"{HEAD}:{PORT}", WORKERS, "CPU:interpreter", False, NEVER) as executor:
+        # the workers of all nodes are up, or refused, before faults begin
+        assert wait_until(lambda: all(a.state != "starting" for a in executor.activity())), caplog.text
         found, trace, rows = search(executor, tmp_path / "faulty", faults=True, events=events)
         assert workers_of(nodes.values())
-    assert wait_until(lambda: not workers_of(nodes.values()), 10.0), "no process of a worker is left"
+    assert wait_until(lambda: not workers_of(nodes.values())), "no process of a worker is left"
     assert not events and "is another svod" in caplog.text
     with InlineExecutor(WORKERS) as executor:
         clean, expected, _ = search(executor, tmp_path / "clean", faults=False, events={})

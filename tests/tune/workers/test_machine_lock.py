@@ -17,6 +17,7 @@ from svod.errors import TuneError
 from svod.tune.workers import machine_lock
 from svod.tune.workers.jobs import package_roots
 from svod.tune.workers.machine_lock import MachineLock, lock_directory
+from tests.patience import wait_until
 
 HOLD = """import sys; sys.path.insert(0, sys.argv[2])
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_a_killed_holder_lets_go_and_waiting_is_announced(tmp_path: Path, caplog
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("svod.tune.workers.machine_lock.ANNOUNCE_AFTER", 0.05)
     other = hold_elsewhere(tmp_path)
-    threading.Timer(0.3, other.kill).start()
+    threading.Thread(target=lambda: wait_until(lambda: "waiting to time" in caplog.text) and other.kill()).start()
     lock = MachineLock("CPU", tmp_path)
     with caplog.at_level(logging.INFO, "svod.tune"):
         assert lock.acquire()

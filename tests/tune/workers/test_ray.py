@@ -27,17 +27,16 @@ from svod.tune.workers.executor import LocalExecutor
 from svod.tune.workers.jobs import identity
 from svod.tune.workers.ray_executor import TOKEN, _remove_dead_sessions, _SessionDirectory
 from svod.tune.workers.start import make_executor
+from tests.patience import NEVER, wait_until
 from tests.tune.ray_nodes import below, command_of, is_alive
-from tests.tune.workers.test_child import CONFIG, JOBS, ROOT, is_gone, wait_until
+from tests.tune.workers.test_child import CONFIG, JOBS, ROOT, is_gone
 
 pytestmark = pytest.mark.ray
-LONG = 60.0
 DEVICE = "CPU:interpreter"   # the CPU under a name of its own: the lock of the machine is not that of a search
-START = 200.0       # seconds in which Ray is up on any machine
 NICE = os.getpriority(os.PRIO_PROCESS, 0)       # niceness of the tests; bench workers have the same
 
 PRELUDE = f"""import sys, os, signal, json, logging; sys.path.insert(0, sys.argv[1])
-START, NICE = {START}, {NICE}
+START, NICE = {NEVER}, {NICE}
 from svod.tune.workers.start import make_executor, ExecutorStart
 from svod.tune.workers.machine_lock import lock_directory
 from tests.tune.workers.test_child import CONFIG, JOBS
@@ -45,7 +44,7 @@ def facts(e, kind="compile"): return e.run(JOBS + ":facts", [None], kind=kind, d
 """
 
 
-def run_driver(body: str, *, timeout: float = 600.0, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_driver(body: str, *, timeout: float = NEVER, **environment: str) -> subprocess.CompletedProcess[str]:
     """A fresh Python that runs `body` after PRELUDE; fails the test with its output if that ends badly."""
     done = subprocess.run([sys.executable, "-c", PRELUDE + body, ROOT], capture_output=True, text=True, timeout=timeout,
                           env={**os.environ, **environment})
@@ -111,7 +110,7 @@ print(json.dumps(names))
 """)
     names = json.loads(done.stdout)
     assert any(name.startswith("ray::") for name in names.values()), "workers, which overwrite their arguments"
-    assert all(wait_until(lambda p=p: is_gone(int(p)), 5.0) for p in names)  # type: ignore[misc]
+    assert all(wait_until(lambda p=p: is_gone(int(p))) for p in names)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("embedded", [True, False])
@@ -191,7 +190,7 @@ e = make_executor("ray:1", config=CONFIG, start_deadline=START)
 import ray
 f = facts(e)
 print(json.dumps([f["pid"], f["ppid"], ray._private.worker._global_node.get_session_dir_path()]), flush=True)
-e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=60.0)
+e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=START)
 """, ROOT], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     child, server, session = json.loads(driver.stdout.readline())
@@ -226,7 +225,7 @@ def test_a_directory_that_could_not_be_removed_is_left_to_the_next(temporary: Pa
 def test_another_version_at_the_other_end_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "LLVM": "1.2.3"})
-    with make_executor("ray:1", config=CONFIG, start_deadline=START, say=said.append) as executor:
+    with make_executor("ray:1", config=CONFIG, start_deadline=NEVER, say=said.append) as executor:
         assert isinstance(executor, LocalExecutor)
     assert len(said) == 1 and "LLVM 1.2.3 here" in said[0] and "start this program again" in said[0]
 
@@ -241,7 +240,7 @@ def cluster() -> Iterator[Any]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     store = 80 << 20
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": store, "_system_config": {
-        "health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 1000,
+        "health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": int(1000 * NEVER),
         "health_check_failure_threshold": 3}}
     c: Any = Cluster(initialize_head=True, head_node_args=head)
     c.first = c.add_node(num_cpus=2, object_store_memory=store)
@@ -254,13 +253,13 @@ def cluster() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_a_cluster_loses_a_node_and_gains_one(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=NEVER) as executor:
         assert executor.workers("compile") == 3 and executor.workers("bench") == 1 and cluster.address in executor.description
-        timer = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=LONG)[0].value
+        timer = executor.run(f"{JOBS}:facts", [None], kind="bench", deadline=NEVER)[0].value
         assert timer["nice"] == NICE
-        assert wait_until(lambda: len(executor._up) == 4, LONG)  # type: ignore[attr-defined]
+        assert wait_until(lambda: len(executor._up) == 4)  # type: ignore[attr-defined]
         with caplog.at_level(logging.INFO, "svod.tune"):
-            batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
+            batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=NEVER)
             done = [next(batch) for _ in range(6)]
             cluster.remove_node(cluster.first)
             cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
@@ -291,16 +290,16 @@ def test_a_node_that_is_lost_for_ever_costs_its_items_a_second_try(cluster: Any)
     """Its workers wait for a place that never comes, and hold no items meanwhile."""
     node = cluster.add_node(num_cpus=2, object_store_memory=cluster.store)
     cluster.wait_for_nodes()
-    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=START) as executor:
-        assert wait_until(lambda: len(executor._up) == executor.workers("compile") + 1, LONG)  # type: ignore[attr-defined]
-        batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=LONG)
+    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=NEVER) as executor:
+        assert wait_until(lambda: len(executor._up) == executor.workers("compile") + 1)  # type: ignore[attr-defined]
+        batch = executor.submit(f"{JOBS}:sleep", [0.1] * 60, kind="compile", deadline=NEVER)
         done = [next(batch) for _ in range(6)]
         cluster.remove_node(node)
         done += list(batch)
         assert sorted(i for i, _ in done) == list(range(60)) and {o.status for _, o in done} == {"ok"}
         assert sum(o.attempts > 1 for _, o in done) <= 2 * ray_executor.CHUNK
         # the others still work, and the next call is answered as well
-        assert [o.status for o in executor.run(f"{JOBS}:sleep", [0.0] * 9, kind="compile", deadline=LONG)] == ["ok"] * 9
+        assert [o.status for o in executor.run(f"{JOBS}:sleep", [0.0] * 9, kind="compile", deadline=NEVER)] == ["ok"] * 9
 
 
 @pytest.mark.slow
@@ -308,20 +307,20 @@ def test_each_target_is_timed_where_it_is(cluster: Any, monkeypatch: pytest.Monk
     """A machine that joins with another target is used; one that leaves and is not replaced is waited for, then said."""
     own = host_target()
     other = replace(own, threads=own.threads + 1)
-    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=START) as executor:
+    with make_executor("ray", cluster.address, config=CONFIG, device=DEVICE, shared_cores=False, start_deadline=NEVER) as executor:
         assert [t.key for t in executor.targets()] == [own.key]
         with pytest.raises(TuneError, match=f"can bench for .*t{other.threads}: those that are left time .*t{own.threads}"):
-            executor.submit(f"{JOBS}:echo", [1], kind="bench", deadline=LONG, target=other)
+            executor.submit(f"{JOBS}:echo", [1], kind="bench", deadline=NEVER, target=other)
         node = cluster.add_node(num_cpus=0, resources={"bench": 1}, object_store_memory=cluster.store, env_vars={"SVOD_THREADS": "1"})
         less = replace(own, threads=1)
-        assert wait_until(lambda: less.key in {t.key for t in executor.targets()}, LONG)
+        assert wait_until(lambda: less.key in {t.key for t in executor.targets()})
         for target, workers in ((own, {"ray-bench-0"}), (less, {"ray-bench-0", "ray-bench-1"})):
-            batch = executor.submit(f"{JOBS}:echo", [1] * 5, kind="bench", deadline=LONG, target=target)
+            batch = executor.submit(f"{JOBS}:echo", [1] * 5, kind="bench", deadline=NEVER, target=target)
             assert {o.worker for _, o in batch} <= workers
         cluster.remove_node(node)
         monkeypatch.setattr(executor, "patience", 2.0)
-        assert wait_until(lambda: executor.run(f"{JOBS}:echo", [1], kind="bench", deadline=LONG)[0].ok, LONG)
-        assert wait_until(lambda: [t.key for t in executor.targets()] == [own.key], LONG)
+        assert wait_until(lambda: executor.run(f"{JOBS}:echo", [1], kind="bench", deadline=NEVER)[0].ok)
+        assert wait_until(lambda: [t.key for t in executor.targets()] == [own.key])
 
 
 @pytest.mark.slow
@@ -336,7 +335,7 @@ except TuneError as e: print(e)
 
 @pytest.mark.slow
 def test_actors_that_die_at_once_are_not_tried_for_ever() -> None:
-    with make_executor("ray:1", config=CONFIG, start_deadline=START) as executor:
+    with make_executor("ray:1", config=CONFIG, start_deadline=NEVER) as executor:
         import ray
         stop = threading.Event()
         carrier: Any = executor._threads[0][1]  # type: ignore[attr-defined]
@@ -348,7 +347,7 @@ def test_actors_that_die_at_once_are_not_tried_for_ever() -> None:
                 time.sleep(0.01)
         thread = threading.Thread(target=kill)
         thread.start()
-        outcomes = executor.run(f"{JOBS}:sleep", [1.0] * 3, kind="compile", deadline=LONG)
+        outcomes = executor.run(f"{JOBS}:sleep", [1.0] * 3, kind="compile", deadline=NEVER)
         stop.set()
         thread.join()
         assert {(o.status, o.kind) for o in outcomes} == {("lost", "no worker")}
@@ -360,16 +359,17 @@ def test_interrupting_the_driver_stops_ray() -> None:
     driver = subprocess.Popen([sys.executable, "-c", PRELUDE + """
 with make_executor("ray:1", config=CONFIG, start_deadline=START) as e:
     f = facts(e)
-    print(json.dumps([f["pid"], f["ppid"]]), flush=True)
-    try: e.run(JOBS + ":fault", ["spin native"], kind="compile", deadline=60.0)
+    try:
+        batch = e.submit(JOBS + ":fault", ["spin native"], kind="compile", deadline=START)
+        print(json.dumps([f["pid"], f["ppid"]]), flush=True)
+        list(batch)
     except KeyboardInterrupt: print("interrupted", flush=True)
 print("closed", flush=True)
 """, ROOT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
     assert driver.stdout is not None
     pids = json.loads(driver.stdout.readline())
-    time.sleep(0.2)
     os.killpg(driver.pid, signal.SIGINT)
-    out, err = driver.communicate(timeout=60)
+    out, err = driver.communicate(timeout=NEVER)
     assert out == "interrupted\nclosed\n" and driver.returncode == 0, err
     assert all(wait_until(lambda p=p: is_gone(p)) for p in pids)  # type: ignore[misc]
 
@@ -392,10 +392,10 @@ def test_a_signal_during_rays_start_ends_the_command_and_all_processes(tmp_path:
 
     def ray_starts() -> bool:
         return any(b"gcs_server" in command_of(pid) for pid in below(command.pid))
-    assert wait_until(ray_starts, START)
+    assert wait_until(ray_starts)
     time.sleep(0.5)
     started = {command.pid, *below(command.pid)}
     command.send_signal(number)
-    _, said = command.communicate(timeout=60)
+    _, said = command.communicate(timeout=NEVER)
     assert command.returncode == status and "Traceback" not in said, said
-    assert wait_until(lambda: not any(is_alive(pid) for pid in started), 90.0)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in started))
