@@ -34,6 +34,7 @@ from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import Launches, LoadedCode, PreparedKernel, Segment, Variant
 from svod.compile.resources import PhaseResources, resources_of
 from svod.core.cost.cost import Cost
+from svod.core.cost.work import StageWork
 from svod.core.graph.buffer import Memory
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, parse_key, threads_of
@@ -208,6 +209,10 @@ class Backend(ABC):
     @abstractmethod
     def cost(self, state: Scheduler) -> Cost:
         """The predicted cost of a state. It ranks states. Raises KernelOptError when the placements of a state contradict each other."""
+
+    @abstractmethod
+    def work(self, state: Scheduler) -> Sequence[StageWork]:
+        """The work of each stage of a state, as one core or thread does it. Raises as `cost` does."""
 
     @abstractmethod
     def heuristic(self, state: Scheduler) -> Scheduler:

@@ -4,8 +4,9 @@ from __future__ import annotations
 from svod.compile.backend import Backend
 from svod.compile.plan.object_cache import ObjectCache
 from svod.core.cost.cost import Cost
-from svod.core.cost.groups.group_cost import group_cost
+from svod.core.cost.groups.group_cost import group_cost, group_work
 from svod.core.cost.groups.group_sketch import group_heuristic, group_sketches
+from svod.core.cost.work import StageWork
 from svod.core.kernel.scheduler import Scheduler
 
 
@@ -19,6 +20,9 @@ class GroupBackend(Backend):
 
     def cost(self, state: Scheduler) -> Cost:
         return group_cost(state)
+
+    def work(self, state: Scheduler) -> list[StageWork]:
+        return group_work(state)
 
     def heuristic(self, state: Scheduler) -> Scheduler:
         return group_heuristic(state)

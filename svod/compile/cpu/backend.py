@@ -18,8 +18,9 @@ from svod.compile.lower.program import Program, ProgramSpec
 from svod.compile.plan.object_cache import ObjectCache
 from svod.compile.plan.plan_parts import LoadedCode, PreparedKernel, Variant
 from svod.core.cost.cost import Cost
-from svod.core.cost.cpu import cost_of
+from svod.core.cost.cpu import cost_of, work_of
 from svod.core.cost.sketch import heuristic, sketches
+from svod.core.cost.work import StageWork
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target
 
@@ -78,6 +79,9 @@ class Cpu(Backend):
 
     def cost(self, state: Scheduler) -> Cost:
         return cost_of(state)
+
+    def work(self, state: Scheduler) -> list[StageWork]:
+        return work_of(state)
 
     def heuristic(self, state: Scheduler) -> Scheduler:
         return heuristic(state)

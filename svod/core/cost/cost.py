@@ -1,6 +1,7 @@
 """The record of a prediction: `backend.cost(state)` of every backend."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,17 @@ from svod.core.kernel.scheduler import Scheduler
 class Cost:
     """A prediction that ranks states; it does not promise a time. `cycles`: of the whole kernel, on one core or on the device."""
 
-    cycles: float
-    accumulators: int         # registers that live through the reduce loops, at most over the stages
-    loads_per_fma: float      # of the stage with most multiply-adds
-    scratch_bytes: int
-    flops: float
-    bytes_moved: float        # from memory
+    cycles: float = 0.0
+    accumulators: int = 0       # registers that live through the reduce loops, at most over the stages
+    scratch_bytes: int = 0
+    flops: float = 0.0
+    bytes_moved: float = 0.0    # from memory
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    """The cost of stages or phases that run one after the other."""
+    return Cost(sum([c.cycles for c in costs]), max([c.accumulators for c in costs]), sum([c.scratch_bytes for c in costs]),
+                sum([c.flops for c in costs]), sum([c.bytes_moved for c in costs]))
 
 
 def tiling_family(state: Scheduler) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.cost.caches import ANYWHERE, LINE, PAGE, Traffic, caches_of, traffic
-from svod.core.cost.cost import Cost
+from svod.core.cost.cost import Cost, total
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.work import Access, StageWork, Tile, block_ends, has_constant_lanes, is_aligned, kind_of
 from svod.core.kernel.contraction import skipping_window
@@ -66,15 +66,11 @@ def cost_of(state: Scheduler) -> Cost:
 
 def _cost_of(state: Scheduler) -> Cost:
     nest, kernel, cpu = loop_nest(state), state.kernel, CPU
-    total = accumulators = flops = moved = 0.0
-    scratch = 0
-    most_multiply_adds, loads_per_fma = 0.0, 0.0
-    threads = cores_of(state)
+    threads, costs = cores_of(state), list[Cost]()
     memory = _Memory(state, nest, kept=float(count_operations(kernel.ast).bytes_moved))
     for s, stage in nest.stages.items():
         is_phase = nest.placement.paths[s] == ()
-        if not is_phase:
-            scratch += stored_bytes(state, nest.layouts, s) * prod(stage.region)
+        scratch = 0 if is_phase else stored_bytes(state, nest.layouts, s) * prod(stage.region)
         work = core_work(state, nest, s)
         issue = issue_cost(work, cpu)
         streamed = stage.r.store is not None and state.stream and has_non_temporal_stores(state)
@@ -84,14 +80,10 @@ def _cost_of(state: Scheduler) -> Cost:
         data = memory.of_stage(work, non_temporal)
         slowest = max(issue.cycles, *data.cycles)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
-        if not is_computed_once(state, nest.placement, s):
-            total += cycles / _speedup(state, stage, is_phase, threads) + (cpu.launch_cycles if is_phase and threads > 1 else 0.0)
-        accumulators = max(accumulators, issue.accumulators)
-        flops += issue.flops
-        moved += data.moved
-        if issue.multiply_adds > most_multiply_adds:
-            most_multiply_adds, loads_per_fma = issue.multiply_adds, issue.loads / issue.multiply_adds
-    return Cost(total, int(accumulators), loads_per_fma, scratch, flops, moved)
+        cycles = cycles / _speedup(state, stage, is_phase, threads) + (cpu.launch_cycles if is_phase and threads > 1 else 0.0)
+        is_once = is_computed_once(state, nest.placement, s)
+        costs.append(Cost(0.0 if is_once else cycles, int(issue.accumulators), scratch, issue.flops, data.moved))
+    return total(costs)
 
 
 _COST = Derived(_cost_of)
@@ -116,6 +108,12 @@ def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -
     return shared / -(-shared // threads)
 
 
+def work_of(state: Scheduler) -> list[StageWork]:
+    """The work of each stage of a state as a core does it. Raises KernelOptError as `cost_of` does."""
+    nest = loop_nest(state)
+    return [core_work(state, nest, s) for s in nest.stages]
+
+
 def core_work(state: Scheduler, nest: LoopNest, s: int) -> StageWork:
     """The work of stage `s` as a core does it: all loops one after the other, in vectors. Iterations that add zeros are skipped."""
     stage, loops = nest.stages[s], list[tuple[int, float]]()
@@ -136,8 +134,6 @@ class IssueCost(NamedTuple):
     cycles: float            # of all times the stage runs
     accumulators: float      # vector registers that live through the reduce loops
     flops: float
-    loads: float             # of one time
-    multiply_adds: float     # of one time
 
 
 def issue_cost(work: StageWork, cpu: Cpu) -> IssueCost:
@@ -151,12 +147,11 @@ class _Issue:
     def __init__(self, work: StageWork, cpu: Cpu) -> None:
         self.work, self.cpu, self.stage, self.r = work, cpu, work.stage, work.r
         self.dot = rate_of(work.nest.layouts.dots.get(work.r.stage.index), work.state.target)
-        self.loads = self.arithmetic = self.multiply_adds = 0.0
+        self.loads = self.arithmetic = 0.0
 
     def price(self) -> IssueCost:
         work, cpu, stage = self.work, self.cpu, self.stage
-        self._reductions()
-        self._values()
+        self._count()
         store, is_transposed = self._stores()
         accumulators = float(work.accumulators)
         vectors = float(work.positions[stage.vector]) if 0 <= stage.vector < work.outs else 1.0
@@ -173,16 +168,13 @@ class _Issue:
         overhead = cpu.loop_cycles * (sum(work.runs_of_loop[1:]) + ends) + cpu.block_end_cycles * ends * accumulators
         cycles = max(slots, self._chain(accumulators)) + overhead + store
         per_vector = stage.num_lanes / -(-stage.num_lanes // work.lanes) if stage.vector >= 0 else 1.0
-        return IssueCost(cycles * stage.times, accumulators, 2 * self.multiply_adds * self.dot.group * per_vector * stage.times, self.loads,
-                         max(self.multiply_adds, 1.0))
+        return IssueCost(cycles * stage.times, accumulators, 2 * work.multiply_adds * self.dot.group * per_vector * stage.times)
 
-    def _reductions(self) -> None:
+    def _count(self) -> None:
+        """Count what is summed up, loaded and computed."""
         for red in self.r.reductions:
-            runs = self.work.body * self.work.tile
-            self.multiply_adds += runs
-            self.arithmetic += runs * (self.dot.cost if len(red.values) == 1 else self.cpu.combined_operations[len(red.values)])
-
-    def _values(self) -> None:
+            cost = self.dot.cost if len(red.values) == 1 else self.cpu.combined_operations[len(red.values)]
+            self.arithmetic += self.work.body * self.work.tile * cost
         for _, n, is_load in self.work.values():
             if is_load:
                 self._load(n)
@@ -288,13 +280,12 @@ class _Memory:
         """The accesses of a stage over all its runs. `non_temporal`: bytes that it stores non-temporally."""
         stage, accesses, is_shared = work.stage, list[Access](), list[bool]()
         crossing = 0.0
-        for i, n, is_load in work.values():
+        for _, n, is_load in work.values():
             if is_load and n.linear is not None:
-                gathered = dict.fromkeys([a for atom, _ in n.linear.atoms for a in work.r.nodes[atom].deps])
-                accesses.append(work.load(i, n, n.linear, 1.0, 1, tuple(gathered)))
+                accesses.append(work.load(n, n.linear))
                 is_shared.append(self._is_shared(stage, n))
             elif is_load:
-                accesses.append(self._read(work, i, n))
+                accesses.append(self._read(work, n))
                 is_shared.append(False)
                 crossing += self._crossing(stage, n, accesses[-1])
         if (store := self._store(work, non_temporal)) is not None:
@@ -320,9 +311,9 @@ class _Memory:
         seen.append((*around, *_own_rows(stage)))
         return shared
 
-    def _read(self, work: StageWork, i: int, n: Node) -> Access:
+    def _read(self, work: StageWork, n: Node) -> Access:
         """A read of a staged value, from where it lies."""
-        access, layout = work.read(i, n, 1.0, 1), self.nest.stages[n.arg].layout
+        access, layout = work.read(n), self.nest.stages[n.arg].layout
         outer = frozenset([row for t, depth in self.nest.placement.paths[n.arg] or () for row in self.state.order[t][:depth]])
         fixed = sum([row in outer for row in (*[loop.row for loop in work.stage.around], *_own_rows(work.stage))])
         tile = None
@@ -349,13 +340,13 @@ class _Memory:
         r, stage = work.r, work.stage
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
         if r.store is not None:
-            return work.store(size, 1.0, 1) if not non_temporal else None
+            return work.store(size, work.place) if not non_temporal else None
         if not stage.around and is_derived(r.stage):
             return None
         layout = stage.layout
         assert layout is not None
         tile = Tile(layout.tiled, layout.tile, layout.outer * size) if layout.tiled >= 0 else None
-        return work.store(size, 1.0, 1)._replace(fixed=len(stage.around), is_made_inside=bool(stage.around), tile=tile)
+        return work.store(size, work.place)._replace(fixed=len(stage.around), is_made_inside=bool(stage.around), tile=tile)
 
 
 def _own_rows(stage: StageNest) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from svod.core.cost.sketch_facts import (
     contiguous_axes,
     extent_of,
     factors_of,
+    first_change,
     instructions,
     is_constant,
     lane_amounts,
@@ -29,13 +30,12 @@ from svod.core.cost.sketch_facts import (
 from svod.core.cost.sketch_online import ATTENTION
 from svod.core.cost.sketch_tiles import TILES
 from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, Only, Point, Prefer, Steps, Template, fact, inner, schedule
-from svod.core.ir.uop import TRANSCENDENTAL
-from svod.core.kernel.kernel import LinearIndex, ResolvedStage, node_sources
+from svod.core.cost.work import OperationKind, kind_of
+from svod.core.kernel.kernel import LinearIndex, ResolvedStage, reachable
 from svod.core.kernel.non_temporal import has_non_temporal_stores
 from svod.core.kernel.placement import FROM_SCRATCH, REDUCED, SAME_VALUE, SCATTERED, UNIT_STRIDE, is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import UPCAST, Scheduler
 
-COSTLY = frozenset(op.value for op in TRANSCENDENTAL) | {"FDIV", "RECIPROCAL", "SQRT"}
 MIN_PARALLEL_OPERATIONS = 1 << 15       # for each core: below this a second core costs more than it brings
 EVEN_FACTOR = 1.12              # cores wait for the last one for no more than this share of the time
 STREAM_GAIN_FACTOR = 1.03       # predicted gains of STREAM below this are none: a product of 1024 was predicted 1.02 and lost 2-5 %
@@ -97,13 +97,7 @@ def _vector_axes(state: Scheduler, r: ResolvedStage) -> list[int]:
 
 def _best_vector_axis(state: Scheduler, r: ResolvedStage, *, outputs_only: bool = False) -> int:
     """The local axis whose accesses are worth most along a vector, before any loop is tiled: `vector_row` chooses among tiles."""
-    below: set[int] = set()
-    todo = [v for red in r.reductions for v in red.values]
-    while todo:
-        v = todo.pop()
-        if v not in below:
-            below.add(v)
-            todo += node_sources(r.nodes[v])
+    below = reachable(r.nodes, [v for red in r.reductions for v in red.values])
     best, best_score = -1, 0.0
     width = vector_width(state, r)
     for a in range(len(r.stage.outs) if outputs_only else len(r.axes)):
@@ -160,11 +154,8 @@ def _vectors(state: Scheduler, r: ResolvedStage, a: int, vectors: int) -> Schedu
     """Vectors along an axis for a stage that is not a contraction."""
     if a < 0:
         return state
-    for n in lane_amounts(extent_of(state, r, a), vector_width(state, r), vectors)[:2]:
-        done = try_opt(state, "UPCAST", name_of(state, r, a), n)
-        if done is not state:
-            state = done
-            break
+    amounts = lane_amounts(extent_of(state, r, a), vector_width(state, r), vectors)[:2]
+    state = first_change(state, *[("UPCAST", name_of(state, r, a), n) for n in amounts])
     if r.reductions and a < len(r.stage.outs):
         # short inner reduce axes (windows) as straight-line code: neighbouring positions share loads
         positions = 1
@@ -185,11 +176,8 @@ def _stage_windows(state: Scheduler, r: ResolvedStage) -> Scheduler:
             continue
         loops = [row for row in state.order[r.stage.index] if r.axes.index(state.rows[row].axis) < len(r.stage.outs)
                  and state.rows[row].extent > 1]
-        for row in reversed(loops[:-1] or loops):
-            staged = try_opt(state, "STAGE", state.kernel.stages[node.arg].name, state.rows[row].name)
-            if staged is not state:
-                state = staged
-                break
+        name = state.kernel.stages[node.arg].name
+        state = first_change(state, *[("STAGE", name, state.rows[row].name) for row in reversed(loops[:-1] or loops)])
     return state
 
 
@@ -397,14 +385,10 @@ def _keep_costly(state: Scheduler) -> Scheduler:
             continue
         r = resolved(state, s.index)
         readers = sum(1 for q in kernel.stages if s.index in kernel.reads[q.index])
-        if readers < 2 or not any(n.kind == "alu" and n.op in COSTLY for n in r.nodes):
+        if readers < 2 or not any(n.kind == "alu" and kind_of(n) >= OperationKind.DIVISION for n in r.nodes):
             continue
-        for row in reversed(state.order[kernel.output]):
-            if state.rows[row].extent > 1:
-                staged = try_opt(state, "STAGE", s.name, state.rows[row].name)
-                if staged is not state:
-                    state = staged
-                    break
+        loops = [state.rows[row] for row in reversed(state.order[kernel.output])]
+        state = first_change(state, *[("STAGE", s.name, row.name) for row in loops if row.extent > 1])
     return state
 
 
@@ -437,14 +421,13 @@ def _parallel(state: Scheduler) -> Scheduler:
     many = [row for row in shared if waste(row) <= EVEN_FACTOR and state.rows[row].extent >= 2 * target.threads]
     least = sorted(shared, key=waste)
 
-    def first(rows: list[int]) -> Scheduler | None:
-        return next((done for row in rows if (done := try_opt(state, "THREAD", state.rows[row].name, target.threads)) is not state), None)
+    def first(rows: list[int]) -> Scheduler:
+        return first_change(state, *[("THREAD", state.rows[row].name, target.threads) for row in rows])
 
     even = first([*many, *(row for row in least if waste(row) <= EVEN_FACTOR)])
-    if even is not None:
+    if even is not state:
         return even
-    uneven = [done for done in (first(least), first(cut)) if done is not None]
-    return min(uneven, key=lambda s: cost_of(s).cycles, default=state)
+    return min([done for done in (first(least), first(cut)) if done is not state], key=lambda s: cost_of(s).cycles, default=state)
 
 
 def _streamed(state: Scheduler) -> Scheduler:

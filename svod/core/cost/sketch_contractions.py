@@ -194,9 +194,7 @@ def _stage_operand(state: Scheduler, r: ResolvedStage, x: Factor, at: int) -> Sc
     if not wanted:
         outs = set(r.axes[:len(r.stage.outs)]) & {r.axes[a] for a in x.axes}
         wanted = [row for row in order if state.rows[row].axis in outs and state.rows[row].extent > 1]
-    if not wanted:
-        return try_opt(state, "STAGE", name, ROOT)
-    return try_opt(state, "STAGE", name, state.rows[wanted[-1]].name)
+    return try_opt(state, "STAGE", name, state.rows[wanted[-1]].name if wanted else ROOT)
 
 
 def _stage_masked(state: Scheduler, r: ResolvedStage, y: Factor) -> Scheduler:
@@ -312,7 +310,4 @@ def _stage_around(state: Scheduler, r: ResolvedStage, x: Factor) -> Scheduler:
     rows = [row for t, depth in path for row in state.order[t][:depth]]
     moved_by = [terms for terms, _ in loop_nest(state).stages[r.stage.index].starts]
     wanted = {row for a in x.axes if a < len(moved_by) for row in moved_by[a]}
-    for row in reversed(rows):
-        if row in wanted:
-            return try_opt(state, "STAGE", name, state.rows[row].name)
-    return try_opt(state, "STAGE", name, ROOT)
+    return try_opt(state, "STAGE", name, next((state.rows[row].name for row in reversed(rows) if row in wanted), ROOT))

@@ -25,6 +25,11 @@ def try_opt(state: Scheduler, op: str, axis: str, arg: Any = None) -> Scheduler:
         return state
 
 
+def first_change(state: Scheduler, *opts: tuple[str, str, Any]) -> Scheduler:
+    """The state after the first of these opts that applies, or the state as it was."""
+    return next((after for opt in opts if (after := try_opt(state, *opt)) is not state), state)
+
+
 @dataclass(frozen=True)
 class Factor:
     """A factor of a contraction: the local axes it depends on, and which of them it can be read along in vectors."""

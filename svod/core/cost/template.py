@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from svod.core.cost.sketch_facts import extent_of, name_of, resolved, try_opt
 from svod.core.kernel.kernel import ResolvedStage
@@ -172,12 +172,14 @@ class Need(_Group):
     """The steps, where they change the state; else the branch ends."""
 
 
-class Maybe(_Group):
+def Maybe(*steps: Steps) -> Choose:
     """Without the steps, and then with them where they change the state."""
+    return Choose([], Need(*steps))
 
 
-class Prefer(_Group):
+def Prefer(*steps: Steps) -> Choose:
     """With the steps where they change the state, and then without."""
+    return Choose(Need(*steps), [])
 
 
 class Each(_Group):
@@ -186,6 +188,13 @@ class Each(_Group):
     def __init__(self, hole: Hole[Any], *steps: Steps) -> None:
         super().__init__(*steps)
         self.hole = hole
+
+
+class _Bind(NamedTuple):
+    """One value of a hole."""
+
+    hole: Hole[Any]
+    value: Any
 
 
 class Template(_Group):
@@ -233,15 +242,12 @@ class _Interpreter:
                 for branch in step.steps:
                     yield from self.follow(branch, p)
             case Need():
-                yield from self._changed(step, p)
-            case Maybe():
-                yield p
-                yield from self._changed(step, p)
-            case Prefer():
-                yield from self._changed(step, p)
-                yield p
+                yield from (q for q in self.follow(step.steps, p) if q.state is not p.state)
             case Each():
-                yield from self._each(step, list(step.hole.choices(p)), p)
+                values = [_Bind(step.hole, value) for value in step.hole.choices(p)]
+                yield from self.follow([[value, step.steps] for value in values], p)
+            case _Bind():
+                yield p.bind(step.hole, step.value)
             case Template():
                 yield from _Interpreter().follow(step.steps, replace(p, template=step.name))
             case [first, *rest]:
@@ -249,16 +255,6 @@ class _Interpreter:
                     yield from self.follow(rest, q)
             case _:
                 yield p     # no steps
-
-    def _changed(self, group: Need | Maybe | Prefer, p: Point) -> Iterator[Point]:
-        return (q for q in self.follow(group.steps, p) if q.state is not p.state)
-
-    def _each(self, group: Each, values: Sequence[Any], p: Point) -> Iterator[Point]:
-        if not values:
-            yield p
-            return
-        for q in self.follow(group.steps, p.bind(group.hole, values[0])):
-            yield from self._each(group, values[1:], q)
 
 
 _MADE_BY: Derived[str] = Derived(lambda state: "")

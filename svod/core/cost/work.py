@@ -76,8 +76,6 @@ class Access(NamedTuple):
     depth: int              # loops outside of which the access stands, those around the stage included
     limit: int              # bytes of all that is accessed
     gathered: tuple[int, ...] = ()      # local axes whose positions another load gives
-    is_masked: bool = False
-    node: int = -1          # what is loaded or read, in the stage's nodes
     fixed: int = 0          # outermost loops that do not move the access, as each of their iterations makes the data anew
     is_made_inside: bool = False        # the data do not come from memory at first
     tile: Tile | None = None
@@ -135,6 +133,11 @@ class StageWork:
             times *= self.positions[a]
         return times
 
+    @property
+    def multiply_adds(self) -> float:
+        """Multiply-adds and other combinations of reductions, in vectors."""
+        return self.body * self.tile * len(self.r.reductions)
+
     def summed(self) -> float:
         """Iterations of the loops over summed positions, one after the other."""
         return math.prod([n for a, n in self.loops if a >= self.outs])
@@ -168,18 +171,22 @@ class StageWork:
         return share
 
     # -- accesses -------------------------------------------------------------------------------------------
-    def load(self, i: int, n: Node, linear: LinearIndex, times: float, elements: int, gathered: tuple[int, ...] = ()) -> Access:
+    def load(self, n: Node, linear: LinearIndex, times: float = 1.0, elements: int = 1) -> Access:
         """The load of an argument, `elements` at once, `times` times."""
         size = n.dtype.itemsize
         return Access(AccessKind.LOAD, MemorySpace.GLOBAL, n.arg, _in_bytes(linear.coefs, size), size, elements, times,
-                      self.outside + self.depth(n.deps), self.state.kernel.params[n.arg].arg.size * size, gathered, n.gate >= 0, i)
+                      self.outside + self.depth(n.deps), self.state.kernel.params[n.arg].arg.size * size, self.gathered(linear))
 
-    def read(self, i: int, n: Node, times: float, elements: int) -> Access:
+    def gathered(self, linear: LinearIndex) -> tuple[int, ...]:
+        """The local axes whose positions another load gives."""
+        return tuple(dict.fromkeys([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps]))
+
+    def read(self, n: Node, times: float = 1.0, elements: int = 1) -> Access:
         """The read of a staged value, from where it lies."""
         source, size = self.nest.stages[n.arg], stored_bytes(self.state, self.nest.layouts, n.arg)
         assert source.layout is not None
         return Access(AccessKind.READ, source.space, n.arg, _in_bytes(self.staged_coefs(n), size), size, elements, times,
-                      self.outside + self.depth(n.deps), source.layout.size * size, node=i)
+                      self.outside + self.depth(n.deps), source.layout.size * size)
 
     def staged_coefs(self, n: Node) -> Coefs:
         """Elements between neighbours of each local axis, for the read of a staged value."""
@@ -190,16 +197,24 @@ class StageWork:
                 coefs[a] = coefs.get(a, 0) + c * stride
         return tuple(sorted(coefs.items()))
 
-    def store(self, itemsize: int, times: float, elements: int, coefs: Coefs = (), gathered: tuple[int, ...] = ()) -> Access:
-        """The store of the stage's value. `coefs`: in elements, where they are not those of the layout, or of the argument."""
+    @property
+    def place(self) -> LinearIndex:
+        """Where the stage's value is stored: in an argument, or as its layout says."""
+        if self.r.store is not None:
+            return self.r.store
+        assert self.stage.layout is not None
+        return LinearIndex(tuple(enumerate(self.stage.layout.strides)), 0, ())
+
+    def store(self, itemsize: int, place: LinearIndex, times: float = 1.0, elements: int = 1) -> Access:
+        """The store of the stage's value at a place."""
         r, layout = self.r, self.stage.layout
         if r.store is not None:
-            number, limit, coefs = r.store_slot, self.state.kernel.params[r.store_slot].arg.size * itemsize, coefs or r.store.coefs
+            number, size = r.store_slot, self.state.kernel.params[r.store_slot].arg.size
         else:
             assert layout is not None
-            number, limit, coefs = r.stage.index, layout.size * itemsize, tuple(enumerate(layout.strides))
-        return Access(AccessKind.STORE, self.stage.space, number, _in_bytes(coefs, itemsize), itemsize, elements, times,
-                      self.outside + self.depth(range(self.outs)), limit, gathered)
+            number, size = r.stage.index, layout.size
+        return Access(AccessKind.STORE, self.stage.space, number, _in_bytes(place.coefs, itemsize), itemsize, elements, times,
+                      self.outside + self.depth(range(self.outs)), size * itemsize, self.gathered(place))
 
 
 def _in_bytes(coefs: Coefs, itemsize: int) -> Coefs:

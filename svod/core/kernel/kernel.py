@@ -406,7 +406,7 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
     if stage.is_output:
         param, flat = stage.node.src[0].src
         store, slot = r.linear(r.expand(flat)), param.arg.slot
-    last = _reachable(r.nodes, [value, *(a for a, _ in store.atoms)] if store else [value])
+    last = reachable(r.nodes, [value, *(a for a, _ in store.atoms)] if store else [value])
     reads = sorted({n.arg for n in r.nodes if n.kind == "read"})
     after = frozenset(r.nodes[n].arg for n in last if r.nodes[n].kind == "read")
     widest = max([n.dtype.itemsize for n in r.nodes if n.dtype != dtypes.index and n.kind != "const" and n.dtype.kind != "b"], default=1)
@@ -415,7 +415,7 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
     return ResolvedStage(stage, r.axes, r.nodes, r.reductions, value, store, slot, tuple(reads), after, widest, read_nodes, read_axes)
 
 
-def _reachable(nodes: list[Node], todo: list[int]) -> set[int]:
+def reachable(nodes: list[Node], todo: list[int]) -> set[int]:
     """The nodes that those in `todo` need, reductions not entered."""
     reached: set[int] = set()
     while todo:

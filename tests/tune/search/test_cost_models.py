@@ -107,8 +107,9 @@ def test_features_say_what_opts_did() -> None:
             state = apply_opt(state, opt)
         return dict(zip(NAMES, features(state), strict=True))
     plain, tiled = of(), of(Opt("UPCAST", "o1", 16), Opt("UNROLL", "r0", 4), Opt("THREAD", "o0", 2))
-    assert (plain["upcast"], plain["unroll_rows"], plain["cores"], plain["chain"]) == (0, 0, 0, 0)
-    assert (tiled["upcast_most"], tiled["upcast_rows"], tiled["unroll_rows"], tiled["cores"], tiled["chain"]) == (16, 1, 1, 2, 3)
+    assert [plain[x] for x in ("lanes", "results", "summed_together", "tiles", "cores", "chain")] == [0, 0, 0, 0, 0, 0]
+    assert [tiled[x] for x in ("lanes", "results", "summed_together", "tiles", "cores", "chain")] == [4, 0, 2, 2, 2, 3]
+    assert tiled["iterations"] == plain["iterations"] - 6 and tiled["summed"] == plain["summed"] - 2
     assert tiled["cycles"] < plain["cycles"]
 
 

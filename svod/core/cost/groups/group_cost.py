@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
-from svod.core.cost.cost import Cost
+from svod.core.cost.cost import Cost, total
 from svod.core.cost.footprint import bank_turns, lane_granules, line_turns, shared_granules, touched_bytes, turns_of, waves_of
 from svod.core.cost.groups.device import LINE, SECTOR, Device, device_of, resident_groups
 from svod.core.cost.groups.once import OnceInPhase
@@ -66,18 +65,9 @@ class Phase:
     copied_ahead: int = 1           # iterations that copies run ahead
     drained: float = 0.0            # cycles in which no product is under way, of one group
     last: float = 0.0               # bytes that a group moves outside of the loops of its tiles
-
-
-class PhaseCost(NamedTuple):
-    """What one phase costs: `cycles` of the device, those of the phase that combines parts of its sums after it; the rest as in `Cost`."""
-
-    cycles: tuple[float, ...] = ()
-    moved: float = 0.0
-    flops: float = 0.0
-    accumulators: int = 0
-    scratch: int = 0
-    multiply_adds: float = 0.0          # multiply-adds of the stage with most of them
-    loads_per_multiply_add: float = 0.0
+    accumulators: int = 0           # registers of a thread that live through the reduce loops, at most over the stages
+    scratch: int = 0                # bytes
+    flops: float = 0.0              # of all groups
 
 
 def group_cost(state: Scheduler) -> Cost:
@@ -88,17 +78,16 @@ def group_cost(state: Scheduler) -> Cost:
 
 def _group_cost(state: Scheduler) -> Cost:
     nest = loop_nest(state)
-    return cost_of_phases([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
+    return total([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
+
+
+def group_work(state: Scheduler) -> list[StageWork]:
+    """The work of each stage of a state as a thread does it. Raises KernelOptError as `group_cost` does."""
+    nest = loop_nest(state)
+    return [counter.work for root in nest.placement.roots for counter in PhasePricer(state, nest, root).counters()]
 
 
 GROUP_COST = Derived(_group_cost)
-
-
-def cost_of_phases(phases: Sequence[PhaseCost]) -> Cost:
-    """The cost of phases that run one after the other."""
-    most = max(phases, key=lambda p: p.multiply_adds)
-    return Cost(sum([c for p in phases for c in p.cycles]), max([p.accumulators for p in phases]), most.loads_per_multiply_add,
-                sum([p.scratch for p in phases]), sum([p.flops for p in phases]), sum([p.moved for p in phases]))
 
 
 class PhasePricer:
@@ -107,43 +96,45 @@ class PhasePricer:
     def __init__(self, state: Scheduler, nest: LoopNest, root: int) -> None:
         self.state, self.nest, self.root, self.device = state, nest, root, device_of(state.target)
         self.loaded: set[tuple[int, float, float]] = set()      # (argument, bytes of a group, bytes of all) that stages have loaded
-        self.flops = 0.0
-        self.accumulators = self.scratch = 0
-        self.most_multiply_adds, self.loads_per_multiply_add = 0.0, 0.0
 
-    def price(self) -> PhaseCost:
-        """The cost; none for a phase that is computed before a plan runs. Raises KernelOptError as `group_cost` does."""
+    def price(self) -> Cost:
+        """The cost, that of combining the parts of its sums included; none for a phase that is computed before a plan runs. Raises
+        KernelOptError as `group_cost` does."""
         if is_computed_once(self.state, self.nest.placement, self.root):
-            return PhaseCost()
-        phases, split = [self.phase()], self.state.split_reduce
+            return Cost()
+        phase, split = self.phase(), self.state.split_reduce
+        phases = [phase]
         if split is not None and self.state.kernel.axes[split.axis].stage == self.root:
             phases.append(combining_phase(self.state, self.nest.stages[self.root].r, split.parts))
-        return PhaseCost(tuple([phase_cycles(self.device, phase) for phase in phases]), sum([phase.memory for phase in phases]), self.flops,
-                         self.accumulators, self.scratch, self.most_multiply_adds, self.loads_per_multiply_add)
+        return Cost(sum([phase_cycles(self.device, p) for p in phases]), phase.accumulators, phase.scratch, phase.flops,
+                    sum([p.memory for p in phases]))
 
     # -- phases -----------------------------------------------------------------------------------------
     def phase(self) -> Phase:
         """What the phase uses."""
         state, placement, root = self.state, self.nest.placement, self.root
-        group = group_of(state, placement, root)
-        inside = [s for s in self.nest.stages if phase_of(placement, s) == root]
-        staged = sum([self._staged_bytes(self.nest.stages[s]) for s in inside if self.nest.stages[s].space is MemorySpace.SHARED])
+        staged = sum([self._staged_bytes(stage) for s, stage in self.nest.stages.items()
+                      if stage.space is MemorySpace.SHARED and phase_of(placement, s) == root])
         if staged > state.target.shared_bytes:
             raise KernelOptError(f"staged values take {staged} bytes of shared memory; the target has {state.target.shared_bytes}")
-        shapes = {s: StageShape(state, self.nest, s, root, group) for s in inside}
-        phase = Phase(float(prod([run.times for run in shapes[root].grid])), group.threads)
-        once = OnceInPhase()
-        counters = {s: StageCounter(state, self.nest, shapes[s], once.known(shapes[s])) for s in inside}
-        wanted = [(shapes[s], self.count(phase, shapes[s], counters[s])) for s in inside]
-        if phase.held:      # beside what the stage that the phase stores has summed up
-            phase.registers += phase.held
-        phase.registers += phase.ahead
+        counters = self.counters()
+        whole = next(c.shape for c in counters if c.r.stage.index == root)
+        phase = Phase(float(prod([run.times for run in whole.grid])), whole.num_threads)
+        wanted = [(c.shape, self.count(phase, c.shape, c)) for c in counters]
+        phase.registers += phase.held + phase.ahead     # beside what the stage that the phase stores has summed up
         beyond = max(0, min(phase.ahead, phase.registers - self.device.registers_per_thread))
         phase.instructions += phase.threads * phase.blocks * self.device.spill_operations * beyond
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
         for shape, accesses in wanted:
             self._traffic(phase, shape, accesses, resident)
         return phase
+
+    def counters(self) -> list[StageCounter]:
+        """A counter for each stage of the phase."""
+        state, placement, once = self.state, self.nest.placement, OnceInPhase()
+        group = group_of(state, placement, self.root)
+        shapes = [StageShape(state, self.nest, s, self.root, group) for s in self.nest.stages if phase_of(placement, s) == self.root]
+        return [StageCounter(state, self.nest, shape, once.known(shape)) for shape in shapes]
 
     def _staged_bytes(self, stage: StageNest) -> int:
         """Bytes of shared memory that a staged value takes, all of its buffers."""
@@ -207,7 +198,7 @@ class PhasePricer:
             results = accumulators if counter.tiles is not None else counter.work.rows
             phase.held += int(results if s in self.nest.placement.stage(self.root).reads else results / 2)
         if shape.stage.space is MemorySpace.SCRATCH:
-            self.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
+            phase.scratch += stored_bytes(self.state, self.nest.layouts, s) * prod(shape.stage.region)
         elif shape.stage.space is MemorySpace.SHARED:
             size = self._staged_bytes(shape.stage)
             phase.shared += size
@@ -219,11 +210,9 @@ class PhasePricer:
                 phase.blocks, phase.copied_ahead = max(phase.blocks, times), copied_ahead(self.state, self.nest)
                 phase.block += size // shape.stage.buffers
                 phase.ahead += self._registers_ahead(shape.stage, size // shape.stage.buffers, phase.threads)
-        self.accumulators = max(self.accumulators, int(accumulators))
-        self.flops += 2.0 * counter.multiply_adds * times * threads * phase.groups
-        if counter.multiply_adds > self.most_multiply_adds:
-            self.most_multiply_adds = counter.multiply_adds
-            self.loads_per_multiply_add = counter.loads / counter.multiply_adds
+        phase.accumulators = max(phase.accumulators, int(accumulators))
+        products = counter.tiles.products if counter.tiles is not None else 1.0
+        phase.flops += 2.0 * counter.work.multiply_adds * products * times * threads * phase.groups
         return counter.accesses
 
     def _registers_ahead(self, stage: StageNest, nbytes: int, threads: int) -> int:
@@ -365,7 +354,7 @@ class StageCounter:
             self.lanes = self.work.positions[self.stage.vector] = shape.expanded[0].times
         self.gaps = self.device.gaps(reducers_of(state, self.r.stage.index))
         self.subgroups = -(-shape.num_threads // self.device.subgroup)
-        self.instructions = self.turns = self.latency = self.multiply_adds = self.loads = self.private = 0.0
+        self.instructions = self.turns = self.latency = self.private = 0.0
         self.stored = 0.0           # the part of the instructions that stores
         self.accumulators = self.registers = 0.0
         self.waits = 0.0            # cycles of one innermost iteration that wait for loads
@@ -390,9 +379,9 @@ class StageCounter:
         self._reductions()
         for i, n, is_load in work.values():
             if n.kind == "load" and n.linear is not None:
-                self._load(i, n, n.linear)
+                self._load(n, n.linear)
             elif is_load:
-                self._read(i, n, self.tiles.number(i) if self.tiles is not None else -1)
+                self._read(n, self.tiles.number(i) if self.tiles is not None else -1)
             else:
                 is_power = n.op == "EXP2" and n.dtype == dtypes.float32 and self.state.target.has_pow2
                 self.instructions += (device.power_operations if is_power else device.operations[kind_of(n)]) * self._runs(n.deps)
@@ -415,7 +404,6 @@ class StageCounter:
         """Count what is summed up."""
         for red in self.r.reductions:
             tile = self.body * prod(self.work.positions)
-            self.multiply_adds += tile * (self.tiles.products if self.tiles is not None else 1.0)
             if self.tiles is not None:
                 self.turns += tile * self.shape.num_threads / self.tiles.dot.threads * self.tiles.shared_bytes / self.device.first_bytes
             if len(red.values) == 1:
@@ -472,19 +460,16 @@ class StageCounter:
         width = self._elements_of(coefs, const)
         return (self._runs(deps) / width, width) if width > 1 else (self._runs(deps) * self.work.distinct(deps, coefs, equal_steps=True), 1)
 
-    def _load(self, i: int, n: Node, linear: LinearIndex) -> None:
-        device, even = self.device, evenly(self.r, linear)
-        gathered = tuple([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps]) if even is None else ()
-        linear = even or linear
+    def _load(self, n: Node, linear: LinearIndex) -> None:
+        device, linear = self.device, evenly(self.r, linear) or linear
         count, elements = self._runs(n.deps), 1
         if self.shape.is_shared_copy and self.shape.expanded and self.stage.vector in n.deps:
             count, elements = count / self.lanes, self.lanes
         elif not linear.atoms and (n.gate < 0 or self.stage.vector not in self.r.nodes[n.gate].deps):
             count, elements = self._instructions_of(n.deps, linear.coefs, linear.const)
-        rows, access = self.stage.bulk_rows, self.work.load(i, n, linear, count, elements, gathered)
+        rows, access = self.stage.bulk_rows, self.work.load(n, linear, count, elements)
         self.instructions += -(-rows // self.shape.num_threads) * device.bulk_row_operations if rows else \
-            count * (device.access(elements) * self.gaps + (device.mask_operations if access.is_masked else 0.0))
-        self.loads += count
+            count * (device.access(elements) * self.gaps + (device.mask_operations if n.gate >= 0 else 0.0))
         depth = access.depth - self.work.outside
         if depth == len(self.work.loops):
             self.waits = max(self.waits, device.far_cycles)
@@ -492,19 +477,18 @@ class StageCounter:
             self.latency += device.far_cycles * self.work.runs_of_loop[depth]
         self.accesses.append(access)
 
-    def _read(self, i: int, n: Node, operand: int) -> None:
+    def _read(self, n: Node, operand: int) -> None:
         """A read of a staged value, from where it lies. `operand`: of which tiles are read, or -1."""
         if self.nest.stages[n.arg].space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
         device, is_tile = self.device, self.tiles is not None and operand >= 0
         count, elements = (self.work.runs(n.deps), 1) if is_tile else self._instructions_of(n.deps, self.work.staged_coefs(n), 0)
-        access = self.work.read(i, n, count, elements)
+        access = self.work.read(n, count, elements)
         if is_tile:
             self._read_tile(access, operand)
             return
         gaps = self.gaps if access.space is MemorySpace.GLOBAL else 1.0
         self.instructions += count * device.access(elements, access.space is MemorySpace.SHARED) * gaps
-        self.loads += count
         lanes = min(self.state.target.group_threads, device.subgroup, self.shape.num_threads)
         if access.space is MemorySpace.SHARED:
             self.turns += count * self.subgroups * bank_turns(steps_of(self.shape.threads, access.coefs), lanes, access.width)
@@ -524,7 +508,6 @@ class StageCounter:
         if tiles.dot.reads_shared:      # counted with the products
             self.waits = max(self.waits, self.device.shared_cycles)
             return
-        self.loads += count
         self.instructions += count * self.device.rounding_operations * tiles.words(number) if tiles.dot.significand else 0.0
         if access.space is MemorySpace.SHARED:
             self.instructions += count * tiles.reads(number, layout)
@@ -552,15 +535,14 @@ class StageCounter:
         if stage.bulk_rows:     # no instruction of a thread's
             self.turns += prod(stage.region) * size / device.first_bytes
             return
-        coefs, const, gathered = self._place_of_store()
-        count, elements = runs, 1
+        place, count, elements = evenly(r, self.work.place) or self.work.place, runs, 1
         if self.tiles is not None:      # lines of results, each in sectors of its own
             count *= self.tiles.results.num_elements / self.tiles.results.run.extent
             elements = SECTOR // size * self.tiles.results.threads[0].extent
             if exchanges_results(self.state, r, self.tiles.plan):      # a fourth as many stores of whole sectors
                 self.instructions += count * device.exchanged_word_operations
                 count, elements = count / QUAD.extent, 2 * elements
-        if 0 <= stage.vector < self.outs and (width := self._elements_of(coefs, const)) > 1:
+        if 0 <= stage.vector < self.outs and (width := self._elements_of(place.coefs, place.const)) > 1:
             count, elements = runs / width, width
         self.instructions += count * device.access(elements)
         if stage.space is MemorySpace.SHARED:
@@ -569,14 +551,4 @@ class StageCounter:
             places = tuple([stage.layout.place(p) * size for p in positions_of(tuple(self.shape.threads), self.outs, lanes)])
             self.turns += count * self.subgroups * turns_of(places, size * elements)
             return
-        self.accesses.append(self.work.store(size, count, elements, coefs, gathered))
-
-    def _place_of_store(self) -> tuple[Coefs, int, tuple[int, ...]]:
-        """(elements between neighbours of each local axis, the first element, the axes whose positions are looked up) of the store."""
-        linear = self.r.store
-        if linear is None:
-            assert self.stage.layout is not None
-            return tuple(enumerate(self.stage.layout.strides)), 0, ()
-        even = evenly(self.r, linear)
-        gathered = tuple([a for atom, _ in linear.atoms for a in self.r.nodes[atom].deps]) if even is None else ()
-        return (even or linear).coefs, linear.const, gathered
+        self.accesses.append(self.work.store(size, place, count, elements))

@@ -15,16 +15,14 @@ from heapq import heappop, heappush
 from math import prod
 from typing import Any, NamedTuple
 
-from svod.core.cost.cost import Cost
+from svod.core.cost.cost import Cost, total
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import (
     GROUP_COST,
     Phase,
-    PhaseCost,
     PhasePricer,
     StageCounter,
     combining_phase,
-    cost_of_phases,
     phase_cycles,
 )
 from svod.core.cost.groups.spread import distinct
@@ -41,7 +39,7 @@ class GroupPrices:
     """Prices of states on one target, whose phases are remembered."""
 
     def __init__(self) -> None:
-        self._phases: dict[tuple[Any, ...], PhaseCost | KernelOptError] = {}
+        self._phases: dict[tuple[Any, ...], Cost | KernelOptError] = {}
         self._least: dict[tuple[Any, ...], tuple[Phase, float]] = {}
 
     def cheapest(self, states: Iterable[Scheduler], most: int, tie: float = 0.0) -> list[tuple[float, Scheduler]]:
@@ -78,9 +76,9 @@ class GroupPrices:
 
     def _cost(self, state: Scheduler) -> Cost:
         maker = LoopNestMaker(state)
-        return cost_of_phases([self._phase(maker, root) for root in maker.placement.roots])
+        return total([self._phase(maker, root) for root in maker.placement.roots])
 
-    def _phase(self, maker: LoopNestMaker, root: int) -> PhaseCost:
+    def _phase(self, maker: LoopNestMaker, root: int) -> Cost:
         key = _whole_key(maker.state, _key(maker.state, maker, root), root)
         if key not in self._phases:
             try:
@@ -94,7 +92,7 @@ class GroupPrices:
 
     def least(self, state: Scheduler) -> float:
         """Cycles that a state takes at least: of phases that have a price, that. Raises KernelOptError where a phase cannot have one."""
-        placement, total = place_stages(state), 0.0
+        placement, least = place_stages(state), 0.0
         maker = LoopNestMaker(state) if len(placement.roots) > 1 else None
         for root in placement.roots:
             key = _key(state, maker, root)
@@ -102,10 +100,10 @@ class GroupPrices:
             if isinstance(known, KernelOptError):
                 raise known
             if known is not None:
-                total += sum(known.cycles)
+                least += known.cycles
             elif not is_computed_once(state, placement, root):
-                total += self._least_of_phase(state, maker, root, key)
-        return total
+                least += self._least_of_phase(state, maker, root, key)
+        return least
 
     def _least_of_phase(self, state: Scheduler, maker: LoopNestMaker | None, root: int, key: tuple[Any, ...]) -> float:
         if key not in self._least:
@@ -219,10 +217,10 @@ def _whole_key(state: Scheduler, key: tuple[Any, ...], root: int) -> tuple[Any, 
 class _LeastCounter(StageCounter):
     """Counts what a stage does at least, whatever becomes of the values that are computed inside of it."""
 
-    def _read(self, i: int, n: Node, operand: int) -> None:
+    def _read(self, n: Node, operand: int) -> None:
         work = self.work
         if self.nest.placement.paths[n.arg] == ():
-            super()._read(i, n, operand)
+            super()._read(n, operand)
         elif None not in (self.state.dots[n.arg], self.state.dots[self.r.stage.index]):
             return      # it may stay in registers
         elif self.tiles is not None and operand >= 0:
