@@ -250,8 +250,9 @@ def rational(function: Real, lead: float, limit: float, n: int, m: int) -> tuple
 
 
 def show(name: str, coefficients: Sequence[float], error: float, bits: int) -> None:
-    short = [str(np.float32(c)) if bits == 24 else repr(c) for c in coefficients]
-    print(f"# {name}: error 2^{np.log2(error):.1f}\n_{name} = ({', '.join(short)},)")
+    """Print an entry of svod/compile/lower/polynomials.json."""
+    short = ", ".join([str(np.float32(c)) if bits == 24 else repr(c) for c in coefficients])
+    print(f'  "{name}": {{"error": "2^{np.log2(error):.1f}", "bits": {bits}, "coefficients": [{short}]}},')
 
 
 def parts(x: D, count: int, bits: int) -> list[float]:

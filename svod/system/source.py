@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 MODULES = tuple(importlib.machinery.all_suffixes())     # suffixes of modules: sources, bytecode without a source, compiled extensions
-SUFFIXES = (*MODULES, ".ll")
+SUFFIXES = (*MODULES, ".ll", ".json")      # and the data that code is made of
 UNCHECKED = 0b01    # flags of bytecode that is not compared with its source (PEP 552)
 HEADER = 16         # bytes before the code: magic number, flags, time and size of the source
 

@@ -20,10 +20,10 @@ PACKAGE = Path(svod.__file__).parent
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package of two parts, of two modules and one text of LLVM IR."""
+    """A package of two parts, of two modules, one text of LLVM IR and one table."""
     root = tmp_path / "package"
     for name, text in {"__init__.py": "", "core/a.py": "x = 1\n", "core/deep/b.py": "y = 2\n", "tune/c.py": "z = 3\n",
-                       "core/r.ll": "; ir\n"}.items():
+                       "core/r.ll": "; ir\n", "core/t.json": "[1.5]\n"}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
@@ -36,7 +36,7 @@ def _replace(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "core/a.py", "core/deep/b.py", "tune/c.py", "core/r.ll"])
+@pytest.mark.parametrize("name", ["__init__.py", "core/a.py", "core/deep/b.py", "tune/c.py", "core/r.ll", "core/t.json"])
 def test_each_file_counts_for_the_whole_and_for_its_part(package: Path, name: str) -> None:
     before = Source(package)
     _, whole, core = before.is_known(), before.digest(), before.digest("core")

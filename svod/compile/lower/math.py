@@ -11,14 +11,15 @@ units in the last place, and SIN and COS hold for |x| < 2^23, in float32 alone f
 
 Where the target has POW2, EXP2 of float32 is that and a scaling for denormal results, and EXP of 16-bit floats is 2^(x / ln 2).
 
-The polynomials were fitted by experiments/polynomials.py, which also prints the tables below. Methods: scaling by powers of two with one
-instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23` (rounding and
-integer conversion in one addition); Cody and Waite's argument reduction (Software Manual for the Elementary Functions, 1980) with fused
-multiplications; log by its expansion around 1, and through atanh in float64; one rational function each for TANH and ERF of float32;
-double-double arithmetic (Dekker 1971) for POW of float64.
+The polynomials (`polynomials.json`) were fitted by experiments/polynomials.py, which prints their entries. Methods: scaling by powers of
+two with one instruction where the target has it (SCALEB), else in two steps, with exponents that are read from the bits of `x + 1.5·2^23`
+(rounding and integer conversion in one addition); Cody and Waite's argument reduction (Software Manual for the Elementary Functions, 1980)
+with fused multiplications; log by its expansion around 1, and through atanh in float64; one rational function each for TANH and ERF of
+float32; double-double arithmetic (Dekker 1971) for POW of float64.
 """
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -31,6 +32,7 @@ from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops
 from svod.core.machine.target import FloatRules
 from svod.errors import UnsupportedError
+from svod.system.process.program import package_text
 
 F16, BF16, F32, F64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64
 
@@ -55,112 +57,19 @@ MAX_ULP: dict[Ops, dict[DType, float]] = {
 }
 SIN_DOMAIN: dict[DType, float] = {F16: 65504.0, BF16: 2.0**40, F32: 2.0**40, F64: 2.0**30}
 
-# -- tables of experiments/polynomials.py -----------------------------------------------------------
 def _single(*values: float) -> tuple[float, ...]:
     """The float32 numbers that these shortest decimals stand for."""
     return tuple(float(np.float32(v)) for v in values)
 
 
-# EXP_32: error 2^-25.5
-_EXP_32 = _single(0.50000036, 0.16666616, 0.04166117, 0.008335942, 0.001410734, 0.00019653958)
-# EXP2_32: error 2^-26.1
-_EXP2_32 = _single(0.69314724, 0.24022673, 0.055503562, 0.009616723, 0.0013344345, 0.00015652848, 1.4750692e-05)
-# EXP_NEAR_32: error 2^-28.2
-_EXP_NEAR_32 = _single(0.49999994, 0.16666517, 0.041668102, 0.008369192, 0.0013838892)
-# EXP2_NEAR_32: error 2^-26.3
-_EXP2_NEAR_32 = _single(0.6931472, 0.24022594, 0.055503663, 0.009625442, 0.0013387927, 0.00013334198)
-# SIN_32: error 2^-27.9
-_SIN_32 = _single(-0.16666655, 0.008332189, -0.00019518286)
-# COS_32: error 2^-33.0
-_COS_32 = _single(0.041666646, -0.001388731, 2.4432327e-05)
-# EXP_64: error 2^-56.4
-_EXP_64 = (
-    0.4999999999999993, 0.16666666666666935, 0.04166666666670213, 0.0083333333332704, 0.0013888888883572621, 0.0001984126989233654,
-    2.4801590831711198e-05, 2.7557300829279833e-06, 2.7556157776195983e-07, 2.505500107403547e-08, 2.106234253581963e-09,
-    1.5937741030655142e-10
-)
-# EXP_NEAR_64: error 2^-57.9
-_EXP_NEAR_64 = (
-    0.5000000000000011, 0.16666666666666438, 0.0416666666665258, 0.008333333333473763, 0.0013888888944855848, 0.00019841269560253106,
-    2.4801491761059284e-05, 2.7557530946945423e-06, 2.7630744910330755e-07, 2.501982465490372e-08
-)
-# EXP2_NEAR_64: error 2^-54.3
-_EXP2_NEAR_64 = (
-    0.6931471805599453, 0.24022650695910172, 0.055504108664824574, 0.00961812910757682, 0.0013333558145571247, 0.0001540353047964334,
-    1.5252734725185168e-05, 1.321542376809779e-06, 1.0177668350529232e-07, 7.075811523596905e-09, 4.5158346567598764e-10
-)
-# EXP2_64: error 2^-55.8
-_EXP2_64 = (
-    0.6931471805599453, 0.24022650695909983, 0.055504108664821895, 0.009618129107643907, 0.0013333558146425503,
-    0.00015403530384321525, 1.5252733799889554e-05, 1.3215489267161765e-06, 1.017808731079369e-07, 7.054563621670546e-09,
-    4.4453752336861267e-10, 2.592269221504159e-11, 1.37972980865516e-12
-)
-# SIN_64: error 2^-63.2
-_SIN_64 = (
-    -0.16666666666666666, 0.008333333333333042, -0.00019841269840962473, 2.7557319073985188e-06, -2.5052070923638376e-08,
-    1.6054311691834787e-10, -7.389471151392989e-13
-)
-# COS_64: error 2^-69.0
-_COS_64 = (
-    0.041666666666666664, -0.0013888888888888389, 2.4801587301180814e-05, -2.7557319060679334e-07, 2.0876722008425037e-09,
-    -1.1466861832757496e-11, 4.592692640930741e-14
-)
-# LOG_32: error 2^-29.7
-_LOG_32 = _single(0.33333313, -0.25000015, 0.20002027, -0.16667372, 0.14220792, -0.12418772, 0.11894327, -0.11598374, 0.066358685)
-# LOG2_32: error 2^-27.5
-_LOG2_32 = _single(-0.72134733, 0.48089778, -0.360699, 0.28860083, -0.23957948, 0.20388632, -0.1906688, 0.19081211, -0.11676172)
-# ATANH_64: error 2^-59.5
-_ATANH_64 = (
-    0.3333333333333367, 0.19999999999708265, 0.1428571437103444, 0.11111099299812655, 0.09091781593617546, 0.07657037528418821,
-    0.07397870924819192
-)
-# TANH_64: error 2^-61.2
-_TANH_64 = (
-    -0.33333333333333315, 0.1333333333332996, -0.05396825396614944, 0.021869488470698674, -0.00886323433874149,
-    0.003592114222281157, -0.0014557272086740956, 0.0005894566137642071, -0.00023702397481282578, 9.157828823611264e-05,
-    -3.0205854653178076e-05, 6.0501452279953736e-06
-)
-# ERF_64: error 2^-62.3
-_ERF_64 = (
-    -0.3761263890318375, 0.1128379167095485, -0.026866170645068077, 0.0052239776247142026, -0.0008548326974148776,
-    0.00012055330849620506, -1.492558865991423e-05, 1.6460890971133291e-06, -1.6349125915628672e-07, 1.4651680561835763e-08,
-    -1.1341316515929009e-09, 5.903687207113999e-11
-)
-# ERFC_64: error 2^-57.0
-_ERFC_64 = (
-    -1.8496055099332482, -2.638967514234783, -0.8431072563591641, -0.041561098028989135, 0.010033825212960224,
-    -0.0019779013965648333, 0.00023731707373228955, 2.6294762997914672e-05, -2.7196241289741976e-05, 9.6679068291072e-06,
-    -2.128698128466831e-06, 2.0257858167250275e-07, 5.914049175043669e-08, -3.3803598032356765e-08, 8.62440720484871e-09,
-    -1.3370665576906916e-09, 1.2114319452029105e-10, -4.947644035505368e-12
-)
-# POW_LOG2_32: error 2^-38.3
-_POW_LOG2_32 = (
-    1.4426950408865742, -0.7213475203275386, 0.4808983488028976, -0.3606737931380961, 0.2885387957193708, -0.24044643369257263,
-    0.206107124649641, -0.18043674229756118, 0.160216582483974, -0.1424987632762085, 0.13027730208852772, -0.13462995742659564,
-    0.1325008704436495, -0.06972309082857807
-)
-# POW_EXP2_32: error 2^-35.9
-_POW_EXP2_32 = (
-    0.6931471804996595, 0.24022650651741204, 0.055504109566671914, 0.00961813358904169, 0.0013333525314950447,
-    0.00015402134652809496, 1.5256784699889484e-05, 1.3385282647698922e-06, 1.0060620817678196e-07
-)
-# POW_ATANH_64: error 2^-66.3
-_POW_ATANH_64 = (
-    0.20000000000001128, 0.14285714285049791, 0.11111111259961536, 0.09090892183523298, 0.0769337866791743, 0.06628408815986173,
-    0.06598164884166363
-)
-# TANH_32_P: error 2^-27.1
-_TANH_32_P = _single(1.0, 0.13084447, 0.003104403, 1.115784e-05, -2.0232672e-08, 5.277833e-11, -8.479219e-14)
-# TANH_32_Q: error 2^-27.1
-_TANH_32_Q = _single(1.0, 0.46417776, 0.02449707, 0.0002546729)
-# ERF_32_P: error 2^-28.9
-_ERF_32_P = _single(1.1283792, 0.18525334, 0.054254632, 0.0038428453, 0.00037664606, 4.603458e-06, -1.2779642e-08)
-# ERF_32_Q: error 2^-28.9
-_ERF_32_Q = _single(1.0, 0.4975099, 0.11391814, 0.015438001, 0.0013022394, 6.2344574e-05)
+# the polynomials by name, each with its largest error and the bits of its coefficients, from the constant up
+_TABLES = json.loads(package_text("svod.compile.lower", "polynomials.json"))
+_FITTED: dict[str, tuple[float, ...]] = {
+    name: _single(*t["coefficients"]) if t["bits"] == 24 else tuple(t["coefficients"]) for name, t in _TABLES.items()}
 
 # by type and by how many powers of two a step has: |r| is up to half of that
-_EXP = {(F32, 1): _EXP_NEAR_32, (F32, 2): _EXP_32, (F64, 1): _EXP_NEAR_64, (F64, 2): _EXP_64}
-_EXP2 = {(F32, 1): _EXP2_NEAR_32, (F32, 2): _EXP2_32, (F64, 1): _EXP2_NEAR_64, (F64, 2): _EXP2_64}
+_EXP = {(F32, 1): _FITTED["EXP_NEAR_32"], (F32, 2): _FITTED["EXP_32"], (F64, 1): _FITTED["EXP_NEAR_64"], (F64, 2): _FITTED["EXP_64"]}
+_EXP2 = {(F32, 1): _FITTED["EXP2_NEAR_32"], (F32, 2): _FITTED["EXP2_32"], (F64, 1): _FITTED["EXP2_NEAR_64"], (F64, 2): _FITTED["EXP2_64"]}
 
 # constants as sums of parts, each of the type's precision; the parts of π/2 are all positive, which keeps the sign of sin(-0.0)
 _PI_2 = (1.5707963267948966, 6.123233995736765e-17, 1.082856673921914e-32)
@@ -321,11 +230,11 @@ def _log1p_tail(v: _Vector, f: int) -> int:
     """log(1 + f) - f: float32 by -f²/2 + f³ q(f); float64 by 2 atanh(s) - f = s (f²/2 + R) - f²/2, R = 2 s² q(s²), s = f/(2 + f)."""
     if not v.double:
         square = v.mul(f, f)
-        return v.fma(v.mul(f, square), v.polynomial(f, _LOG_32), v.mul(square, v.c(-0.5)))
+        return v.fma(v.mul(f, square), v.polynomial(f, _FITTED["LOG_32"]), v.mul(square, v.c(-0.5)))
     half = v.mul(v.mul(f, f), v.c(0.5))
     s = v.div(f, v.add(f, v.c(2.0)))
     z = v.mul(s, s)
-    return v.sub(v.mul(s, v.fma(v.add(z, z), v.polynomial(z, _ATANH_64), half)), half)
+    return v.sub(v.mul(s, v.fma(v.add(z, z), v.polynomial(z, _FITTED["ATANH_64"]), half)), half)
 
 
 def _log(v: _Vector, x: int) -> int:
@@ -340,7 +249,7 @@ def _log2(v: _Vector, x: int) -> int:
     e, m = _split(v, x)
     f = v.sub(m, v.c(1.0))
     hi, lo = _INV_LN2[v.dtype]
-    tail = v.mul(_log1p_tail(v, f), v.c(hi)) if v.double else v.mul(v.mul(f, f), v.polynomial(f, _LOG2_32))
+    tail = v.mul(_log1p_tail(v, f), v.c(hi)) if v.double else v.mul(v.mul(f, f), v.polynomial(f, _FITTED["LOG2_32"]))
     y = v.add(e, v.fma(f, v.c(hi), v.fma(f, v.c(lo), tail)))
     return _log_domain(v, x, y)
 
@@ -370,8 +279,8 @@ def _sine(v: _Vector, x: int, quarter: int) -> int:
         turns = v.b.alu("ADD", word, v.lanes, turns, v.b.const(word, v.lanes, quarter))
     turns = v.b.cast(v.word, turns)
     z = v.mul(r, r)
-    sine = v.mul(r, v.polynomial(z, (1.0, *(_SIN_64 if v.double else _SIN_32))))
-    cosine = v.polynomial(z, (1.0, -0.5, *(_COS_64 if v.double else _COS_32)))
+    sine = v.mul(r, v.polynomial(z, (1.0, *(_FITTED["SIN_64"] if v.double else _FITTED["SIN_32"]))))
+    cosine = v.polynomial(z, (1.0, -0.5, *(_FITTED["COS_64"] if v.double else _FITTED["COS_32"])))
     odd = v.ne(v.integer("AND", turns, v.w(1)), v.w(0))
     sign = v.integer("SHL", v.integer("AND", turns, v.w(2)), v.w(v.dtype.bits - 2))
     result = v.value(v.integer("XOR", v.bits(v.where(odd, cosine, sine)), sign))
@@ -388,23 +297,23 @@ def _rational(v: _Vector, x: int, limit: float, p: Sequence[float], q: Sequence[
 
 def _tanh(v: _Vector, x: int) -> int:
     if not v.double:
-        return _rational(v, x, 9.03125, _TANH_32_P, _TANH_32_Q)
+        return _rational(v, x, 9.03125, _FITTED["TANH_32_P"], _FITTED["TANH_32_Q"])
     a = v.absolute(x)
     z = v.mul(a, a)
-    near = v.fma(v.mul(a, z), v.polynomial(z, _TANH_64), a)
+    near = v.fma(v.mul(a, z), v.polynomial(z, _FITTED["TANH_64"]), a)
     far = v.sub(v.c(1.0), v.div(v.c(2.0), v.add(_exp(v, v.add(a, a)), v.c(1.0))))
     return v.with_sign_of(x, v.where(v.lt(a, v.c(0.625)), near, far))
 
 
 def _erf(v: _Vector, x: int) -> int:
     if not v.double:
-        return _rational(v, x, 3.9375, _ERF_32_P, _ERF_32_Q)
+        return _rational(v, x, 3.9375, _FITTED["ERF_32_P"], _FITTED["ERF_32_Q"])
     a = v.absolute(x)
     z = v.mul(a, a)
     # 2/sqrt(pi) - 1, so that the last operation adds a small part to a
-    near = v.fma(a, v.fma(z, v.polynomial(z, _ERF_64), v.c(0.12837916709551256)), a)
+    near = v.fma(a, v.fma(z, v.polynomial(z, _FITTED["ERF_64"]), v.c(0.12837916709551256)), a)
     u = v.sub(v.where(v.lt(v.c(6.0), a), v.c(6.0), a), v.c(1.0))
-    far = v.sub(v.c(1.0), _exp(v, v.polynomial(u, _ERFC_64)))
+    far = v.sub(v.c(1.0), _exp(v, v.polynomial(u, _FITTED["ERFC_64"])))
     return v.with_sign_of(x, v.where(v.lt(a, v.c(1.0)), near, far))
 
 
@@ -440,8 +349,8 @@ def _magnitude_32(v: _Vector, a: int, y: int) -> int:
     base = v.b.cast(F64, a)
     e, m = _split(wide, base, normal=True)
     f = wide.sub(m, wide.c(1.0))
-    logarithm = _log2_domain(wide, base, wide.fma(f, wide.polynomial(f, _POW_LOG2_32), e))
-    return v.b.cast(v.dtype, _exp2(wide, wide.mul(v.b.cast(F64, y), logarithm), None, _POW_EXP2_32))
+    logarithm = _log2_domain(wide, base, wide.fma(f, wide.polynomial(f, _FITTED["POW_LOG2_32"]), e))
+    return v.b.cast(v.dtype, _exp2(wide, wide.mul(v.b.cast(F64, y), logarithm), None, _FITTED["POW_EXP2_32"]))
 
 
 def _magnitude_64(v: _Vector, a: int, y: int) -> int:
@@ -468,7 +377,7 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     z_low = v.fma(v.add(s, s), s_low, z_low)
     # atanh(s) = s + s z (1/3 + z q(z)): the bracket, its product with z, and with s, each as a sum
     third, third_low = _THIRD
-    k, k_low = total(v.c(third), v.mul(z, v.polynomial(z, _POW_ATANH_64)))
+    k, k_low = total(v.c(third), v.mul(z, v.polynomial(z, _FITTED["POW_ATANH_64"])))
     k_low = v.add(k_low, v.c(third_low))
     p, p_low = product(z, k)
     p_low = v.fma(z, k_low, v.fma(z_low, k, p_low))
