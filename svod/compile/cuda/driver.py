@@ -45,6 +45,12 @@ class Driver:
         if code:
             raise self._error(name, int(code))
 
+    def _ask(self, kind: type[Any], name: str, *args: Any) -> int:
+        """The number that a call writes to its first argument; 0 for an address that is none."""
+        out = kind()
+        self._call(name, byref(out), *args)
+        return int(out.value or 0)
+
     def _error(self, name: str, code: int) -> DeviceError:
         said = c_char_p()
         found = self.library.cuGetErrorString(c_int(code), byref(said)) == 0 and said.value
@@ -56,15 +62,11 @@ class Driver:
     # -- devices ------------------------------------------------------------------------------------
     def count(self) -> int:
         """The number of devices."""
-        out = c_int()
-        self._call("cuDeviceGetCount", byref(out))
-        return out.value
+        return self._ask(c_int, "cuDeviceGetCount")
 
     def device(self, ordinal: int) -> int:
         """The handle of a device."""
-        out = c_int()
-        self._call("cuDeviceGet", byref(out), c_int(ordinal))
-        return out.value
+        return self._ask(c_int, "cuDeviceGet", c_int(ordinal))
 
     def name(self, device: int) -> str:
         """What a device is called."""
@@ -74,21 +76,15 @@ class Driver:
 
     def attribute(self, device: int, what: str) -> int:
         """A number of `ATTRIBUTES`."""
-        out = c_int()
-        self._call("cuDeviceGetAttribute", byref(out), c_int(ATTRIBUTES[what]), c_int(device))
-        return out.value
+        return self._ask(c_int, "cuDeviceGetAttribute", c_int(ATTRIBUTES[what]), c_int(device))
 
     def retain_context(self, device: int) -> int:
         """The device's primary context, which all libraries of a process share."""
-        out = c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", byref(out), c_int(device))
-        return out.value or 0
+        return self._ask(c_void_p, "cuDevicePrimaryCtxRetain", c_int(device))
 
     def current_context(self) -> int:
         """The calling thread's context; 0: it has none."""
-        out = c_void_p()
-        self._call("cuCtxGetCurrent", byref(out))
-        return out.value or 0
+        return self._ask(c_void_p, "cuCtxGetCurrent")
 
     def adopt_context(self) -> int:
         """The calling thread's context, which `enter_context` takes from now on."""
@@ -96,9 +92,7 @@ class Driver:
 
     def current_device(self) -> int:
         """The handle of the device of the calling thread's context, which is there."""
-        out = c_int()
-        self._call("cuCtxGetDevice", byref(out))
-        return out.value
+        return self._ask(c_int, "cuCtxGetDevice")
 
     def enter_context(self, context: int) -> None:
         """Make a context the calling thread's until `leave_context`."""
@@ -110,17 +104,13 @@ class Driver:
 
     def place_of(self, address: int) -> tuple[int, int]:
         """The ordinal of the device on which memory lies, and the context that it belongs to, 0 for memory of all contexts."""
-        ordinal, context = c_int(), c_void_p()
-        self._call("cuPointerGetAttribute", byref(ordinal), c_int(POINTER_DEVICE), c_uint64(address))
-        self._call("cuPointerGetAttribute", byref(context), c_int(POINTER_CONTEXT), c_uint64(address))
-        return ordinal.value, context.value or 0
+        ordinal = self._ask(c_int, "cuPointerGetAttribute", c_int(POINTER_DEVICE), c_uint64(address))
+        return ordinal, self._ask(c_void_p, "cuPointerGetAttribute", c_int(POINTER_CONTEXT), c_uint64(address))
 
     # -- memory -------------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
         """The address of new memory of the device, a multiple of 256."""
-        out = c_uint64()
-        self._call("cuMemAlloc_v2", byref(out), c_size_t(nbytes))
-        return out.value
+        return self._ask(c_uint64, "cuMemAlloc_v2", c_size_t(nbytes))
 
     def free(self, address: int) -> None:
         """Give memory of the device back."""
@@ -128,9 +118,7 @@ class Driver:
 
     def allocate_pinned(self, nbytes: int) -> int:
         """The address of memory of the host that the device copies from without the processor's help."""
-        out = c_void_p()
-        self._call("cuMemAllocHost_v2", byref(out), c_size_t(nbytes))
-        return out.value or 0
+        return self._ask(c_void_p, "cuMemAllocHost_v2", c_size_t(nbytes))
 
     def copy_in(self, device: int, host: int, nbytes: int, stream: int) -> None:
         """Begin to copy to the device; from pinned memory it goes on while the call returns."""
@@ -146,9 +134,7 @@ class Driver:
 
     def reaches(self, device: int, other: int) -> bool:
         """Whether a device can have the memory of another one without the host's."""
-        out = c_int()
-        self._call("cuDeviceCanAccessPeer", byref(out), c_int(device), c_int(other))
-        return bool(out.value)
+        return bool(self._ask(c_int, "cuDeviceCanAccessPeer", c_int(device), c_int(other)))
 
     def open_peer(self, context: int) -> None:
         """Let the calling thread's context reach the memory of another one; another library may have done so."""
@@ -168,9 +154,7 @@ class Driver:
     # -- streams and events -------------------------------------------------------------------------
     def create_stream(self) -> int:
         """A stream that does not wait for the default one."""
-        out = c_void_p()
-        self._call("cuStreamCreate", byref(out), c_uint(1))
-        return out.value or 0
+        return self._ask(c_void_p, "cuStreamCreate", c_uint(1))
 
     def is_done(self, stream: int) -> bool:
         """Whether everything on a stream has been done. Raises what went wrong in it."""
@@ -185,9 +169,7 @@ class Driver:
 
     def create_event(self) -> int:
         """A point in time on a stream."""
-        out = c_void_p()
-        self._call("cuEventCreate", byref(out), c_uint(0))
-        return out.value or 0
+        return self._ask(c_void_p, "cuEventCreate", c_uint(0))
 
     def record(self, event: int, stream: int) -> None:
         """Let an event be now."""
@@ -217,9 +199,7 @@ class Driver:
     # -- code ---------------------------------------------------------------------------------------
     def load_module(self, image: bytes) -> int:
         """A module of a cubin, or of PTX that ends with a zero byte."""
-        out = c_void_p()
-        self._call("cuModuleLoadData", byref(out), c_char_p(image))
-        return out.value or 0
+        return self._ask(c_void_p, "cuModuleLoadData", c_char_p(image))
 
     def unload_module(self, module: int) -> None:
         """Free a module; its functions must not be launched any more."""
@@ -227,9 +207,7 @@ class Driver:
 
     def function(self, module: int, symbol: str) -> int:
         """A kernel of a module."""
-        out = c_void_p()
-        self._call("cuModuleGetFunction", byref(out), c_void_p(module), c_char_p(symbol.encode()))
-        return out.value or 0
+        return self._ask(c_void_p, "cuModuleGetFunction", c_void_p(module), c_char_p(symbol.encode()))
 
     def allow_shared(self, function: int, nbytes: int) -> None:
         """Let launches of a kernel ask for this much shared memory."""
