@@ -1,14 +1,15 @@
 """The binary of a program for NVIDIA's GPUs: an image that the driver loads, what it needs, and the LLVM IR that it was made of.
 
-    "svodcuda" | u32 length | JSON: architecture, kind of the image, report per kernel, length of the image | image | LLVM IR, compressed
+    "svodcuda" | the fields of `CudaCode` as MessagePack, compressed
 
 The IR is there for arguments that begin where no wide access may, or that overlap: their code is compiled when it is first needed."""
 from __future__ import annotations
 
-import json
-import struct
 import zlib
 from dataclasses import dataclass, field
+
+from msgspec import MsgspecError
+from msgspec.msgpack import decode, encode
 
 from svod.compile.backend import CompilerPair
 from svod.compile.cuda import ptx, ptxas
@@ -39,23 +40,16 @@ class CudaCode:
 
     def pack(self) -> bytes:
         """The bytes behind `unpack`."""
-        head = {"arch": self.arch, "kind": self.kind, "image": len(self.image), "reports": [r.to_data() for r in self.reports]}
-        text = json.dumps(head, separators=(",", ":")).encode()
-        return MAGIC + struct.pack("<I", len(text)) + text + self.image + zlib.compress(self.source.encode())
+        return MAGIC + zlib.compress(encode(self))
 
     @staticmethod
     def unpack(code: bytes) -> CudaCode:
         """The code in a binary. Raises CompileError for bytes that are none."""
         try:
-            if code[:8] != MAGIC:
+            if not code.startswith(MAGIC):
                 raise ValueError("it does not begin as one")
-            length, = struct.unpack_from("<I", code, 8)
-            head = json.loads(code[12:12 + length])
-            start = 12 + length
-            end = start + int(head["image"])
-            reports = tuple(KernelReport.from_data(r) for r in head["reports"])
-            return CudaCode(str(head["arch"]), str(head["kind"]), code[start:end], reports, zlib.decompress(code[end:]).decode())
-        except (ValueError, KeyError, TypeError, struct.error, zlib.error) as e:
+            return decode(zlib.decompress(code[len(MAGIC):]), type=CudaCode)
+        except (ValueError, zlib.error, MsgspecError) as e:
             raise CompileError(f"not the code of a program for NVIDIA's GPUs: {e}") from e
 
     def close(self) -> None:

@@ -8,10 +8,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from svod.errors import CompileError, UnsupportedError
 from svod.system.process.directories import temporary_folder
@@ -28,7 +27,7 @@ _VERSION = re.compile(r"V(\d+\.\d+\.\d+)")
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What ptxas says of a kernel. `shared`, `stack`, `spill_stores` and `spill_loads` are bytes, those of shared memory without what a
+    """A kernel as ptxas describes it. `shared`, `stack`, `spill_stores` and `spill_loads` are bytes, those of shared memory without what a
     launch asks for."""
 
     symbol: str
@@ -37,15 +36,6 @@ class KernelReport:
     stack: int
     spill_stores: int
     spill_loads: int
-
-    def to_data(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @staticmethod
-    def from_data(data: dict[str, Any]) -> KernelReport:
-        """The report behind `to_data`."""
-        return KernelReport(str(data["symbol"]), *(int(data[k]) for k in ("registers", "shared", "stack", "spill_stores", "spill_loads")))
 
 
 @lru_cache(maxsize=8)

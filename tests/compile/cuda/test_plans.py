@@ -207,7 +207,6 @@ def test_the_report_of_ptxas_is_read() -> None:
             "ptxas info    : Used 103 registers, used 1 barriers, 16384 bytes smem, 16 bytes cmem[0]\n")
     report, = ptxas.read_report(said)
     assert report == ptxas.KernelReport("svod_p0", 103, 16384, 16, 8, 12)
-    assert ptxas.KernelReport.from_data(report.to_data()) == report
 
 
 def test_code_is_read_back_and_refused_where_it_is_damaged() -> None:
