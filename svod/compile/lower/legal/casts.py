@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from svod.compile.lower.legal.builder import BOOL, Rewriting
-from svod.compile.lower.legal.floats import F32, F64, narrow, to_odd, widen
+from svod.compile.lower.legal.floats import F32, F64, U32, narrow, to_odd, widen
 from svod.compile.lower.legal.integers import bits_of
 from svod.core.ir.dtype import BY_NAME, DType, dtypes
 from svod.core.spec.values import cast as cast_value
@@ -65,6 +65,14 @@ def _of_constant(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> i
     with np.errstate(all="ignore"):
         values = [cast_value(constant(of, value), of, dtype).item() for value in b.elements(x)]
     return b.const(dtype, lanes, values[0]) if len(values) == 1 else b.put("VCONST", dtype, lanes, arg=tuple(values))
+
+
+def in_32_bits(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
+    """An operation of numbers of 8 or 16 bits, in 32 bits and wrapped, or rounded. float32 has more than twice the precision of
+    16-bit floats, so +, -, *, / and sqrt are correctly rounded."""
+    kind = {"f": F32, "i": I32, "u": U32}[b.type_of(src[0])[0].kind]
+    wide = [b.cast(kind, s) for s in src]
+    return b.alu(op, BOOL, lanes, *wide) if dtype is BOOL else b.cast(dtype, b.alu(op, kind, lanes, *wide))
 
 
 def bitcast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:

@@ -71,13 +71,6 @@ def round_by_floor(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[i
 
 
 # -- 16-bit floats ------------------------------------------------------------------------------------
-def in_float32(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """An operation of 16-bit floats, in float32 and rounded. float32 has more than twice their precision, so +, -, *, / and sqrt are
-    correctly rounded."""
-    wide = [b.cast(F32, s) for s in src]
-    return b.alu(op, BOOL, lanes, *wide) if dtype is BOOL else b.cast(dtype, b.alu(op, F32, lanes, *wide))
-
-
 def sign_bit(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
     """NEG or ABS of 16-bit floats."""
     raw = b.bitcast(U16, src[0])

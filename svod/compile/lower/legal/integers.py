@@ -109,13 +109,6 @@ def shift(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...],
     return b.alu("WHERE", dtype, lanes, inside, b.alu(f"{op}_BELOW", dtype, lanes, x, amount), b.const(dtype, lanes, 0))
 
 
-def in_32_bits(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """An operation of 8- or 16-bit integers, in 32 bits and wrapped."""
-    kind = dtypes.int32 if b.type_of(src[0])[0].kind == "i" else dtypes.uint32
-    wide = [b.cast(kind, s) for s in src]
-    return b.alu(op, BOOL, lanes, *wide) if dtype is BOOL else b.cast(dtype, b.alu(op, kind, lanes, *wide))
-
-
 def subtract_from_zero(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
     """NEG of an integer."""
     return b.alu("SUB", dtype, lanes, b.const(dtype, lanes, 0), src[0])

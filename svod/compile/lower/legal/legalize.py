@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 from svod.compile.lower.legal.builder import Rewriting, Rule, RuleOf, Rules
-from svod.compile.lower.legal.casts import bitcast, cast, is_half
-from svod.compile.lower.legal.floats import extremum, in_float32, reciprocal, round_by_floor, sign_bit, test_for_nan
+from svod.compile.lower.legal.casts import bitcast, cast, in_32_bits, is_half
+from svod.compile.lower.legal.floats import extremum, reciprocal, round_by_floor, sign_bit, test_for_nan
 from svod.compile.lower.legal.instructions import Instructions
-from svod.compile.lower.legal.integers import by_extrema, divide, in_32_bits, of_bools, shift, subtract_from_zero
+from svod.compile.lower.legal.integers import by_extrema, divide, of_bools, shift, subtract_from_zero
 from svod.compile.lower.linear import ARITY, COMPARES
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import DType, dtypes
@@ -84,7 +84,7 @@ def _rule_of_floats(n: Instructions, op: str, of: DType) -> Rule | None:
         if op in ("NEG", "ABS") and not n.holds_wide:
             return sign_bit
         if not n.holds_wide or op not in STAYS_FLOAT:
-            return in_float32
+            return in_32_bits
     if op in ("MAX", "MIN"):
         return None if n.keeps_nans else extremum
     if op in ("CMPNE", "CMPEQ"):
