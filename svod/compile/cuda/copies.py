@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from svod.compile.cuda.matrix import THREAD
 from svod.compile.llvm.memory import Handler, address_of
 from svod.compile.llvm.text import Writer, memory_type
 from svod.core.ir.dtype import DType
@@ -34,47 +35,35 @@ def _copy(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     target, align = address_of(w, to, to_index, to_offset), w.family.alignment(w, to, to_index, to_offset, lanes)
     origin, origin_align = address_of(w, source, index, offset), w.family.alignment(w, source, index, offset, lanes)
     if min(align, origin_align) < nbytes:
-        def loaded() -> None:
-            value = w.temp(f"load {vec}, ptr {origin}, align {origin_align}")
-            w.lines.append(f"  store {vec} {value}, ptr {target}, align {align}")
+        def loaded() -> str:
+            return w.line(f"store {vec} {w.temp(f'load {vec}, ptr {origin}, align {origin_align}')}, ptr {target}, align {align}")
 
-        def zeros() -> None:
-            w.lines.append(f"  store {vec} zeroinitializer, ptr {target}, align {align}")
-        _either(w, stores, lambda: _either(w, inside, loaded, zeros), lambda: None)
+        def zeros() -> str:
+            return w.line(f"store {vec} zeroinitializer, ptr {target}, align {align}")
+        _where(w, stores, lambda: _where(w, inside, loaded, zeros))
     else:
-        _either(w, stores, lambda: _copied(w, nbytes, target, origin, inside), lambda: None)
+        _where(w, stores, lambda: _copied(w, nbytes, target, origin, inside))
 
 
-def _either(w: Writer, condition: int, then: Callable[[], None], other: Callable[[], None]) -> None:
-    """Do `then` where a condition holds, else `other`; one of them where it is known."""
+def _where(w: Writer, condition: int, then: Callable[[], str], other: Callable[[], str] = str) -> str:
+    """Write what `then` does where a condition holds, else what `other` does; one of them where the condition is known."""
     if w.code[condition].op == "CONST":
-        (then if w.code[condition].arg else other)()
-        return
-    holds, fails, behind = (w.fresh_label(kind) for kind in ("holds", "fails", "behind"))
-    w.lines.append(f"  br i1 {w.value[condition]}, label %{holds}, label %{fails}")
-    for label, body in ((holds, then), (fails, other)):
-        w.label(label)
-        body()
-        w.lines.append(f"  br label %{behind}")
-    w.label(behind)
+        return (then if w.code[condition].arg else other)()
+    return w.either(w.value[condition], then, None if other is str else other)
 
 
-def _copied(w: Writer, nbytes: int, target: str, origin: str, inside: int) -> None:
+def _copied(w: Writer, nbytes: int, target: str, origin: str, inside: int) -> str:
     """A copy between aligned addresses. What is not `inside` is not read."""
     always = w.code[inside].op == "CONST" and bool(w.code[inside].arg)
-    name = PREFIX + CACHED[nbytes] + ("" if always else ".s")
-    w.declared.add(f"declare void @{name}(ptr addrspace(3), ptr addrspace(1){'' if always else ', i32'})")
-    given = "" if always else f", i32 {w.temp(f'select i1 {w.value[inside]}, i32 {nbytes}, i32 0')}"
-    shared, argument = w.temp(f"addrspacecast ptr {target} to ptr addrspace(3)"), w.temp(f"addrspacecast ptr {origin} to ptr addrspace(1)")
-    w.lines.append(f"  call void @{name}(ptr addrspace(3) {shared}, ptr addrspace(1) {argument}{given})")
+    given = [] if always else [("i32", w.temp(f"select i1 {w.value[inside]}, i32 {nbytes}, i32 0"))]
+    shared, argument = w.temp(f"addrspacecast ptr {target} to {SHARED}"), w.temp(f"addrspacecast ptr {origin} to {GLOBAL}")
+    return w.call("void", PREFIX + CACHED[nbytes] + ("" if always else ".s"), (SHARED, shared), (GLOBAL, argument), *given)
 
 
 _COPY = re.compile(r"  call void @llvm\.nvvm\.cp\.async\.c[ag]\.shared\.global\.(\d+)(?:\.s)?"
                    r"\((ptr addrspace\(3\) %\w+), (ptr addrspace\(1\) %\w+)(?:, i32 (%?\w+))?\)")
 MASKED = "llvm.masked.load.v{0}i8.p1"
-
-
-SHARED = "ptr addrspace(3)"
+SHARED, GLOBAL = "ptr addrspace(3)", "ptr addrspace(1)"
 EXPECT = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
 ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [$0];"
@@ -114,25 +103,11 @@ def by_bytes(source: str) -> str:
 
 
 def _commit(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    w.declared.add(f"declare void @{PREFIX}commit.group()")
-    w.lines.append(f"  call void @{PREFIX}commit.group()")
+    w.call("void", f"{PREFIX}commit.group")
 
 
 def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    w.declared.add(f"declare void @{PREFIX}wait.group(i32)")
-    w.lines.append(f"  call void @{PREFIX}wait.group(i32 {arg})")
-
-
-def _of_first(w: Writer, body: Callable[[], None]) -> None:
-    """What the first thread of a block does alone."""
-    register = "llvm.nvvm.read.ptx.sreg.tid.x"
-    w.declared.add(f"declare i32 @{register}()")
-    first, alone, behind = w.temp(f"icmp eq i32 {w.temp(f'call i32 @{register}()')}, 0"), w.fresh_label("first"), w.fresh_label("behind")
-    w.lines.append(f"  br i1 {first}, label %{alone}, label %{behind}")
-    w.label(alone)
-    body()
-    w.lines.append(f"  br label %{behind}")
-    w.label(behind)
+    w.call("void", f"{PREFIX}wait.group", ("i32", str(arg)))
 
 
 def _in_shared(w: Writer, address: str) -> str:
@@ -141,16 +116,16 @@ def _in_shared(w: Writer, address: str) -> str:
 
 def _counts(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     begins = w.code[i].op == "BULK_BEGIN"
-    name = f"llvm.nvvm.mbarrier.{'init' if begins else 'inval'}.shared"
-    w.declared.add(f"declare void @{name}({SHARED}{', i32' * begins})")
+    given = [("i32", str(arg[1]))] if begins else []
 
-    def each() -> None:
+    def each() -> str:
         for k in range(arg[0] if begins else arg):
             count = _in_shared(w, w.temp(f"getelementptr i64, ptr {w.value[src[0]]}, i64 {k}"))
-            w.lines.append(f"  call void @{name}({SHARED} {count}{f', i32 {arg[1]}' if begins else ''})")
-    _of_first(w, each)
+            w.call("void", f"llvm.nvvm.mbarrier.{'init' if begins else 'inval'}.shared", (SHARED, count), *given)
+        return ""
+    w.either(w.temp(f"icmp eq i32 {w.call('i32', THREAD)}, 0"), each)       # the first thread of a block alone
     if begins:      # each thread, for what it has written there before
-        w.lines.append(f'  call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
+        w.line(f'call void asm sideeffect "{PROXY_FENCE}", "~{{memory}}"()')
 
 
 def _copy_row(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -158,13 +133,14 @@ def _copy_row(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
     nbytes = lanes * dtype.itemsize
     places = address_of(w, to, to_index, arg[0]), address_of(w, source, index, arg[1]), address_of(w, counts, number, 0)
 
-    def copied() -> None:
+    def copied() -> str:
         target, count = _in_shared(w, places[0]), _in_shared(w, places[2])
         origin = w.temp(f"addrspacecast ptr {places[1]} to ptr addrspace(1)")
         w.lines += [f'  call void asm sideeffect "{EXPECT}", "l,r,~{{memory}}"({SHARED} {count}, i32 {nbytes})',
                     f'  call void asm sideeffect "{BULK}", "l,l,r,l,~{{memory}}"'
                     f"({SHARED} {target}, ptr addrspace(1) {origin}, i32 {nbytes}, {SHARED} {count})"]
-    _either(w, stores, copied, lambda: None)
+        return ""
+    _where(w, stores, copied)
 
 
 def _wait_rows(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
-from svod.compile.cuda.alignment import WIDEST
+from svod.compile.cuda.targets import WIDEST_BYTES
 from svod.compile.llvm.memory import Handler, address_of
 from svod.compile.llvm.text import SCALAR, Family, Writer, memory_type
 from svod.compile.lower.linear import NO_VALUE
@@ -26,8 +26,7 @@ from svod.core.machine.isa import DOTS, LINE, TF32, Digit, Fragment
 LDMATRIX_LINES = 8      # lines of a matrix
 REGISTER_BYTES = 4
 ROUND = "llvm.nvvm.f2tf32.rna"
-
-
+THREAD = "llvm.nvvm.read.ptx.sreg.tid.x"        # the number of a thread in its block
 MOST_MATRICES = 4       # most matrices that one ldmatrix loads
 LINES_TOGETHER = 8      # lines behind which those of a row change places otherwise
 _COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # what they write is not read before a wait
@@ -57,12 +56,6 @@ class Matrices(Family):
 
     def __init__(self, code: Sequence[Instruction]):
         self.pairs = loads_together(code)
-
-
-def lane_of(w: Writer) -> str:
-    """The number of the thread in its warp, as i32."""
-    w.declared.add("declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()")
-    return w.temp(f"and i32 {w.temp('call i32 @llvm.nvvm.read.ptx.sreg.tid.x()')}, 31")
 
 
 def _moved(w: Writer, number: str, steps: list[tuple[int, int]], kind: str = "i32") -> str:
@@ -111,8 +104,8 @@ class Tile:
 def _starts_lines(w: Writer, i: int) -> bool:
     """Whether the lines of a tile are known to begin at multiples of 16 bytes."""
     _, dtype, _, src, (offset, *_) = w.code[i]
-    most = WIDEST // dtype.itemsize
-    return all(gcd(w.family.alignment(w, src[0], s, offset, most), WIDEST) == LINE for s in src[1:])
+    most = WIDEST_BYTES // dtype.itemsize
+    return all(gcd(w.family.alignment(w, src[0], s, offset, most), WIDEST_BYTES) == LINE for s in src[1:])
 
 
 def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -121,7 +114,7 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
     offset, name, number, rows, columns, lines = arg
     fragments = DOTS[name].fragments
     assert fragments is not None and isinstance(w.family, Matrices)
-    fragment, size, lane = fragments[1 + number], dtype.itemsize, lane_of(w)
+    fragment, size, lane = fragments[1 + number], dtype.itemsize, w.temp(f"and i32 {w.call('i32', THREAD)}, 31")
     tile = Tile(w, src, arg, SCALAR[dtype.name], size)
     across, along = (rows, columns) if number == 0 else (columns, rows)      # from line to line, and in a line along the sum
     line, kind = (across, "") if along == 1 else (along, ".trans")
@@ -136,7 +129,7 @@ def _load_matrix(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ..
     step, run = _steps((fragment.run,), rows, columns)[0][1], fragment.run.extent
     together = run if step == 1 and lines == 1 else 1
     moves = [n for _, n in steps[:-1]]
-    known = w.family.alignment(w, src[0], src[1], offset, WIDEST // size)
+    known = w.family.alignment(w, src[0], src[1], offset, WIDEST_BYTES // size)
     align = gcd(known, REGISTER_BYTES, *[n * size for n in moves]) if together > 1 else size
     if align < together * size:
         together, align = 1, size
@@ -163,8 +156,7 @@ def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: T
     pointer = w.temp(f"addrspacecast ptr {tile.pointer(_moved(w, lane, [*matrices, (LDMATRIX_LINES, line)]))} to ptr addrspace(3)")
     name = f"llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{count}{kind}.b16.p3"
     result = "i32" if count == 1 else "{" + ", ".join(["i32"] * count) + "}"
-    w.declared.add(f"declare {result} @{name}(ptr addrspace(3))")
-    loaded = w.temp(f"call {result} @{name}(ptr addrspace(3) {pointer})")
+    loaded = w.call(result, name, ("ptr addrspace(3)", pointer))
     words = [loaded] if count == 1 else [w.temp(f"extractvalue {result} {loaded}, {k}") for k in range(count)]
     for k, m in enumerate(members):
         w.value[m] = _joined(w, words[k * each:(k + 1) * each], "i32", memory_type(dtype.name, lanes))
@@ -172,10 +164,9 @@ def _load_lines(w: Writer, members: tuple[int, ...], fragment: Fragment, tile: T
 
 def _joined(w: Writer, parts: list[str], kind: str, vec: str) -> str:
     """Registers as one vector."""
-    whole = "poison"
-    for k, part in enumerate(parts):
-        whole = w.temp(f"insertelement <{len(parts)} x {kind}> {whole}, {kind} {part}, i64 {k}")
-    return whole if vec == f"<{len(parts)} x {kind}>" else w.temp(f"bitcast <{len(parts)} x {kind}> {whole} to {vec}")
+    of = kind if len(parts) == 1 else f"<{len(parts)} x {kind}>"
+    whole = w.vector(kind, len(parts), parts)
+    return whole if vec == of else w.temp(f"bitcast {of} {whole} to {vec}")
 
 
 def _words(w: Writer, s: int) -> list[tuple[str, str]]:
@@ -194,8 +185,7 @@ def _words(w: Writer, s: int) -> list[tuple[str, str]]:
 
 def _rounded(w: Writer, words: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Factors of float32 as TF32."""
-    w.declared.add(f"declare i32 @{ROUND}(float)")
-    return [("i32", w.temp(f"call i32 @{ROUND}(float {word})")) for _, word in words]
+    return [("i32", w.call("i32", ROUND, word)) for word in words]
 
 
 def _mma(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -205,9 +195,7 @@ def _mma(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
         a, b = _rounded(w, a), _rounded(w, b)
     kind = SCALAR[dtype.name]
     result = "{" + ", ".join([kind] * lanes) + "}"
-    operands = [*a, *b, *acc]
-    w.declared.add(f"declare {result} @{name}({', '.join(t for t, _ in operands)})")
-    total = w.temp(f"call {result} @{name}({', '.join(f'{t} {x}' for t, x in operands)})")
+    total = w.call(result, name, *a, *b, *acc)
     w.value[i] = _joined(w, [w.temp(f"extractvalue {result} {total}, {k}") for k in range(lanes)], kind, memory_type(dtype.name, lanes))
 
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from svod.compile.backend import COLD_RUNS
-from svod.compile.cuda.alignment import WIDEST
 from svod.compile.cuda.code import CudaCode, Nvptx
 from svod.compile.cuda.device import GpuDevice, Module
 from svod.compile.cuda.driver import Driver
 from svod.compile.cuda.render import block_of, dynamic_bytes, is_packed
-from svod.compile.cuda.targets import GRID
+from svod.compile.cuda.targets import GRID, WIDEST_BYTES
 from svod.compile.lower.program import PhaseSpec
 from svod.compile.plan.launch_records import LaunchRecords
 from svod.compile.plan.plan_parts import Launches, PreparedKernel, Variant, kernel_name
@@ -169,7 +168,7 @@ class CudaQueue(LaunchRecords):
     @staticmethod
     def _is_plain(kernel: PreparedKernel, addresses: Sequence[int]) -> bool:
         """Whether arguments begin where wide accesses may not, or what is written lies under another argument."""
-        if any(a % WIDEST for a in addresses):
+        if any(a % WIDEST_BYTES for a in addresses):
             return True
         spans = [(a, a + size * dtype.itemsize) for a, (dtype, size) in zip(addresses, kernel.spec.params, strict=False)]
         return any(o != s and spans[o][0] < spans[s][1] and spans[s][0] < spans[o][1] for o in kernel.spec.outs for s in range(len(spans)))

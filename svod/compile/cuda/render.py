@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
-from svod.compile.cuda.alignment import WIDEST, Multiples
 from svod.compile.cuda.copies import HANDLERS as COPY_HANDLERS
 from svod.compile.cuda.copies import by_bytes
 from svod.compile.cuda.matrix import HANDLERS as MATRIX_HANDLERS
-from svod.compile.cuda.targets import GRID, STATIC_SHARED
+from svod.compile.cuda.matrix import THREAD
+from svod.compile.cuda.targets import GRID, STATIC_SHARED, WIDEST_BYTES
 from svod.compile.cuda.warpgroup import FENCE, Warpgroups
 from svod.compile.cuda.warpgroup import HANDLERS as WARPGROUP_HANDLERS
 from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
@@ -42,6 +43,7 @@ from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.narrow import narrow_indices
 from svod.compile.lower.program import Instruction, PhaseSpec, Program
+from svod.compile.lower.residues import residues
 from svod.core.ir.dtype import DType
 from svod.core.kernel.layout import SWIZZLED
 from svod.core.machine.target import Target
@@ -78,12 +80,12 @@ class Gpu(Warpgroups):
 
     def __init__(self, symbol: str, shared: str, code: tuple[Instruction, ...]):
         super().__init__(code)
-        self.symbol, self.shared, self.multiples = symbol, shared, Multiples(code)
+        self.symbol, self.shared, self.residues = symbol, shared, residues(code)
 
     def alignment(self, w: Writer, ptr: int, idx: int, offset: int, lanes: int) -> int:
         size = w.code[ptr].dtype.itemsize
-        whole = max(size, min(WIDEST, 1 << (lanes * size).bit_length() - 1))
-        return max(size, min(whole, self.multiples.bytes_of(idx, offset, size)))
+        whole = max(size, min(WIDEST_BYTES, 1 << (lanes * size).bit_length() - 1))
+        return max(size, min(whole, gcd(self.residues[idx].divisor(offset) * size, WIDEST_BYTES)))
 
     def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
         """ptxas unrolls loops of wgmma alone that turn a known number of times: it takes seconds for one, and gains nothing."""
@@ -100,11 +102,6 @@ def _family(w: Writer) -> Gpu:
     return w.family
 
 
-def _integer(w: Writer, i: int, dtype: DType, operand: str) -> None:
-    """A non-negative i32 as the value of instruction i."""
-    w.value[i] = operand if dtype.bits == 32 else w.temp(f"zext i32 {operand} to i64")
-
-
 def _begin(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     w.value[i] = "%group" if dtype.bits == 64 else w.temp("trunc i64 %group to i32")
 
@@ -115,21 +112,12 @@ def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
 
 
 def _local_id(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    _integer(w, i, dtype, _special(w, "tid.x"))
-
-
-def _special(w: Writer, name: str) -> str:
-    """A register that says where a thread is, as i32."""
-    w.declared.add(f"declare i32 @{SREG}{name}()")
-    return w.temp(f"call i32 @{SREG}{name}()")
+    thread = w.call("i32", THREAD)
+    w.value[i] = thread if dtype.bits == 32 else w.temp(f"zext i32 {thread} to i64")
 
 
 def _arg(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    w.value[i] = f"%g{arg}"
-
-
-def _temp(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    w.value[i] = f"%g{w.temp_base + arg}"
+    w.value[i] = f"%g{arg + (w.temp_base if w.code[i].op == 'TEMP' else 0)}"
 
 
 def _var(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -148,19 +136,16 @@ def _shared(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], a
 def _barrier(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     if _family(w).products:
         w.lines.append(f'  call void asm sideeffect "{FENCE}", ""()')
-    w.declared.add("declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32)")
-    w.lines.append("  call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+    w.call("void", "llvm.nvvm.barrier.cta.sync.aligned.all", ("i32", "0"))
 
 
 def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     """The value of the thread whose number differs in one bit, word by word."""
-    name = "llvm.nvvm.shfl.sync.bfly.i32"
-    w.declared.add(f"declare i32 @{name}(i32, i32, i32, i32)")
     scalar, operand = SCALAR[dtype.name], w.value[src[0]]
     bits = 1 if dtype.kind == "b" else dtype.bits
 
     def exchanged(word: str) -> str:
-        return w.temp(f"call i32 @{name}(i32 -1, i32 {word}, i32 {arg}, i32 31)")
+        return w.call("i32", "llvm.nvvm.shfl.sync.bfly.i32", *(("i32", x) for x in ("-1", word, str(arg), "31")))
 
     def one(x: str) -> str:
         if bits < 32:
@@ -169,19 +154,10 @@ def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
             word = x if scalar == "i32" else w.temp(f"bitcast {scalar} {x} to i32")
             return exchanged(word) if scalar == "i32" else w.temp(f"bitcast i32 {exchanged(word)} to {scalar}")
         halves = w.temp(f"bitcast {scalar} {x} to <2 x i32>")
-        result = "poison"
-        for k in range(2):
-            word = exchanged(w.temp(f"extractelement <2 x i32> {halves}, i64 {k}"))
-            result = w.temp(f"insertelement <2 x i32> {result}, i32 {word}, i64 {k}")
+        result = w.vector("i32", 2, (exchanged(w.temp(f"extractelement <2 x i32> {halves}, i64 {k}")) for k in range(2)))
         return w.temp(f"bitcast <2 x i32> {result} to {scalar}")
-    if lanes == 1:
-        w.value[i] = one(operand)
-        return
-    vec, whole = f"<{lanes} x {scalar}>", "poison"
-    for k in range(lanes):
-        x = one(w.temp(f"extractelement {vec} {operand}, i64 {k}"))
-        whole = w.temp(f"insertelement {vec} {whole}, {scalar} {x}, i64 {k}")
-    w.value[i] = whole
+    parts = [operand] if lanes == 1 else (w.temp(f"extractelement <{lanes} x {scalar}> {operand}, i64 {k}") for k in range(lanes))
+    w.value[i] = w.vector(scalar, lanes, map(one, parts))
 
 
 def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -190,7 +166,7 @@ def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 HANDLERS: dict[str, Handler] = {
     **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS, **MATRIX_HANDLERS, **WARPGROUP_HANDLERS, **COPY_HANDLERS,
-    "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _temp, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
+    "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _arg, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
     "BARRIER": _barrier, "SHFL_XOR": _exchange, "PREFETCH": _prefetch,
 }
 for _op in ("TILEZERO", "TILELOAD", "TILESTORE", "TILEDOT", "DOT"):
@@ -198,19 +174,22 @@ for _op in ("TILEZERO", "TILELOAD", "TILESTORE", "TILEDOT", "DOT"):
 
 
 def _prologue(w: Writer, phase: PhaseSpec, pointers: int) -> None:
-    """What a kernel starts with: its memory, and which iteration this thread computes."""
+    """Write the beginning of a kernel: its memory, and the number of the iteration that this thread computes."""
     w.lines += [f"  %g{k} = addrspacecast ptr addrspace(1) %a{k} to ptr" for k in range(pointers)]
     starts = sorted({i.arg for i in w.code if i.op == "SCRATCH"})
     ends = [*starts[1:], phase.scratch_bytes]
     w.lines += [f"  %scratch{a} = alloca [{b - a} x i8], align 16" for a, b in zip(starts, ends, strict=False)]
-    group = w.temp(f"zext i32 {_special(w, 'ctaid.x')} to i64")
+
+    def special(name: str) -> str:
+        """A number that says where a thread is, as i64."""
+        return w.temp(f"zext i32 {w.call('i32', name)} to i64")
+    group = special(f"{SREG}ctaid.x")
     folded = -(-phase.extent // block_of(phase) if is_packed(phase) else phase.extent) > GRID[0]
     if folded:
-        row = w.temp(f"zext i32 {_special(w, 'ctaid.y')} to i64")
-        width = w.temp(f"zext i32 {_special(w, 'nctaid.x')} to i64")
+        row, width = special(f"{SREG}ctaid.y"), special(f"{SREG}nctaid.x")
         group = w.temp(f"add nsw i64 {group}, {w.temp(f'mul nsw i64 {row}, {width}')}")
     if is_packed(phase):
-        thread = w.temp(f"zext i32 {_special(w, 'tid.x')} to i64")
+        thread = special(THREAD)
         group = w.temp(f"add nsw i64 {w.temp(f'mul nsw i64 {group}, {PACKED}')}, {thread}")
     w.lines.append(f"  %group = add nsw i64 %begin, {group}")
     if folded or is_packed(phase):

@@ -15,6 +15,7 @@ DEVICE = "CUDA"
 WARP = 32
 REGISTERS = 255                 # most of a thread
 BULK_ROW = 2048                 # bytes from which a row is copied in bulk, a guess: on an H200, 512 are too few, and more were not timed
+WIDEST_BYTES = 16               # of the widest access; arguments are assumed to begin at multiples of it
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more is asked for when it is launched
 GRID = ((1 << 31) - 1, 65535, 65535)
 BLOCK = (1024, 1024, 64)

@@ -142,15 +142,8 @@ def _product(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], 
     done = w.temp(f'call {result} asm sideeffect "{{ {" ".join(statements)} }}", "{",".join(constraints)}"({operands})')
     for m in members:
         if not any(w.code[other].src[0] == m for other in members):
-            w.value[m] = _tile(w, done, result, vec, scalar, range(tiles[m] * lanes, (tiles[m] + 1) * lanes))
-
-
-def _tile(w: Writer, done: str, result: str, vec: str, scalar: str, registers: range) -> str:
-    whole = "poison"
-    for k, register in enumerate(registers):
-        one = w.temp(f"extractvalue {result} {done}, {register}")
-        whole = w.temp(f"insertelement {vec} {whole}, {scalar} {one}, i64 {k}")
-    return whole
+            own = range(tiles[m] * lanes, (tiles[m] + 1) * lanes)
+            w.value[m] = w.vector(scalar, lanes, (w.temp(f"extractvalue {result} {done}, {register}") for register in own))
 
 
 def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -166,7 +159,7 @@ def _wait(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
     registers = [f"{scalar} {w.temp(f'extractelement {vec} {held}, i64 {k}')}" for k in range(lanes)]
     constraints = [f"={'f' if dtype.is_float else 'r'}"] * lanes + [str(k) for k in range(lanes)]
     done = w.temp(f'call {result} asm sideeffect "{WAIT} 0;", "{",".join(constraints)}"({", ".join(registers)})')
-    w.value[i] = _tile(w, done, result, vec, scalar, range(lanes))
+    w.value[i] = w.vector(scalar, lanes, (w.temp(f"extractvalue {result} {done}, {k}") for k in range(lanes)))
 
 
 HANDLERS: dict[str, Handler] = {"MMASHARED": _product, "MMAWAIT": _wait}

@@ -50,9 +50,6 @@ def _end(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
 class _Loop:
     """A loop being written. `once`: constant bounds with one iteration; it becomes straight-line code."""
 
-    __slots__ = ("addresses", "before", "guarded", "header_line", "init", "once", "results", "start", "step", "stop",
-                 "type")
-
     def __init__(self, w: Writer, src: tuple[int, ...], step: int) -> None:
         start, stop = w.code[src[0]], w.code[src[1]]
         trips = None

@@ -12,14 +12,16 @@ their operations on targets without the instruction, and because loads, shuffles
 """
 from __future__ import annotations
 
-import ctypes
-import struct
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from svod.compile.lower.program import Instruction
-from svod.core.ir.dtype import DType, dtypes
+from svod.core.ir.dtype import DType
 from svod.core.machine.target import Target
+from svod.core.spec import values
 from svod.errors import CompileError
 
 SCALAR = {
@@ -27,12 +29,6 @@ SCALAR = {
     "uint64": "i64", "index": "i64", "float16": "i16", "bfloat16": "i16", "float32": "float", "float64": "double",
 }
 INTRINSIC_SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "float": "f32", "double": "f64"}
-MASKED_DECLARATIONS = {
-    "load": "declare {vec} @llvm.masked.load.{suffix}.p0(ptr, i32, {mask}, {vec})",
-    "store": "declare void @llvm.masked.store.{suffix}.p0({vec}, ptr, i32, {mask})",
-    "gather": "declare {vec} @llvm.masked.gather.{suffix}.{pointers}({ptrs}, i32, {mask}, {vec})",
-    "scatter": "declare void @llvm.masked.scatter.{suffix}.{pointers}({vec}, {ptrs}, i32, {mask})",
-}
 
 
 @lru_cache(maxsize=4096)
@@ -53,44 +49,20 @@ def overload(scalar: str, lanes: int) -> str:
     return INTRINSIC_SUFFIX[scalar] if lanes == 1 else f"v{lanes}{INTRINSIC_SUFFIX[scalar]}"
 
 
-def bfloat16_bits(value: float) -> int:
-    """The bits of `value` rounded to bfloat16, to nearest even; NaN stays a quiet NaN."""
-    bits = struct.unpack("<I", struct.pack("<f", ctypes.c_float(value).value))[0]
-    if bits & 0x7FFFFFFF > 0x7F800000:
-        return int(bits >> 16 | 0x40)
-    return int((bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
-
-
-def float16_bits(value: float) -> int:
-    """The bits of `value` rounded to float16, to nearest even; what is too large becomes infinite."""
-    try:
-        return int(struct.unpack("<H", struct.pack("<e", value))[0])
-    except OverflowError:
-        return 0xFC00 if value < 0 else 0x7C00
-
-
 @lru_cache(maxsize=16384)
-def _constant_by_repr(name: str, kind: str, bits: int, text: str) -> str:
-    if kind == "b":
-        return "false" if text in ("False", "0", "0.0") else "true"
-    if kind == "f":
-        number = float(text)
-        if name == "float16":
-            return str(float16_bits(number))
-        if name == "bfloat16":
-            return str(bfloat16_bits(number))
-        # LLVM writes a float constant as the bits of the double of the same value
-        number = ctypes.c_float(number).value if bits == 32 else number
-        return "0x" + struct.pack(">d", number).hex().upper()
-    value = int(float(text)) if "." in text or "e" in text else int({"True": "1", "False": "0"}.get(text, text))
-    value &= (1 << bits) - 1
-    return str(value - (1 << bits) if kind == "i" and value >> (bits - 1) else value)
+def _constant(dtype: DType, value: bool | int | float, text: str) -> str:
+    number = values.constant(dtype, value)
+    if dtype.kind == "b":
+        return "true" if number else "false"
+    if dtype.is_float and dtype.bits == 16:
+        return str(values.unhold(number, dtype).view(np.uint16))
+    # LLVM writes a float constant as the bits of the double of the same value
+    return f"0x{int(number.astype(np.float64).view(np.uint64)):016X}" if dtype.is_float else str(number)
 
 
 def constant(dtype: DType, value: bool | int | float) -> str:
     """The text of a scalar constant, rounded or wrapped to `dtype`."""
-    # by repr: 1, 1.0 and True are equal keys but not equal texts, and so are 0.0 and -0.0
-    return _constant_by_repr(dtype.name, dtype.kind, dtype.bits, repr(value))
+    return _constant(dtype, value, repr(value))     # as keys 0.0 and -0.0 are equal
 
 
 def splat(dtype: DType, value: bool | int | float, lanes: int) -> str:
@@ -124,30 +96,6 @@ PROCESSOR = Family()
 class Writer:
     """One function while it is written. `value[i]` is the operand text of instruction i: a register or a constant."""
 
-    __slots__ = (
-        "addresses",
-        "block",
-        "code",
-        "declared",
-        "family",
-        "fresh",
-        "in_tiles",
-        "lines",
-        "loops",
-        "round",
-        "round_block",
-        "round_end",
-        "round_of",
-        "shuffles",
-        "slots",
-        "streams",
-        "target",
-        "temp_base",
-        "tiles",
-        "value",
-        "variables",
-    )
-
     def __init__(self, code: tuple[Instruction, ...], target: Target, variables: dict[str, int], temp_base: int,
                  declared: set[str], family: Family = PROCESSOR) -> None:
         self.code = code
@@ -176,6 +124,11 @@ class Writer:
         self.lines.append(f"  %t{n} = {text}")
         return f"%t{n}"
 
+    def line(self, text: str) -> str:
+        """Write a statement, which has no value."""
+        self.lines.append(f"  {text}")
+        return ""
+
     def label(self, name: str) -> None:
         """Begin a block."""
         self.lines.append(f"{name}:")
@@ -202,15 +155,50 @@ class Writer:
                 text.append(f"  store {mem} {content}, ptr {name}, align 64")
         self.lines[1] = "\n".join(text)
 
-    def masked(self, kind: str, scalar: str, lanes: int) -> str:
-        """The name of a masked memory intrinsic over `lanes` elements of the memory type `scalar`, declared.
+    def define(self, i: int, text: str) -> None:
+        """Write `%vi = text`, the value of instruction i."""
+        self.lines.append(f"  %v{i} = {text}")
+        self.value[i] = f"%v{i}"
 
-        The declaration is the one from before LLVM 22, which newer versions translate as they read it."""
-        suffix = overload(scalar, lanes)
-        pointers = f"v{lanes}p0"
-        self.declared.add(MASKED_DECLARATIONS[kind].format(vec=f"<{lanes} x {scalar}>", mask=f"<{lanes} x i1>", suffix=suffix,
-                                                           ptrs=f"<{lanes} x ptr>", pointers=pointers))
-        return f"@llvm.masked.{kind}.{suffix}." + ("p0" if kind in ("load", "store") else pointers)
+    def call(self, result: str, name: str, *operands: tuple[str, str]) -> str:
+        """Call the function `name`, which is declared, with (type, operand) each. Its value; "" where `result` is void."""
+        self.declared.add(f"declare {result} @{name}({', '.join(t for t, _ in operands)})")
+        text = f"call {result} @{name}({', '.join(f'{t} {x}' for t, x in operands)})"
+        return self.line(text) if result == "void" else self.temp(text)
+
+    def masked(self, kind: str, scalar: str, lanes: int, *operands: tuple[str, str]) -> str:
+        """Call a masked memory intrinsic over `lanes` elements of the memory type `scalar`. It is declared as it was before LLVM 22, whose
+        reader translates that."""
+        pointers = "p0" if kind in ("load", "store") else f"v{lanes}p0"
+        result = f"<{lanes} x {scalar}>" if kind in ("load", "gather") else "void"
+        return self.call(result, f"llvm.masked.{kind}.{overload(scalar, lanes)}.{pointers}", *operands)
+
+    def either(self, bit: str, then: Callable[[], str], other: Callable[[], str] | None = None, mem: str = "", otherwise: str = "") -> str:
+        """Write what `then` does where a bit holds, else what `other` does. The value, of the memory type `mem` where there is one, is what
+        they return; `otherwise` stands for that of a missing `other`."""
+        before, inside = self.block, self.fresh_label("some")
+        outside = self.fresh_label("else") if other is not None else ""
+        after = self.fresh_label("after")
+        self.lines.append(f"  br i1 {bit}, label %{inside}, label %{outside or after}")
+        ends = []
+        for label, body in ((inside, then), (outside, other)):
+            if body is None:
+                ends.append((otherwise, before))
+                continue
+            self.label(label)
+            ends.append((body(), self.block))
+            self.lines.append(f"  br label %{after}")
+        self.label(after)
+        return self.temp(f"phi {mem} " + ", ".join(f"[{x}, %{block}]" for x, block in ends)) if mem else ""
+
+    def vector(self, scalar: str, lanes: int, parts: Iterable[str]) -> str:
+        """Scalars as one operand; they are written one after the other, each before it is put in its place."""
+        if lanes == 1:
+            return next(iter(parts))
+        vec, whole = f"<{lanes} x {scalar}>", "poison"
+        for k, part in enumerate(parts):
+            whole = self.temp(f"insertelement {vec} {whole}, {scalar} {part}, i64 {k}")
+        return whole
 
     def broadcast(self, scalar: str, lanes: int, operand: str) -> str:
         """`operand` of the LLVM type `scalar` in all lanes."""
@@ -226,6 +214,3 @@ class Writer:
 def refuse(op: str, dtype: DType, why: str) -> CompileError:
     """The error for an instruction that LINEAR allows in general but not like this."""
     return CompileError(f"LINEAR instruction {op} on {dtype.name}: {why}. Lowering must not emit it; see docs/ir.md, section 4.")
-
-
-INDEX = dtypes.index

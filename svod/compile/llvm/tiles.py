@@ -99,34 +99,26 @@ def configuration(w: Writer) -> str:
     return name
 
 
-def _call(w: Writer, name: str, types: tuple[str, ...], *operands: str) -> None:
-    w.declared.add(f"declare void @{PREFIX}{name}({', '.join(types)})")
-    w.lines.append(f"  call void @{PREFIX}{name}({', '.join(f'{t} {o}' for t, o in zip(types, operands, strict=True))})")
-
-
 def begin_tiles(w: Writer) -> str:
-    """What a function starts with."""
+    """The statement that a function starts with."""
     w.declared.add(f"declare void @{PREFIX}ldtilecfg(ptr)")
     return f"  call void @{PREFIX}ldtilecfg(ptr {configuration(w)})"
 
 
 def end_tiles(w: Writer) -> None:
-    """What a function ends with."""
-    _call(w, "tilerelease", ())
+    """Write the statement that a function ends with."""
+    w.call("void", f"{PREFIX}tilerelease")
 
 
 def _zero(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    _call(w, "tilezero", ("i8",), w.value[i])
+    w.call("void", f"{PREFIX}tilezero", ("i8", w.value[i]))
 
 
-def _load(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
+def _memory(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
     offset, _, stride = arg
-    _call(w, "tileloadd64", ("i8", "ptr", "i64"), w.value[i], address_of(w, src[0], src[1], offset), str(stride * dtype.itemsize))
-
-
-def _store(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    offset, _, stride = arg
-    _call(w, "tilestored64", ("i8", "ptr", "i64"), w.value[src[2]], address_of(w, src[0], src[1], offset), str(stride * dtype.itemsize))
+    name, tile = ("tileloadd64", i) if w.code[i].op == "TILELOAD" else ("tilestored64", src[2])
+    address, step = address_of(w, src[0], src[1], offset), str(stride * dtype.itemsize)
+    w.call("void", PREFIX + name, ("i8", w.value[tile]), ("ptr", address), ("i64", step))
 
 
 def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
@@ -134,7 +126,7 @@ def _dot(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg:
     dot = next((d for d in DOTS.values() if d.is_tile and (d.accumulator, d.operands, d.group) == (dtype, kinds, arg[2])), None)
     if dot is None or not dot.runs_on(w.target):
         raise refuse("TILEDOT", dtype, f"{w.target.arch} with {', '.join(w.target.features)} has no such instruction")
-    _call(w, dot.llvm.removeprefix(PREFIX), ("i8", "i8", "i8"), *(w.value[s] for s in src))
+    w.call("void", dot.llvm, *(("i8", w.value[s]) for s in src))
 
 
-HANDLERS: dict[str, Handler] = {"TILEZERO": _zero, "TILELOAD": _load, "TILESTORE": _store, "TILEDOT": _dot}
+HANDLERS: dict[str, Handler] = {"TILEZERO": _zero, "TILELOAD": _memory, "TILESTORE": _memory, "TILEDOT": _dot}

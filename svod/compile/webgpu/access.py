@@ -82,7 +82,7 @@ class Memory:
         unit = self.per_word if self.is_packed else WIDEST
         mask = src[3:4] if op == "STORE" else src[2:3]
         scalar_mask = not mask or self.w.code[mask[0]].lanes == 1
-        return lanes % unit == 0 and scalar_mask and self.w.facts.residue[src[1]].is_multiple(unit, offset)
+        return lanes % unit == 0 and scalar_mask and self.w.facts.residue[src[1]].divisor(offset) % unit == 0
 
     # -- declarations -----------------------------------------------------------------------------
     def stored_type(self) -> str:

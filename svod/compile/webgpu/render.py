@@ -20,10 +20,11 @@ from svod.compile.lower.intervals import least_iterations
 from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.linear import LOADS_OPS, POINTERS, STORE_OPS, validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
+from svod.compile.lower.residues import residues
 from svod.compile.webgpu.access import GLOBAL, Memory, load, memories_of, store
 from svod.compile.webgpu.alu import HANDLERS, INSTRUCTIONS
-from svod.compile.webgpu.facts import Facts
-from svod.compile.webgpu.text import Writer, register, widths
+from svod.compile.webgpu.hidden import hidden_operands
+from svod.compile.webgpu.text import Facts, Writer, register, widths
 from svod.core.machine.target import Target
 from svod.errors import CompileError, UnsupportedError
 
@@ -67,7 +68,7 @@ def render(program: Program, target: Target) -> str:
         if target.software_lanes and (iterations := least_iterations(phase, code)) > SOFTWARE_ITERATIONS:
             raise UnsupportedError(f"the loops of a thread have {iterations} iterations; the driver in software of {target.device} ends "
                                    f"them after {SOFTWARE_ITERATIONS}: use the CPU, or another chain of a kernel by hand (GROUP, SPLITK)")
-        facts = Facts(code)
+        facts = Facts(hidden_operands(code), residues(code))
         phases.append([_module(spec, phase, code, facts, target, aligned) for aligned in (True, False)])
     return json.dumps([[list(module) for module in forms] for forms in phases])
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from svod.compile.lower.program import Instruction, PhaseSpec, ProgramSpec
-from svod.compile.webgpu.facts import Facts
+from svod.compile.lower.residues import Residue
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.machine.target import Target
 from svod.core.spec.values import constant
@@ -62,6 +62,13 @@ def lane(chunks: Sequence[str], lanes: int, k: int) -> str:
     width = min(WIDEST, lanes - k // WIDEST * WIDEST)
     text = chunks[k // WIDEST]
     return text if width == 1 else f"{text}.{COMPONENTS[k % WIDEST]}"
+
+
+class Facts(NamedTuple):
+    """`hidden`: (instruction, number of an operand) where compilers must not see through the operand. `residue`: of each instruction."""
+
+    hidden: frozenset[tuple[int, int]]
+    residue: Sequence[Residue]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.llvm.text import bfloat16_bits, constant
+from svod.compile.llvm.text import constant
 from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.core.machine.target import Target
 from svod.core.spec.values import scaleb
@@ -315,4 +315,4 @@ def test_constants_are_rounded_or_wrapped() -> None:
     assert constant(dtypes.int64, 1 << 62) == str(1 << 62)
     assert constant(dtypes.float32, 3) == constant(dtypes.float32, 3.0)
     for v in (0.1, -2.5, 3.3895314e38, float("inf"), 1e-40):
-        assert bfloat16_bits(v) == int(to_bfloat16(np.float32([v]))[0])
+        assert int(constant(dtypes.bfloat16, v)) == int(to_bfloat16(np.float32([v]))[0])

@@ -1,0 +1,91 @@
+"""Remainders of the integers of a phase, from the code that computes them.
+
+    %5 = MUL %2, 16;  %7 = ADD %5, 4        %7 is 4 more than a multiple of 16
+    LOAD float32x4 %0, %7 [8]               so the address is a multiple of 16 bytes: (16·%2 + 4 + 8)·4
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import gcd
+from typing import NamedTuple
+
+from svod.compile.lower.program import Instruction
+
+WRAPS = 32          # bits below which integers wrap around where nobody cares: 240 + 32 of uint8 is 16
+
+
+class Residue(NamedTuple):
+    """Numbers `remainder` + k·`modulus`; the modulus of a constant is 0."""
+
+    modulus: int
+    remainder: int
+
+    def divisor(self, offset: int = 0) -> int:
+        """The largest number that divides all of them, plus an offset; 0 where that is always 0."""
+        return gcd(self.modulus, self.remainder + offset)
+
+
+ANY = Residue(1, 0)
+
+
+def _either(a: Residue, b: Residue) -> Residue:
+    """One of two numbers."""
+    return Residue(gcd(a.modulus, b.modulus, a.remainder - b.remainder), a.remainder)
+
+
+def _sum(a: Residue, b: Residue) -> Residue:
+    return Residue(gcd(a.modulus, b.modulus), a.remainder + b.remainder)
+
+
+def _negated(a: Residue) -> Residue:
+    return Residue(a.modulus, -a.remainder)
+
+
+def _product(a: Residue, b: Residue) -> Residue:
+    """(m k + r)(n l + s)"""
+    return Residue(gcd(a.modulus * b.modulus, a.modulus * b.remainder, b.modulus * a.remainder), a.remainder * b.remainder)
+
+
+def _low_bits(n: int) -> int:
+    """The largest power of two that divides a number; 0 for 0."""
+    return n & -n
+
+
+def _and(a: Residue, b: Residue) -> Residue:
+    """Low bits that are 0 in one stay so."""
+    low = [_low_bits(x.divisor()) for x in (a, b)]
+    return Residue(max(low) if all(low) else 0, 0)
+
+
+def _quotient(a: Residue, b: Residue) -> Residue:
+    """A quotient by a constant, which is exact or not known."""
+    by = abs(b.remainder)
+    if b.modulus or not by or a.divisor() % by:
+        return ANY
+    return Residue(a.modulus // by, a.remainder // b.remainder)
+
+
+_RULES: dict[str, Callable[..., Residue]] = {
+    "ADD": _sum, "SUB": lambda a, b: _sum(a, _negated(b)), "NEG": _negated,
+    "MUL": _product, "MULACC": lambda a, b, c: _sum(_product(a, b), c),
+    "MIN": _either, "MAX": _either, "WHERE": lambda c, a, b: _either(a, b), "CAST": lambda a: a, "SPLAT": lambda a: a,
+    "AND": _and, "XOR": lambda a, b: Residue(_low_bits(gcd(a.divisor(), b.divisor())), 0),
+    "QUOTIENT": _quotient, "SHR": lambda a, b: ANY if b.modulus else _quotient(a, Residue(0, 1 << b.remainder)),
+    "REMAINDER": lambda a, b: ANY if b.modulus else Residue(gcd(a.modulus, b.remainder), a.remainder),
+}
+
+
+def residues(code: Sequence[Instruction]) -> list[Residue]:
+    """The residue of each instruction that makes a scalar integer; ANY for others."""
+    known: list[Residue] = []
+    for op, dtype, lanes, src, arg in code:
+        residue = ANY
+        if lanes == 1 and dtype.is_int and dtype.bits >= WRAPS:
+            if op == "CONST":
+                residue = Residue(0, arg)
+            elif op == "LOOP":
+                residue = Residue(gcd(known[src[0]].modulus, arg), known[src[0]].remainder)
+            elif op in _RULES:
+                residue = _RULES[op](*[known[s] for s in src])
+        known.append(residue)
+    return known
