@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,8 +115,7 @@ Areas = dict[int, tuple[DType, Array]]      # by first byte: element type and by
 def _areas(code: Sequence[Instruction], op: str, memory: Array) -> Areas:
     """The areas of scratch or shared memory that code points to."""
     types = {i.arg: i.dtype for i in code if i.op == op}
-    starts = sorted(types)
-    return {a: (types[a], memory[a:b]) for a, b in zip(starts, [*starts[1:], memory.size], strict=False)}
+    return {a: (types[a], memory[a:b]) for a, b in pairwise([*sorted(types), memory.size])}
 
 
 def _poison_areas(areas: Areas) -> None:
@@ -125,8 +125,6 @@ def _poison_areas(areas: Areas) -> None:
 
 class Elements:
     """What a pointer points to: elements in memory form. `is_private`: no other thread has access to it."""
-
-    __slots__ = ("array", "dtype", "is_private", "name", "size")
 
     def __init__(self, array: Array, dtype: DType, name: str, is_private: bool):
         self.array, self.dtype, self.name, self.size, self.is_private = array, dtype, name, array.size, is_private
@@ -296,10 +294,12 @@ class PhaseInterpreter:
             elif (step := self.step(i)) is not None:
                 nest[-1].append(step)
 
+    def reached(self, i: int, loops: tuple[int, ...], visible: bool) -> Barrier:
+        """An instruction at which the thread that runs waits."""
+        return Barrier(i, tuple([self.regs[head] for head in loops]), visible)
+
     def barrier(self, i: int, loops: tuple[int, ...]) -> Pause:
-        def wait() -> Iterator[Barrier]:
-            yield Barrier(i, tuple([self.regs[head] for head in loops]))
-        return Pause(wait)
+        return Pause(lambda: iter([self.reached(i, loops, True)]))
 
     def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
         """What the threads of a subgroup do together: each gives its operands, and takes its result of those of all."""
@@ -308,7 +308,7 @@ class PhaseInterpreter:
 
         def wait() -> Iterator[Barrier]:
             self.sent[self.thread] = [self.regs[s] for s in src]
-            yield Barrier(i, tuple([self.regs[head] for head in loops]), False)
+            yield self.reached(i, loops, False)
             first = self.thread - self.thread % self.phase.subgroup
             self.regs[i] = result([self.received[t] for t in range(first, first + self.phase.subgroup)])
         return Pause(wait)
@@ -457,34 +457,24 @@ class PhaseInterpreter:
     def compute(self, i: int) -> Step:
         """An instruction that makes a value of other values."""
         op, _, _, src, _ = self.code[i]
-        regs = self.regs
-        if self.is_index(i) and op in _INDEX_FUNCTIONS and all(map(self.is_index, src)):
-            function = _INDEX_FUNCTIONS[op]
-            if len(src) == 2:
-                a, b = src
-                def index_step() -> None: regs[i] = function(regs[a], regs[b])
-                return index_step
-            def index_n() -> None: regs[i] = function(*[regs[s] for s in src])
-            return index_n
-        vector = self.vector_function(i)
-        scalar = [self.is_index(s) for s in src]
-        if self.is_index(i) or any(scalar):
-            unbox = self.is_index(i)
-
-            def boxed() -> None:
-                result = vector(*[np.array([regs[s]], np.int64) if box else regs[s] for s, box in zip(src, scalar, strict=True)])
-                regs[i] = int(result[0]) if unbox else result
-            return boxed
+        regs, get = self.regs, operator.itemgetter(*src)
+        function = _INDEX_FUNCTIONS[op] if self.is_index(i) and op in _INDEX_FUNCTIONS and all(map(self.is_index, src)) else self.boxed(i)
         if len(src) == 1:
-            x = src[0]
-            def unary() -> None: regs[i] = vector(regs[x])
+            def unary() -> None: regs[i] = function(get(regs))
             return unary
-        if len(src) == 2:
-            x, y = src
-            def binary() -> None: regs[i] = vector(regs[x], regs[y])
-            return binary
-        def nary() -> None: regs[i] = vector(*[regs[s] for s in src])
+        def nary() -> None: regs[i] = function(*get(regs))
         return nary
+
+    def boxed(self, i: int) -> Callable[..., Any]:
+        """`vector_function`, on operands of which scalar indices are numbers of Python."""
+        vector, unbox, scalar = self.vector_function(i), self.is_index(i), [self.is_index(s) for s in self.code[i].src]
+        if not unbox and not any(scalar):
+            return vector
+
+        def function(*operands: Any) -> Any:
+            result = vector(*[np.array([x], np.int64) if box else x for x, box in zip(operands, scalar, strict=True)])
+            return int(result[0]) if unbox else result
+        return function
 
     def vector_function(self, i: int) -> Callable[..., Any]:
         """The instruction as a function of arrays."""
@@ -594,9 +584,7 @@ class PhaseInterpreter:
             if not bool(np.all(regs[src[4]])):
                 return
             where, at, inside = regs[src[1]] + arg[0] + elements, regs[src[3]] + arg[1] + elements, bool(np.all(regs[src[5]]))
-            if where[0] < 0 or where[-1] >= to.size:
-                raise self.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
-            self.in_flight(i, to, where)
+            self.begins_copy(i, to, where)
             here = self.checked(i, source, at, None, False) if inside else at
 
             def end() -> None:
@@ -604,6 +592,11 @@ class PhaseInterpreter:
                 to.array[where] = source.array[here] if inside else unhold(np.zeros(lanes, held_dtype(dtype)), dtype)
             self.copies[-1].append(end)
         return begin
+
+    def begins_copy(self, i: int, to: Elements, where: Array) -> None:
+        if where[0] < 0 or where[-1] >= to.size:
+            raise self.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
+        self.in_flight(i, to, where)
 
     def copy_bulk(self, i: int) -> Step:
         """Rows are copied as late as they may be: when a thread waits for the buffer of which they are a part."""
@@ -622,11 +615,9 @@ class PhaseInterpreter:
             if not bool(np.all(regs[src[4]])):
                 return
             where, number = regs[src[1]] + arg[0] + elements, regs[src[6]]
-            if where[0] < 0 or where[-1] >= to.size:
-                raise self.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
             if not 0 <= number < len(self.rows):
                 raise self.failed(i, f"buffer {number} of {len(self.rows)}")
-            self.in_flight(i, to, where)
+            self.begins_copy(i, to, where)
             here, began = self.checked(i, source, regs[src[3]] + arg[1] + elements, None, False), self.thread
 
             def end() -> None:
@@ -641,7 +632,7 @@ class PhaseInterpreter:
         _, number, parity = self.code[i].src
 
         def wait() -> Iterator[Barrier]:
-            yield Barrier(i, tuple([self.regs[head] for head in loops]), False)
+            yield self.reached(i, loops, False)
             if not 0 <= self.regs[number] < len(self.rows):
                 raise self.failed(i, f"buffer {self.regs[number]} of {len(self.rows)}")
             buffer = self.rows[self.regs[number]]
@@ -691,8 +682,8 @@ class PhaseInterpreter:
 
 
 _TOGETHER: dict[str, Callable[[PhaseInterpreter, int], Together]] = {
-    "SHFL_XOR": lambda run, i: run.shuffle(i), "LOADMATRIX": lambda run, i: run.load_matrix(i), "MMA": lambda run, i: run.matrix_product(i),
-    "MMASHARED": lambda run, i: run.product_in_shared(i),
+    "SHFL_XOR": PhaseInterpreter.shuffle, "LOADMATRIX": PhaseInterpreter.load_matrix, "MMA": PhaseInterpreter.matrix_product,
+    "MMASHARED": PhaseInterpreter.product_in_shared,
 }
 
 

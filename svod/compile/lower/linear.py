@@ -96,6 +96,10 @@ class _PhaseCheck:
         self.require(self.code[s].op not in POINTERS, f"{what} %{s} is a pointer")
         self.require((own, width) == (dtype, lanes), f"{what} %{s} is {own.name}x{width}, needed is {dtype.name}x{lanes}")
 
+    def pointer_to(self, s: int, memory: str, dtype: DType) -> None:
+        kind = f"no pointer to {dtype.name} in shared memory" if memory == "SHARED" else f"no argument of {dtype.name}"
+        self.require(self.code[s][:2] == (memory, dtype), f"operand %{s} is {kind}")
+
     def run(self) -> None:
         for at, (op, dtype, lanes, src, arg) in enumerate(self.code):
             self.at = at
@@ -160,32 +164,32 @@ class _PhaseCheck:
             self.require(arg is None if op == "COMMIT" else isinstance(arg, int) and arg >= 0, "the arg is how many copies may still run")
             return
         self.require(len(src) == 6, "takes two pointers with their indices, and two conditions")
-        self.require(self.code[src[0]][:2] == ("SHARED", dtype), f"operand %{src[0]} is no pointer to {dtype.name} in shared memory")
-        self.require(self.code[src[2]][:2] == ("ARG", dtype), f"operand %{src[2]} is no argument of {dtype.name}")
         self.require(lanes * dtype.itemsize in (4, 8, 16), "copies 4, 8 or 16 bytes")
-        for s, of in ((src[1], INDEX), (src[3], INDEX), (src[4], BOOL), (src[5], BOOL)):
+        self.copied(dtype, src, arg)
+
+    def copied(self, dtype: DType, src: tuple[int, ...], arg: Any) -> None:
+        """From an argument to shared memory, where the conditions behind the pointers and indices hold."""
+        self.pointer_to(src[0], "SHARED", dtype)
+        self.pointer_to(src[2], "ARG", dtype)
+        for s, of in zip((src[1], src[3], *src[4:]), (INDEX, INDEX, BOOL, BOOL), strict=False):
             self.operand(s, of, 1, "operand")
-        self.require(isinstance(arg, tuple) and len(arg) == 2 and all(isinstance(n, int) for n in arg), "the arg is two offsets")
+        self.require(_are_numbers(arg, 2), "the arg is two offsets")
 
     def copy_bulk(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         counts = src[-2:] if op == "COPY_BULK" else src
         self.require(len(src) == {"COPY_BULK": 7, "BULK_WAIT": 3}.get(op, 1), "has another number of operands")
-        self.require(self.code[counts[0]][:2] == ("SHARED", dtypes.int64), f"operand %{counts[0]} is no pointer to int64 in shared memory")
+        self.pointer_to(counts[0], "SHARED", dtypes.int64)
         for s in counts[1:]:
             self.operand(s, INDEX, 1, "operand")
         if op != "COPY_BULK":
             self.require((dtype, lanes) == (dtypes.void, 1), "has no type")
-            pair = isinstance(arg, tuple) and len(arg) == 2 and all(isinstance(n, int) and n > 0 for n in arg)
+            pair = _are_numbers(arg, 2) and min(arg) > 0
             self.require(pair if op == "BULK_BEGIN" else isinstance(arg, int) and arg > 0 if op == "BULK_END" else arg is None,
                          "the arg is how many buffers there are, and how many copies fill one")
             self.runs_together()
             return
-        self.require(self.code[src[0]][:2] == ("SHARED", dtype), f"operand %{src[0]} is no pointer to {dtype.name} in shared memory")
-        self.require(self.code[src[2]][:2] == ("ARG", dtype), f"operand %{src[2]} is no argument of {dtype.name}")
         self.require(lanes * dtype.itemsize % 16 == 0, "copies multiples of 16 bytes")
-        for s, of in ((src[1], INDEX), (src[3], INDEX), (src[4], BOOL)):
-            self.operand(s, of, 1, "operand")
-        self.require(isinstance(arg, tuple) and len(arg) == 2 and all(isinstance(n, int) for n in arg), "the arg is two offsets")
+        self.copied(dtype, src[:5], arg)
 
     def exchange(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         self.require(len(src) == 1, "takes one operand")
@@ -246,12 +250,11 @@ class _PhaseCheck:
         self.require((dtype, lanes) == self.kind(src[0]), "has the type of its accumulator")
         for number, (pointer, index, side) in enumerate(zip(src[1::2], src[2::2], arg[1:], strict=True)):
             own = dot.operands[number]
-            self.require(self.code[pointer][:2] == ("SHARED", own), f"operand %{pointer} is no pointer to {own.name} in shared memory")
+            self.pointer_to(pointer, "SHARED", own)
             self.operand(index, INDEX, 1, "index")
-            ok = isinstance(side, tuple) and len(side) == 4 and all(isinstance(n, int) for n in side) and side[1] in (0, 1) \
-                and side[3] in (1, 2, 4, 8)
-            self.require(ok, "the arg is an instruction and, for each operand, an offset, 0 or 1 for the dim that is cut into rows, "
-                             "elements from row to row along it, and 1, 2, 4 or 8 lines of a row")
+            self.require(_are_numbers(side, 4) and side[1] in (0, 1) and side[3] in (1, 2, 4, 8),
+                         "the arg is an instruction and, for each operand, an offset, 0 or 1 for the dim that is cut into rows, "
+                         "elements from row to row along it, and 1, 2, 4 or 8 lines of a row")
             line, lines = LINE // own.itemsize, side[3]
             self.require(side[0] % line == 0 == side[2] % line, "lines begin at multiples of a line")
             self.require(lines == 1 or self.code[pointer].arg % (8 * lines * LINE) == 0,
@@ -308,7 +311,7 @@ class _PhaseCheck:
             self.operand(s, k, lanes * arg, "operand")
 
     def tile(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-        self.require(isinstance(arg, tuple) and len(arg) == 3 and all(isinstance(n, int) for n in arg), "the arg is three numbers")
+        self.require(_are_numbers(arg, 3), "the arg is three numbers")
         if op == "TILEZERO":
             self.require(not src and lanes == arg[0] * arg[1], f"has {arg[0]}·{arg[1]} lanes and no operands")
         elif op == "TILEDOT":
@@ -400,6 +403,10 @@ class _PhaseCheck:
             self.require(src[0] in self.ends, "stands in its loop")
         self.require(isinstance(arg, int) and 0 <= arg < len(init), f"the loop carries {len(init)} values")
         self.require(self.kind(init[arg]) == (dtype, lanes), f"the carried value %{init[arg]} has another type")
+
+
+def _are_numbers(arg: Any, count: int) -> bool:
+    return isinstance(arg, tuple) and len(arg) == count and all(isinstance(n, int) for n in arg)
 
 
 Check = Callable[[_PhaseCheck, str, DType, int, tuple[int, ...], Any], None]
