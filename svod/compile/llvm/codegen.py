@@ -113,8 +113,12 @@ def module_of(ir: str, triple: str, layout: str, machine: Any, passes: bool, wha
         module.close()
 
 
-def _module_for(ir: str, target: Target, machine: Any, passes: bool) -> Any:
-    return module_of(ir, TRIPLES[target.arch], _data_layout(target.arch), machine, passes, target.key)
+@contextmanager
+def _module_for(ir: str, target: Target, passes: bool) -> Iterator[tuple[Any, Any]]:
+    """The module of LLVM IR for a processor, and LLVM's machine for it."""
+    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
+    with module_of(ir, TRIPLES[target.arch], _data_layout(target.arch), machine, passes, target.key) as module:
+        yield module, machine
 
 
 def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
@@ -122,8 +126,7 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
     the time (the search).
 
     Raises CompileError when LLVM refuses the module, or when the object needs a symbol from outside."""
-    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT if passes else SEARCH_OPT)
-    with _module_for(ir, target, machine, passes) as module:
+    with _module_for(ir, target, passes) as (module, machine):
         code = _generate(module, machine, passes)
     outside = undefined_symbols(code)
     if outside:
@@ -133,15 +136,13 @@ def compile_object(ir: str, target: Target, passes: bool = False) -> bytes:
 
 def after_passes(ir: str, target: Target) -> str:
     """The module of a finalist after LLVM's passes, as LLVM IR. Raises CompileError."""
-    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT)
-    with _module_for(ir, target, machine, True) as module:
+    with _module_for(ir, target, True) as (module, _):
         return str(module)
 
 
 def assembly(ir: str, target: Target) -> str:
     """The assembly of what `compile_object(ir, target, passes=True)` makes. Raises CompileError."""
-    machine = _machine(target.arch, llvm_features(target.arch, target.features), FINAL_OPT)
-    with _module_for(ir, target, machine, True) as module, _generating:
+    with _module_for(ir, target, True) as (module, machine), _generating:
         return str(machine.emit_assembly(module))
 
 
