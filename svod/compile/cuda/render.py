@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -32,15 +33,14 @@ from svod.compile.cuda.matrix import THREAD
 from svod.compile.cuda.targets import GRID, STATIC_SHARED, WIDEST_BYTES
 from svod.compile.cuda.warpgroup import FENCE, Warpgroups
 from svod.compile.cuda.warpgroup import HANDLERS as WARPGROUP_HANDLERS
-from svod.compile.llvm.alu import HANDLERS as ALU_HANDLERS
 from svod.compile.llvm.alu import INSTRUCTIONS
-from svod.compile.llvm.memory import HANDLERS as MEMORY_HANDLERS
 from svod.compile.llvm.memory import Handler
 from svod.compile.llvm.render import HANDLERS as COMMON_HANDLERS
 from svod.compile.llvm.render import write_body
 from svod.compile.llvm.text import SCALAR, Writer
 from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.lower.legal.legalize import legalize
+from svod.compile.lower.linear import TILE_OPS
 from svod.compile.lower.narrow import narrow_indices
 from svod.compile.lower.program import Instruction, PhaseSpec, Program
 from svod.compile.lower.residues import residues
@@ -165,20 +165,18 @@ def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 
 HANDLERS: dict[str, Handler] = {
-    **COMMON_HANDLERS, **MEMORY_HANDLERS, **ALU_HANDLERS, **MATRIX_HANDLERS, **WARPGROUP_HANDLERS, **COPY_HANDLERS,
+    **{op: handler for op, handler in COMMON_HANDLERS.items() if op not in (*TILE_OPS, "DOT")},
+    **MATRIX_HANDLERS, **WARPGROUP_HANDLERS, **COPY_HANDLERS,
     "BEGIN": _begin, "END_": _end, "LOCAL_ID": _local_id, "ARG": _arg, "TEMP": _arg, "VAR": _var, "SCRATCH": _scratch, "SHARED": _shared,
     "BARRIER": _barrier, "SHFL_XOR": _exchange, "PREFETCH": _prefetch,
 }
-for _op in ("TILEZERO", "TILELOAD", "TILESTORE", "TILEDOT", "DOT"):
-    del HANDLERS[_op]
 
 
 def _prologue(w: Writer, phase: PhaseSpec, pointers: int) -> None:
     """Write the beginning of a kernel: its memory, and the number of the iteration that this thread computes."""
     w.lines += [f"  %g{k} = addrspacecast ptr addrspace(1) %a{k} to ptr" for k in range(pointers)]
     starts = sorted({i.arg for i in w.code if i.op == "SCRATCH"})
-    ends = [*starts[1:], phase.scratch_bytes]
-    w.lines += [f"  %scratch{a} = alloca [{b - a} x i8], align 16" for a, b in zip(starts, ends, strict=False)]
+    w.lines += [f"  %scratch{a} = alloca [{b - a} x i8], align 16" for a, b in pairwise([*starts, phase.scratch_bytes])]
 
     def special(name: str) -> str:
         """A number that says where a thread is, as i64."""

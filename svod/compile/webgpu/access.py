@@ -38,6 +38,11 @@ class Memory:
         return 4 // self.dtype.itemsize
 
     @property
+    def word_shift(self) -> int:
+        """Bits by which an element's number is shifted to give its word's."""
+        return self.per_word.bit_length() - 1
+
+    @property
     def is_vectors(self) -> bool:
         """Whether the variable is an array of vectors of four elements."""
         if self.op not in GLOBAL or self.is_packed or self.dtype.bits == 64 or self.scalar_stores:
@@ -104,22 +109,23 @@ class Memory:
         return f"var<{space}> {self.name}: array<{self.stored_type()}, {size}>;"
 
     # -- elements ---------------------------------------------------------------------------------
-    def place(self, index: str) -> str:
-        return f"{index} + {self.base}" if self.base else index
+    def place(self, index: str, named: bool = False) -> str:
+        """The element of the variable at an index; `named`: a name, as it is used several times."""
+        if self.base:
+            index = f"{index} + {self.base}"
+        return index if index.isalnum() or not named else self.w.let(index)
 
     def read(self, index: str) -> str:
         """One element, an expression."""
-        at, dtype = self.place(index), self.dtype
+        at, dtype = self.place(index, self.is_packed or self.is_vectors), self.dtype
         let = self.w.let if self.stored or self.op not in GLOBAL else self.w.let_once
         if self.is_packed:
             bits = 8 * dtype.itemsize
-            at = self.w.let(at) if not index.isalnum() or self.base else at
-            words = f"{self.name}[{at} >> {2 if dtype.itemsize == 1 else 1}u]"
+            words = f"{self.name}[{at} >> {self.word_shift}u]"
             words = f"atomicLoad(&{words})" if self.is_atomic else words
             shift = f"(u32({at}) & {self.per_word - 1}u) * {bits}u"
             return from_bits(dtype, f"extractBits({words}, {shift}, {bits}u)")
         if self.is_vectors:
-            at = self.w.let(at) if not index.isalnum() or self.base else at
             return let(self._widened(f"{self.name}[{at} >> 2u][{at} & 3i]", 1))
         return let(self._widened(f"{self.name}[{at}]", 1))
 
@@ -147,14 +153,13 @@ class Memory:
 
     def write(self, index: str, text: str) -> None:
         """Write one element."""
-        w, dtype, at = self.w, self.dtype, self.place(index)
+        w, dtype, at = self.w, self.dtype, self.place(index, self.is_packed)
         if not self.is_packed:
             w.line(f"{self.name}[{at}] = {self._narrowed(text, 1)};")
             return
         bits = 8 * dtype.itemsize
-        at = w.let(at) if not index.isalnum() or self.base else at
         shift = w.let(f"(u32({at}) & {self.per_word - 1}u) * {bits}u")
-        place = f"&{self.name}[{at} >> {2 if dtype.itemsize == 1 else 1}u]"
+        place = f"&{self.name}[{at} >> {self.word_shift}u]"
         value = w.let(f"{bits_of(dtype, text)} << {shift}")
         w.line(f"atomicAnd({place}, ~({(1 << bits) - 1}u << {shift}));")
         w.line(f"atomicOr({place}, {value});")
@@ -168,7 +173,7 @@ class Memory:
             let = w.let if self.stored else w.let_once
             return [let(self._widened(f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]", WIDEST))
                     for k in range(lanes // WIDEST)]
-        first = w.let(f"({at}) >> {2 if self.dtype.itemsize == 1 else 1}u")
+        first = w.let(f"({at}) >> {self.word_shift}u")
         words = []
         for k in range(lanes // self.per_word):
             place = f"{self.name}[{first} + {k}i]" if k else f"{self.name}[{first}]"
@@ -187,7 +192,7 @@ class Memory:
             for k, text in enumerate(chunks):
                 w.line(f"{self.name}[{first}{f' + {k}i' if k else ''}] = {self._narrowed(text, WIDEST)};")
             return
-        first = w.let(f"({at}) >> {2 if self.dtype.itemsize == 1 else 1}u")
+        first = w.let(f"({at}) >> {self.word_shift}u")
         for k in range(lanes // self.per_word):
             if self.dtype.itemsize == 1:
                 text = f"vec4<u32>({chunks[k]})" if self.dtype.kind == "b" else chunks[k]
