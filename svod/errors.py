@@ -79,3 +79,7 @@ class UnsupportedError(SvodError, NotImplementedError):
     """Something svod knows about and does not do. `node`: of a model that is walked, the node that it is about."""
 
     node = ""
+
+
+class StageMissing(UnsupportedError):
+    """A compiler has no such stage, on any machine."""

@@ -38,7 +38,7 @@ from svod.core.cost.work import StageWork
 from svod.core.graph.buffer import Memory
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.target import HOST, Target, parse_key, threads_of
-from svod.errors import DeviceError, UnsupportedError
+from svod.errors import DeviceError, StageMissing, UnsupportedError
 
 MOST_THREADS = 4096     # most threads that a key may ask for
 COLD_RUNS = 32          # most runs of a sample that begin with a cache filled with something else: filling may take longer than a run
@@ -75,16 +75,16 @@ class CompilerPair(ABC):
         """The binary in memory, ready to be launched."""
 
     def optimize(self, source: str, target: Target) -> str:
-        """The source after the compiler's own passes, for people. Raises UnsupportedError where there are none."""
-        raise UnsupportedError(f"the compiler {self.name} has no passes of its own to show; linear() shows what it is given")
+        """The source after the compiler's own passes, for people. Raises StageMissing where there are none."""
+        raise StageMissing(f"the compiler {self.name} has no passes of its own to show; linear() shows what it is given")
 
     def assemble(self, source: str, target: Target) -> str:
-        """The assembly of the binary, for people. Raises UnsupportedError where the binary is no machine code."""
-        raise UnsupportedError(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
+        """The assembly of the binary, for people. Raises StageMissing where the binary is no machine code."""
+        raise StageMissing(f"the compiler {self.name} makes no machine code; linear() shows what it runs")
 
     def disassemble(self, source: str, target: Target) -> str:
-        """The machine code of a source, for people, where it is another language than the assembly. Raises UnsupportedError."""
-        raise UnsupportedError(f"the compiler {self.name} shows machine code as assembly; asm() has it")
+        """The machine code of a source, for people, where it is another language than the assembly. Raises StageMissing."""
+        raise StageMissing(f"the compiler {self.name} shows machine code as assembly; asm() has it")
 
     def resources(self, code: bytes | LoadedCode, spec: ProgramSpec, target: Target) -> tuple[PhaseResources, ...]:
         """What each phase of a program needs of a device with groups of threads; () for others. `code`: its binary, or that loaded."""

@@ -5,15 +5,16 @@
     the loops after each opt of the chain, and the cycles that are predicted
     what the passes of `kernel_form.KERNEL_PASSES` make of them: LINEAR, source, assembly
 
-A step that cannot be made has the reason in the place of its text.
+A step that cannot be made has the reason in the place of its text. A stage that the device's compiler does not have is no step.
 """
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from svod.compile.backend import backend_named
 from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
@@ -23,7 +24,7 @@ from svod.core.kernel.chain_text import AS_IT_IS, opt_text
 from svod.core.kernel.opts import OPTS
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.tree.show import print_nest
-from svod.errors import SvodError
+from svod.errors import StageMissing, SvodError
 from svod.steps.changes import Row, compare, counts
 from svod.system.quantities import amount
 
@@ -80,8 +81,9 @@ def steps_of(form: KernelForm, first: Sequence[Step] = ()) -> tuple[Step, ...]:
     if form.kernel.library_kernel is None:
         steps.extend(_opt_steps(form))
     for p in KERNEL_PASSES:
-        text, problem = _made(lambda p=p: p.show(form))      # type: ignore[misc]
-        steps.append(Step(p.name, p.name, p.what, p.language, text, problem))
+        with suppress(StageMissing):
+            text, problem = _made(partial(p.show, form))
+            steps.append(Step(p.name, p.name, p.what, p.language, text, problem))
     return linked(steps)
 
 
@@ -125,9 +127,11 @@ def about_opt(op: str) -> str:
 
 
 def _made(make: Callable[[], str]) -> tuple[str, str]:
-    """(text, "") or ("", why there is none)."""
+    """(text, "") or ("", why there is none). Raises StageMissing."""
     try:
         return make(), ""
+    except StageMissing:
+        raise
     except SvodError as e:
         return "", str(e)
 

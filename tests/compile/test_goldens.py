@@ -40,7 +40,7 @@ def generated(name: str, target: Target) -> str:
     state = device.heuristic(Scheduler(Kernel(kernel_of(KERNELS[name]())), target))
     program = lower(state)
     parts = (chain_words([o.to_json() for o in state.applied_opts]), print_nest(state), format_linear(program),
-             device.compilers[0].render(program, target).replace("\\n", "\n"))     # the line breaks of WGSL, which stands in JSON
+             device.compilers[0].render(program, target))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

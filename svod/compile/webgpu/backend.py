@@ -17,7 +17,7 @@ from svod.compile.webgpu.queue import WebGpuQueue
 from svod.compile.webgpu.render import legal, read_modules, render
 from svod.core.graph.buffer import Memory
 from svod.core.machine.target import Target
-from svod.errors import CompileError, UnsupportedError
+from svod.errors import CompileError, StageMissing
 from svod.system.forksafe import remake_after_fork
 
 
@@ -47,13 +47,10 @@ class Wgsl(CompilerPair):
             raise CompileError(f"this is no text of WGSL: {error}") from error
 
     def assemble(self, source: str, target: Target) -> str:
-        raise UnsupportedError("the driver makes machine code of WGSL and does not show it; llvm(True) shows the WGSL")
+        raise StageMissing("the driver makes machine code of WGSL and does not show it; llvm() shows the WGSL")
 
     def disassemble(self, source: str, target: Target) -> str:
         return self.assemble("", target)
-
-    def optimize(self, source: str, target: Target) -> str:
-        return "\n".join(f"// phase {k}\n{forms.aligned.wgsl}" for k, forms in enumerate(read_modules(source)))
 
 
 class WebGpu(GroupBackend):

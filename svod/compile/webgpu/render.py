@@ -13,7 +13,7 @@ the one on that the launch names. (An `override` would name it, too, but naga th
 """
 from __future__ import annotations
 
-import json
+import re
 from typing import Any, NamedTuple
 
 from svod.compile.lower.intervals import least_iterations
@@ -31,6 +31,9 @@ from svod.errors import CompileError, UnsupportedError
 ENTRY, OTHER = "main", "OTHER"
 SOFTWARE_ITERATIONS = 65535     # iterations of all loops of a thread after which Mesa's software driver ends them without an error
 MOST_ELEMENTS = (1 << 31) - (1 << 16)       # of an argument: indices have 32 bits, and go a little beyond what they may touch
+
+
+_HEAD = re.compile(r"^//// .*, bound: ((?:\w+:\d+ ?)*)\n", re.M)
 
 
 class Module(NamedTuple):
@@ -54,7 +57,9 @@ def legal(program: Program, target: Target) -> Program:
 
 
 def render(program: Program, target: Target) -> str:
-    """The modules of a program, as JSON. Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach,
+    """The modules of a program, each behind a line that names its bindings.
+
+    Raises CompileError for code that LINEAR does not have or that indices of 32 bits do not reach,
     UnsupportedError for types that the adapter does not have, and for more iterations than a driver in software runs."""
     validate(program)
     program = legal(program, target)
@@ -63,23 +68,27 @@ def render(program: Program, target: Target) -> str:
         if size > MOST_ELEMENTS:
             raise UnsupportedError(f"argument {slot} has {size} elements of {dtype.name}; {target.device} computes indices in 32 bits and "
                                    f"reaches {MOST_ELEMENTS}: use smaller tensors, or the CPU")
-    phases = []
+    text = []
     for phase, code in zip(spec.phases, program.code, strict=True):
         if target.software_lanes and (iterations := least_iterations(phase, code)) > SOFTWARE_ITERATIONS:
             raise UnsupportedError(f"the loops of a thread have {iterations} iterations; the driver in software of {target.device} ends "
                                    f"them after {SOFTWARE_ITERATIONS}: use the CPU, or another chain of a kernel by hand (GROUP, SPLITK)")
         facts = Facts(hidden_operands(code), residues(code))
-        phases.append([_module(spec, phase, code, facts, target, aligned) for aligned in (True, False)])
-    return json.dumps([[list(module) for module in forms] for forms in phases])
+        for aligned in (True, False):
+            wgsl, bindings = _module(spec, phase, code, facts, target, aligned)
+            bound = " ".join(f"{op}:{number}" for op, number in bindings)
+            text.append(f"//// {phase.symbol} for {'aligned' if aligned else 'any'} arguments, bound: {bound}\n{wgsl}")
+    return "".join(text)
 
 
 def read_modules(source: str) -> list[PhaseModules]:
     """What `render` wrote. Raises CompileError for anything else."""
-    try:
-        return [PhaseModules(*[Module(wgsl, tuple((str(op), int(n)) for op, n in bindings)) for wgsl, bindings in forms])
-                for forms in json.loads(source)]
-    except (ValueError, TypeError) as error:
-        raise CompileError(f"these are no modules of WGSL: {error}") from error
+    first, *parts = _HEAD.split(source)
+    if first or not parts or len(parts) % 4:
+        raise CompileError(f"these are no modules of WGSL: {source[:80]!r}")
+    modules = [Module(wgsl, tuple((op, int(n)) for op, n in re.findall(r"(\w+):(\d+)", bound)))
+               for bound, wgsl in zip(parts[::2], parts[1::2], strict=True)]
+    return [PhaseModules(*forms) for forms in zip(modules[::2], modules[1::2], strict=True)]
 
 
 def launch_bytes(spec: ProgramSpec) -> int:

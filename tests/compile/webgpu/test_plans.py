@@ -49,7 +49,7 @@ def test_what_a_block_has_read_is_not_read_again(webgpu: Target) -> None:
     """Four positions of the sum come as one vector of the left operand, and no place is read twice in a block."""
     a, b = (RNG.standard_normal(shape).astype(np.float32) for shape in ((24, 32), (32, 16)))
     k = svod.kernel(Tensor(a) @ Tensor(b), config=CONFIG).apply("UPCAST(o0, 4) UPCAST(o1, 4) LANES(o1.in) LOCAL(o0, 6) UNROLL(r0, 4)")
-    wgsl = k.llvm(True)
+    wgsl = k.llvm()
     assert all(f"var<storage, read_write> arg{n}: array<vec4<f32>>" in wgsl for n in (1, 2))
     body = wgsl[wgsl.rindex("for ("):]
     reads = re.findall(r"= (arg[12]\[[^]]*\]);", body)

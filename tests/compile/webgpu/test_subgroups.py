@@ -69,7 +69,7 @@ def test_neighbours_exchange_registers(lanes: int, threads: float, beside: int, 
     chain = f"GROUP(r0, {parts})" + (f" LOCAL(o0, {beside})" if beside > 1 else "")
     rows = Tensor(RNG.standard_normal((7, 509)).astype(np.float32)).sum(1)
     k = svod.kernel(rows, config=CONFIG).apply(f"PADTO(r0, {parts}) {chain}")
-    text = k.llvm(True)
+    text = k.llvm()
     more = (lanes // 8).bit_length() - 1
     assert text.count("subgroupShuffleXor") == (shuffles + more if shuffles else 0) and text.count("workgroupBarrier") == barriers
     assert k.check()
@@ -84,7 +84,7 @@ def test_of_all_types(lanes: int, dtype: str, vector: int) -> None:
     chain = f"GROUP(r0, {2 * lanes})" + (f" UPCAST(o0, {vector})" if vector > 1 else "")
     y = x.any(1) if dtype == "bool" else x.max(1)
     k = svod.kernel(y, config=CONFIG).apply(chain)
-    assert "subgroupShuffleXor" in k.llvm(True) and k.check()
+    assert "subgroupShuffleXor" in k.llvm() and k.check()
 
 
 def test_pairs_of_values_and_exchanges_inside_of_loops(lanes: int) -> None:
@@ -94,7 +94,7 @@ def test_pairs_of_values_and_exchanges_inside_of_loops(lanes: int) -> None:
                      (Tensor(x[0]).softmax(-1), f"GROUP(s1.r0, {lanes}) GROUP(s3.r0, {2 * lanes})"),
                      ((Tensor(x).sum(2).exp() * 2).sum(1), f"GROUP(s1.r0, {lanes})")):
         k = svod.kernel(y, config=CONFIG).apply(chain)
-        assert k.llvm(True).count("subgroupShuffleXor") >= lanes.bit_length() - 1 and k.check()
+        assert k.llvm().count("subgroupShuffleXor") >= lanes.bit_length() - 1 and k.check()
 
 
 def test_a_driver_with_other_subgroups_is_noticed(webgpu: Target, lanes: int) -> None:
