@@ -9,7 +9,6 @@ import numpy as np
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.program import Program
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import Ops
@@ -17,6 +16,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.core.spec.evaluate import evaluate
 from svod.core.spec.values import from_float, to_float
+from tests.interpreted import interpret
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BORDER = 1 << 12          # bytes before and behind each buffer that machine code must leave alone

@@ -10,7 +10,6 @@ import pytest
 import svod
 from svod import PrepareConfig, Tensor, Variable
 from svod.compile.cpu.host import host_target
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.plan.memory_planner import PlannerMode
@@ -25,6 +24,7 @@ from svod.core.spec.evaluate import evaluate
 from svod.errors import DTypeError, KernelOptError, LaunchError, ScheduleError
 from svod.tune.search.actions import default_actions, lanes_of
 from tests import draws
+from tests.interpreted import interpret
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROWS, COLUMNS, DEPTH = 37, 21, 13

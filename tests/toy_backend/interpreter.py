@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from svod.compile.lower.interpreter import Elements, PhaseInterpreter, Together, poisoned_temporaries
+from svod.compile.lower.interpreter import Elements, PhaseInterpreter, Together
 from svod.compile.lower.linear import format_instruction
 from svod.compile.lower.program import Program
 from svod.core.spec.values import hold, matrix_product
 from svod.errors import CompileError
+from tests.interpreted import poisoned_temporaries
 
 Array = np.ndarray[Any, Any]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import dtypes
 from svod.errors import CompileError
+from tests.interpreted import interpret
 from tests.toy_backend.interpreter import DeviceFault, run_program
 
 GROUPS, THREADS = 5, 8

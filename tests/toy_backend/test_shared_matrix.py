@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Program
@@ -21,6 +20,7 @@ from tests.chain_runs import run_chains
 from tests.chains import group_state
 from tests.compile.lower.test_intrinsics import gemm, windows
 from tests.draws import count
+from tests.interpreted import interpret
 from tests.toy_backend.interpreter import DeviceFault, run_program
 from tests.toy_backend.running import run, uses
 from tests.toy_backend.target import TOY

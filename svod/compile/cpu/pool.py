@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -114,21 +114,6 @@ class Pool:
         if arena is None or arena.size < size:
             arena = self._local.arena = Arena(size if arena is None else max(size, 2 * arena.size), 0)
         return arena.address
-
-    def run(self, records: Sequence[tuple[int, int, int, int, int, int, int]], scratch_bytes: int = 0, repeats: int = 1) -> None:
-        """Run launches in order: (entry, args address, vars address, begin, end, threads, chunks) each. For single calls and tests."""
-        memory = np.zeros((len(records) + 1, rt.LAUNCH_BYTES // 8), np.int64)
-        for row, record in zip(memory, records, strict=False):
-            row[:7] = record
-            _, _, _, begin, end, threads, chunks = record
-            row[5:7] = fit_launch(end - begin, threads, chunks, self.threads)
-        base = int(memory.__array_interface__["data"][0])
-        shared = any(row[5] > 1 for row in memory[:-1])
-        if shared:
-            self.prepare(scratch_bytes)
-        header = base + rt.LAUNCH_BYTES * len(records)
-        memory[-1, :5] = (base, len(records), self.address if shared else 0, self.caller_scratch(scratch_bytes), repeats)
-        rt.runtime().run_plan(header)
 
     def stop(self) -> None:
         """Let the workers return and wait for them. The pool starts again with the next `prepare`."""

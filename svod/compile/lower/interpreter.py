@@ -1,6 +1,6 @@
 """What LINEAR computes: programs run instruction by instruction with NumPy.
 
-    interpret(program, args, variables)      runs every phase over the given flat arrays, in place
+    run_phase(program, number, args, …)      runs a phase over the given flat arrays, in place
     PhaseInterpreter                         one phase; a subclass decides the order of threads and is told of every access
 
 The interpreter is the emulated device: lowering is tested on it without LLVM, and machine code against it. Every access that is
@@ -38,62 +38,18 @@ from svod.core.spec.values import (
     tile_dot,
     unhold,
 )
-from svod.errors import CompileError, LaunchError
-
-Slices = Sequence[Sequence[tuple[int, int]]]
-
-
-def interpret(program: Program, args: Sequence[Array], variables: Mapping[str, int] | None = None,
-              slices: Slices | int | None = None) -> None:
-    """Runs the phases in order over `args`: flat arrays in memory form by slot, outputs written in place.
-
-    `slices`: what parts of each phase run, in which order: None, everything at once; a number, that many equal parts, last part
-    first (what is right does not depend on the order); or, per phase, (begin, end) pairs. Every part gets newly poisoned scratch, as
-    from another worker. Raises LaunchError for arguments or variables that do not fit, CompileError for an access out of bounds."""
-    spec = program.spec
-    if len(args) != len(spec.params):
-        raise LaunchError(f"{spec.name} takes {len(spec.params)} arguments, got {len(args)}")
-    for slot, (array, (dtype, size)) in enumerate(zip(args, spec.params, strict=True)):
-        if array.dtype != to_numpy(dtype) or array.ndim != 1 or array.size < size or not array.flags.c_contiguous:
-            raise LaunchError(f"argument {slot} of {spec.name} is a flat array of {size} {to_numpy(dtype)}, "
-                              f"got {array.shape} of {array.dtype}")
-    missing = [name for name in spec.variables if name not in (variables or {})]
-    if missing:
-        raise LaunchError(f"{spec.name} needs the variables {missing}")
-    temps = poisoned_temporaries(program)
-    with np.errstate(all="ignore"):
-        for k, (phase, code) in enumerate(zip(spec.phases, program.code, strict=True)):
-            run = PhaseInterpreter(spec, phase, code, args, temps, variables or {})
-            for begin, end in _parts(phase.extent_at(variables or {}), slices if slices is None or isinstance(slices, int) else slices[k]):
-                run(begin, end)
-
-
-def poisoned_temporaries(program: Program) -> list[Array]:
-    """The temporaries of a program, filled with values that no code may rely on."""
-    temps = [np.full(n, 0xA5, np.uint8) for n in program.spec.temps]
-    for code in reversed(program.code):                     # the first use decides the type of the poison
-        for op, dtype, _, _, arg in code:
-            if op == "TEMP":
-                _poison(temps[arg], dtype)
-    return temps
+from svod.errors import CompileError
 
 
 def run_phase(program: Program, number: int, args: Sequence[Array], temps: Sequence[Array], variables: Mapping[str, int], begin: int,
               end: int) -> None:
-    """Runs iterations begin ≤ i < end of one phase. `args`: as for `interpret`; `temps`: the bytes of each temporary."""
+    """Runs iterations begin ≤ i < end of one phase. `args`: flat arrays in memory form by slot; `temps`: the bytes of each
+    temporary."""
     with np.errstate(all="ignore"):
         PhaseInterpreter(program.spec, program.spec.phases[number], program.code[number], args, temps, variables)(begin, end)
 
 
-def _parts(extent: int, slices: Sequence[tuple[int, int]] | int | None) -> Sequence[tuple[int, int]]:
-    if slices is None:
-        return [(0, extent)]
-    if isinstance(slices, int):
-        return [(extent * n // slices, extent * (n + 1) // slices) for n in reversed(range(slices))]
-    return slices
-
-
-def _poison(raw: Array, dtype: DType) -> None:
+def poison(raw: Array, dtype: DType) -> None:
     """Fills bytes with NaNs of a float dtype, else with 0xA5."""
     if dtype.is_float:
         whole = raw[:raw.size - raw.size % dtype.itemsize].view(to_numpy(dtype))
@@ -120,7 +76,7 @@ def _areas(code: Sequence[Instruction], op: str, memory: Array) -> Areas:
 
 def _poison_areas(areas: Areas) -> None:
     for dtype, raw in areas.values():
-        _poison(raw, dtype)
+        poison(raw, dtype)
 
 
 class Elements:

@@ -17,10 +17,10 @@ from svod.compile.cpu.dot_rates import ACCUMULATORS, COSTS, cost_of, kept_cost, 
 from svod.compile.cpu.host import host_target, make_target
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.core.ir.dtype import dtypes, to_numpy
 from svod.core.machine.isa import DOTS
+from tests.interpreted import interpret
 
 TARGET = make_target("x86_64", "znver5", ("avx2", "avx512f", "bf16", "fma", "sse4", "vnni"), (48 << 10, 1 << 20, 32 << 20), 4)
 VECTORS = [name for name, dot in DOTS.items() if not dot.is_tile]

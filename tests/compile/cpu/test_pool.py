@@ -25,12 +25,28 @@ def record(name, args, extent, threads, chunks=0):
     return (loop_kernels.address(name), args.ctypes.data, 0, 0, extent, threads, chunks)
 
 
+def run(pool, records, scratch_bytes=0, repeats=1):
+    """Run launches in order: (entry, args address, vars address, begin, end, threads, chunks) each."""
+    memory = np.zeros((len(records) + 1, rt.LAUNCH_BYTES // 8), np.int64)
+    for row, launch in zip(memory, records, strict=False):
+        row[:7] = launch
+        _, _, _, begin, end, threads, chunks = launch
+        row[5:7] = fit_launch(end - begin, threads, chunks, pool.threads)
+    base = int(memory.__array_interface__["data"][0])
+    shared = any(row[5] > 1 for row in memory[:-1])
+    if shared:
+        pool.prepare(scratch_bytes)
+    header = base + rt.LAUNCH_BYTES * len(records)
+    memory[-1, :5] = (base, len(records), pool.address if shared else 0, pool.caller_scratch(scratch_bytes), repeats)
+    rt.runtime().run_plan(header)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("extent", [0, 1, 2, 13, 97, 1009])
 def test_every_iteration_once(extent, threads):
     x = np.zeros(1010, np.int64)
     args = pointers(x)
-    Pool.get(threads).run([record("count", args, extent, threads)], repeats=50)
+    run(Pool.get(threads), [record("count", args, extent, threads)], repeats=50)
     assert (x[:extent] == 50).all() and (x[extent:] == 0).all()
 
 
@@ -38,7 +54,7 @@ def test_every_iteration_once(extent, threads):
 def test_begin_and_chunks(chunks):
     x = np.zeros(120, np.int64)
     args = pointers(x)
-    Pool.get(2).run([(loop_kernels.address("count"), args.ctypes.data, 0, 11, 108, 2, chunks)])
+    run(Pool.get(2), [(loop_kernels.address("count"), args.ctypes.data, 0, 11, 108, 2, chunks)])
     assert (x[11:108] == 1).all() and x.sum() == 97
 
 
@@ -59,7 +75,7 @@ def test_own_share_first_then_the_others(threads, chunks, held, own):
         if len(ran) == chunks - 1:
             rest.set()
 
-    Pool.get(threads).run([(ctypes.cast(entry, ctypes.c_void_p).value, 0, 0, 0, chunks, threads, chunks)])
+    run(Pool.get(threads), [(ctypes.cast(entry, ctypes.c_void_p).value, 0, 0, 0, chunks, threads, chunks)])
     helper, order = {thread for thread, _, _ in ran[:-1]}, [begin for _, begin, _ in ran]
     assert len(helper) == 1 and (threading.get_ident() in helper) == (held == 1)
     others = [k for k in range(chunks) if k not in own and k != first]
@@ -71,7 +87,7 @@ def test_every_chunk_once_when_chunks_do_not_divide(threads):
     for chunks in range(1, 23):
         x = np.zeros(120, np.int64)
         args = pointers(x)
-        Pool.get(threads).run([(loop_kernels.address("count"), args.ctypes.data, 0, 7, 113, threads, chunks)], repeats=20)
+        run(Pool.get(threads), [(loop_kernels.address("count"), args.ctypes.data, 0, 7, 113, threads, chunks)], repeats=20)
         assert (x[7:113] == 20).all() and x.sum() == 20 * 106
 
 
@@ -86,7 +102,7 @@ def test_shares_are_even(threads):
         def entry(args, variables, scratch, begin, end, ran=ran):
             ran.append((begin, end))
 
-        Pool.get(threads).run([(ctypes.cast(entry, ctypes.c_void_p).value, 0, 0, 0, extent, threads, chunks)])
+        run(Pool.get(threads), [(ctypes.cast(entry, ctypes.c_void_p).value, 0, 0, 0, extent, threads, chunks)])
         ran.sort()
         assert len(ran) == chunks and ran[0][0] == 0 and ran[-1][1] == extent
         assert all(before[1] == after[0] for before, after in pairwise(ran))
@@ -97,7 +113,7 @@ def test_shares_are_even(threads):
 def test_ten_thousand_dispatches():
     x = np.zeros(8, np.int64)
     args = pointers(x)
-    Pool.get(3).run([record("count", args, 8, 3, 8)] * 10, repeats=1000)
+    run(Pool.get(3), [record("count", args, 8, 3, 8)] * 10, repeats=1000)
     assert (x == 10_000).all()
 
 
@@ -106,7 +122,7 @@ def test_single_thread_makes_no_threads():
     x = np.zeros(5, np.int64)
     args = pointers(x)
     before = threading.active_count()
-    pool.run([record("count", args, 5, 4)])
+    run(pool, [record("count", args, 5, 4)])
     assert threading.active_count() == before and (x == 1).all()
 
 
@@ -117,7 +133,7 @@ def test_concurrent_callers():
     def work(x):
         args = pointers(x)
         for _ in range(100):
-            pool.run([record("count", args, 57, 3)] * 3, repeats=7)
+            run(pool, [record("count", args, 57, 3)] * 3, repeats=7)
 
     callers = [threading.Thread(target=work, args=(x,)) for x in arrays]
     for caller in callers:
@@ -134,7 +150,7 @@ def test_after_idle_periods():
     args = pointers(x)
     for pause in (0, 2e-5, 4e-5, 6e-5, 1e-4, 1e-3, 1e-2) * 10:
         time.sleep(pause)
-        pool.run([record("count", args, 31, 2)])
+        run(pool, [record("count", args, 31, 2)])
     assert (x == 70).all()
 
 
@@ -143,7 +159,7 @@ def test_stop_and_start_again():
     x = np.zeros(100, np.int64)
     args = pointers(x)
     for round_ in range(1, 4):
-        pool.run([record("count", args, 100, 3)], repeats=10)
+        run(pool, [record("count", args, 100, 3)], repeats=10)
         assert (x == 10 * round_).all()
         pool.stop()
         pool.stop()
@@ -179,13 +195,13 @@ def test_fork():
     pool = Pool.get(3)
     x = np.zeros(100, np.int64)
     args = pointers(x)
-    pool.run([record("count", args, 100, 3)], repeats=10)
+    run(pool, [record("count", args, 100, 3)], repeats=10)
     child = os.fork()
     if child == 0:
-        pool.run([record("count", args, 100, 3)], scratch_bytes=4096, repeats=10)
+        run(pool, [record("count", args, 100, 3)], scratch_bytes=4096, repeats=10)
         os._exit(0 if (x == 20).all() and len(pool._workers) == pool.threads - 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    pool.run([record("count", args, 100, 3)], repeats=10)
+    run(pool, [record("count", args, 100, 3)], repeats=10)
     assert (x == 20).all()
 
 
@@ -196,12 +212,12 @@ def test_workers_have_scratch_of_their_own():
     for size in (64, 100_000, 5 << 20):
         seen: set[int] = set()
         for _ in range(200):
-            pool.run([record("touch", args, 3000, 3, 300)], scratch_bytes=size)
+            run(pool, [record("touch", args, 3000, 3, 300)], scratch_bytes=size)
             seen |= set(x.tolist())
         assert all(address % 64 == 0 for address in seen)
         ordered = sorted(seen)
         assert all(b - a >= size for a, b in pairwise(ordered))
-        pool.run([record("scratch", args, 3000, 3)], scratch_bytes=size, repeats=20)
+        run(pool, [record("scratch", args, 3000, 3)], scratch_bytes=size, repeats=20)
         assert (x == np.arange(3000)).all()
 
 
@@ -214,7 +230,7 @@ def test_affinity_of_the_caller_is_kept():
     pool = Pool.get(2)
     for _ in range(20):
         time.sleep(1e-3)
-        pool.run([record("count", args, 100, 2)], repeats=3)
+        run(pool, [record("count", args, 100, 2)], repeats=3)
     assert os.sched_getaffinity(0) == before
     assert len(worker_cores(len(before) - 1)) == len(before) - 1
     assert worker_cores(len(before)) == []

@@ -27,10 +27,10 @@ import numpy as np
 from svod.compile.cuda.queue import grid_of
 from svod.compile.cuda.render import DYNAMIC, block_of, dynamic_bytes, render, without_assumptions
 from svod.compile.cuda.targets import WARP
-from svod.compile.lower.interpreter import poisoned_temporaries
 from svod.compile.lower.program import Program
 from svod.core.machine.target import Target
 from svod.errors import CompileError
+from tests.interpreted import poisoned_temporaries
 
 Array = np.ndarray[Any, Any]
 WORDS = 384             # words of a thread's context: 0…7 registers, 8 why it waits, 10 whether it has fenced, 16… operands and results

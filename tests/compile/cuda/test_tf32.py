@@ -9,7 +9,6 @@ import pytest
 from svod.compile.cuda import ptxas
 from svod.compile.cuda.ptx import emit_ptx
 from svod.compile.cuda.render import render
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.lower import lower
 from svod.config import OptimizerConfig
 from svod.core.cost.groups.group_sketch import group_heuristic
@@ -23,6 +22,7 @@ from svod.tune.measure.verify import Reference, compare
 from tests.compile.cuda.emulator import run_program
 from tests.compile.cuda.target import card_target
 from tests.compile.lower.test_intrinsics import gemm
+from tests.interpreted import interpret
 
 F32 = dtypes.float32
 ALLOWED = card_target("sm_80", group_threads=128).allowing(True, True, True)

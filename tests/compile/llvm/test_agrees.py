@@ -9,12 +9,12 @@ import pytest
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import STORABLE, DType, dtypes, to_numpy
 from svod.core.machine.target import Target
 from tests.compile.native import BASELINE, BOOL, INDEX, TARGETS, Code, aligned
+from tests.interpreted import interpret
 
 EXTENT, PITCH = 6, 400  # iterations of the phase; elements of the output that each may write
 INTEGER = ("ADD", "SUB", "MUL", "MAX", "MIN", "IDIV", "MOD", "AND", "OR", "XOR", "SHL", "SHR")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from svod.compile.cpu.host import host_target, make_target
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
@@ -31,6 +30,7 @@ from svod.tune.measure.verify import GuardedBuffers, Reference, verify
 from tests.agreement import TOLERANCE, Case, run_interpreted, run_native, steps
 from tests.chains import random_state
 from tests.hand_kernels import Ast, number
+from tests.interpreted import interpret
 
 I8, U8, I16, BF16, I32, F32 = dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.bfloat16, dtypes.int32, dtypes.float32
 FEATURES = ("amx", "avx2", "avx512f", "bf16", "f16c", "fma", "sse4", "vnni")

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import format_linear, validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.spec.evaluate import from_float, to_float
 from svod.errors import CompileError, LaunchError
+from tests.interpreted import interpret
 
 F32, I32, IDX, BOOL, VOID = dtypes.float32, dtypes.int32, dtypes.index, dtypes.bool, dtypes.void
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from svod.compile.lower.builder import Builder
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.math import MAX_ULP, SIN_DOMAIN, expand
 from svod.compile.lower.program import PhaseSpec, Program, ProgramSpec
@@ -20,6 +19,7 @@ from svod.core.spec.values import Array, apply_alu, bitcast, cast, constant, hol
 from svod.errors import UnsupportedError
 from tests.compile.native import Code, runnable_targets
 from tests.compile.native import run as native_run
+from tests.interpreted import interpret
 
 F32, F64 = dtypes.float32, dtypes.float64
 FLOATS = (dtypes.float16, dtypes.bfloat16, F32, F64)

@@ -6,13 +6,13 @@ import pytest
 
 from svod.compile.llvm.codegen import LoadedProgram, call_phase, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.linear import validate
 from svod.compile.lower.program import Instruction, PhaseSpec, Program, ProgramSpec
 from svod.compile.lower.transpose import transpose_squares
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.machine.target import Target
 from tests.compile.native import TARGETS
+from tests.interpreted import interpret
 
 INDEX = dtypes.index
 

@@ -13,7 +13,6 @@ import pytest
 from svod.compile.cpu.host import host_target
 from svod.compile.llvm.codegen import LoadedProgram, compile_object
 from svod.compile.llvm.render import render
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.lower import lower
 from svod.compile.lower.program import Instruction, Program
 from svod.compile.plan.execution_plan import ExecutionPlan
@@ -24,6 +23,7 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import CompileError
 from svod.tune.measure.verify import GuardedBuffers, Reference, verify
+from tests.interpreted import interpret
 from tests.tune.search_kernels import TARGET, axis, elementwise, gather, gemm, kernel, load, param, row_reduce, softmax, store
 
 Mutation = Callable[[Program], Program]

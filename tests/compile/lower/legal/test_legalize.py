@@ -10,7 +10,6 @@ import pytest
 
 from svod.compile.cuda.render import instructions as cuda_instructions
 from svod.compile.llvm.alu import instructions as llvm_instructions
-from svod.compile.lower.interpreter import interpret
 from svod.compile.lower.legal.instructions import Instructions
 from svod.compile.lower.legal.legalize import legalize
 from svod.compile.lower.linear import ARITY, COMPARES, FLOAT_ONLY, LEGAL_INTEGER, validate
@@ -21,6 +20,7 @@ from svod.core.spec.values import from_float, hold
 from svod.errors import CompileError
 from tests.compile.cuda.target import card_target
 from tests.compile.native import AVX2, BASELINE, BOOL, INDEX, Code
+from tests.interpreted import interpret
 
 NOTHING = Instructions()
 SETS = {"nothing": NOTHING, "processor": llvm_instructions(AVX2), "old processor": llvm_instructions(BASELINE),
