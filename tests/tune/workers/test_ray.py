@@ -165,7 +165,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 import ray
 ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
          _node_ip_address="127.0.0.1")
-with make_executor("ray:1", config=CONFIG, device="CPU:interpreter") as e:
+with make_executor("ray:1", config=CONFIG, device="CPU:interpreter", start_deadline=START) as e:
     assert e.description == "1 worker on the Ray already running in this process", e.description
     assert facts(e)["core"] == 0 and facts(e, "bench")["nice"] == NICE
 assert ray.is_initialized() and ray.get(ray.put(3)) == 3
@@ -378,7 +378,7 @@ print("closed", flush=True)
 def test_an_unusable_cluster_is_a_tune_error(monkeypatch: pytest.MonkeyPatch, cluster: Any) -> None:
     monkeypatch.setattr("svod.tune.workers.ray_executor.identity", lambda: {**identity(), "Python": "2.7"})
     with pytest.raises(TuneError, match=r"Python 2\.7 here"):
-        make_executor("ray:1", cluster.address, config=CONFIG)
+        make_executor("ray:1", cluster.address, config=CONFIG, start_deadline=NEVER)
 
 
 @pytest.mark.slow
