@@ -1,45 +1,39 @@
 """A small rewrite engine: declarative patterns over UOps, applied to a fixpoint.
 
     RULES = PatternMatcher([
-        (Pattern(Ops.ADD, (Pattern(name="x"), Pattern(Ops.CONST, arg=0))), lambda x: x),
+        (Pattern(Ops.DETACH, (Pattern(name="x"),)), lambda x: x),
         (Pattern(Ops.SUB, (Pattern(name="x"), Pattern(name="x"))), lambda x: UOp.const(x.dtype, 0)),
     ])
     simplified = graph_rewrite(graph, RULES)
 
 A pattern without `ops` matches any node. Equal names must be the same node. The operands of a commutative operation are tried
-in both orders. A rule's function gets the named nodes as keyword arguments (and the context, if `graph_rewrite` has one, as
-`ctx`); it returns the node that takes the place of the match, or None to decline.
+in both orders. A rule's function gets the named nodes as keyword arguments; it returns the node that takes the place of the match, or None
+to decline.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from svod.core.ir.dtype import DType
 from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import COMMUTATIVE, Ops, UOp
 from svod.errors import ScheduleError
 
 Bindings = dict[str, UOp]
-_ANY = object()
 REWRITE_LIMIT = 10_000     # rewrites of one node: more means that two rules undo each other
 
 
 class Pattern:
-    """What a node looks like. `src`: patterns for exactly these sources, one for all, or None. `where`: a condition on the node."""
+    """A form that nodes may have. `src`: patterns for exactly these sources; None: any sources."""
 
-    __slots__ = ("arg", "dtype", "name", "ops", "src", "where")
+    __slots__ = ("name", "ops", "src")
 
-    def __init__(self, ops: Ops | frozenset[Ops] | None = None, src: tuple[Pattern, ...] | Pattern | None = None, *,
-                 name: str | None = None, dtype: DType | None = None, arg: Any = _ANY, where: Callable[[UOp], bool] | None = None):
+    def __init__(self, ops: Ops | frozenset[Ops] | None = None, src: tuple[Pattern, ...] | None = None, *, name: str | None = None):
         self.ops = frozenset((ops,)) if isinstance(ops, Ops) else ops
-        self.src, self.name, self.dtype, self.arg, self.where = src, name, dtype, arg, where
+        self.src, self.name = src, name
 
     def matches(self, u: UOp, bound: Bindings) -> Iterator[Bindings]:
         """The ways u fits, each as `bound` extended by the names of this pattern."""
-        if (self.ops is not None and u.op not in self.ops) or (self.dtype is not None and u.dtype != self.dtype):
-            return
-        if (self.arg is not _ANY and u.arg != self.arg) or (self.where is not None and not self.where(u)):
+        if self.ops is not None and u.op not in self.ops:
             return
         if self.name is not None:
             known = bound.get(self.name)
@@ -48,8 +42,6 @@ class Pattern:
             bound = {**bound, self.name: u}
         if self.src is None:
             yield bound
-        elif isinstance(self.src, Pattern):
-            yield from _all_match([self.src] * len(u.src), u.src, bound)
         elif len(self.src) == len(u.src):
             yield from _all_match(self.src, u.src, bound)
             if u.op in COMMUTATIVE and len(u.src) == 2 and u.src[0] is not u.src[1]:
@@ -68,31 +60,28 @@ Rule = tuple[Pattern, Callable[..., UOp | None]]
 
 
 class PatternMatcher:
-    """An ordered list of rules, indexed by operation. Matchers can be added: the rules of the first come first."""
+    """An ordered list of rules, indexed by operation."""
 
     def __init__(self, rules: Sequence[Rule]):
         self.rules = list(rules)
         self.by_op: dict[Ops, list[Rule]] = {}
 
-    def __add__(self, other: PatternMatcher) -> PatternMatcher:
-        return PatternMatcher(self.rules + other.rules)
-
-    def rewrite(self, u: UOp, ctx: Any = None) -> UOp | None:
-        """What the first applicable rule makes of u; None if no rule applies or changes it."""
+    def rewrite(self, u: UOp) -> UOp | None:
+        """The node that the first applicable rule makes of u; None if no rule applies or changes it."""
         rules = self.by_op.get(u.op)
         if rules is None:
             rules = self.by_op[u.op] = [(p, f) for p, f in self.rules if p.ops is None or u.op in p.ops]
         for pattern, function in rules:
             for bound in pattern.matches(u, {}):
-                result = function(**bound) if ctx is None else function(ctx=ctx, **bound)
+                result = function(**bound)
                 if result is not None and result is not u:
                     return result
         return None
 
 
-def graph_rewrite(root: UOp, matcher: PatternMatcher, ctx: Any = None) -> UOp:
-    """`root` with the rules applied to every node, sources first, until none applies. Without recursion. What takes the place of a node
-    comes from where that came from.
+def graph_rewrite(root: UOp, matcher: PatternMatcher) -> UOp:
+    """`root` with the rules applied to every node, sources first, until none applies. Without recursion. A node that takes the place of
+    another has that one's origin.
 
     Raises ScheduleError where rules do not come to an end."""
     done: dict[UOp, UOp] = {}
@@ -109,7 +98,7 @@ def graph_rewrite(root: UOp, matcher: PatternMatcher, ctx: Any = None) -> UOp:
             continue
         src = tuple([done[s] for s in u.src])
         u = u if src == u.src else u.replace(src=src)
-        rewritten = matcher.rewrite(u, ctx)
+        rewritten = matcher.rewrite(u)
         if rewritten is None:
             done[original] = done[u] = u
             if u is not original:
