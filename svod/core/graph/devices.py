@@ -5,7 +5,7 @@ A value is on the device of the memory that it is computed from; one that reads 
 from __future__ import annotations
 
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.uop import Ops, UOp, remembered
 from svod.core.machine.target import DISK, HOST
 from svod.errors import DeviceError
 
@@ -19,21 +19,10 @@ class _Devices:
 _NO_VALUE = frozenset({Ops.DEVICE, Ops.UNIQUE, Ops.LUNIQUE})
 
 
+@remembered("device")
 def device_of(u: UOp) -> str | None:
     """The device that a graph node's value is on: that of the memory that it is computed from. None for a value that reads no memory, which
     can be computed anywhere. Raises DeviceError for a node that is computed from values of two devices."""
-    cache = u._cache
-    if cache is None or "device" not in cache:
-        for node in u.toposort(gate=_has_no_device_yet):
-            node.cached("device", _infer_device)
-    return u.cached("device", _infer_device)      # type: ignore[no-any-return]
-
-
-def _has_no_device_yet(u: UOp) -> bool:
-    return u._cache is None or "device" not in u._cache
-
-
-def _infer_device(u: UOp) -> str | None:
     if u.op is Ops.BUFFER or u.op is Ops.COPY:
         name: str = u.src[1].arg
         return name
@@ -66,15 +55,9 @@ def readers_devices(sink: UOp) -> dict[UOp, set[str]]:
     return found
 
 
+@remembered("stack")
 def stack_of(u: UOp) -> UOp | None:
     """An MSTACK that a value of several devices is computed from, part by part; None for a value of one device."""
-    for node in u.toposort(gate=lambda n: n._cache is None or "stack" not in n._cache):
-        node.cached("stack", _infer_stack)
-    found: UOp | None = u.cached("stack", _infer_stack)
-    return found
-
-
-def _infer_stack(u: UOp) -> UOp | None:
     if u.op is Ops.MSTACK:
         return u
     return None if u.op in (Ops.MSELECT, Ops.CALL, Ops.END) else next((found for s in u.src if (found := stack_of(s)) is not None), None)

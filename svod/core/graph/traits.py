@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from svod.core.graph.callback import is_callback
-from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.uop import Ops, UOp, remembered
 from svod.core.ir.variable import Dim
 
 BUFFERS = 1     # a BUFFER: equal graphs over other buffers are other nodes
@@ -13,23 +13,9 @@ _EFFECTS = frozenset({Ops.AFTER, Ops.ASSIGN, Ops.STORE, Ops.CALL, Ops.CUSTOM_FUN
 _VARIABLES = frozenset({Ops.DEFINE_VAR, Ops.BIND})
 
 
-def traits_of(node: UOp) -> int:
+@remembered("traits")
+def traits_of(u: UOp) -> int:
     """The bits of a graph node and of all that is under it."""
-    cache = node._cache
-    if cache is not None and "traits" in cache:
-        known: int = cache["traits"]
-        return known
-    if any(map(_is_unknown, node.src)):
-        for u in node.toposort(gate=_is_unknown):
-            u.cached("traits", _compute)
-    return node.cached("traits", _compute)      # type: ignore[no-any-return]
-
-
-def _is_unknown(u: UOp) -> bool:
-    return u._cache is None or "traits" not in u._cache
-
-
-def _compute(u: UOp) -> int:
     op = u.op
     traits = BUFFERS if op is Ops.BUFFER or op is Ops.UNIQUE or op is Ops.LUNIQUE else 0
     if op in _EFFECTS or is_callback(u):
@@ -37,7 +23,7 @@ def _compute(u: UOp) -> int:
     if op in _VARIABLES or (type(u.arg) is tuple and _has_dim(u.arg)):
         traits |= VARIABLES
     for s in u.src:
-        traits |= s._cache["traits"]       # type: ignore[index]
+        traits |= traits_of(s)
     return traits
 
 

@@ -16,28 +16,23 @@ The arg of a DEFINE_VAR begins with `(name, vmin, vmax)`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
 from svod.core.ir.dtype import dtypes
-from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.uop import Ops, UOp, remembered
 
 Terms = dict[UOp, int]
 ZERO = UOp.const(dtypes.index, 0)
 TRUE = UOp.const(dtypes.bool, True)
 FALSE = UOp.const(dtypes.bool, False)
 
-_CONSTS: dict[int, UOp] = {}
 
-
+@lru_cache(maxsize=1 << 16)
 def const(value: int) -> UOp:
     """The index constant `value`."""
-    node = _CONSTS.get(value)
-    if node is None:
-        node = UOp(Ops.CONST, dtypes.index, (), value)
-        if len(_CONSTS) < 65536:
-            _CONSTS[value] = node
-    return node
+    return UOp(Ops.CONST, dtypes.index, (), value)
 
 
 def make_range(extent: int | UOp, axis: int) -> UOp:
@@ -57,7 +52,9 @@ def extent_of(r: UOp) -> int:
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
-def _compute_bounds(u: UOp) -> tuple[int, int]:
+@remembered("bounds", lambda u: u.op is not Ops.CAST and u.op is not Ops.RANGE)
+def bounds(u: UOp) -> tuple[int, int]:
+    """(smallest, largest) value `u` can take by interval arithmetic over its leaves. Remembered on the node."""
     op = u.op
     if op is Ops.CONST:
         return int(u.arg), int(u.arg)
@@ -92,18 +89,6 @@ def _compute_bounds(u: UOp) -> tuple[int, int]:
     if op is Ops.MOD and bh < 0:
         return bl + 1, 0
     raise ValueError(f"no bounds for {u!r}: it is not an index expression, or its divisor may be zero")
-
-
-def bounds(u: UOp) -> tuple[int, int]:
-    """(smallest, largest) value `u` can take by interval arithmetic over its leaves. Remembered on the node."""
-    cache = u._cache
-    if cache is not None and "bounds" in cache:
-        bounds: tuple[int, int] = cache["bounds"]
-        return bounds
-    for n in u.toposort(gate=lambda n: n.op is not Ops.CAST):
-        n.cached("bounds", _compute_bounds) if n.dtype == dtypes.index else None
-    result: tuple[int, int] = u.cached("bounds", _compute_bounds)
-    return result
 
 
 def vmin(u: UOp) -> int:
@@ -442,10 +427,11 @@ def logical_not(a: UOp) -> UOp:
 
 
 # -- whole expressions --------------------------------------------------------------------------------------------------
-_REBUILD: dict[Ops, Callable[[UOp, UOp], UOp]] = {
+RULES: dict[Ops, Callable[[UOp, UOp], UOp]] = {
     Ops.ADD: add, Ops.SUB: sub, Ops.MUL: mul, Ops.IDIV: idiv, Ops.MOD: mod, Ops.MIN: minimum, Ops.MAX: maximum,
     Ops.CMPLT: less, Ops.CMPLE: less_equal, Ops.AND: logical_and, Ops.OR: logical_or,
 }
+"""By operation of two operands the function that makes its canonical form."""
 
 
 def _is_index(u: UOp) -> bool:
@@ -469,8 +455,8 @@ def simplify(u: UOp, mapping: Mapping[UOp, UOp] | None = None) -> UOp:
             done[n] = logical_not(done[n.src[0]])
         elif op is Ops.NEG and _is_index(n):
             done[n] = scale(done[n.src[0]], -1)
-        elif op in _REBUILD and (_is_index(n.src[0]) or (op in (Ops.AND, Ops.OR) and n.dtype == dtypes.bool)):
-            done[n] = _REBUILD[op](done[n.src[0]], done[n.src[1]])
+        elif op in RULES and (_is_index(n.src[0]) or (op in (Ops.AND, Ops.OR) and n.dtype == dtypes.bool)):
+            done[n] = RULES[op](done[n.src[0]], done[n.src[1]])
         elif n.dtype == dtypes.bool:
             src = tuple(done[s] for s in n.src)
             done[n] = n if src == n.src else n.replace(src=src)
@@ -499,19 +485,9 @@ def _compute_affine(u: UOp) -> Affine:
     return Affine(leaves, constant, {a: k for a, k in terms.items() if a not in leaves})
 
 
+@remembered("ranges", lambda u: u.op is not Ops.STAGE)
 def ranges_of(u: UOp) -> frozenset[UOp]:
-    """The RANGEs an expression depends on, stages and their insides excluded. Remembered on the node."""
-    cache = u._cache
-    if cache is not None and "ranges" in cache:
-        ranges: frozenset[UOp] = cache["ranges"]
-        return ranges
-    for n in u.toposort(gate=lambda n: n.op is not Ops.STAGE and (n._cache is None or "ranges" not in n._cache)):
-        n.cached("ranges", _compute_ranges)
-    result: frozenset[UOp] = u.cached("ranges", _compute_ranges)
-    return result
-
-
-def _compute_ranges(u: UOp) -> frozenset[UOp]:
+    """The RANGEs that an expression depends on, without those of the stages that it reads. Remembered on the node."""
     if u.op is Ops.RANGE:
         return frozenset((u,))
     if u.op is Ops.STAGE or not u.src:

@@ -14,11 +14,13 @@ import struct
 import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from svod.core.ir.dtype import DType, dtypes
 
 KEY_VERSION = b"svod-uop-1"
+T = TypeVar("T")
 
 
 class Ops(Enum):
@@ -293,6 +295,25 @@ def _of_rows(rows: list[tuple[Ops, DType, list[int], Any]]) -> UOp:
     for op, dtype, src, arg in rows:
         made.append(UOp(op, dtype, tuple([made[s] for s in src]), arg))
     return made[-1]
+
+
+def remembered(name: str, enters: Callable[[UOp], bool] = lambda u: True) -> Callable[[Callable[[UOp], T]], Callable[[UOp], T]]:
+    """Have a function that follows from its own results for a node's sources remember them on the nodes, under `name`. The sources of nodes
+    that `enters` refuses are left out. Results come sources first, without recursion: graphs built in a loop are deeper than Python's
+    stack."""
+    def decorate(infer: Callable[[UOp], T]) -> Callable[[UOp], T]:
+        def is_open(u: UOp) -> bool:
+            return (u._cache is None or name not in u._cache) and enters(u)
+
+        @wraps(infer)
+        def of(u: UOp) -> T:
+            if u._cache is None or name not in u._cache:
+                for n in u.toposort(gate=is_open):
+                    n.cached(name, infer)
+            result: T = u.remarks[name]
+            return result
+        return of
+    return decorate
 
 
 def widens(u: UOp) -> bool:

@@ -24,8 +24,6 @@ from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import Ops, UOp
 
 Coords = tuple[UOp, ...]
-_ARITHMETIC: dict[Ops, Callable[[UOp, UOp], UOp]] = {Ops.ADD: sy.add, Ops.SUB: sy.sub, Ops.MUL: sy.mul, Ops.IDIV: sy.idiv, Ops.MOD: sy.mod,
-                                                     Ops.MIN: sy.minimum, Ops.MAX: sy.maximum}
 
 
 def range_lists(u: UOp) -> tuple[UOp, ...]:
@@ -55,12 +53,8 @@ def _rebuild(ast: UOp, mapping: dict[UOp, UOp], lists: Callable[[Coords], Coords
             done[u] = u.replace(src=(src[0], *recoordinate(u.src[0], src[1:])))
         elif src == u.src:
             done[u] = u
-        elif u.dtype == dtypes.index and u.op in _ARITHMETIC:
-            done[u] = _ARITHMETIC[u.op](*src)
-        elif u.op in (Ops.CMPLT, Ops.CMPLE) and src[0].dtype == dtypes.index:
-            done[u] = (sy.less if u.op is Ops.CMPLT else sy.less_equal)(*src)
-        elif u.op is Ops.AND and u.dtype == dtypes.bool:
-            done[u] = sy.logical_and(*src)
+        elif u.op in sy.RULES and (src[0].dtype == dtypes.index or (u.op is Ops.AND and u.dtype == dtypes.bool)):
+            done[u] = sy.RULES[u.op](*src)
         elif u.op is Ops.WHERE and src[0] in (sy.TRUE, sy.FALSE):
             done[u] = src[1] if src[0] is sy.TRUE else src[2]
         elif u.op is Ops.LOAD and len(src) == 3 and src[2] in (sy.TRUE, sy.FALSE):

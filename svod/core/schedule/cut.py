@@ -29,7 +29,7 @@ from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from svod.core.graph.shapes import axis_groups, shape_of, size_of
-from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, encode, widens
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Ops, UOp, encode, remembered, widens
 from svod.core.ir.variable import count_of, index_of, upper
 from svod.core.schedule.rangeify import is_tuple_reduce, reads_memory, reduce_extents, repeats
 
@@ -127,21 +127,14 @@ def compute_node(u: UOp) -> UOp:
 
 
 # -- structure of reductions ---------------------------------------------------------------------------------------------
+@remembered("varying", lambda u: u.op is not Ops.BUFFER)
 def varying_axes(u: UOp) -> frozenset[int]:
     """The axes of extent > 1 along which a value may vary; a broadcast does not vary. Remembered on the node."""
-    if u._cache is None or "varying" not in u._cache:
-        for n in u.toposort(gate=lambda n: n._cache is None or "varying" not in n._cache):
-            if n.op not in (Ops.UNIQUE, Ops.LUNIQUE, Ops.DEVICE):
-                n.cached("varying", _varying)
-    result: frozenset[int] = u.cached("varying", _varying)
-    return result
-
-
-def _varying(u: UOp) -> frozenset[int]:
+    if u.op is Ops.DEVICE:
+        return frozenset()
     shape = shape_of(u)
     if u.op in ELEMENTWISE or u.op in (Ops.CONTIGUOUS, Ops.COPY, Ops.DETACH, Ops.REDUCE_AXIS, Ops.GEP):
-        return frozenset[int]().union(*(varying_axes(s) for s in u.src if s.op is not Ops.DEVICE)) - {
-            a for a, n in enumerate(shape) if n == 1}
+        return frozenset[int]().union(*map(varying_axes, u.src)) - {a for a, n in enumerate(shape) if n == 1}
     if u.op in MOVEMENT:
         below = varying_axes(u.src[0])
         place: Place = tuple((frozenset((a,)), PLAIN) for a in range(len(shape)))

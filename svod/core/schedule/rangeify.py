@@ -33,7 +33,7 @@ from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
 from svod.core.ir.symbolic import Valid
-from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp
+from svod.core.ir.uop import ELEMENTWISE, MOVEMENT, Ops, UOp, remembered
 from svod.core.ir.variable import Dim, dim_of, index_of, number_of, upper
 from svod.errors import ScheduleError
 
@@ -151,13 +151,10 @@ def is_tuple_reduce(u: UOp) -> bool:
     return u.op is Ops.GEP and u.src[0].op is Ops.REDUCE_AXIS
 
 
+@remembered("reads_memory")
 def reads_memory(u: UOp) -> bool:
     """Whether a graph node depends on a BUFFER. Remembered on the node."""
-    if u._cache is None or "reads_memory" not in u._cache:
-        for n in u.toposort(gate=lambda n: n._cache is None or "reads_memory" not in n._cache):
-            n.cached("reads_memory", lambda m: m.op is Ops.BUFFER or any(s._cache["reads_memory"] for s in m.src if s._cache))
-    result: bool = u.cached("reads_memory", lambda m: False)
-    return result
+    return u.op is Ops.BUFFER or any(map(reads_memory, u.src))
 
 
 def find_anchor(u: UOp) -> UOp | None:
@@ -414,7 +411,7 @@ class Rangeifier:
         return UOp(Ops.GEP, u.dtype, (node,), component) if u.op is Ops.GEP else node
 
 
-_ON_INDEX = {Ops.ADD: sy.add, Ops.SUB: sy.sub, Ops.MUL: sy.mul, Ops.CMPLT: sy.less, Ops.CMPLE: sy.less_equal}
+_ON_INDEX = {op: sy.RULES[op] for op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.CMPLT, Ops.CMPLE)}
 
 
 def elementwise(u: UOp, made: list[UOp]) -> UOp:
