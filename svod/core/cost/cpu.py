@@ -59,12 +59,9 @@ class Cpu:
 CPU = Cpu()
 
 
+@Derived
 def cost_of(state: Scheduler) -> Cost:
     """The predicted cost of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
-    return _COST.of(state)
-
-
-def _cost_of(state: Scheduler) -> Cost:
     nest, kernel, cpu = loop_nest(state), state.kernel, CPU
     threads, costs = cores_of(state), list[Cost]()
     memory = _Memory(state, nest, kept=float(count_operations(kernel.ast).bytes_moved))
@@ -84,9 +81,6 @@ def _cost_of(state: Scheduler) -> Cost:
         is_once = is_computed_once(state, nest.placement, s)
         costs.append(Cost(0.0 if is_once else cycles, int(issue.accumulators), scratch, issue.flops, data.moved))
     return total(costs)
-
-
-_COST = Derived(_cost_of)
 
 
 def _speedup(state: Scheduler, stage: StageNest, is_phase: bool, threads: int) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from svod.core.kernel.groups import keep_threads
-from svod.core.kernel.layout import LAYOUTS
+from svod.core.kernel.layout import layouts
 from svod.core.kernel.opts import OPTS
-from svod.core.kernel.placement import PLACEMENT, place_stages
+from svod.core.kernel.placement import place_stages
 from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import KernelOptError
 
@@ -19,9 +19,9 @@ def apply_opt(state: Scheduler, opt: Opt) -> Scheduler:
     new = rule(state, opt.axis, opt.arg)
     if new.kernel is state.kernel and (new.order, new.place, new.split_reduce) == (state.order, state.place, state.split_reduce):
         # no loop of more than one iteration came, went or moved, and no stage: see `place_stages`
-        PLACEMENT.give(new, PLACEMENT.known(state))
+        place_stages.give(new, place_stages.known(state))
         if new.rows is state.rows and (new.vector_rows, new.dots, new.pads) == (state.vector_rows, state.dots, state.pads):
-            LAYOUTS.give(new, LAYOUTS.known(state))
+            layouts.give(new, layouts.known(state))
     elif any(type(p) is int for p in new.place):
         place_stages(new)   # loops that move may leave a stage that lives in them
     keep_threads(state, new)

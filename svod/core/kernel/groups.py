@@ -248,7 +248,7 @@ class PhaseThreads(NamedTuple):
 
 def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThreads:
     """The threads of the phase that stores stage `root`, remembered on the state."""
-    phases = _PHASE_THREADS.of(state)
+    phases = _phases(state)
     found = phases.get(root)
     if found is None:
         stages = tuple(stages_of(state, placement, root))
@@ -257,18 +257,21 @@ def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThr
     return found
 
 
-_PHASE_THREADS: Derived[dict[int, PhaseThreads]] = Derived(lambda state: {})     # by root, the phases that were asked for
+@Derived
+def _phases(state: Scheduler) -> dict[int, PhaseThreads]:
+    """The phases of a state that were asked for, by their root."""
+    return {}
 
 
 def keep_threads(state: Scheduler, new: Scheduler) -> None:
     """What is known of the phases of a state whose loops an opt has left as they were holds for the state after it."""
-    phases = _PHASE_THREADS.known(state)
+    phases = _phases.known(state)
     if not phases or new.kernel is not state.kernel or new.dots is not state.dots:
         return
     before, after = place_stages(state), place_stages(new)
     if after.paths == before.paths and after.resolved is before.resolved:
         stages = state.kernel.stages
-        _PHASE_THREADS.give(new, {root: phase for root, phase in phases.items() if all(
+        _phases.give(new, {root: phase for root, phase in phases.items() if all(
             new.axis_rows[a] is state.axis_rows[a] for s in phase.stages for a in (*stages[s].outs, *stages[s].reds))})
 
 

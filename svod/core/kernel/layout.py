@@ -9,6 +9,7 @@ same ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from svod.core.kernel.intrinsics import Packed, plan_dot
@@ -79,10 +80,8 @@ class Layout(NamedTuple):
 
 
 def is_exact(pieces: tuple[EmittedLoop, ...], extent: int) -> bool:
-    total = 1
-    for p in pieces:
-        total *= p.extent
-    return total == extent
+    """Whether the loops of an axis have `extent` positions together."""
+    return prod([p.extent for p in pieces]) == extent
 
 
 def block_of(pieces: tuple[EmittedLoop, ...]) -> int:
@@ -137,15 +136,9 @@ class Layouts(NamedTuple):
     rows: set[int]
 
 
+@Derived
 def layouts(state: Scheduler) -> Layouts:
-    """How the stages of a state lie in memory, from what reads them, remembered on it."""
-    return LAYOUTS.of(state)
-
-
-LAYOUTS = Derived(lambda state: _layouts(state))
-
-
-def _layouts(state: Scheduler) -> Layouts:
+    """The layouts of a state's stages, which follow from their readers."""
     plan = place_stages(state)
     result = Layouts({}, {}, {}, {}, {}, {}, set())
     for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read

@@ -106,12 +106,10 @@ class LoopNest(NamedTuple):
     stages: dict[int, StageNest]
 
 
+@Derived
 def loop_nest(state: Scheduler) -> LoopNest:
-    """The loop nest of a state, remembered on it. Raises KernelOptError when its placements contradict each other."""
-    return _LOOP_NEST.of(state)
-
-
-_LOOP_NEST = Derived(lambda state: LoopNestMaker(state).make())
+    """The loop nest of a state. Raises KernelOptError when its placements contradict each other."""
+    return LoopNestMaker(state).make()
 
 
 def copied_ahead(state: Scheduler, nest: LoopNest) -> int:

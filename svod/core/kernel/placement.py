@@ -41,15 +41,13 @@ class Placement(NamedTuple):
                         yield r, node
 
 
+@Derived
 def place_stages(state: Scheduler) -> Placement:
     """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage.
 
     The result depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, but on no extent and no hint:
     `apply_opt` keeps it where those stay."""
-    return PLACEMENT.of(state)
-
-
-PLACEMENT = Derived(lambda state: _Placer(state).place())
+    return _Placer(state).place()
 
 
 class _Placer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import update_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from svod.core.kernel.kernel import Kernel
@@ -99,13 +100,14 @@ T = TypeVar("T")
 
 
 class Derived(Generic[T]):
-    """A value that follows from a state: made once, and remembered on the state. Each kind of value is one object of this class."""
+    """A function of a state whose result is remembered on the state; used as a decorator."""
 
     def __init__(self, make: Callable[[Scheduler], T]) -> None:
         self._make = make
+        update_wrapper(self, make)
 
-    def of(self, state: Scheduler, make: Callable[[Scheduler], T] | None = None) -> T:
-        """The value of a state. `make`: another way to the same value. Raises as the function that makes it."""
+    def __call__(self, state: Scheduler, make: Callable[[Scheduler], T] | None = None) -> T:
+        """The result for a state. `make`: another way to the same result. Raises as the function does."""
         found: T | None = state._derived.get(self)
         if found is None:
             found = state._derived[self] = (make or self._make)(state)
@@ -206,10 +208,7 @@ class Scheduler:
 
     def stage_id(self, name: str) -> int:
         """The stage called `name` ("out", "s0", …). Raises KernelOptError."""
-        for s in self.kernel.stages:
-            if s.name == name:
-                return s.index
-        raise KernelOptError(f"no stage {name!r}; stages are {', '.join(s.name for s in self.kernel.stages)}")
+        return self.kernel.stage_named(name).index
 
     def stage_of_row(self, row: int) -> int:
         return self.kernel.axes[self.rows[row].axis].stage

@@ -70,13 +70,10 @@ class Phase:
     flops: float = 0.0              # of all groups
 
 
+@Derived
 def group_cost(state: Scheduler) -> Cost:
     """The predicted cost of a state on a target with groups, remembered on it: `cycles` of the device. Raises KernelOptError when its
     placements contradict each other, or a group stages more than its shared memory holds."""
-    return GROUP_COST.of(state)
-
-
-def _group_cost(state: Scheduler) -> Cost:
     nest = loop_nest(state)
     return total([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
 
@@ -85,9 +82,6 @@ def group_work(state: Scheduler) -> list[StageWork]:
     """The work of each stage of a state as a thread does it. Raises KernelOptError as `group_cost` does."""
     nest = loop_nest(state)
     return [counter.work for root in nest.placement.roots for counter in PhasePricer(state, nest, root).counters()]
-
-
-GROUP_COST = Derived(_group_cost)
 
 
 class PhasePricer:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from svod.core.cost.cost import Cost, total
 from svod.core.cost.groups.device import device_of
 from svod.core.cost.groups.group_cost import (
-    GROUP_COST,
     Phase,
     PhasePricer,
     StageCounter,
     combining_phase,
+    group_cost,
     phase_cycles,
 )
 from svod.core.cost.groups.spread import distinct
@@ -72,7 +72,7 @@ class GroupPrices:
 
     def cost(self, state: Scheduler) -> Cost:
         """`group_cost` of a state, remembered on it."""
-        return GROUP_COST.of(state, self._cost)
+        return group_cost(state, self._cost)
 
     def _cost(self, state: Scheduler) -> Cost:
         maker = LoopNestMaker(state)

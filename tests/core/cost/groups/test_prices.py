@@ -7,7 +7,7 @@ import pytest
 
 from svod.core.cost.cost import Cost
 from svod.core.cost.groups import group_sketch
-from svod.core.cost.groups.group_cost import GROUP_COST, group_cost
+from svod.core.cost.groups.group_cost import group_cost
 from svod.core.cost.groups.prices import GroupPrices
 from svod.core.kernel.kernel import Kernel
 from svod.core.kernel.scheduler import Scheduler
@@ -37,7 +37,7 @@ class Exhaustive(GroupPrices):
         cost = group_cost(state.copy(applied_opts=state.applied_opts))
         assert max(GroupPrices().least(state), self.others.least(state)) <= cost.cycles * (1 + 1e-12), state
         assert self.others.cost(state.copy(applied_opts=state.applied_opts)).cycles == cost.cycles, state
-        GROUP_COST.give(state, cost)
+        group_cost.give(state, cost)
         return cost
 
 
