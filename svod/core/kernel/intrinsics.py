@@ -12,7 +12,6 @@ whole tiles along both dims, and LOCAL counts subgroups. A stage with such tiles
 memory. An instruction of several subgroups reads its operands from shared memory, in lines of 16 bytes, one behind the other."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -145,11 +144,7 @@ def check_tiles(state: Scheduler, stage: int) -> None:
 @lru_cache(maxsize=64)
 def applicable(kernel: Kernel, target: Target, stage: int) -> tuple[tuple[str, Any], ...]:
     """(reduce axis, argument) of each TC that applies to a stage of an untouched kernel."""
-    return tuple(_applicable(kernel, target, stage))
-
-
-def _applicable(kernel: Kernel, target: Target, stage: int) -> Iterator[tuple[str, Any]]:
-    axes, s = kernel.axes, kernel.stages[stage]
+    axes, s, found = kernel.axes, kernel.stages[stage], list[tuple[str, Any]]()
     usable = [d for d in DOTS.values() if d.runs_on(target)]
     for axis in s.reds if usable else ():
         for dot in usable:
@@ -159,7 +154,8 @@ def _applicable(kernel: Kernel, target: Target, stage: int) -> Iterator[tuple[st
                     check(kernel, target, stage, axis, dot, tile)
                 except KernelOptError:
                     continue
-                yield axes[axis].name, (dot.name, *[axes[a].name for a in tile]) if dot.is_tile else dot.name
+                found.append((axes[axis].name, (dot.name, *[axes[a].name for a in tile]) if dot.is_tile else dot.name))
+    return tuple(found)
 
 
 def normal_power(r: ResolvedStage, node: Node) -> int:

@@ -18,7 +18,7 @@ from svod.core.ir.uop import ALU, Ops, UOp
 from svod.core.schedule.canonical import key_of_canonical
 from svod.core.schedule.kernel_variables import kernel_variables
 from svod.core.schedule.thread_indices import over_ranges
-from svod.errors import CompileError
+from svod.errors import CompileError, KernelOptError
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,12 @@ class Kernel:
     def axis_by_name(self) -> dict[str, Axis]:
         return {a.name: a for a in self.axes}
 
-    def stage_named(self, name: str) -> Stage | None:
-        return next((s for s in self.stages if s.name == name), None)
+    def stage_named(self, name: str) -> Stage:
+        """The stage called `name` ("out", "s0", …). Raises KernelOptError."""
+        for s in self.stages:
+            if s.name == name:
+                return s
+        raise KernelOptError(f"no stage {name!r}; stages are {', '.join(s.name for s in self.stages)}")
 
     @cached_property
     def written(self) -> frozenset[int]:

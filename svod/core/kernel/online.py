@@ -92,8 +92,6 @@ class _RowMaximum(NamedTuple):
 
 def _match_rows(kernel: Kernel, name: str) -> _RowMaximum:
     stage = kernel.stage_named(name)
-    if stage is None:
-        raise KernelOptError(f"no stage {name!r}; stages are {', '.join(s.name for s in kernel.stages)}")
     value = stage.value
     if stage.is_output or value.op is not Ops.REDUCE or value.arg != ("MAX", 1) or len(stage.reds) != 1 or not stage.dtype.is_float:
         raise KernelOptError(f"stage {name} is not the maximum of floats over one reduce axis")

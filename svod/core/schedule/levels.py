@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from heapq import heapify, heappop, heappush
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import Protocol
 
 from svod.errors import ScheduleError
@@ -24,20 +26,15 @@ def order_of(deps: Sequence[Collection[int]]) -> list[int]:
     """0, 1, … in an order in which each comes after those at its place in `deps`, otherwise the smallest first. What waits for itself, or
     for what does, is left out."""
     sequence: list[int] = []
-    readers: list[list[int]] = [[] for _ in deps]
-    missing = [len(d) for d in deps]
-    for i, d in enumerate(deps):
-        for before in d:
-            readers[before].append(i)
-    ready = [i for i, n in enumerate(missing) if not n]
-    heapify(ready)
+    sorter = TopologicalSorter(dict(enumerate(deps)))
+    with suppress(CycleError):      # it sorts what is in no cycle all the same
+        sorter.prepare()
+    ready = sorted(sorter.get_ready())
     while ready:
-        first = heappop(ready)
-        sequence.append(first)
-        for i in readers[first]:
-            missing[i] -= 1
-            if not missing[i]:
-                heappush(ready, i)
+        sequence.append(heappop(ready))
+        sorter.done(sequence[-1])
+        for i in sorter.get_ready():
+            heappush(ready, i)
     return sequence
 
 

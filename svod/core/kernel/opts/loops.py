@@ -8,6 +8,7 @@ from svod.core.kernel.opts.splits import (
     checked_amount,
     cut_reduction,
     is_reduce,
+    keeps_nesting,
     loop_row,
     split_row,
     takes_no_argument,
@@ -90,10 +91,8 @@ def reorder(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def _reordered(state: Scheduler, stage: int, order: tuple[int, ...], what: str) -> Scheduler:
-    for row_ids in state.axis_rows:
-        inside = [order.index(r) for r in row_ids if r in order]
-        if inside != sorted(inside):
-            raise KernelOptError(f"{what}: the parts of one axis keep their nesting")
+    if not keeps_nesting(state, order):
+        raise KernelOptError(f"{what}: the parts of one axis keep their nesting")
     if state.thread and state.stage_of_row(state.thread.row) == stage and order[0] != state.thread.row:
         raise KernelOptError(f"{what}: the parallel loop stays outermost")
     if order == state.order[stage]:
@@ -168,13 +167,10 @@ def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     if is_reduce(state, row):
         return cut_reduction(state, row, arg, f"THREAD({axis}, {arg})")
     order = state.order[stage.index]
-    new = with_order(state, stage.index, (row, *(x for x in order if x != row)))
-    new = new.copy(thread=ParallelLoop(row, arg))
-    for ids in new.axis_rows:
-        inside = [new.order[stage.index].index(x) for x in ids if x in new.order[stage.index]]
-        if inside != sorted(inside):
-            raise KernelOptError(f"THREAD({axis}, {arg}): an inner part of an axis cannot become the outermost loop")
-    return new
+    order = (row, *(x for x in order if x != row))
+    if not keeps_nesting(state, order):
+        raise KernelOptError(f"THREAD({axis}, {arg}): an inner part of an axis cannot become the outermost loop")
+    return with_order(state, stage.index, order).copy(thread=ParallelLoop(row, arg))
 
 
 def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:

@@ -1,6 +1,7 @@
 """Names and amounts of opts checked, and loop rows split: the parts that opts have in common."""
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from svod.core.kernel import intrinsics as dots
@@ -51,13 +52,22 @@ def is_reduce(state: Scheduler, row: int) -> bool:
     return state.kernel.axes[state.rows[row].axis].kind == "r"
 
 
+def free_name(state: Scheduler, name: str) -> str:
+    """A name that no row has: `name`, else with 2, 3, … behind it."""
+    taken = {x.name for x in state.rows}
+    return name if name not in taken else next(other for k in count(2) if (other := f"{name}{k}") not in taken)
+
+
+def keeps_nesting(state: Scheduler, order: tuple[int, ...]) -> bool:
+    """Whether the parts of each axis stand in `order` as they are nested."""
+    places = ([order.index(r) for r in ids if r in order] for ids in state.axis_rows)
+    return all(inside == sorted(inside) for inside in places)
+
+
 def split_row(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
     """Split `n` inner positions off a loop row: the row keeps its name with the outer positions, a row of `role` is appended."""
     r = state.rows[row]
-    names = {x.name for x in state.rows}
-    name, k = r.name + ".in", 2
-    while name in names:
-        name, k = f"{r.name}.in{k}", k + 1
+    name = free_name(state, f"{r.name}.in")
     left = -(-r.extent // n)
     rows = list(state.rows)
     rows[row] = Loop(r.name, r.axis, left, r.stride * n, r.role)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from svod.core.kernel.groups import has_block_rows
-from svod.core.kernel.opts.splits import checked_amount, checked_groups, cut_reduction, is_reduce, loop_row, split_row
+from svod.core.kernel.opts.splits import checked_amount, checked_groups, cut_reduction, free_name, is_reduce, loop_row, split_row
 from svod.core.kernel.scheduler import GROUP, LOCAL, Loop, Pipelined, Scheduler
 from svod.errors import KernelOptError
 
@@ -73,10 +73,7 @@ def _split_top(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
     left = -(-r.extent // n)
     if left == 1:
         return split_row(state, row, n, role)
-    names = {x.name for x in state.rows}
-    name, k = f"{r.name}.top", 2
-    while name in names:
-        name, k = f"{r.name}.top{k}", k + 1
+    name = free_name(state, f"{r.name}.top")
     ids = state.axis_rows[r.axis]
     at = ids.index(row)
     axis_rows = list(state.axis_rows)
