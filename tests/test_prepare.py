@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -192,13 +192,14 @@ def test_memory_that_is_assigned_to_lies_under_one_buffer_only() -> None:
 
 
 def test_without_a_schedule_cache_nothing_is_looked_up_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "_ASTS", OrderedDict())
+    asts = lru_cache(schedule._made_ast)
+    monkeypatch.setattr(schedule, "_remembered_ast", asts)
     plan = (Tensor(X).sum(0) + 3).prepare(PrepareConfig(disable_schedule_cache=True))
-    assert not schedule._ASTS
+    assert not asts.cache_info().currsize
     plan.execute()
     assert float(plan.outputs[0][0]) == 303
     (Tensor(X).sum(0) + 3).prepare(PrepareConfig())
-    assert schedule._ASTS
+    assert asts.cache_info().currsize
 
 
 @pytest.mark.parametrize(("act", "said"), [

@@ -17,6 +17,7 @@ from dataclasses import replace
 from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.uop import COMMUTATIVE, Ops, UOp, encode
+from svod.core.schedule.axes import range_lists
 from svod.core.schedule.thread_indices import over_ranges
 
 AST_REVISION = 1
@@ -28,16 +29,8 @@ def _places(ast: UOp) -> dict[UOp, bytes]:
     """For each RANGE what it is in its stage: kind and position."""
     places: dict[UOp, bytes] = {}
     for u in ast.toposort():
-        if u.op is Ops.STAGE:
-            kind, ranges = b"o", u.src[1:]
-        elif u.op is Ops.STORE:
-            kind, ranges = b"o", u.src[2:]
-        elif u.op is Ops.REDUCE:
-            kind, ranges = b"r", u.src[u.arg[1]:]
-        else:
-            continue
-        for i, r in enumerate(ranges):
-            places[r] = b"%s%d" % (kind, i)
+        for i, r in enumerate(range_lists(u)):
+            places[r] = b"%s%d" % (b"r" if u.op is Ops.REDUCE else b"o", i)
     return places
 
 
@@ -174,27 +167,16 @@ def _number(ast: UOp) -> tuple[UOp, tuple[int, ...]]:
     ranges: dict[UOp, UOp] = {}
     slots: dict[int, None] = dict.fromkeys(s.src[0].src[0].arg.slot for s in ast.src)
     for u in order:
-        if u.op in (Ops.STAGE, Ops.STORE, Ops.REDUCE):
-            first = {Ops.STAGE: 1, Ops.STORE: 2}.get(u.op, u.arg[1] if u.op is Ops.REDUCE else 0)
-            for r in u.src[first:]:
-                if r not in ranges:
-                    ranges[r] = r.replace(arg=len(ranges))
-        elif u.op is Ops.PARAM:
+        for r in range_lists(u):
+            if r not in ranges:
+                ranges[r] = r.replace(arg=len(ranges))
+        if u.op is Ops.PARAM:
             slots.setdefault(u.arg.slot)
     number = {old: new for new, old in enumerate(slots)}
-    mapping: dict[UOp, UOp] = dict(ranges)
-    for u in order:
-        if u.op is Ops.PARAM:
-            mapping[u] = u.replace(arg=replace(u.arg, slot=number[u.arg.slot]))
-    return ast.substitute(mapping), tuple(slots)
-
-
-def kernel_key(ast: UOp) -> str:
-    """32 hex digits: equal for kernels of equal canonical form, in every process and on every machine."""
-    canonical, _ = canonicalize(ast)
-    return key_of_canonical(canonical)
+    params = {u: u.replace(arg=replace(u.arg, slot=number[u.arg.slot])) for u in order if u.op is Ops.PARAM}
+    return ast.substitute(ranges | params), tuple(slots)
 
 
 def key_of_canonical(ast: UOp) -> str:
-    """The kernel key of an AST that is in canonical form already."""
+    """The kernel key of a canonical AST: 32 hex digits, the same in every process and on every machine."""
     return hashlib.blake2b(AST_VERSION + ast.key, digest_size=16).hexdigest()

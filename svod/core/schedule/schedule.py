@@ -11,13 +11,10 @@ ASSIGNs that overwrite it. If no order satisfies this (a swap of two buffers), t
 """
 from __future__ import annotations
 
-import sys
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
-from threading import Lock
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from svod.core.graph.callback import call_of, callback_ast, is_callback
@@ -41,7 +38,6 @@ from svod.core.schedule.normalize import Normalized, normalize
 from svod.core.schedule.rangeify import Output, rangeify, reads_memory
 from svod.core.schedule.regions import are_disjoint, begin_at_zero, narrow_params, regions_of
 from svod.errors import DeviceError, ScheduleError
-from svod.system.forksafe import remake_after_fork
 
 
 @dataclass(frozen=True)
@@ -115,28 +111,17 @@ class KernelAst(NamedTuple):
     variables: tuple[UOp, ...] = ()     # variables of the graph, in the order of the kernel's variables
 
 
-_ASTS: OrderedDict[tuple[UOp, UOp, frozenset[UOp]], KernelAst] = OrderedDict()
-_ASTS_LIMIT = 4096
-_ASTS_LOCK = Lock()
-remake_after_fork(sys.modules[__name__], "_ASTS_LOCK", Lock)
-
-
 _observer: ContextVar[Callable[[UOp, dict[str, UOp]], None] | None] = ContextVar("observer", default=None)
 """Told of each kernel that is not remembered: its AST, and what each pass made of it, by the pass."""
 
 
 def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(), *, remember: bool = True) -> KernelAst:
-    """The kernel that stores the graph node `value` into `target`, a view of a BUFFER.
+    """The kernel that stores the graph node `value` into `target`, a view of a BUFFER. `remember`: the layers of a model repeat."""
+    return (_remembered_ast if remember else _made_ast)(value, target, constants)
 
-    Runs all passes from rangeify to the canonical form. With `remember`, results are cached by their arguments, because the layers of
-    a model repeat."""
-    ident = (value, target, constants)
-    if remember:
-        with _ASTS_LOCK:
-            known = _ASTS.get(ident)
-            if known is not None:
-                _ASTS.move_to_end(ident)
-                return known
+
+def _made_ast(value: UOp, target: UOp, constants: frozenset[UOp]) -> KernelAst:
+    """`kernel_ast` by all passes from rangeify to the canonical form."""
     ranged, buffers = rangeify([Output(value, target)], constants)
     axes, first = narrow_params(merge_ranges(split_ranges(ranged)))
     renamed, variables = rename_variables(axes)
@@ -144,13 +129,10 @@ def kernel_ast(value: UOp, target: UOp, constants: frozenset[UOp] = frozenset(),
     observe = _observer.get()
     if observe is not None:
         observe(ast, {"rangeify": ranged, "axes": axes, "canonical": ast})
-    result = KernelAst(ast, tuple(buffers[s] for s in slots), tuple(first.get(s, 0) for s in slots), variables)
-    if remember:
-        with _ASTS_LOCK:
-            _ASTS[ident] = result
-            while len(_ASTS) > _ASTS_LIMIT:
-                _ASTS.popitem(last=False)
-    return result
+    return KernelAst(ast, tuple(buffers[s] for s in slots), tuple(first.get(s, 0) for s in slots), variables)
+
+
+_remembered_ast = lru_cache(maxsize=4096)(_made_ast)
 
 
 def part_ast(value: UOp, target: UOp, constants: frozenset[UOp], *, remember: bool) -> KernelAst:

@@ -137,19 +137,20 @@ def _order(root: UOp) -> list[UOp]:
 class _Stage:
     """A STAGE or STORE taken apart: its ranges, what it computes, and its contents once they are known."""
 
-    def __init__(self, node: UOp, extents: tuple[int, ...], reduce_extents: tuple[int, ...]):
-        self.node = node
+    def __init__(self, node: UOp):
         self.dtype = node.src[0].src[0].dtype if node.op is Ops.STORE else node.dtype
         self.value = node.src[1] if node.op is Ops.STORE else node.src[0]
         self.flat = node.src[0].src[1] if node.op is Ops.STORE else None
         self.ranges = node.src[2:] if node.op is Ops.STORE else node.src[1:]
-        self.extents = extents
+        self.extents: tuple[int, ...] = ()
         self.order = _order(self.value)
         self.flat_order = [] if self.flat is None else _order(self.flat)
         self.reduces = [u for u in self.order if u.op is Ops.REDUCE]
         self.reduce_orders = {u: [n for v in _operands(u) for n in _order(v)] for u in self.reduces}
         self.reduce_ranges = self.reduces[0].src[self.reduces[0].arg[1]:] if self.reduces else ()
-        self.reduce_extents = reduce_extents
+        self.reduce_extents: tuple[int, ...] = ()
+        if any(u.src[u.arg[1]:] != self.reduce_ranges for u in self.reduces):
+            raise CompileError(f"{node!r} holds REDUCEs over different ranges: each needs a stage of its own")
         self.factors: dict[UOp, tuple[UOp, UOp]] = {}     # REDUCEs that are contractions
         self.array: Array | None = None      # flat, held form
         self.points_read = 0
@@ -200,13 +201,8 @@ class _Evaluation:
     # -- the parts of an AST ----------------------------------------------------------------------
     def stage(self, node: UOp) -> _Stage:
         if node not in self.stages:
-            value = node.src[1] if node.op is Ops.STORE else node.src[0]
-            ranges = node.src[2:] if node.op is Ops.STORE else node.src[1:]
-            reduces = [u for u in _order(value) if u.op is Ops.REDUCE]
-            reduce_ranges = reduces[0].src[reduces[0].arg[1]:] if reduces else ()
-            if any(u.src[u.arg[1]:] != reduce_ranges for u in reduces):
-                raise CompileError(f"{node!r} holds REDUCEs over different ranges: each needs a stage of its own")
-            stage = _Stage(node, tuple(map(self.extent, ranges)), tuple(map(self.extent, reduce_ranges)))
+            stage = _Stage(node)
+            stage.extents, stage.reduce_extents = tuple(map(self.extent, stage.ranges)), tuple(map(self.extent, stage.reduce_ranges))
             stage.factors = {u: pair for u in stage.reduces if (pair := self.contraction(stage, u))}
             self.stages[node] = stage
         return self.stages[node]
@@ -358,7 +354,7 @@ class _Evaluation:
             inner = {r: _axis(s, i, rank) for i, (r, s) in enumerate(zip(stage.reduce_ranges, slices, strict=True))}
             memo = self.values(stage.reduce_orders[u], outer | inner)
             full = shape + tuple(s.stop - s.start for s in slices)
-            part = _reduce_axes(combiner, [np.broadcast_to(memo[o], full) for o in operands], tuple(range(len(shape), len(full))), wide)
+            part = reduce_axes(combiner, [np.broadcast_to(memo[o], full) for o in operands], tuple(range(len(shape), len(full))), wide)
             total = list(combiner.combine(tuple(total), tuple(part), _alu, nan=u.dtype.is_float))
         return [round_to(t, o.dtype) if o.dtype.is_float else t for t, o in zip(total, operands, strict=True)]
 
@@ -422,7 +418,7 @@ def _alu(op: Ops, *args: Array) -> Array:
     return np.asarray(FUNCTIONS[op](*args))
 
 
-def _reduce_axes(combiner: Combiner, operands: list[Array], axes: tuple[int, ...], wide: bool) -> list[Array]:
+def reduce_axes(combiner: Combiner, operands: list[Array], axes: tuple[int, ...], wide: bool) -> list[Array]:
     """One block of a reduction over the given axes; a block is never empty."""
     x = operands[0]
     if combiner.name in ("ADD", "MUL"):

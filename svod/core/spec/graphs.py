@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from svod.core.graph.shapes import shape_of
+from svod.core.ir.combiner import get_combiner
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import ALU, TRANSCENDENTAL, Ops, UOp
 from svod.core.ir.variable import Dim, dim_of, is_symbolic
+from svod.core.spec.evaluate import reduce_axes
 from svod.core.spec.library_kernels import apply_library_kernel
 from svod.core.spec.values import Array, apply_alu, bitcast, cast, constant, held_dtype, hold, round_to, unhold
 from svod.errors import ShapeError
@@ -114,12 +116,8 @@ def _reduced(u: UOp, src: list[Array], bit_exact: bool) -> Any:
         raise _NotKnown
     if bit_exact and u.dtype.is_float and _zeros_differ(x, x):
         raise _NotKnown
-    if len(src) == 1:
-        ufunc: Any = {"MAX": np.maximum, "MIN": np.minimum, "AND": np.bitwise_and, "OR": np.bitwise_or}[combiner]
-        return np.asarray(ufunc.reduce(x, axis=axes, keepdims=True))
-    extreme = (np.max if combiner == "ARGMAX" else np.min)(x, axis=axes, keepdims=True)
-    hit = (x == extreme) | ((x != x) & (extreme != extreme))
-    return extreme, np.where(hit, src[1], np.iinfo(src[1].dtype).max).min(axis=axes, keepdims=True)
+    parts = [part.reshape(shape_of(u)) for part in reduce_axes(get_combiner(combiner), src, axes, False)]
+    return parts[0] if len(parts) == 1 else tuple(parts)
 
 
 def _zeros_differ(x: Array, y: Array) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from svod.core.graph.buffer import bfloat16_bits_to_float32, float32_to_bfloat16_bits
 from svod.core.ir.dtype import DType, dtypes, to_numpy
 from svod.core.ir.uop import TRANSCENDENTAL, Ops
 from svod.errors import UnsupportedError
@@ -33,7 +34,7 @@ def held_dtype(dtype: DType) -> np.dtype[Any]:
 def to_float(array: Array, dtype: DType) -> Array:
     """The numbers of a memory-form array of a float dtype: float64 for float64, float32 (exact) for the narrower ones."""
     if dtype == dtypes.bfloat16:
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return bfloat16_bits_to_float32(array)
     return array.astype(held_dtype(dtype), copy=False)
 
 
@@ -44,10 +45,7 @@ def from_float(array: Array, dtype: DType) -> Array:
     if dtype != dtypes.bfloat16:
         with np.errstate(all="ignore"):
             return array.astype(to_numpy(dtype), copy=False)
-    single = np.ascontiguousarray(_to_odd(array) if array.dtype == np.float64 else array.astype(np.float32, copy=False))
-    bits = single.view(np.uint32).reshape(array.shape)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (np.where(np.isnan(array), bits | np.uint32(0x400000), rounded) >> np.uint32(16)).astype(np.uint16)
+    return float32_to_bfloat16_bits(_to_odd(array) if array.dtype == np.float64 else array)
 
 
 def _to_odd(array: Array) -> Array:
