@@ -1,4 +1,4 @@
-"""What changed from one text to another, line by line and word by word.
+"""The changes from one text to another, line by line and word by word.
 
     before                     after
       for o0 in 0…64           ~ for o0 in 0…64 by [8]
@@ -77,7 +77,7 @@ def shortened(rows: Sequence[Row]) -> list[Row]:
 
 
 def counts(rows: Sequence[Row]) -> dict[Kind, int]:
-    """How many lines have come, are gone, changed and moved; kinds that do not occur are missing."""
+    """The number of lines that have come, are gone, changed and moved; kinds that do not occur are missing."""
     kinds: tuple[Kind, ...] = ("come", "gone", "changed", "moved")
     return {kind: n for kind in kinds if (n := sum(r.kind == kind for r in rows))}
 

@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelPart:
-    """What is told of one kernel. `id`: of its part in a page."""
+    """A kernel on a page of steps. `id`: of its part in the page."""
 
     id: str
     name: str
@@ -59,7 +59,7 @@ class KernelPart:
 
 @dataclass(frozen=True)
 class PlanPart:
-    """What is told of a plan: `facts`, its kernels in order, and what passes say of the whole."""
+    """A plan on a page of steps: `facts`, its kernels in order, and what passes say of the whole."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -152,7 +152,7 @@ def _facts(k: PreparedKernel, form: KernelForm, plan: ExecutionPlan, figures: Fi
 
 
 def group_facts(form: KernelForm) -> Iterator[tuple[str, str]]:
-    """What the groups of each phase need of a device that has them; nothing where that is not known."""
+    """The needs of each phase's groups on a device that has them; nothing where they are not known."""
     if not form.target.has_groups:
         return
     try:

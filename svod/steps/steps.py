@@ -37,8 +37,8 @@ _SENTENCE = re.compile(r"(?<=[\w`)]\.) (?=[A-Z`])")
 
 @dataclass(frozen=True)
 class Step:
-    """What a pass made. `name`: of the pass; `about`: what it does; `language`: of `text`. `problem`: why there is no text, where there is
-    none. `cycles`: predicted after it; None where nothing is."""
+    """The result of a pass. `name`: of the pass; `about`: what it does; `language`: of `text`. `problem`: why there is no text, where there
+    is none. `cycles`: predicted after it; None where nothing is."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Step:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What changed since the step before, where that has text in the same language and neither is too long; else none."""
+        """The changes since the step before, where that has text in the same language and neither is too long; else none."""
         if self.before is None or not self.text or self.text.count("\n") + self.before.text.count("\n") > MOST_COMPARED:
             return []
         return compare(self.before.text, self.text)

@@ -46,8 +46,8 @@ def seconds(value: float | None) -> str:
 
 
 def gain(before: float | None, after: float | None) -> float | None:
-    """How many times shorter the duration `after` is than `before`: the quotient of the two as `seconds` shows them, so that a reader who
-    divides the figures of a page gets the gain that stands beside them. None where either is unknown."""
+    """The factor by which the duration `after` is shorter than `before`: the quotient of the two as `seconds` shows them, so that a reader
+    who divides the figures of a page gets the gain that stands beside them. None where either is unknown."""
     return float(f"{before:.3g}") / float(f"{after:.3g}") if before and after else None
 
 

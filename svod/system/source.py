@@ -24,7 +24,7 @@ class Source:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._unknown = f"unknown {os.urandom(6).hex()}"   # as no two processes may take each other's unknown code for their own
+        self._unknown = f"unknown {os.urandom(6).hex()}"   # different in each process: none may take another's unknown code for its own
         self._files = self._look()
         self._modules = 0       # modules that were loaded when the files were last compared
         self._digests: dict[tuple[str, ...], str] = {}

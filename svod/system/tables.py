@@ -29,7 +29,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Collecti
     for name in header:
         table.add_column(Text(name, no_wrap=True), justify="right" if name in right else "left", no_wrap=name not in (*shrink, *fold))
     for row in (map(printable, cells) for cells in rows):
-        # as Text, a name that looks like rich's markup is not taken for it
+        # Text, as a name may look like rich's markup.
         table.add_row(*(Text(cell, overflow="fold") if name in fold else Text(cell, no_wrap=True, overflow="ellipsis")
                         for name, cell in zip(header, row, strict=True)))
     return table

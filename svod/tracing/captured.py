@@ -1,4 +1,4 @@
-"""The capture of one signature, and how a call runs it: bind the arguments, bind memory for the results, run the plan.
+"""The capture of one signature, and the steps of a call: bind the arguments, bind memory for the results, run the plan.
 
     arrays → addresses of inputs | free memory → addresses of outputs | one native call → tensors over that memory
 

@@ -1,4 +1,4 @@
-"""Arguments whose lengths differ from call to call: who has them is told once, or gets one plan for all lengths.
+"""Arguments with lengths that differ from call to call: a warning tells of them once, or one plan serves all lengths.
 
     f(x of 17×8), f(x of 30×8)      the keys differ in the first axis of x
       told        "f was captured for 4 lengths of axis 0 of x … declare a Variable"

@@ -7,7 +7,7 @@
     an attribute of an nn.Module        the module reports it                           nothing
     a tensor's memory                   svod counts its writes to it                    nothing
     a NumPy array                       NumPy refuses writes while the capture lives    nothing
-    memory of another library           nobody tells: it is read in place, every time   what packing it once would have saved
+    memory of another library           svod is not told: it is read in place each time what packing it once would have saved
 
 A function is followed through its closure, its globals, its default values, the functions it names, and the objects that these hold.
 Lists, dicts and sets of more than `MOST_ITEMS` are watched by their length. Modules of svod, NumPy and the standard library are not
@@ -216,7 +216,7 @@ class Watch:
         return held
 
     def freeze(self, array: Array) -> bool:
-        """Have NumPy refuse writes to an array while this watch lives. Returns whether nobody else can write to its memory: not so for
+        """Have NumPy refuse writes to an array while this watch lives. Returns whether nothing else can write to its memory: not so for
         memory that another library owns."""
         chain: list[Array] = []
         owner: Any = array
@@ -281,7 +281,7 @@ def _release(buffers: list[Buffer], frozen: list[Array]) -> None:
     for buffer in buffers:
         buffer.watched -= 1
         if not buffer.watched and buffer.shared:
-            buffer.forget_copies()      # from now on its array can change, and nobody tells
+            buffer.forget_copies()      # From now on its array can change unseen.
     for array in frozen:
         _guarded[id(array)][1] -= 1
     # an array comes before its views; a view of one that is still guarded waits for it

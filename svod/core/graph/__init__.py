@@ -1,1 +1,1 @@
-"""What tensor operations build: nodes, and the memory behind them."""
+"""The nodes that tensor operations build, and the memory behind them."""

@@ -81,7 +81,7 @@ class _Place:
         self.space, self.memory, self.streams, self.ahead, self.version = space, memory, streams, bool(streams), -1
 
 
-_placing = threading.RLock()        # who holds it moves contents between the host and devices
+_placing = threading.RLock()        # held while contents move between the host and devices
 remake_after_fork(sys.modules[__name__], "_placing", threading.RLock)
 
 
@@ -104,10 +104,10 @@ class Buffer:
         self.given: Array | None = None     # the array of the user's that lies in this memory
         self.derived: weakref.WeakValueDictionary[Any, Any] | None = None       # see `svod.core.graph.derived`
         self.shared = False     # others than svod can write to the memory, and nothing tells
-        self._address: int | None = None        # of `_array`, when somebody has asked
+        self._address: int | None = None        # the address of `_array`; None until it is asked for
         self._array: Array | None = None
         self._source: Array | None = None       # bytes to copy the content from when the memory is first asked for
-        self._place: _Place | None = None       # where the content lies on a device
+        self._place: _Place | None = None       # the place of the content on a device
         if array is not None:
             self.bind(array)
 
@@ -220,7 +220,7 @@ class Buffer:
         place.version = self.version
 
     def written_on(self, space: Space, *, copy: bool = True) -> None:
-        """Kernels of the device have written the content. The array on the host is written too, if there is one: somebody may have it.
+        """Kernels of the device have written the content. The array on the host, which a user may have, is written too, if there is one.
         `copy` False: it is written when it is next asked for."""
         with _placing:
             place = self._place
@@ -231,7 +231,7 @@ class Buffer:
                 self._fetch()
 
     def read(self) -> Array:
-        """The newest content, in an array that nobody else has. Raises DeviceError for a `closed` buffer."""
+        """The newest content, in an array of its own. Raises DeviceError for a `closed` buffer."""
         with _placing:
             if self._array is not None or not self.is_away:
                 return self.array.copy()
@@ -240,7 +240,7 @@ class Buffer:
             return made
 
     def forget_copies(self) -> None:
-        """What was computed from the content, and its copy on a device, count no more: others may write to the array from now on."""
+        """Drop results computed from the content, and its copy on a device: others may write to the array from now on."""
         self.derived = None
         if self._place is not None and not self._place.ahead:
             self._place.version = -1
@@ -315,7 +315,7 @@ def map_file(path: str | os.PathLike[str]) -> Array:
 
 
 def give_back(array: Array) -> None:
-    """Let the system have the memory of a part of a mapped file that nobody will read soon. Later reads get it from the file again.
+    """Let the system have the memory of a part of a mapped file that will not be read soon. Later reads get it from the file again.
     Nothing happens for an array that is no part of a read-only mapping."""
     base: Any = array
     while isinstance(base, (np.ndarray, memoryview)):

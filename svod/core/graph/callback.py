@@ -33,7 +33,7 @@ _tokens = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Token:
-    """What stands for a function in the arg of a node: one object, and one number, per function. `name`: for people."""
+    """The stand-in of a function in the arg of a node: one object, and one number, per function. `name`: for people."""
 
     number: int
     name: str
@@ -61,7 +61,7 @@ def host_function(call: Callable[..., Any]) -> HostFunction:
 
 
 def name_of(call: Callable[..., Any]) -> str:
-    """What people call a function: `qr`, `lambda`."""
+    """The name of a function for people: `qr`, `lambda`."""
     inner = call.func if isinstance(call, partial) else call
     return str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
 
@@ -77,7 +77,7 @@ def is_callback(u: UOp) -> bool:
 
 
 def call_of(u: UOp) -> Hashable:
-    """What is equal for all results of one call."""
+    """The part of a node that is equal for all results of one call."""
     return u.src, u.arg[1][:-1]
 
 
@@ -132,7 +132,7 @@ class HostCall:
 
     @property
     def stored_results(self) -> int:
-        """How many results have memory: it is at the first slots."""
+        """The number of results with memory, which have the first slots."""
         return sum(a.slot is not None for a in self.results)
 
     @property
@@ -158,7 +158,8 @@ def calls_back(ast: UOp) -> bool:
 
 
 def host_call(ast: UOp, functions: Mapping[int, HostFunction]) -> HostCall:
-    """What a kernel that calls back calls. `functions` by token, as the graph has them. Raises ScheduleError for another one."""
+    """The call of a kernel that calls a function of Python. `functions`: by token, as the graph has them. Raises ScheduleError for
+    another."""
     value = ast.src[0].src[1]
     number, name, results, operands, several, _ = value.arg[1]
     if number not in functions:

@@ -24,7 +24,7 @@ from svod.core.ir.variable import is_symbolic
 
 LINE = 16       # bytes
 _AROUND = Ops.CAST, Ops.EXPAND
-_OF_IMAGES = Ops.PAD, Ops.WINDOW, Ops.CAST, Ops.EXPAND      # what reads memory in another order: images and weights of convolutions
+_OF_IMAGES = Ops.PAD, Ops.WINDOW, Ops.CAST, Ops.EXPAND      # operations on images and weights that read them in another order
 
 
 class Convolution(NamedTuple):
@@ -75,7 +75,7 @@ def _below(u: UOp, ops: tuple[Ops, ...]) -> UOp:
 
 
 def _image_of(windows: UOp) -> UOp | None:
-    """What windows over all axes behind (N, C) are of, and their padding; None for any other node."""
+    """The image under windows over all axes behind (N, C), and under their padding; None for any other node."""
     if windows.op is not Ops.WINDOW:
         return None
     padded = windows.src[0]

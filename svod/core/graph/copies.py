@@ -1,4 +1,4 @@
-"""Copies between the memory of the host and of devices, and who is told of them.
+"""Copies between the memory of the host and of devices, and the logs that are told of them.
 
     with noted("CPU", "CUDA:1", nbytes):        told to every log that has asked: what the body takes by the host's clock, which it waits by
         ...
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class CopyLog(Protocol):
-    """What is told of copies (`svod.compile.plan.run_log.RunLog`)."""
+    """A log that is told of copies (`svod.compile.plan.run_log.RunLog`)."""
 
     def add_copy(self, source: str, to: str, start: float, seconds: float, nbytes: int) -> None:
         """A copy that was made from the memory of one device to that of another: when it began, on the clock `time.perf_counter`, what it

@@ -1,7 +1,7 @@
-"""What was computed from the content of buffers, once for all who need it: weights in the order that a kernel wants, constants folded.
+"""Results computed once from the content of buffers, for all plans: weights in the order that a kernel wants, constants folded.
 
-A result is remembered at the first of its buffers as long as somebody holds it. It is found while the content is the same: svod has not
-written to it since, and nobody else can write to the memory unseen.
+A result is remembered at the first of its buffers as long as it is held elsewhere. It is found while the content is the same: svod has not
+written to it since, and nothing else can write to the memory unseen.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 
 def find_derived(buffers: Sequence[Buffer], what: Hashable) -> Any:
-    """What was computed from the content of `buffers` and is still held by somebody; None: nothing. `what` says what it is."""
+    """The result of kind `what` that was computed from the content of `buffers` and is still held; None where there is none."""
     with _lock:
         return _known(buffers).get(_key(buffers, what))
 

@@ -45,7 +45,7 @@ def device_of(u: UOp) -> str | None:
 
 
 def readers_devices(sink: UOp) -> dict[UOp, set[str]]:
-    """The devices of what is computed from each value that reads no memory; of what nobody computes with, the host."""
+    """By value that reads no memory the devices of its readers; the host for one without readers."""
     found: dict[UOp, set[str]] = {}
     for u in reversed(list(sink.toposort())):
         own = device_of(u) if u.op is not Ops.SINK else HOST

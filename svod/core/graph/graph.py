@@ -288,7 +288,7 @@ def copy(x: UOp, device: str) -> UOp:
 
 
 def assign(target: UOp, value: UOp) -> UOp:
-    """What a buffer holds, flat, after `value` was written to `target`, a view of it. A read of the buffer that does not go through
+    """The flat content of a buffer after `value` was written to `target`, a view of it. A read of the buffer that does not go through
     this node, in the same schedule, is of the old content. Raises ScheduleError for a target that is not a view of a buffer."""
     written = on_one_device(UOp(Ops.ASSIGN, target.dtype, (target, value)))
     shape_of(written)

@@ -77,7 +77,7 @@ def _forms(order: Sequence[UOp]) -> tuple[set[UOp], set[UOp]]:
         if u.op is Ops.CAT:
             selects[u] = sum(selects[s] for s in u.src)
             if is_symbolic(shape_of(u)):
-                continue    # where its parts begin depends on variables
+                continue    # The begins of its parts depend on variables.
             if u in buffered or (selects[u] > MOST_SELECTS and not extends(u)):
                 stored.add(u)
                 selects[u] = 1

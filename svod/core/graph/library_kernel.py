@@ -112,6 +112,6 @@ def operations(u: UOp) -> tuple[int, int]:
 
 
 def merge_passes(n: int) -> int:
-    """How often a merge sort of n elements goes over them: ⌈log2 n⌉."""
+    """The passes of a merge sort over n elements: ⌈log2 n⌉."""
     return (n - 1).bit_length()
 

@@ -18,5 +18,5 @@ def node_over(array: Array, dtype: DType, *, shared: bool, given: Array | None) 
     if array.shape == (array.size,):
         return node
     view = UOp(Ops.RESHAPE, dtype, (node,), array.shape)
-    view.remarks.update(shape=array.shape, traits=BUFFERS)      # what `shape_of` and `traits_of` would find
+    view.remarks.update(shape=array.shape, traits=BUFFERS)      # the results of `shape_of` and `traits_of`
     return view

@@ -14,7 +14,7 @@ from svod.core.ir.origin import inherit_origin
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import ScheduleError
 
-_AS_ARGUMENTS = frozenset({Ops.CALL, Ops.END, Ops.MSTACK})      # of these a stack stays an argument
+_AS_ARGUMENTS = frozenset({Ops.CALL, Ops.END, Ops.MSTACK})      # operations that take a stack as an argument
 
 
 def take_stacks_apart(sink: UOp) -> UOp:
@@ -30,13 +30,13 @@ def take_stacks_apart(sink: UOp) -> UOp:
         src = tuple([done[s] for s in u.src])
         stacks = [s for s in src if s.op is Ops.MSTACK]
         if u.op is Ops.MSELECT and stacks:
-            shape_of(u)     # whether there is such a part
+            shape_of(u)     # raises for a part that is not there
             done[u] = stacks[0].src[u.arg]
             continue
         if not stacks or u.op in _AS_ARGUMENTS:
             done[u] = u if src == u.src else u.replace(src=src)
         elif u.op is Ops.SINK:
-            shape_of(stacks[0])     # whether it is a value
+            shape_of(stacks[0])     # raises for one that is no value
             raise ScheduleError(f"a value of {len(stacks[0].src)} devices is computed part by part: choose one with MSELECT")
         else:
             done[u] = UOp(Ops.MSTACK, u.dtype, tuple([_part(u, src, i) for i in range(_count(u, stacks))]))

@@ -20,6 +20,7 @@ def _shows_once(u: UOp) -> bool:
 
 
 def unassignable(view: UOp) -> str:
+    """The name of the operation for which a view cannot be assigned to."""
     while _shows_once(view):
         view = view.src[0]
     return view.op.value
@@ -51,7 +52,7 @@ def history_of(content: UOp) -> tuple[UOp, int]:
 
 
 def base_of(u: UOp) -> UOp:
-    """What lies under the RESHAPEs and DETACHes of u, and under a `storage_view`: the BUFFER of a realised tensor, the AFTER of one that
+    """The node under the RESHAPEs and DETACHes of u, and under a `storage_view`: the BUFFER of a realised tensor, the AFTER of one that
     was assigned to, or the node that computes it."""
     while u.op is Ops.RESHAPE or u.op is Ops.DETACH or is_padding_view(u):
         u = u.src[0]

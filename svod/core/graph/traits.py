@@ -1,4 +1,4 @@
-"""What lies under a graph node, as three bits that are remembered on it: so a graph is not walked to find that there is nothing to find."""
+"""Three bits on the nodes under a graph node, remembered on it: a graph is not walked in vain."""
 from __future__ import annotations
 
 from svod.core.graph.callback import is_callback

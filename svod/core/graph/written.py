@@ -23,8 +23,8 @@ def span_of(array: Array) -> Span:
 
 
 class WrittenMemory:
-    """Where buffers of a plan lie, by their numbers, and which of them it writes. A buffer that is not written is found in the written ones
-    in logarithmic time: calls whose arguments are elsewhere each time look only at these."""
+    """The places of a plan's buffers, by their numbers, and the buffers that it writes. A buffer that is not written is found in the
+    written ones in logarithmic time: calls whose arguments are elsewhere each time look only at these."""
 
     def __init__(self, spans: Mapping[int, Span], written: Iterable[int]) -> None:
         """`written`: of numbers; they may be without a span. Raises SharedMemoryError as `move` does."""

@@ -70,7 +70,7 @@ class Combiner:
 
 
 def _combine_scaled(a: tuple[V, ...], b: tuple[V, ...], alu: Alu) -> tuple[V, ...]:
-    """Of equal maxima, infinite ones too, neither side is scaled: the difference of infinities would be NaN."""
+    """Combine partial EXPSUMs. Where the maxima are equal, infinite ones too, neither side is scaled: their difference may be NaN."""
     scale = alu(Ops.EXP, alu(Ops.SUB, alu(Ops.MIN, a[0], b[0]), alu(Ops.MAX, a[0], b[0])))
     first, second = alu(Ops.CMPLT, a[0], b[0]), alu(Ops.CMPLT, b[0], a[0])
     of_a, of_b = alu(Ops.WHERE, first, scale, 1.0), alu(Ops.WHERE, second, scale, 1.0)

@@ -1,4 +1,4 @@
-"""How often something is launched: an expression over variables, worked out when they have their values.
+"""Numbers of launches: expressions over variables, worked out when they have their values.
 
     n*2 + 1, n in [1, 64]        {"n": 5} → 11        {"n": 0} → error: outside its bounds
 
@@ -48,7 +48,7 @@ class Launch:
 
     def to_data(self) -> dict[str, Any]:
         """Plain data, JSON-able: what a launch travels between processes as, within the description of a program."""
-        from svod.core.ir.serialize import ast_to_data  # which needs kernels, and those launches
+        from svod.core.ir.serialize import ast_to_data  # a late import: kernels need launches
         return ast_to_data(UOp(Ops.SINK, dtypes.void, (*self.global_size, *(self.local_size or ()))))
 
     @staticmethod
@@ -71,7 +71,7 @@ class Launch:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """What it depends on, in order of the names; not what it binds itself."""
+        """The names of the variables that it depends on, sorted, without those that it binds."""
         todo = [*self.global_size, *(self.local_size or ())]
         seen: set[UOp] = set()
         while todo:
@@ -193,12 +193,12 @@ def check_bounds(name: str, value: int, low: int, high: int, error: type[SvodErr
 
 
 def _operands(u: UOp) -> tuple[UOp, ...]:
-    """What the value of a node is computed of."""
+    """The sources that the value of a node is computed from."""
     if u.op in (Ops.CONST, Ops.DEFINE_VAR):
         return ()
     if u.op is Ops.BIND:
         return u.src[1:]
-    if u.op in CASTS or u.op is Ops.AFTER:     # what comes before does not matter
+    if u.op in CASTS or u.op is Ops.AFTER:     # The value does not depend on the other sources.
         return u.src[:1]
     if u.op in _UNARY or u.op in _BINARY:
         return u.src

@@ -1,4 +1,4 @@
-"""Where a graph node comes from: a module path, or the user's file and line.
+"""Origins of graph nodes: a module path, or the user's file and line.
 
 An origin is a remark beside the graph, never part of a node's identity: the same expression written twice is one node and
 keeps the origin that was recorded first. Tensor operations record; the kernel cut and reports read.
@@ -62,7 +62,7 @@ def inherit_origin(node: UOp, old: UOp) -> None:
 
 def origin_of(node: UOp) -> str | None:
     """`"layer1.0.conv1"` or `"model.py:12"` (the path as Python knows it, with bytes that are not UTF-8 as `\\udcff`), or None for a node
-    nobody recorded."""
+    without a recorded origin."""
     origin = node.remarks.get("origin")
     if origin is None:
         return None

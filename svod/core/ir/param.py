@@ -1,4 +1,4 @@
-"""What a PARAM node holds: an argument of a kernel."""
+"""The arg of a PARAM node: an argument of a kernel."""
 from __future__ import annotations
 
 from dataclasses import dataclass

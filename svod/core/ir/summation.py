@@ -1,4 +1,4 @@
-"""How many additions an accumulator takes in a row: the law that keeps the rounding error of long sums of floats small.
+"""Limits on the additions that an accumulator takes in a row, which keep the rounding error of long sums of floats small.
 
     for r in 100000: acc += x[r]    →    for a in 100000 by 32768: { s = 0;  for b in 32768 by 1024: { t = 0;  for c in 1024 by 32: {
                                              u = 0;  for r in 32: u += x[r];  t += u };  s += t };  acc += s }

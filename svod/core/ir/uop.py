@@ -194,7 +194,7 @@ class UOp:
 
     @property
     def remarks(self) -> dict[str, Any]:
-        """What is remembered beside the content: facts derived from it (`cached`), storage, where the node comes from."""
+        """Notes beside the content: facts derived from it (`cached`), storage, the node's origin."""
         if self._cache is None:
             self._cache = {}
         return self._cache

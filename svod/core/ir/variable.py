@@ -180,7 +180,7 @@ class Variable(Dim):
 
 
 class BoundVariable(Dim):
-    """A variable with a value. Its node is made when somebody asks for it: a call of a captured function needs the value only.
+    """A variable with a value. Its node is made when it is first asked for: a call of a captured function needs the value only.
 
     `declared`: the variable's DEFINE_VAR."""
 

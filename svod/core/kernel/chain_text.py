@@ -27,7 +27,7 @@ def chain_text(chain: Sequence[Sequence[Any]]) -> str:
 
 
 def chain_words(chain: Sequence[Sequence[Any]]) -> str:
-    """The chain as people see it, who would miss an empty text: "as it is" for no opts."""
+    """The chain for people: "as it is" in place of an empty text."""
     return chain_text(chain) or AS_IT_IS
 
 

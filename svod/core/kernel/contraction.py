@@ -86,7 +86,7 @@ def _windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
             lin = node.dims[dim]
             if len(lin.coefs) != 2 or lin.atoms or any(kernel.axes[r.axes[a]].bound is not None for a, _ in lin.coefs):
                 continue
-            (a, step), (q, apart) = lin.coefs       # by axis: outputs come first
+            (a, step), (q, apart) = lin.coefs       # in order of the axes: outputs come first
             if a < outs <= q and step > 0 and apart > 0:
                 found.append(Window(a, q, step, apart, low - lin.const, high - lin.const))
     return tuple(found)

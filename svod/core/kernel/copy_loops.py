@@ -24,7 +24,7 @@ class CopyLoops(NamedTuple):
     """The loops of a copy stage, and the dim whose COPY_VECTOR loop is the vector, of `width` lanes."""
 
     axes: list[tuple[EmittedLoop, ...]]     # per dim, outermost first
-    vector: int                             # or -1
+    vector: int                             # the dim of the vectors, or -1
     width: int
 
 

@@ -1,4 +1,4 @@
-"""Which loops of a state are bound to which level of the machine, and what a group of threads computes.
+"""Loops bound to levels of the machine, and the stages that a group of threads computes.
 
 LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. A stage is computed by the threads in one of three ways:
 
@@ -26,7 +26,7 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 BLOCK_ROLES = (LOCAL, GROUP)
-FEW_RESULTS = 1 << 12           # of a cut reduction, in vectors: each by itself would leave most of a device idle
+FEW_RESULTS = 1 << 12           # results of a cut reduction, in vectors, that by themselves would leave most of a device idle
 
 
 class ThreadGroup(NamedTuple):
@@ -43,9 +43,9 @@ class ThreadGroup(NamedTuple):
 
 
 class StageThreads(NamedTuple):
-    """How a stage is computed by a group: position = t // inner, of `local` ones; reducer = t % inner, of `reducers` that take part. Of a
-    stage with tiles that a subgroup holds, t % inner is the thread in its subgroup, and a position is a tile, or several. Threads beyond
-    the last position or reducer do what others do, and store nothing."""
+    """The threads of a group that compute a stage: position = t // inner, of `local` ones; reducer = t % inner, of `reducers` that take
+    part. Of a stage with tiles that a subgroup holds, t % inner is the thread in its subgroup, and a position is a tile, or several.
+    Threads beyond the last position or reducer do what others do, and store nothing."""
 
     local: int
     reducers: int
@@ -174,7 +174,7 @@ def phase_of(placement: Placement, stage: int) -> int:
 
 
 class Positions(NamedTuple):
-    """Which threads of a group compute different elements of a stage."""
+    """The threads of a group that compute different elements of a stage."""
 
     owner: int              # the stage whose LOCAL loops index the value; -1 where it is the same in all threads
     by_reducers: bool       # It differs between threads that share a reduction, as each reads a part of it.
@@ -239,7 +239,8 @@ def stages_of(state: Scheduler, placement: Placement, root: int) -> list[int]:
 
 
 class PhaseThreads(NamedTuple):
-    """What the threads of a group compute of a phase: its stages in topological order, and of each whose threads move it and how many."""
+    """A phase as the threads of a group compute it: its stages in topological order, and of each the threads that move it and their
+    number."""
 
     stages: tuple[int, ...]
     positions: dict[int, Positions]
@@ -264,7 +265,7 @@ def _phases(state: Scheduler) -> dict[int, PhaseThreads]:
 
 
 def keep_threads(state: Scheduler, new: Scheduler) -> None:
-    """What is known of the phases of a state whose loops an opt has left as they were holds for the state after it."""
+    """Give `new`, the state after an opt, the known phases of `state` whose loops the opt has left as they were."""
     phases = _phases.known(state)
     if not phases or new.kernel is not state.kernel or new.dots is not state.dots:
         return
@@ -283,7 +284,7 @@ def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:
 
 
 def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int, StageThreads]:
-    """How each stage of the phase of `root` is computed by its group."""
+    """`StageThreads` of each stage of the phase of `root`."""
     return phase_threads(state, placement, root).threads
 
 
@@ -325,8 +326,8 @@ def _alike(state: Scheduler, s: int, where: Positions) -> int:
 
 
 def exchanging_threads(target: Target, own: StageThreads, threads: int) -> int:
-    """How many neighbouring threads of a group combine their parts of a stage's reductions by exchanging registers: a power of two that
-    divides their number into whole parts; 1 where they do not."""
+    """The number of neighbouring threads of a group that combine their parts of a stage's reductions by exchanging registers: a power of
+    two that divides their number into whole parts; 1 where they do not."""
     if own.reducers != own.inner or threads % own.threads or threads % max(1, target.subgroup):
         return 1
     lanes = 1

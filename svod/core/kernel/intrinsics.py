@@ -25,7 +25,7 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 LEAST_POWER = -126.0     # exponent of the least power of two that is a normal number of float32
-WORD = dtypes.uint32     # what a dot instruction sums up for one of its results
+WORD = dtypes.uint32     # the unit that a dot instruction sums up for one of its results
 
 
 class Operand(NamedTuple):
@@ -170,7 +170,8 @@ def normal_power(r: ResolvedStage, node: Node) -> int:
 
 
 class Packed(NamedTuple):
-    """How an operand of a dot instruction is staged: its dim along the sum in groups, as `dtype`, perhaps with the sign bit flipped."""
+    """The form in which an operand of a dot instruction is staged: its dim along the sum in groups, as `dtype`, perhaps with the sign bit
+    flipped."""
 
     dim: int
     group: int
@@ -180,9 +181,9 @@ class Packed(NamedTuple):
     row_dim: int = -1          # the dim along which tiles have rows, which may reach beyond the end by all but one, or -1
     rows: int = 1
     row_padded: int = 0        # positions of `row_dim`, whole tiles, where a subgroup holds them; else 0
-    turns: bool = False        # whether tiles that a subgroup holds may lie with `row_dim` innermost
+    turns: bool = False        # Tiles that a subgroup holds may lie with `row_dim` innermost.
     line: int = 0              # elements of the innermost dim in a line, of tiles that are read from shared memory; else 0
-    whole_tiles: bool = False  # whether those begin at multiples of a tile along `row_dim`
+    whole_tiles: bool = False  # Those begin at multiples of a tile along `row_dim`.
 
     @property
     def is_held(self) -> bool:
@@ -263,7 +264,7 @@ def held_threads(state: Scheduler, stage: int) -> int:
 
 
 def held_layout(state: Scheduler, stage: int) -> Fragment | None:
-    """Which elements of a tile each thread has, of a stage that HOLD has laid out."""
+    """The elements of a tile that each thread has, of a stage that HOLD has laid out; None for another stage."""
     chosen = state.dots[stage]
     if chosen is None or chosen.computes:
         return None
@@ -287,7 +288,7 @@ def sharing_digits(state: Scheduler, stage: int) -> list[tuple[int, int]]:
 
 
 def shuffles_of(state: Scheduler, stage: int) -> list[int]:
-    """By which bits of their numbers these threads differ."""
+    """The bits of their numbers in which these threads differ."""
     bits = [range(inner.bit_length() - 1, (inner * extent).bit_length() - 1) for inner, extent in sharing_digits(state, stage)]
     return [1 << k for own in bits for k in own]
 

@@ -89,9 +89,9 @@ class Kernel:
         self.output: int = len(stages)
         self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
         self.library_kernel: UOp | None = library_kernel_of(ast)   # a kernel with one form, without opts
-        self.windows: dict[int, Any] = {}    # per stage what `contraction` says of zeros in its factors: every state asks for the same
-        self.limits: tuple[Any, ...] | None = None      # what `online` says of the blocks that its mask leaves anything of
-        # by the arguments of ONLINE, (stage, 0) of FLATTEN: every state of a chain asks for the same
+        self.windows: dict[int, Any] = {}    # by stage `windows_of` of `contraction`: every state asks for the same
+        self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, once it was asked for
+        # kernels by the arguments of ONLINE, or (stage, 0) of FLATTEN: every state of a chain asks for the same
         self.rewritten: dict[tuple[str, int], Kernel] = {}
 
     def _add_stage(self, name: str, node: UOp) -> None:
@@ -125,7 +125,7 @@ class Kernel:
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage the stages its value reads directly."""
+        """The stages that the value of each stage reads directly."""
         result = []
         for s in self.stages:
             own = s.value.toposort(gate=lambda n: n.op is not Ops.STAGE)
@@ -236,7 +236,7 @@ class ResolvedStage:
     after_reduce: frozenset[int]    # stages read by what is done with the results of its REDUCEs; all of them where there are none
     lanes_bytes: int = 4            # widest value type, bytes
     read_nodes: tuple[Node, ...] = ()
-    read_axes: tuple[tuple[frozenset[int], ...], ...] = ()      # of each of them, per dim the local axes that move it
+    read_axes: tuple[tuple[frozenset[int], ...], ...] = ()      # by read, per dim the local axes that move it
 
     @property
     def combines(self) -> bool:

@@ -1,4 +1,4 @@
-"""How staged values lie in memory: dims in the order in which they are read, the vector innermost, in tiles where all readers use the
+"""Layouts of staged values in memory: dims in the order in which they are read, the vector innermost, in tiles where all readers use the
 same ones.
 
     s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
@@ -28,15 +28,15 @@ SWIZZLED = 1024                 # bytes: those of such rows begin at multiples o
 
 
 class Swizzle(NamedTuple):
-    """How lines of neighbouring rows change places: line j of a row lies where line j XOR i % `lines` would, in the i-th eight lines of the
-    area. So neither the lines of a row meet in one bank of shared memory, nor the same line of eight rows.
+    """An exchange of lines between neighbouring rows: line j of a row lies where line j XOR i % `lines` would, in the i-th eight lines of
+    the area. So neither the lines of a row meet in one bank of shared memory, nor the same line of eight rows.
 
         rows of 4 lines:    0 1 2 3 | 0 1 2 3      rows 0 and 1
                             1 0 3 2 | 1 0 3 2      rows 2 and 3
     """
 
     line: int       # elements
-    lines: int      # of a row: 2, 4 or 8
+    lines: int      # lines of a row: 2, 4 or 8
 
     @property
     def together(self) -> int:
@@ -49,13 +49,14 @@ class Swizzle(NamedTuple):
         return self.together * self.lines
 
     def place(self, element: int) -> int:
-        """Where an element lies."""
+        """The place of an element."""
         return element ^ element // self.together % self.lines * self.line
 
 
 class Layout(NamedTuple):
-    """How a staged value lies in memory. Element (p0, p1, …) stands at Σ stride·p, that of the tiled dim at (p // tile)·outer + p % tile.
-    Where tiles do not divide the dim, the last one is moved back, as its readers' is; the overlap with the one before is stored twice."""
+    """The layout of a staged value in memory. Element (p0, p1, …) stands at Σ stride·p, that of the tiled dim at (p // tile)·outer + p %
+    tile. Where tiles do not divide the dim, the last one is moved back, as its readers' is; the overlap with the one before is stored
+    twice."""
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
@@ -168,7 +169,7 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
     rank = [-1] * dims
     here = plan.resolved[s]
     copied = here is not None and any(n.kind == "load" for n in here.nodes)
-    uses: set[TiledDim] = set()     # what each read could use
+    uses: set[TiledDim] = set()     # the tiles that each read could use
     for q in plan.readers[s]:
         r = plan.resolved[q]
         if r is None or plan.paths[q] is None:
@@ -262,7 +263,7 @@ def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, 
 
 
 def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
-    """How a region of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as regions may differ."""
+    """The layout of a region of stage `s`. Readers take it from the emitted stage (`Staged`), as regions may differ."""
     order = layouts.orders[s]
     dim, tile = layouts.tiles[s] if tiled else UNTILED
     if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
@@ -271,7 +272,7 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
     if packed is not None and packed.line:
         return in_lines(order, extents, packed, packed.line)
     if packed is not None:
-        # by words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
+        # in words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
         words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
         laid = _lay_out(order, words, dim, tile, SET_STRIDE // (packed.group * packed.dtype.itemsize) if s in layouts.rows else 0)
         inside = tuple(n if d == packed.dim else n * packed.group for d, n in enumerate(laid.strides))
@@ -299,8 +300,8 @@ def in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed, l
 
 
 def swizzled_lines(layouts: Layouts, s: int, extents: tuple[int, ...]) -> Layout | None:
-    """How a copy for tiles that a subgroup holds lies in shared memory if each line of a tile is 16 bytes beside each other, and the lines
-    of a tile are in one row; else None."""
+    """The layout in shared memory of a copy for tiles that a subgroup holds, if each line of a tile is 16 bytes beside each other, and the
+    lines of a tile are in one row; else None."""
     packed, order = layouts.packed[s], layouts.orders[s]
     inner, size = order[-1], packed.dtype.itemsize
     dot, number = next((plan.dot, n) for plan in layouts.dots.values() for n, o in enumerate(plan.operands) if o.stage == s)

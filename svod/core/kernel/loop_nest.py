@@ -55,19 +55,19 @@ class StageNest(NamedTuple):
 
     r: ResolvedStage
     region: tuple[int, ...]                         # positions of each output axis that one computation of the stage covers
-    starts: tuple[Lin, ...]                         # where they begin, by the loop rows around the stage
+    starts: tuple[Lin, ...]                         # the first position of each, by the loop rows around the stage
     axes: tuple[tuple[EmittedLoop, ...], ...]       # per local axis its loops, outermost first
     loops: tuple[tuple[int, EmittedLoop], ...]      # (local axis, loop) of those with several iterations, outermost first
     around: tuple[AroundLoop, ...]                  # outermost first
     vector: int                                     # the local axis that is the vector, or -1
     vector_loop: EmittedLoop | None                 # the loop of it whose positions are the lanes
     layout: Layout | None                           # how the region lies in memory; None for the output
-    space: MemorySpace                              # where the value is kept
+    space: MemorySpace                              # the memory of the value
     copy: GroupCopy | None = None                   # how all threads of a group copy it into shared memory together
     buffers: int = 1                                # areas of memory that it takes in turn, as it is copied ahead of its readers
     beyond: tuple[int, ...] = ()                    # positions that threads compute beyond those that are read, in shared memory
     bulk_rows: int = 0                              # rows of the region, where each is copied at once; 0: threads copy parts of them
-    of_group: tuple[RequiredDim, ...] = ()          # what all threads of a group require of a value that each has to itself
+    of_group: tuple[RequiredDim, ...] = ()          # the region that all threads of a group require of a value that each has to itself
     anywhere: frozenset[int] = frozenset()          # dims of which readers may ask for any position
     padded: tuple[RequiredDim, ...] = ()            # the region with whole groups and tiles of packed operands; (): there are none
 
@@ -94,7 +94,7 @@ class StageNest(NamedTuple):
 
     @property
     def times(self) -> float:
-        """How often the stage is computed."""
+        """The number of times that the stage is computed."""
         return float(prod(loop.iterations for loop in self.around))
 
 
@@ -113,12 +113,12 @@ def loop_nest(state: Scheduler) -> LoopNest:
 
 
 def copied_ahead(state: Scheduler, nest: LoopNest) -> int:
-    """How many iterations of the pipelined loop copies run ahead."""
+    """The iterations of the pipelined loop by which copies run ahead."""
     return state.pipeline.buffers - 1 - products_under_way(state, nest) if state.pipeline is not None else 0
 
 
 def products_under_way(state: Scheduler, nest: LoopNest) -> int:
-    """How many iterations of the pipelined loop may have products under way when a later one begins: one where an instruction reads both
+    """The iterations of the pipelined loop that may have products under way when a later one begins: one where an instruction reads both
     operands from the buffers by itself, and there is a buffer more than copies take that run two iterations ahead."""
     if state.pipeline is None or state.pipeline.buffers < LATE_BUFFERS:
         return 0
@@ -323,7 +323,7 @@ class LoopNestMaker:
 
     def _in_shared_memory(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], layout: Layout,
                           ahead: bool) -> tuple[GroupCopy | None, Layout]:
-        """How a group copies a stage, unless it has loops of its own, and how it lies in memory. `ahead`: whether the copy runs ahead."""
+        """The copy of a stage by a group, None for one with loops of its own, and its layout. `ahead`: whether the copy runs ahead."""
         state, s = self.state, r.stage.index
         packed, copy = self.layouts.packed.get(s), None
         if is_derived(r.stage):
@@ -340,7 +340,7 @@ class LoopNestMaker:
         return copy, padded
 
     def _shared_reads(self, s: int, layout: Layout) -> tuple[SharedRead, ...]:
-        """How the threads of a group read a stage in shared memory."""
+        """The reads of a stage in shared memory by the threads of a group."""
         state, itemsize = self.state, stored_bytes(self.state, self.layouts, s)
         digits = thread_digits(state, stage_threads(state, self.placement, phase_of(self.placement, s)))
         reads = []
@@ -361,7 +361,7 @@ class LoopNestMaker:
         return tuple(reads)
 
     def _buffers(self, r: ResolvedStage, path: Path) -> int:
-        """How many buffers a copy has: those of PIPELINE, where it stands in that loop and waits for no other stage there."""
+        """The number of buffers of a copy: those of PIPELINE, where it stands in that loop and waits for no other stage there."""
         state, (t, depth) = self.state, path[-1]
         chosen = state.pipeline
         if chosen is None or state.order[t][:depth][-1:] != (chosen.row,):
@@ -370,7 +370,7 @@ class LoopNestMaker:
         return chosen.buffers if alone else 1
 
     def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
-        """How a region that is read lies in memory: whole groups of a packed operand, tiles where it has the whole of their dim."""
+        """The layout of a region that is read: whole groups of a packed operand, tiles where it has the whole of their dim."""
         extents = [self.state.kernel.axes[a].extent for a in r.stage.outs]
         tiled, packed = self.layouts.tiles[r.stage.index].dim, self.layouts.packed.get(r.stage.index)
         whole = tiled >= 0 and not self.state.target.has_groups and region[tiled] == extents[tiled]

@@ -1,4 +1,4 @@
-"""Where the stages of a state live, which loops surround them, and which axis is the vector.
+"""The places of a state's stages, the loops around them, and the axis that is the vector.
 
 A *point* is (stage, depth): inside the first `depth` loops of that stage's order. A stage that is not at the root is emitted at a point of
 another stage's nest. Its *path* is the list of points around it, outermost first. Lowering, the cost model and the legality of STAGE read
@@ -72,7 +72,7 @@ class _Placer:
             place = self.state.place[s]
             if place == ROOT:
                 self._at_root(s)
-            elif place != INLINE and self.readers[s]:   # a stage that nobody reads was read by something that is not needed
+            elif place != INLINE and self.readers[s]:   # a stage without readers was read by a stage that is not needed
                 self._inside(s, place)
         children = {point: tuple(sorted(stages)) for point, stages in self.children.items()}
         return Placement(self.resolved, tuple(self.paths), children, tuple(reversed(self.roots)), tuple(map(tuple, self.readers)))
@@ -123,7 +123,7 @@ class _Placer:
                     self.axis_deps[axis] = self.axis_deps.get(axis, frozenset()) | rows
         split = state.split_reduce
         if s in r.after_reduce and split is not None and self.kernel.axes[split.axis].stage == q:
-            return moved_by, ()     # what a reduction cut into parts does with its results is done in another phase
+            return moved_by, ()     # The work on the results of a cut reduction is done in another phase.
         depth = 0       # the state does not have the loops of a copy: what the copy reads stands before them
         if not is_derived(self.kernel.stages[q]):
             depth = max((i + 1 for i, row in enumerate(state.order[q]) if row in moved_by), default=0)

@@ -14,11 +14,11 @@ from svod.core.kernel.kernel import Kernel
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
-# where a stage lives
+# places of a stage
 INLINE = "inline"   # recomputed by its readers
 AUTO = "auto"       # at the innermost loop that holds all its readers and does not repeat it
 ROOT = "root"       # a phase of its own, its result a temporary
-StagePlace = str | int  # or a row id: inside that loop
+StagePlace = str | int  # one of these, or a row id: inside that loop
 
 LOOP, UPCAST, UNROLL = "loop", "upcast", "unroll"
 DOT = "dot"     # the positions that one dot instruction sums up
@@ -156,7 +156,7 @@ class Scheduler:
     place: tuple[StagePlace, ...]             # per stage
     vector_rows: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
     pads: tuple[int, ...]                    # per axis: padded extent, or 0
-    thread: ParallelLoop | None              # of the output stage
+    thread: ParallelLoop | None              # the parallel loop of the output stage
     split_reduce: ReductionParts | None      # partial results per core and a combining phase
     stream: bool                             # the output is stored past the caches
     prefetch: tuple[tuple[str, int], ...]    # (argument p0, p1, … or stage at the root, iterations ahead) of what is prefetched

@@ -1,1 +1,1 @@
-"""What a machine offers, as data."""
+"""The abilities of a machine, as data."""

@@ -70,7 +70,7 @@ class Digit(NamedTuple):
 
 @dataclass(frozen=True)
 class Fragment:
-    """Which elements of a tile each thread of a subgroup holds, by the digits of both numbers, the first ones outermost.
+    """The elements of a tile that each thread of a subgroup holds, by the digits of both numbers, the first ones outermost.
 
         threads (8, 1, 0) (4, 0, 2), elements (2, 8, 0) (2, 0, 1)       thread t has rows t//4 and t//4 + 8 of columns 2·(t%4) and the next
     """
@@ -132,7 +132,7 @@ class Dot:
     columns: int = 1
     depth: int = 1                     # groups that one instruction sums up
     base_cost: float = 1.0             # vector multiply-adds that take as long as one instruction, where that was not measured
-    fragments: tuple[Fragment, ...] | None = None      # of results, where threads hold the tiles; of rows and columns, if they hold those
+    fragments: tuple[Fragment, ...] | None = None      # of results, then of rows and columns, where threads hold them
     significand: int = 0               # bits to which factors are rounded, to nearest, ties away from 0; 0: as many as their type has
 
     @property
@@ -209,7 +209,7 @@ DOTS: dict[str, Dot] = {d.name: d for d in (
     _mma("mma_f16", "mma.f16", dtypes.float32, dtypes.float16, 16, "llvm.nvvm.mma.m16n8k16.row.col.f32.f32"),
     _mma("mma_f16k8", "mma.f16k8", dtypes.float32, dtypes.float16, 8, "llvm.nvvm.mma.m16n8k8.row.col.f32.f32"),
     _mma("mma_s8", "mma.s8", dtypes.int32, _I8, 32, "llvm.nvvm.mma.m16n8k32.row.col.s8"),
-    # as many products as mma_f16k8, of which a T4 computes half as many a second
+    # It has as many products as mma_f16k8; a T4 computes half as many of that a second.
     _mma("mma_s8k16", "mma.s8k16", dtypes.int32, _I8, 16, "llvm.nvvm.mma.m8n8k16.row.col.s8", rows=8, base_cost=4.0),
     *(_mma(f"mma_tf32{suffix}", "mma.tf32", dtypes.float32, dtypes.float32, depth, f"llvm.nvvm.mma.m16n8k{depth}.row.col.tf32", TF32)
       for suffix, depth in (("", 8), ("k4", 4))),

@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 
 class Level(Enum):
-    """Where the positions of a loop run."""
+    """The part of the machine that runs the positions of a loop."""
 
     GRID = auto()
     BLOCK = auto()
@@ -28,11 +28,11 @@ class Level(Enum):
     INTRINSIC = auto()
 
 
-CACHE_LINE_BYTES = 64       # of processors
+CACHE_LINE_BYTES = 64       # bytes of a processor's cache line
 
 
 class MemorySpace(Enum):
-    """Where a value lives, by who can read it."""
+    """The memory of a value, by the threads that can read it."""
 
     REGISTER = auto()   # one thread, a single element
     SCRATCH = auto()    # one thread, a block of elements
@@ -41,4 +41,4 @@ class MemorySpace(Enum):
     GLOBAL = auto()     # every thread: arguments and temporaries
 
 
-OF_GROUP = (MemorySpace.HELD, MemorySpace.SHARED)       # what the threads of a group compute together
+OF_GROUP = (MemorySpace.HELD, MemorySpace.SHARED)       # spaces of values that the threads of a group compute together

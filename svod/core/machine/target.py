@@ -1,4 +1,4 @@
-"""What a target can do: data, and measured rates. The backend of a device fills it in for the machine at hand."""
+"""The abilities of a target, as data, and measured rates. The backend of a device fills it in for the machine at hand."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ HOST = "CPU"     # the device whose memory NumPy arrays are in, and where values
 
 
 class FloatRules(NamedTuple):
-    """What expansions of functions may rely on: SCALEB is an instruction; MULACC rounds once, and sums and products are computed as they
-    are written; there is float64; POW2 is an instruction."""
+    """The rules that expansions of functions may rely on: SCALEB is an instruction; MULACC rounds once, and sums and products are computed
+    as they are written; there is float64; POW2 is an instruction."""
 
     scales: bool = False
     is_strict: bool = True
@@ -42,7 +42,7 @@ class Target:
     threads: int
     has_fma: bool = True
     uses_intrinsics: bool = True    # opts may choose dot and matrix instructions
-    rounds_factors: bool = False    # and among them those that round factors of float32
+    rounds_factors: bool = False    # opts may choose those that round factors of float32, too
     has_scaleb: bool = False        # a float times a power of two is one instruction
     has_pow2: bool = False          # a power of two of float32 is one instruction, of two units in the last place: NVIDIA's ex2.approx.ftz
     has_mask_registers: bool = False    # lanes are masked by registers of their own, as in AVX-512: a known mask costs nothing
@@ -79,7 +79,7 @@ class Target:
 
     @property
     def float_rules(self) -> FloatRules:
-        """What expansions of functions may rely on."""
+        """The rules that expansions of functions may rely on."""
         return FloatRules(self.has_scaleb, self.has_strict_floats, self.has_float64, self.has_pow2)
 
     @property
@@ -124,8 +124,8 @@ def parse_key(key: str) -> dict[str, str]:
 
 
 def unfit(key: str, target: Target) -> str | None:
-    """Why a machine with this target key cannot time programs for `target`; None: it can. It may have more threads, and instructions that
-    the programs do not use."""
+    """The reason why a machine with this target key cannot time programs for `target`; None where it can. It may have more threads, and
+    instructions that the programs do not use."""
     theirs, ours = parse_key(key), parse_key(target.key)
     same = ("architecture", "CPU", "l1 cache", "l2 cache", "l3 cache")
     if any(theirs.get(name) != ours.get(name) for name in same):

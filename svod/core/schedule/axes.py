@@ -86,7 +86,7 @@ def next_range(nodes: Sequence[UOp]) -> int:
 
 # -- split ----------------------------------------------------------------------------------------------------------------
 def _cut_points(nodes: Sequence[UOp]) -> dict[UOp, int]:
-    """For each RANGE that is divided by constants the smallest one that divides its extent."""
+    """By RANGE the smallest constant that divides it in an access and that divides its extent."""
     factors: dict[UOp, int] = {}
     for u in nodes:
         if u.op in (Ops.IDIV, Ops.MOD) and u.dtype == dtypes.index and u.src[0].op is Ops.RANGE and u.src[1].op is Ops.CONST:
@@ -197,7 +197,7 @@ def _mergeable(nodes: Sequence[UOp]) -> set[Pair]:
 
 
 def _aligned_pairs(read: UOp, pairs: set[Pair]) -> dict[int, Pair]:
-    """By the number of its first coordinate each pair of the reader that walks a pair of the stage's RANGEs. Pairs of the stage that the
+    """The pairs of the reader that walk a pair of the stage's RANGEs, by the number of their first coordinate. Pairs of the stage that the
     read walks otherwise are dropped from `pairs`."""
     ranges, coords = read.src[0].src[1:], read.src[1:]
     aligned: dict[int, Pair] = {}
@@ -279,7 +279,7 @@ def merge_apart(ast: UOp, merged: Sequence[Merged]) -> UOp:
     STORE(y, i*9 + j*8, LOAD(x, j*4 + i); i:4, j:5), run (j, i)      →   STORE(y, k%4*9 + k//4*8, LOAD(x, k); k:20)
     """
     number = next_range(ast.toposort())
-    made: dict[UOp, tuple[Coords, UOp]] = {}        # by each RANGE of a run: the run and what it becomes
+    made: dict[UOp, tuple[Coords, UOp]] = {}        # RANGE of a run → the run, and the RANGE that it becomes
     mapping: dict[UOp, UOp] = {}
     for i, (_, run) in enumerate(merged):
         whole = sy.make_range(prod(sy.extent_of(r) for r in run), number + i)

@@ -1,4 +1,4 @@
-"""What a kernel written by hand may touch: nothing outside its parameters, and no element twice.
+"""Limits on the accesses of a kernel written by hand: nothing outside its parameters, and no element twice.
 
     LOAD(x, r + 3), gate r + 3 < 8      elements 3 to 7: within x of 8
     STORE(y, i*4 + j; i:3, j:4)         each element once
@@ -158,7 +158,7 @@ def writes_once(index: UOp, ranges: tuple[UOp, ...]) -> bool:
 
 
 def _cuts(r: UOp, index: UOp) -> list[int]:
-    """Where divisions by constants take a RANGE apart, each dividing the next: 1 first. [1] where they do not fit together."""
+    """The cuts at which divisions by constants take a RANGE apart, each dividing the next: 1 first. [1] where they do not fit together."""
     cuts = {1}
     for u in index.toposort():
         if u.op in (Ops.IDIV, Ops.MOD) and u.src[1].op is Ops.CONST:

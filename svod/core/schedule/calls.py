@@ -39,7 +39,7 @@ from svod.core.schedule.regions import narrow_params
 from svod.core.schedule.thread_indices import launch_of, over_ranges, positions_of
 from svod.errors import LaunchError, ScheduleError
 
-MOST_INVOCATIONS = 1 << 14      # of one nest of loops: each is a launch of the plan
+MOST_INVOCATIONS = 1 << 14      # invocations of one nest of loops, each a launch of the plan
 
 _PASSES = frozenset({Ops.RESHAPE, Ops.DETACH, Ops.MSTACK, Ops.MSELECT})     # between a memory and the CALL that is applied to it
 _NAMES = ("BEGIN", "RUN", "END")
@@ -62,7 +62,7 @@ class Invocation(NamedTuple):
 
 # -- calls ---------------------------------------------------------------------------------------------------------------
 def memory_of(argument: UOp) -> UOp:
-    """What an argument of a CALL names: of several devices' memory the part that is selected, else the first."""
+    """The memory that an argument of a CALL names: of several devices' memory the part that is selected, else the first."""
     node = argument
     while node.op in (Ops.MSELECT, Ops.MSTACK):
         stack = node.src[0] if node.op is Ops.MSELECT else node
@@ -74,7 +74,7 @@ def memory_of(argument: UOp) -> UOp:
 
 
 def arguments_of(call: UOp) -> tuple[UOp, ...]:
-    """By slot what a CALL is applied to, without RESHAPEs."""
+    """The arguments of a CALL by slot, without RESHAPEs."""
     return tuple(memory_of(s) for s in call.src if s.op is not Ops.BIND)
 
 
@@ -204,7 +204,7 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
     _check_launch(ast, given)
     over_positions, ast = bool(positions_of(ast)), over_ranges(ast)
     done: dict[UOp, UOp] = {}
-    leaves: dict[UOp, UOp] = {}     # of index expressions
+    leaves: dict[UOp, UOp] = {}     # new leaves of index expressions
     for u in ast.toposort():
         src = tuple([done[s] for s in u.src])
         if u.op is Ops.INDEX:
@@ -231,7 +231,7 @@ def kernel_of_call(ast: UOp, values: Sequence[tuple[str, int]],
 
 # -- loops ---------------------------------------------------------------------------------------------------------------
 class Program(NamedTuple):
-    """What a call or a loop comes to, as steps; `after`: AFTERs outside it that come before it."""
+    """A call or a loop as steps; `after`: AFTERs outside it that come before it."""
 
     steps: tuple[Step, ...]
     after: tuple[UOp, ...]
@@ -260,7 +260,7 @@ def programs_of(sink: UOp) -> dict[UOp, Program]:
 
 
 def open_ranges(order: Iterable[UOp]) -> dict[UOp, frozenset[UOp]]:
-    """For each node, sources first, the RANGEs that it depends on and that no END closes: the loops that it is in the middle of."""
+    """The RANGEs that each node depends on and that no END closes, sources first: the loops that it is in the middle of."""
     none: frozenset[UOp] = frozenset()
     inside: dict[UOp, frozenset[UOp]] = {}
     for u in order:
@@ -275,7 +275,7 @@ class _Nests:
     def __init__(self, order: Sequence[UOp]):
         self.order = order
         self.units: list[UOp] = []                      # in topological order
-        self.position: dict[UOp, int] = {}              # of a unit in `units`
+        self.position: dict[UOp, int] = {}              # the position of a unit in `units`
         self.inside = open_ranges(order)
         self.names: dict[UOp, frozenset[UOp]] = {}      # node → the units whose results it names
         self.waits: dict[UOp, frozenset[UOp]] = {}      # unit → units outside it whose results it is applied to, or that come before it
@@ -503,7 +503,7 @@ def _check_loops(program: Sequence[Step], calls: Mapping[UOp, Mapping[str, int |
     is not begun there, and for too many invocations."""
     known = {s.range for s in program if s.kind == "BEGIN"}
     active: list[UOp] = []
-    repeats, invocations, turns = [1], 0, 0       # of what stands in the loops that are active: the turns of all of them
+    repeats, invocations, turns = [1], 0, 0       # `repeats`: the turns of all active loops together, by their number
     for kind, call, loop in program:
         if kind == "BEGIN" and loop is not None:
             if loop in active:

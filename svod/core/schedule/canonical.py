@@ -26,7 +26,7 @@ AST_VERSION = b"svod-ast-%d" % AST_REVISION
 
 
 def _places(ast: UOp) -> dict[UOp, bytes]:
-    """For each RANGE what it is in its stage: kind and position."""
+    """The kind and position of each RANGE in its stage."""
     places: dict[UOp, bytes] = {}
     for u in ast.toposort():
         for i, r in enumerate(range_lists(u)):
@@ -74,7 +74,7 @@ class _Structure:
         return form
 
     def rank(self, u: UOp) -> tuple[tuple[bytes, ...], bytes, bytes]:
-        """Where an operand stands among those of a commutative operation."""
+        """The rank of an operand among those of a commutative operation."""
         return self.axes(u), self.form(u), self.digest(u)
 
     def digest(self, u: UOp) -> bytes:

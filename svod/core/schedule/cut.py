@@ -49,8 +49,9 @@ NONE: Ids = frozenset()
 
 
 class Tag(NamedTuple):
-    """How a coordinate is made of the ranges on which it depends, so that different reads have different places: `offset` is added to a
-    range, or to what `made` is the digest of. A digest does not grow with the number of movements. `gathered`: it is looked up."""
+    """The way in which a coordinate is made of the ranges that it depends on, so that different reads have different places: `offset` is
+    added to a range, or to what `made` is the digest of. A digest does not grow with the number of movements. `gathered`: it is looked
+    up."""
 
     offset: int = 0
     made: bytes = b""
@@ -333,7 +334,7 @@ class Cut:
             self.hard = settled
 
     def layout_of(self, u: UOp) -> UOp:
-        """In which layout a realised node is best stored: the RESHAPE at the end of u's only path of PERMUTEs and RESHAPEs, if it
+        """The layout in which a realised node is best stored: the RESHAPE at the end of u's only path of PERMUTEs and RESHAPEs, if it
         merges axes that a PERMUTE brought together (the heads of an attention, before the next GEMM reads them); else u."""
         best = node = u
         permuted = False

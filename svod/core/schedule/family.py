@@ -25,7 +25,7 @@ def family_key(ast: UOp) -> str:
             arg = u.arg[0]
         elif isinstance(arg, Param):
             arg = (arg.slot, arg.constant)
-        # by the content of the operands, not by which nodes are shared: equal extents make equal index expressions one node
+        # The content of the operands counts, not which nodes are shared: equal extents make equal index expressions one node
         text = f"svod-family-2 {u.op.value} {u.dtype.name} {arg!r}".encode()
         digests[u] = hashlib.blake2b(b" ".join([text, *(digests[s] for s in u.src)]), digest_size=16).digest()
     return digests[ast].hex()

@@ -39,7 +39,7 @@ def order_of(deps: Sequence[Collection[int]]) -> list[int]:
 
 
 def levels_of(calls: Sequence[DependentCall]) -> list[int]:
-    """For each call the length of the longest chain of calls that it waits for.
+    """The length of the longest chain of calls that each call waits for.
 
     Raises ScheduleError, which names the call, for a dependency on a call that is not there or that comes later, and for a cycle."""
     levels: list[int] = []
@@ -55,7 +55,7 @@ def levels_of(calls: Sequence[DependentCall]) -> list[int]:
 
 
 def named(calls: Sequence[DependentCall], i: int) -> str:
-    """How error messages name call `i`."""
+    """The name of call `i` in error messages."""
     return f"call {i} ({calls[i].name_hint or 'without a name'})"
 
 

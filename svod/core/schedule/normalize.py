@@ -1,4 +1,4 @@
-"""What a graph means, without the ways of saying it: the first pass of `create_schedule`.
+"""One form for graphs that mean the same: the first pass of `create_schedule`.
 
     CONTIGUOUS(RESHAPE(x + y))            →   RESHAPE(x + y), and x + y is a root: it gets a buffer
     CAT(x, y)                             →   selects, or stores into the parts of a buffer (svod.core.graph.join)
@@ -48,7 +48,7 @@ def _merge_reductions(outer: UOp, inner: UOp) -> UOp | None:
 
 
 def _merge_reductions_reshaped(outer: UOp, inner: UOp, between: UOp) -> UOp | None:
-    """As `_merge_reductions`, where the axes of extent 1 that the inner one left were dropped in between."""
+    """`_merge_reductions` across a RESHAPE that drops the axes of extent 1 that the inner one left."""
     kept = [a for a, n in enumerate(shape_of(inner)) if n != 1]
     named = [a for a, n in enumerate(between.arg) if n != 1]
     if [shape_of(inner)[a] for a in kept] != [between.arg[a] for a in named]:
@@ -78,7 +78,7 @@ def _stores_as_assigns(u: UOp) -> UOp | None:
     """An AFTER with a STORE to its buffer as an ASSIGN, and without STOREs of kernels; None where there is no STORE."""
     if all(s.op is not Ops.STORE for s in u.src):
         return None
-    shape_of(u)     # what the STOREs are is looked at before they are gone
+    shape_of(u)     # checks the STOREs before they are gone
     done = [UOp(Ops.ASSIGN, s.src[0].dtype, s.src) if s.op is Ops.STORE else s for s in u.src[1:] if not is_kernel_store(s)]
     return u.replace(src=(u.src[0], *done)) if done else u.src[0]
 
@@ -135,7 +135,7 @@ def _roots_of_after(after: UOp) -> dict[UOp, str]:
 
 
 def _outputs(sink: UOp, roots: dict[UOp, str]) -> list[UOp]:
-    """What holds the value of each source of the SINK under RESHAPEs; values without a buffer become `roots`."""
+    """The node that holds the value of each source of the SINK, under RESHAPEs; values without a buffer become `roots`."""
     outputs = []
     for s in sink.src:
         base = base_of(s)

@@ -1,4 +1,4 @@
-"""Which elements of its buffers a kernel reaches.
+"""The elements of its buffers that a kernel reaches.
 
 `narrow_params`: each PARAM becomes the smallest interval of its buffer that the kernel reaches, so that kernels that do the same to
 different parts of a buffer are one kernel, called with different offsets.
@@ -70,7 +70,7 @@ class Region(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements (or bytes) it has at most."""
+        """The largest number of elements (or bytes) that it has."""
         return self.run * math.prod(times for _, times in self.steps)
 
     def span(self, period: int | None = None) -> int:
@@ -151,13 +151,14 @@ def _indices(ast: UOp) -> dict[UOp, list[UOp]]:
             indices_of.setdefault(u.src[0], []).append(u.src[1])
         else:
             whole.update(s for s in u.src if s.op is Ops.PARAM)
-            if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # what it writes is not said by an index
+            if u.op is Ops.STORE and u.src[1].op is Ops.CUSTOM_FUNCTION:    # no index says what it writes
                 whole.add(u.src[0].src[0])
     return {p: [] if p in whole else indices for p, indices in indices_of.items()} | {p: [] for p in whole}
 
 
 def reached_sizes(ast: UOp) -> dict[UOp, int]:
-    """By PARAM how many elements from its first one a kernel reaches, by the bounds of its indices; PARAMs without indices left out."""
+    """The number of elements that a kernel reaches of each PARAM, from its first, by the bounds of its indices; PARAMs without indices left
+    out."""
     return {p: max(map(sy.vmax, indices)) + 1 for p, indices in _indices(ast).items() if indices}
 
 
@@ -186,7 +187,7 @@ def narrow_params(ast: UOp) -> tuple[UOp, dict[int, int]]:
 
 
 def regions_of(ast: UOp) -> tuple[Region, ...]:
-    """By slot the elements that a kernel reaches, in elements from the start of the PARAM. Remembered on the node."""
+    """The elements that a kernel reaches, by slot, counted from the start of the PARAM. Remembered on the node."""
     result: tuple[Region, ...] = ast.cached("regions", _regions_of)
     return result
 

@@ -64,14 +64,14 @@ class Schedule:
     outputs: tuple[UOp, ...]
 
     def levels(self) -> list[int]:
-        """For each call the length of the longest chain of calls that it waits for: calls of a level are independent.
+        """The length of the longest chain of calls that each call waits for: calls of a level are independent.
 
         Raises ScheduleError if a call depends on a later call."""
         return levels_of(self.calls)
 
 
 class Version(NamedTuple):
-    """What a buffer contains: 0 when the schedule begins, one more with each AFTER."""
+    """A content of a buffer: 0 when the schedule begins, one more with each AFTER."""
 
     buffer: UOp
     number: int
@@ -162,7 +162,7 @@ def create_schedule(sink: UOp, constants: frozenset[UOp] = frozenset(), *, remem
 
 @dataclass(frozen=True)
 class Explained:
-    """How a graph became its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a kernel written by hand
+    """The way of a graph to its schedule. `graph`: normalised. `roots`: for each call the node it stores, None for a kernel written by hand
     and for a copy that the order needs. `passes`: by kernel AST what rangeify, axes and canonical made of it."""
 
     graph: Normalized
@@ -188,7 +188,7 @@ class _Builder:
         self.graph, self.constants, self.remember = graph, constants, remember
         devices = {u.src[1]: None for u in graph.sink.toposort() if u.op is Ops.BUFFER or u.op is Ops.COPY}
         self.host = UOp(Ops.DEVICE, dtypes.void, (), HOST)
-        self.device = next(iter(devices), self.host)        # of all values, unless there are several
+        self.device = next(iter(devices), self.host)        # the device of all values, unless there are several
         self.has_several_devices = len(devices) > 1
         self.readers = readers_devices(graph.sink) if self.has_several_devices else {}
         self.lunique = 0
@@ -200,7 +200,7 @@ class _Builder:
         self.versions: set[Version] = set()
         has_calls = any(u.op is Ops.CALL or u.op is Ops.END for u in graph.roots)
         self.programs = programs_of(graph.sink) if has_calls else {}
-        self.invocations: dict[UOp, list[tuple[Invocation, list[Version | UOp]]]] = {}     # by CALL or END: with what they are applied to
+        self.invocations: dict[UOp, list[tuple[Invocation, list[Version | UOp]]]] = {}     # CALL or END → with arguments
         self.left: dict[UOp, dict[UOp, int]] = {}       # CALL or END → storage → version that it leaves
         self.callbacks: dict[Hashable, list[UOp]] = {}      # the results that are used, by call
         self.pending: list[_Pending] = []
@@ -307,7 +307,7 @@ class _Builder:
         overwritten = {self.version(applied[call][slot]).buffer for call, slots in written.items() for slot in slots}
         for a in (a for arguments in applied.values() for a in arguments if a.op is Ops.BUFFER or a.op is Ops.AFTER):
             if a.op is Ops.AFTER and (called := call_under(a)) is not None and called not in self.left:
-                continue        # what a call of the loop leaves
+                continue        # content that a call of the loop leaves
             storage, version = self.version(a)
             if storage in overwritten and first.setdefault(storage, version) != version:
                 raise ScheduleError(f"a loop of calls overwrites a buffer of {storage.arg} {storage.dtype.name} and reads two contents of "
@@ -466,7 +466,7 @@ class _Builder:
         return calls
 
     def dependencies(self) -> list[set[int]]:
-        """For each pending kernel, the kernels that must run before it."""
+        """The kernels that must run before each pending kernel."""
         writers: dict[Version, list[int]] = {}
         for i, p in enumerate(self.pending):
             for v in p.writes:
@@ -522,7 +522,7 @@ def merge_slots(ast: UOp, slot: int) -> UOp | None:
     if not loads <= set(direct) or any(len(u.src) > 1 or u.src[0].src[1] is not target.src[1] for u in loads):
         return None
     old = next(iter(loads)).src[0].src[0]
-    # what the two PARAMs say of the same buffer, with the slots above `slot` moved down
+    # Both PARAMs are one buffer; the slots above `slot` move down.
     moved = {u: u.replace(arg=replace(u.arg, slot=u.arg.slot - 1)) for u in nodes if u.op is Ops.PARAM and u.arg.slot > slot}
     return ast.substitute({**moved, old: target.src[0]})
 
@@ -565,7 +565,7 @@ def reshaped(u: UOp, shape: tuple[int, ...]) -> UOp:
 
 
 def name_of(value: UOp) -> str:
-    """What a kernel does, in a word: attention, conv, gemm, softmax, rows, reduce, gather, elementwise, copy, fill."""
+    """The work of a kernel, in a word: attention, conv, gemm, softmax, rows, reduce, gather, elementwise, copy, fill."""
     nodes = value.toposort(gate=lambda n: n.op is not Ops.BUFFER)
     contractions = [u for u in nodes if u.op is Ops.REDUCE_AXIS and is_contraction(u)]
     if len(contractions) > 1:

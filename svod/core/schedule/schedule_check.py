@@ -1,4 +1,4 @@
-"""What a schedule must be before anything is made of it: plain data, which anybody can write down, hold and change.
+"""Checks of a schedule before anything is made of it: it is plain data, which can be written by hand and changed.
 
     0: a → x    1: x → y, deps (0,)                 in order
     0: x → y, deps (1,)    1: a → x                 refused: call 0 waits for call 1, which comes after it

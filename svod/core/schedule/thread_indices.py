@@ -34,7 +34,7 @@ _LEAVES = frozenset({Ops.CONST, Ops.DEFINE_VAR})
 
 @dataclass(frozen=True)
 class Position:
-    """What a node of a kernel is in its launch: the kind is g, l or i, or core_id; `axis` a dimension, of any number of them."""
+    """A node of a kernel as a position of its launch: the kind is g, l or i, or core_id; `axis` a dimension, of any number of them."""
 
     node: UOp
     kind: str
@@ -203,7 +203,7 @@ class _Lifting:
 
 
 def _steps(index: UOp) -> dict[UOp, int]:
-    """By how much an index moves with each node that it is a sum of; of what is below a division or a remainder, by how much that does."""
+    """The step of an index with each node that it is a sum of; for nodes below a division or a remainder, the step with that."""
     steps: dict[UOp, int] = {}
     todo = [(index, 1)]
     while todo:

@@ -43,7 +43,7 @@ class GraphValues:
         `bit_exact`: nothing is computed where a kernel may give other bits than NumPy: transcendental functions, sums and products of many
         floats, the larger of 0 and -0, floats beyond the integers that they are cast to."""
         self._content_of, self._most, self._bit_exact = content_of, most, bit_exact
-        self._known: dict[UOp, Any] = {}        # in held form; a tuple for a node of several components
+        self._known: dict[UOp, Any] = {}        # values in held form; a tuple for a node of several components
         self._unknown: set[UOp] = set()
 
     def of(self, node: UOp) -> Array | None:

@@ -1,4 +1,4 @@
-"""What library kernels mean, in NumPy: scans, sorting, scatter (`svod.core.graph.library_kernel`)."""
+"""The meaning of library kernels, in NumPy: scans, sorting, scatter (`svod.core.graph.library_kernel`)."""
 from __future__ import annotations
 
 import math
@@ -43,7 +43,7 @@ def sorted_positions(rows: Array, descending: bool) -> Array:
     """Stable positions of each row's elements in order, a NaN as the largest."""
     if not descending:
         return np.asarray(np.argsort(rows, axis=-1, kind="stable"))
-    # of the reversed row the ascending order, read backwards, keeps the first of equals first
+    # The ascending order of the reversed row, read backwards, keeps the first of equals first.
     return np.asarray(rows.shape[-1] - 1 - np.argsort(rows[:, ::-1], axis=-1, kind="stable")[:, ::-1])
 
 

@@ -1,4 +1,4 @@
-"""What every elementwise operation computes, in NumPy: the semantics shared by the evaluator and the LINEAR interpreter.
+"""Elementwise operations in NumPy: the semantics shared by the evaluator and the LINEAR interpreter.
 
 Arrays have two forms. *Memory* form is `to_numpy(dtype)`: what buffers hold; bfloat16 as the uint16 of its bits. *Held* form is
 what is computed with: bool, the integers, float32 and float64 as themselves, index as int64, and both 16-bit floats as float32

@@ -1,4 +1,4 @@
-"""Reads what a process inherits or is given by who started it. Nothing else of svod looks at these: a test over the source says so.
+"""Reads the things that a process inherits or is given by its parent. Nothing else of svod looks at these: a test over the source says so.
 
 Each of these may be missing, in a form nobody expects, or changed while the process runs: a container's limits, `nohup`, a program that
 embeds Python, a user without a home. The functions here answer with a fallback, or raise one error that says what is missing.

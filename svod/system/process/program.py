@@ -29,7 +29,7 @@ def become(words: list[str]) -> None:
 
 
 def why_no_python() -> str:
-    """Why this process cannot start a second Python; "" where it can. A frozen program, and one that embeds Python, is named by
+    """The reason why this process cannot start a second Python; "" where it can. A frozen program, and one that embeds Python, is named by
     `sys.executable` itself: starting that would run the program once more."""
     if getattr(sys, "frozen", False):
         return "this program is frozen: sys.executable is the program itself, no Python"

@@ -46,7 +46,7 @@ class _Nowhere(io.TextIOBase):
 
 
 def tell(text: str) -> None:
-    """Print a line on standard error; nothing happens where nobody reads that any more."""
+    """Print a line on standard error; nothing happens where that has no reader any more."""
     try:
         print(text, file=errors(), flush=True)
     except (AttributeError, ValueError, OSError):       # closed, no file, or its reader has gone

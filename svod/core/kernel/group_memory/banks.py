@@ -11,12 +11,12 @@ from typing import NamedTuple
 from svod.core.kernel.group_memory.copy import GroupCopy
 from svod.core.kernel.layout import Layout
 
-BANKS, BANK_BYTES = 32, 4       # of shared memory; a word of each is accessed at once
+BANKS, BANK_BYTES = 32, 4       # banks of shared memory, and the bytes of each that are accessed at once
 AT_ONCE = 32                    # threads that access it at once, where each takes one word
 
 
 class Access(NamedTuple):
-    """What threads touch at once: the first element of each, how many each takes, and how often it happens."""
+    """An access of several threads at once: the first element of each, the elements of one, and how often it happens."""
 
     elements: tuple[int, ...]
     width: int
@@ -24,7 +24,7 @@ class Access(NamedTuple):
 
 
 def conflicts(access: Access, itemsize: int) -> float:
-    """How often the banks are asked for what one access of the threads touches."""
+    """The turns that the banks need for one access of the threads, times its weight."""
     nbytes = access.width * itemsize
     at_once = max(1, AT_ONCE * BANK_BYTES // max(nbytes, BANK_BYTES))
     total = 0
@@ -51,7 +51,7 @@ def with_row_pad(layout: Layout, pad: int) -> Layout:
 
 
 def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> Access:
-    """What the first threads store at once."""
+    """The store of the first threads at once."""
     counts = copy.counts(layout.extents)
     elements = []
     for t in range(min(threads, prod(counts))):

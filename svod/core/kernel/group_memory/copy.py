@@ -1,4 +1,4 @@
-"""How the threads of a group copy a region into shared memory together, and how it lies there.
+"""Copies of a region into shared memory by the threads of a group together, and its layout there.
 
     s1[16, 64] ← b[k, n], 256 threads, vectors of 4      thread t copies row t // 16, vector t % 16: one vector each, rows contiguous in b
     s0[64, 16] ← a[m, k], read by [k][m]                 thread t loads 4 of row t // 4 and stores them to 4 rows, 64 + 4 elements apart
@@ -15,7 +15,7 @@ from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin
 
-ASYNC_BYTES = (4, 8, 16)     # that an asynchronous copy of a thread may have
+ASYNC_BYTES = (4, 8, 16)     # sizes of an asynchronous copy of a thread
 UNROLLED_TURNS = 8      # turns of the threads of a group that are written one after the other
 BULK = 16               # bytes of which addresses and lengths of bulk copies are multiples
 MOST_BULK = 1 << 20     # bytes and copies that one count can tell are below this
@@ -35,8 +35,8 @@ class GroupCopy(NamedTuple):
 
 def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], order: tuple[int, ...],
                lanes: int) -> GroupCopy:
-    """How a group copies a region. `full`: the extents of the whole stage; `order`: the dims as they lie in memory; `lanes`: elements of
-    the widest access."""
+    """The copy of a region by a group. `full`: the extents of the whole stage; `order`: the dims as they lie in memory; `lanes`: elements
+    of the widest access."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
     steps = [max([_step(r, linear, d, lanes) for linear in loads], default=0) for d in range(len(extents))]
     if any(steps):      # along the smallest steps through memory; what does not move in it goes outside
@@ -50,7 +50,7 @@ def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ..
 
 
 def _step(r: ResolvedStage, linear: LinearIndex, d: int, width: int) -> int:
-    """How far apart in memory neighbouring positions of a dim are, mostly."""
+    """The usual distance in memory, in elements, between neighbouring positions of a dim."""
     total, moved = linear.coef(d), [(a, c) for a, c in linear.atoms if d in r.nodes[a].deps]
     along = along_vector(r, d, width) if moved else {}
     return abs(total + sum([c * along[a].step for a, c in moved if a in along])) + sum([abs(c) for a, c in moved if a not in along])

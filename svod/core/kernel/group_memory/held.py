@@ -79,8 +79,8 @@ class _Reading(NamedTuple):
 
 
 class Holders:
-    """Who holds what in a phase. `axes`: the loops of the stages that read others; `opened`: loop rows around the stages that are asked
-    about; `digits`: of loop rows that are bound to threads (`thread_digits`)."""
+    """The stages of a phase that stay with the threads that compute them. `axes`: the loops of the stages that read others; `opened`: loop
+    rows around the stages that are asked about; `digits`: of loop rows that are bound to threads (`thread_digits`)."""
 
     def __init__(self, state: Scheduler, placement: Placement, layouts: Layouts, axes: Mapping[int, Pieces], opened: frozenset[int],
                  threads: Mapping[int, StageThreads], digits: Mapping[int, tuple[int, int]]) -> None:
@@ -121,7 +121,8 @@ class Holders:
         return True
 
     def _reading(self, q: ResolvedStage, node: Node) -> _Reading | None:
-        """What reads a node of stage `q` in tiles: the stage itself, or the product of which it is an operand that is computed in place."""
+        """The stage that reads a node of stage `q` in tiles: the stage itself, or the product of which it is an operand that is computed in
+        place."""
         s = q.stage.index
         if not is_derived(q.stage):
             chosen = self.state.dots[s]
