@@ -190,11 +190,9 @@ class Driver:
     def seconds_between(self, first: int, second: int) -> float:
         """The time from one event to another; both have come."""
         out = c_float()
-        self._call(self._versioned("cuEventElapsedTime"), byref(out), c_void_p(first), c_void_p(second))
+        name = "cuEventElapsedTime_v2" if hasattr(self.library, "cuEventElapsedTime_v2") else "cuEventElapsedTime"
+        self._call(name, byref(out), c_void_p(first), c_void_p(second))
         return out.value * 1e-3
-
-    def _versioned(self, name: str) -> str:
-        return f"{name}_v2" if hasattr(self.library, f"{name}_v2") else name
 
     # -- code ---------------------------------------------------------------------------------------
     def load_module(self, image: bytes) -> int:

@@ -250,12 +250,8 @@ class PhaseInterpreter:
             elif (step := self.step(i)) is not None:
                 nest[-1].append(step)
 
-    def reached(self, i: int, loops: tuple[int, ...], visible: bool) -> Barrier:
-        """An instruction at which the thread that runs waits."""
-        return Barrier(i, tuple([self.regs[head] for head in loops]), visible)
-
     def barrier(self, i: int, loops: tuple[int, ...]) -> Pause:
-        return Pause(lambda: iter([self.reached(i, loops, True)]))
+        return Pause(lambda: iter([_reached(self, i, loops, True)]))
 
     def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
         """What the threads of a subgroup do together: each gives its operands, and takes its result of those of all."""
@@ -264,7 +260,7 @@ class PhaseInterpreter:
 
         def wait() -> Iterator[Barrier]:
             self.sent[self.thread] = [self.regs[s] for s in src]
-            yield self.reached(i, loops, False)
+            yield _reached(self, i, loops, False)
             first = self.thread - self.thread % self.phase.subgroup
             self.regs[i] = result([self.received[t] for t in range(first, first + self.phase.subgroup)])
         return Pause(wait)
@@ -414,23 +410,12 @@ class PhaseInterpreter:
         """An instruction that makes a value of other values."""
         op, _, _, src, _ = self.code[i]
         regs, get = self.regs, operator.itemgetter(*src)
-        function = _INDEX_FUNCTIONS[op] if self.is_index(i) and op in _INDEX_FUNCTIONS and all(map(self.is_index, src)) else self.boxed(i)
+        function = _INDEX_FUNCTIONS[op] if self.is_index(i) and op in _INDEX_FUNCTIONS and all(map(self.is_index, src)) else _boxed(self, i)
         if len(src) == 1:
             def unary() -> None: regs[i] = function(get(regs))
             return unary
         def nary() -> None: regs[i] = function(*get(regs))
         return nary
-
-    def boxed(self, i: int) -> Callable[..., Any]:
-        """`vector_function`, on operands of which scalar indices are numbers of Python."""
-        vector, unbox, scalar = self.vector_function(i), self.is_index(i), [self.is_index(s) for s in self.code[i].src]
-        if not unbox and not any(scalar):
-            return vector
-
-        def function(*operands: Any) -> Any:
-            result = vector(*[np.array([x], np.int64) if box else x for x, box in zip(operands, scalar, strict=True)])
-            return int(result[0]) if unbox else result
-        return function
 
     def vector_function(self, i: int) -> Callable[..., Any]:
         """The instruction as a function of arrays."""
@@ -540,7 +525,7 @@ class PhaseInterpreter:
             if not bool(np.all(regs[src[4]])):
                 return
             where, at, inside = regs[src[1]] + arg[0] + elements, regs[src[3]] + arg[1] + elements, bool(np.all(regs[src[5]]))
-            self.begins_copy(i, to, where)
+            _begin_copy(self, i, to, where)
             here = self.checked(i, source, at, None, False) if inside else at
 
             def end() -> None:
@@ -548,11 +533,6 @@ class PhaseInterpreter:
                 to.array[where] = source.array[here] if inside else unhold(np.zeros(lanes, held_dtype(dtype)), dtype)
             self.copies[-1].append(end)
         return begin
-
-    def begins_copy(self, i: int, to: Elements, where: Array) -> None:
-        if where[0] < 0 or where[-1] >= to.size:
-            raise self.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
-        self.in_flight(i, to, where)
 
     def copy_bulk(self, i: int) -> Step:
         """Rows are copied as late as they may be: when a thread waits for the buffer of which they are a part."""
@@ -573,7 +553,7 @@ class PhaseInterpreter:
             where, number = regs[src[1]] + arg[0] + elements, regs[src[6]]
             if not 0 <= number < len(self.rows):
                 raise self.failed(i, f"buffer {number} of {len(self.rows)}")
-            self.begins_copy(i, to, where)
+            _begin_copy(self, i, to, where)
             here, began = self.checked(i, source, regs[src[3]] + arg[1] + elements, None, False), self.thread
 
             def end() -> None:
@@ -588,7 +568,7 @@ class PhaseInterpreter:
         _, number, parity = self.code[i].src
 
         def wait() -> Iterator[Barrier]:
-            yield self.reached(i, loops, False)
+            yield _reached(self, i, loops, False)
             if not 0 <= self.regs[number] < len(self.rows):
                 raise self.failed(i, f"buffer {self.regs[number]} of {len(self.rows)}")
             buffer = self.rows[self.regs[number]]
@@ -641,6 +621,30 @@ _TOGETHER: dict[str, Callable[[PhaseInterpreter, int], Together]] = {
     "SHFL_XOR": PhaseInterpreter.shuffle, "LOADMATRIX": PhaseInterpreter.load_matrix, "MMA": PhaseInterpreter.matrix_product,
     "MMASHARED": PhaseInterpreter.product_in_shared,
 }
+
+
+def _reached(phase: PhaseInterpreter, i: int, loops: tuple[int, ...], visible: bool) -> Barrier:
+    """An instruction at which the thread that runs waits."""
+    return Barrier(i, tuple([phase.regs[head] for head in loops]), visible)
+
+
+def _boxed(phase: PhaseInterpreter, i: int) -> Callable[..., Any]:
+    """`vector_function` of an instruction, for operands whose scalar indices are numbers of Python."""
+    vector, unbox, scalar = phase.vector_function(i), phase.is_index(i), [phase.is_index(s) for s in phase.code[i].src]
+    if not unbox and not any(scalar):
+        return vector
+
+    def function(*operands: Any) -> Any:
+        result = vector(*[np.array([x], np.int64) if box else x for x, box in zip(operands, scalar, strict=True)])
+        return int(result[0]) if unbox else result
+    return function
+
+
+def _begin_copy(phase: PhaseInterpreter, i: int, to: Elements, where: Array) -> None:
+    """Note a copy that has begun. Raises the error of the instruction for one beyond its memory."""
+    if where[0] < 0 or where[-1] >= to.size:
+        raise phase.failed(i, f"touches element {where[0]} of {to.name}, which has {to.size}")
+    phase.in_flight(i, to, where)
 
 
 def in_rows(shape: tuple[int, int], side: tuple[int, int, int, int], line: int) -> Array:
