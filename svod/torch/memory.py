@@ -79,10 +79,7 @@ def order_in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, 
 
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes `order`."""
-    back = [0] * len(order)
-    for place, axis in enumerate(order):
-        back[axis] = place
-    return tuple(back)
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
 def array_over(t: Any) -> Array:
@@ -127,9 +124,14 @@ def reader(t: Any, order: tuple[int, ...] | None) -> Callable[[Any], Array | Ten
     """The way in which a plan reads the memory of tensors like `t`. `order`: the axes that are contiguous in this order, (): as they are;
     None: they are not, and a copy is read."""
     over = memory_over if gpu_of(t) else array_over
+    return over if order == () else lambda t: over(in_order(t, order))
+
+
+def in_order(t: Any, order: tuple[int, ...] | None) -> Any:
+    """A tensor as a contiguous one, with the `order` of `reader`."""
     if order is None:
-        return lambda t: over(t.contiguous())
-    return (lambda t: over(t.permute(order))) if order else over
+        return t.contiguous()
+    return t.permute(order) if order else t
 
 
 def svod_tensor(t: Any, *, shared: bool) -> Tensor:

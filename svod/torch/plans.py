@@ -27,6 +27,7 @@ from svod.torch.memory import (
     TORCH_DTYPES,
     gpu_among,
     gpu_of,
+    in_order,
     inverse,
     is_shared,
     order_in_memory,
@@ -194,13 +195,6 @@ class Plan:
         return memory, held
 
 
-def _in_order(t: Any, order: tuple[int, ...] | None) -> Any:
-    """An argument as a contiguous tensor; order (): as it is."""
-    if order is None:
-        return t.contiguous()
-    return t.permute(order) if order else t
-
-
 def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
     if r.run < 0:
         return given[r.value] if r.is_argument else r.value
@@ -249,7 +243,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
                 values.append(value.contiguous())
         found.append((translation, results, copied))
         return [*values, *translation.effects]
-    tensors = [svod_tensor(_in_order(given[s.argument], s.order), shared=True) for s in sources]
+    tensors = [svod_tensor(in_order(given[s.argument], s.order), shared=True) for s in sources]
     captured = _captured(traced, program.name, tensors, config)
     translation, results, copied = found[0]
     if captured is not None:

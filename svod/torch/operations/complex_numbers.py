@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -113,24 +114,10 @@ def magnitude(z: Complex) -> Tensor:
     return z.real.div(scale).square().add(z.imag.div(scale).square()).sqrt().mul(larger)
 
 
-@on_complex("_conj.default", "_conj_physical.default", "conj_physical.default")
-def conjugate(z: Complex) -> Complex:
-    return Complex(z.real, z.imag.neg())
-
-
-@on_complex("complex.default")
-def complex_of(real: Tensor, imag: Tensor) -> Complex:
-    return Complex(real, imag)
-
-
-@on_complex("real.default")
-def real_part(z: Complex) -> Tensor:
-    return z.real
-
-
-@on_complex("imag.default")
-def imaginary_part(z: Complex) -> Tensor:
-    return z.imag
+on_complex("_conj.default", "_conj_physical.default", "conj_physical.default")(lambda z: Complex(z.real, z.imag.neg()))
+on_complex("complex.default")(Complex)
+on_complex("real.default")(attrgetter("real"))
+on_complex("imag.default")(attrgetter("imag"))
 
 
 @on_complex("view_as_real.default", "view_as_real_copy.default")

@@ -23,53 +23,24 @@ def full_like(x: Tensor, *args: Any, dtype: DType | None = None) -> Tensor:
     return Tensor.full(shape, args[-1], dtype or x.dtype)
 
 
-@aten("zeros", "empty.memory_format")
-def zeros(size: Sequence[int], *, dtype: DType | None = None) -> Tensor:
-    """Zeros."""
-    return Tensor.zeros(tuple(size), dtype=dtype or dtypes.float32)
+def _filled(value: int, new: Sequence[str], like: Sequence[str]) -> None:
+    """Operations that make a tensor of one number: of a size, or of the shape of a tensor or a size given after it."""
+    aten(*new)(lambda size, order=None, *, dtype=None: Tensor.full(tuple(size), value, dtype or dtypes.float32))
+    aten(*like, widens=False)(lambda x, size=None, *, dtype=None: Tensor.full(x.shape if size is None else tuple(size), value,
+                                                                              dtype or x.dtype))
 
 
-@aten("ones")
-def ones(size: Sequence[int], *, dtype: DType | None = None) -> Tensor:
-    """Ones."""
-    return Tensor.ones(tuple(size), dtype=dtype or dtypes.float32)
+_filled(0, ("zeros", "empty.memory_format", "empty_permuted"), ("zeros_like", "empty_like", "new_zeros", "new_empty"))
+_filled(1, ("ones",), ("ones_like", "new_ones"))
 
 
-@aten("zeros_like", "empty_like", "new_zeros", "new_empty", widens=False)
-def zeros_like(x: Tensor, size: Sequence[int] | None = None, *, dtype: DType | None = None) -> Tensor:
-    """Zeros in the shape of x, or in `size`."""
-    return Tensor.zeros(x.shape if size is None else tuple(size), dtype=dtype or x.dtype)
-
-
-@aten("ones_like", "new_ones", widens=False)
-def ones_like(x: Tensor, size: Sequence[int] | None = None, *, dtype: DType | None = None) -> Tensor:
-    """Ones in the shape of x, or in `size`."""
-    return Tensor.ones(x.shape if size is None else tuple(size), dtype=dtype or x.dtype)
-
-
-@aten("empty_permuted")
-def empty_permuted(size: Sequence[int], order: Sequence[int], *, dtype: DType | None = None) -> Tensor:
-    """Zeros, as the content of new memory is undefined."""
-    return Tensor.zeros(tuple(size), dtype=dtype or dtypes.float32)
-
-
-def _numbers(start: float, end: float, step: float, dtype: DType | None) -> Tensor:
-    whole = all(isinstance(v, int) for v in (start, end, step))
+@aten("arange", "arange.start", "arange.start_step")
+def arange(start: float, end: float | None = None, step: float = 1, *, dtype: DType | None = None) -> Tensor:
+    """start, start + step, … below `end`; of one number, 0, 1, … below it."""
+    whole = all(isinstance(v, int | None) for v in (start, end, step))
     if dtype is not None and dtype.is_int and not whole:
-        raise UnsupportedError("integers by steps that are none")       # how PyTorch rounds each of the three depends on the dtype
+        raise UnsupportedError("integers by steps that are none")       # PyTorch rounds each of the three differently for each dtype
     return Tensor.arange(start, end, step, dtype or (dtypes.int64 if whole else dtypes.float32))
-
-
-@aten("arange")
-def arange(end: float, *, dtype: DType | None = None) -> Tensor:
-    """0, 1, … below `end`."""
-    return _numbers(0, end, 1, dtype)
-
-
-@aten("arange.start", "arange.start_step")
-def arange_from(start: float, end: float, step: float = 1, *, dtype: DType | None = None) -> Tensor:
-    """start, start + step, … below `end`."""
-    return _numbers(start, end, step, dtype)
 
 
 @aten("linspace")

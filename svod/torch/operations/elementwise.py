@@ -5,15 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 from svod.core.ir.dtype import DType, dtypes
-from svod.tensor import Tensor
-from svod.tensor import where as select
+from svod.tensor import Tensor, where
 from svod.torch.operations.table import aten, methods, of_integers
 
 methods("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc reciprocal "
         "sigmoid square deg2rad rad2deg silu hardswish hardsigmoid mish selu celu softshrink leaky_relu softplus gelu threshold "
-        "glu logit sinc")
+        "glu logit sinc round round.decimals")
 methods("abs neg ceil floor trunc frac relu relu6 hardtanh hardshrink isnan isinf isfinite isposinf isneginf logical_not signbit "
-        "nan_to_num", widens=False)
+        "nan_to_num bitwise_not masked_fill.Scalar masked_fill.Tensor", widens=False)
 aten("_neg_view", widens=False)(Tensor.neg)       # made by PyTorch for the imaginary part of a conjugate
 methods("add.Tensor sub.Tensor add.Scalar sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode "
         "floor_divide pow.Tensor_Tensor pow.Tensor_Scalar atan2 hypot logaddexp xlogy.Tensor lerp.Tensor lerp.Scalar "
@@ -31,6 +30,9 @@ aten("floor_divide.Scalar", promotes=True)(Tensor.floor_divide)
 aten("xlogy.Scalar_Other", promotes=True)(Tensor.xlogy)
 aten("max.other", promotes=True, widens=False)(Tensor.maximum)
 aten("min.other", promotes=True, widens=False)(Tensor.minimum)
+aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", widens=False)(where)
+aten("pow.Scalar", promotes=True)(lambda base, exponent: exponent.__rpow__(base))
+methods("clamp_max clamp_max.Tensor", promotes=True, widens=False)
 aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True, widens=False)(Tensor.clamp)
 
 
@@ -38,7 +40,7 @@ aten("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", promotes=True, wi
 def heaviside(x: Tensor, values: Any) -> Tensor:
     """Like NumPy's, but 0 at NaN."""
     step = x.heaviside(values)
-    return select(x.isnan(), 0, step) if x.dtype.is_float else step
+    return where(x.isnan(), 0, step) if x.dtype.is_float else step
 
 
 @aten("addcmul", promotes=True)
@@ -50,13 +52,7 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 @aten("sign", "sgn", widens=False)
 def sign(x: Tensor) -> Tensor:
     """-1, 0 or 1; 0 for a NaN, of which NumPy's sign is NaN."""
-    return select(x.isnan(), 0, x.sign()).cast(x.dtype) if x.dtype.is_float else x.sign()
-
-
-@aten("clamp_max", "clamp_max.Tensor", promotes=True, widens=False)
-def clamp_max(x: Tensor, largest: Any) -> Tensor:
-    """The smaller of the elements and `largest`."""
-    return x.clamp(max=largest)
+    return where(x.isnan(), 0, x.sign()).cast(x.dtype) if x.dtype.is_float else x.sign()
 
 
 @aten("rsub.Tensor", "rsub.Scalar", promotes=True)
@@ -65,42 +61,12 @@ def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
     return (x if alpha == 1 else x.mul(alpha)).neg().add(other)
 
 
-@aten("pow.Scalar", promotes=True)
-def power_of_number(base: float, exponent: Tensor) -> Tensor:
-    """A number to the power of a tensor."""
-    return exponent.__rpow__(base)
-
-
-@aten("bitwise_not", widens=False)
-def bitwise_not(x: Tensor) -> Tensor:
-    """~x; of bools the logical not."""
-    return x.logical_not() if x.dtype.kind == "b" else x.bitwise_not()
-
-
-@aten("round", "round.decimals")
-def rounded(x: Tensor, decimals: int = 0) -> Tensor:
-    """Rounded half to even."""
-    return x.round(decimals)
-
-
-@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar", widens=False)
-def where(condition: Tensor, x: Any, y: Any) -> Tensor:
-    """x where the condition holds, else y."""
-    return select(condition, x, y)
-
-
-@aten("masked_fill.Scalar", "masked_fill.Tensor", widens=False)
-def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """x, and `value` where the mask holds."""
-    return x.masked_fill(mask, value.cast(x.dtype) if isinstance(value, Tensor) else value)
-
-
 @aten("elu")
 def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     """scale · x for x > 0, else scale · alpha · (exp(input_scale · x) - 1)."""
     if scale == input_scale == 1.0:
         return x.elu(alpha)
-    return select(x > 0, x, x.mul(input_scale).expm1().mul(alpha)).mul(scale)
+    return where(x > 0, x, x.mul(input_scale).expm1().mul(alpha)).mul(scale)
 
 
 @aten("log_sigmoid_forward")
@@ -112,7 +78,7 @@ def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
 @aten("_prelu_kernel")
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """x where it is positive, else weight · x."""
-    return select(x > 0, x, x * weight)
+    return where(x > 0, x, x * weight)
 
 
 @aten("native_dropout", widens=False)

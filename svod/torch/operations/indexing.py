@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 from svod.errors import UnsupportedError
 from svod.tensor import Tensor
-from svod.torch.operations.table import aten
+from svod.torch.operations.table import aten, methods
+
+methods("index_select take", widens=False)
 
 
 @aten("embedding", widens=False)
@@ -22,19 +24,7 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return x[tuple([slice(None) if i is None else i for i in indices])]
 
 
-@aten("index_select", widens=False)
-def index_select(x: Tensor, dim: int, positions: Tensor) -> Tensor:
-    """x at a list of positions along an axis."""
-    return x.index_select(dim, positions)
-
-
 @aten("gather", widens=False)
 def gather(x: Tensor, dim: int, positions: Tensor, sparse_grad: bool = False) -> Tensor:
     """One element along an axis per position."""
     return x.gather(dim, positions)
-
-
-@aten("take", widens=False)
-def take(x: Tensor, positions: Tensor) -> Tensor:
-    """Elements at positions in the flattened tensor."""
-    return x.take(positions)

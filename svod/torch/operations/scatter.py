@@ -8,47 +8,14 @@ from svod.core.ir.dtype import dtypes
 from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.tensor import where as select
-from svod.torch.operations.table import aten
+from svod.torch.operations.table import aten, methods
+
+methods("scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add index_copy "
+        "index_fill.int_Scalar masked_scatter", widens=False)
 
 
 def _fitting(x: Tensor, value: Any) -> Any:
     return value.cast(x.dtype) if isinstance(value, Tensor) else value
-
-
-@aten("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce", widens=False)
-def scatter(x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str | None = None) -> Tensor:
-    """x with values put to one position along an axis each."""
-    return x.scatter(dim, index, _fitting(x, src), reduce=reduce)
-
-
-@aten("scatter_add", widens=False)
-def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    """x with values added at one position along an axis each."""
-    return x.scatter_add(dim, index, _fitting(x, src))
-
-
-@aten("scatter_reduce.two", widens=False)
-def scatter_reduce(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
-    """x with values combined at one position along an axis each."""
-    return x.scatter_reduce(dim, index, _fitting(x, src), reduce, include_self=include_self)
-
-
-@aten("index_add", widens=False)
-def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """x with slices added at positions along an axis."""
-    return x.index_add(dim, index, _fitting(x, source), alpha=alpha)
-
-
-@aten("index_copy", widens=False)
-def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """x with slices replaced at positions along an axis."""
-    return x.index_copy(dim, index.reshape(-1), _fitting(x, source))
-
-
-@aten("index_fill.int_Scalar", widens=False)
-def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """x with the slices at positions along an axis filled with a number."""
-    return x.index_fill(dim, index, value)
 
 
 @aten("index_put", "_unsafe_index_put", widens=False)
@@ -111,9 +78,3 @@ def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim
     inside = Tensor.arange(columns) - Tensor.arange(rows).unsqueeze(-1) == offset
     put: Tensor = _fitting(x, src).diag_embed().pad(sides).where(inside, x.permute(order))
     return put.permute([order.index(i) for i in range(x.ndim)])
-
-
-@aten("masked_scatter", widens=False)
-def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """x with the elements of `source` in turn where the mask holds."""
-    return x.masked_scatter(mask, _fitting(x, source))

@@ -7,25 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from svod.core.ir.dtype import DType
 from svod.errors import UnsupportedError
 from svod.tensor import Tensor
 from svod.torch.operations.table import aten, methods
 
-methods("permute unsqueeze flip diagonal narrow pixel_shuffle pixel_unshuffle tril triu roll repeat", widens=False)
+methods("permute unsqueeze flip diagonal narrow pixel_shuffle pixel_unshuffle tril triu roll repeat unfold stack", widens=False)
 aten("view", "reshape", "_unsafe_view", "view_copy", "_reshape_alias", widens=False)(lambda x, size, *_: x.reshape(*size))
+aten("view.dtype", widens=False)(Tensor.bitcast)
 aten("transpose.int", widens=False)(Tensor.transpose)
 aten("unbind.int", widens=False)(Tensor.unbind)
+aten("split.Tensor", "split_with_sizes", "split_with_sizes_copy", "unsafe_split.Tensor", "unsafe_split_with_sizes",
+     widens=False)(Tensor.split)
 aten("permute_copy", widens=False)(Tensor.permute)
 aten("unsqueeze_copy", widens=False)(Tensor.unsqueeze)
 aten("t", widens=False)(lambda x: x if x.ndim < 2 else x.transpose(0, 1))
 aten("numpy_T", widens=False)(lambda x: x.permute(*reversed(range(x.ndim))))
-
-
-@aten("view.dtype", widens=False)
-def bitcast(x: Tensor, dtype: DType) -> Tensor:
-    """The bits as another dtype of the same size."""
-    return x.bitcast(dtype)
 
 
 @aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims", widens=False)
@@ -39,8 +35,7 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 @aten("expand", "expand_copy", widens=False)
 def expand(x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
     """Axes of extent 1 repeated; -1 keeps an extent, new axes stand in front."""
-    new = len(size) - x.ndim
-    return x.expand(*(x.shape[i - new] if n == -1 else n for i, n in enumerate(size)))
+    return x.expand(*size)
 
 
 @aten("slice.Tensor", "slice_copy.Tensor", widens=False)
@@ -59,12 +54,6 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     return x[tuple(at)]
 
 
-@aten("split.Tensor", "split_with_sizes", "split_with_sizes_copy", "unsafe_split.Tensor", "unsafe_split_with_sizes", widens=False)
-def split(x: Tensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Parts of an axis."""
-    return x.split(sizes if isinstance(sizes, int) else list(sizes), dim)
-
-
 @aten("cat", widens=False)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after the other. PyTorch passes over those of shape (0,)."""
@@ -72,39 +61,15 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return Tensor.cat(kept, dim) if len(kept) > 1 else kept[0]
 
 
-@aten("stack", widens=False)
-def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors along a new axis."""
-    return Tensor.stack(list(tensors), dim)
-
-
 @aten("constant_pad_nd", widens=False)
 def constant_pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     """Padded at the ends of the last axes, given from the last; a negative number cuts."""
-    sides = [(0, 0)] * x.ndim
-    for i in range(len(pad) // 2):
-        sides[x.ndim - 1 - i] = (pad[2 * i], pad[2 * i + 1])
-    if any(min(s) < 0 for s in sides):
-        x = x.shrink([(max(0, -a), n - max(0, -b)) for n, (a, b) in zip(x.shape, sides, strict=True)])
-    return x.pad([(max(0, a), max(0, b)) for a, b in sides], value=value)
+    return x.pad(tuple(pad), value=value) if pad else x
 
 
-@aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", widens=False)
-def reflection_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
-    """Padded with the elements mirrored at the ends."""
-    return x.pad(tuple(padding), mode="reflect")
-
-
-@aten("replication_pad1d", "replication_pad2d", "replication_pad3d", widens=False)
-def replication_pad(x: Tensor, padding: Sequence[int]) -> Tensor:
-    """Padded with the outermost elements."""
-    return x.pad(tuple(padding), mode="replicate")
-
-
-@aten("unfold", widens=False)
-def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Windows along an axis; their elements are a new last axis."""
-    return x.unfold(dimension, size, step)
+for _n in (1, 2, 3):
+    aten(f"reflection_pad{_n}d", widens=False)(lambda x, padding: x.pad(tuple(padding), mode="reflect"))
+    aten(f"replication_pad{_n}d", widens=False)(lambda x, padding: x.pad(tuple(padding), mode="replicate"))
 
 
 @aten("as_strided", "as_strided_copy", widens=False)
