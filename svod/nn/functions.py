@@ -1,7 +1,7 @@
 """Tensor methods as modules, for use in a Sequential."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from svod.errors import ArgumentError
@@ -9,56 +9,58 @@ from svod.nn.module import Module
 from svod.tensor import Tensor
 
 
-class _Function(Module):
+class Function(Module):
     """A method of Tensor with fixed options."""
 
     method = ""
     names: tuple[str, ...] = ()
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        if len(args) > len(self.names):
-            raise TypeError(f"{type(self).__name__} takes {len(self.names)} option(s) {self.names}, got {len(args)}")
+        options.pop("inplace", None)        # PyTorch's `inplace` has no effect: tensors are values
+        self.options = self._by_name(args, options)
+
+    def _by_name(self, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options by their names. Raises TypeError for options that are unknown or given twice."""
         given = dict(zip(self.names, args, strict=False))
-        known = {k: v for k, v in options.items() if k != "inplace"}     # PyTorch's `inplace` has no effect: tensors are values
-        twice, wrong = set(given) & set(known), set(known) - set(self.names)
-        if twice or wrong:
-            raise TypeError(f"{type(self).__name__}: options {sorted(twice | wrong)} are given twice or unknown; it takes {self.names}")
-        self.options = {**given, **known}
+        wrong = sorted(options.keys() - set(self.names) | options.keys() & given.keys())
+        if len(args) > len(self.names) or wrong:
+            raise TypeError(f"{type(self).__name__} takes the options {self.names}; {wrong or args} are unknown or given twice")
+        return {**given, **options}
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = getattr(x, self.method)(**self.options)
         return result
 
 
-class ReLU(_Function): method = "relu"
-class ReLU6(_Function): method = "relu6"
-class LeakyReLU(_Function): method, names = "leaky_relu", ("negative_slope",)
-class ELU(_Function): method, names = "elu", ("alpha",)
-class SELU(_Function): method = "selu"
-class GELU(_Function): method, names = "gelu", ("approximate",)
-class GLU(_Function): method, names = "glu", ("dim",)
-class SiLU(_Function): method = "silu"
-class CELU(_Function): method, names = "celu", ("alpha",)
-class Hardtanh(_Function): method, names = "hardtanh", ("min_val", "max_val")
-class Hardshrink(_Function): method, names = "hardshrink", ("lambd",)
-class Softshrink(_Function): method, names = "softshrink", ("lambd",)
-class Tanhshrink(_Function): method = "tanhshrink"
-class Threshold(_Function): method, names = "threshold", ("threshold", "value")
-class LogSigmoid(_Function): method = "logsigmoid"
-class Softsign(_Function): method = "softsign"
-class Mish(_Function): method = "mish"
-class Sigmoid(_Function): method = "sigmoid"
-class Hardsigmoid(_Function): method = "hardsigmoid"
-class Hardswish(_Function): method = "hardswish"
-class Tanh(_Function): method = "tanh"
-class Softplus(_Function): method, names = "softplus", ("beta", "threshold")
-class Softmax(_Function): method, names = "softmax", ("dim",)
-class LogSoftmax(_Function): method, names = "log_softmax", ("dim",)
-class PixelShuffle(_Function): method, names = "pixel_shuffle", ("upscale_factor",)
-class PixelUnshuffle(_Function): method, names = "pixel_unshuffle", ("downscale_factor",)
-class AdaptiveAvgPool1d(_Function): method, names = "adaptive_avg_pool1d", ("output_size",)
-class AdaptiveAvgPool2d(_Function): method, names = "adaptive_avg_pool2d", ("output_size",)
-class Upsample(_Function): method, names = "interpolate", ("size", "scale_factor", "mode", "align_corners")
+class ReLU(Function): method = "relu"
+class ReLU6(Function): method = "relu6"
+class LeakyReLU(Function): method, names = "leaky_relu", ("negative_slope",)
+class ELU(Function): method, names = "elu", ("alpha",)
+class SELU(Function): method = "selu"
+class GELU(Function): method, names = "gelu", ("approximate",)
+class GLU(Function): method, names = "glu", ("dim",)
+class SiLU(Function): method = "silu"
+class CELU(Function): method, names = "celu", ("alpha",)
+class Hardtanh(Function): method, names = "hardtanh", ("min_val", "max_val")
+class Hardshrink(Function): method, names = "hardshrink", ("lambd",)
+class Softshrink(Function): method, names = "softshrink", ("lambd",)
+class Tanhshrink(Function): method = "tanhshrink"
+class Threshold(Function): method, names = "threshold", ("threshold", "value")
+class LogSigmoid(Function): method = "logsigmoid"
+class Softsign(Function): method = "softsign"
+class Mish(Function): method = "mish"
+class Sigmoid(Function): method = "sigmoid"
+class Hardsigmoid(Function): method = "hardsigmoid"
+class Hardswish(Function): method = "hardswish"
+class Tanh(Function): method = "tanh"
+class Softplus(Function): method, names = "softplus", ("beta", "threshold")
+class Softmax(Function): method, names = "softmax", ("dim",)
+class LogSoftmax(Function): method, names = "log_softmax", ("dim",)
+class PixelShuffle(Function): method, names = "pixel_shuffle", ("upscale_factor",)
+class PixelUnshuffle(Function): method, names = "pixel_unshuffle", ("downscale_factor",)
+class AdaptiveAvgPool1d(Function): method, names = "adaptive_avg_pool1d", ("output_size",)
+class AdaptiveAvgPool2d(Function): method, names = "adaptive_avg_pool2d", ("output_size",)
+class Upsample(Function): method, names = "interpolate", ("size", "scale_factor", "mode", "align_corners")
 
 
 class Identity(Module):

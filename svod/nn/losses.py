@@ -3,29 +3,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from svod.nn.module import Module
+from svod.nn.functions import Function
 from svod.tensor import Tensor
 
 
-class _Loss(Module):
+class _Loss(Function):
     """A loss of Tensor with fixed options: `loss(input, target)`."""
 
-    method = ""
-    names: tuple[str, ...] = ("reduction",)
+    names = ("reduction",)
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        given = dict(zip(self.names, args, strict=False))
-        wrong = sorted(set(options) - set(self.names) | set(options) & set(given))
-        if len(args) > len(self.names) or wrong:
-            raise TypeError(f"{type(self).__name__} takes the options {self.names}; {wrong or args} are unknown or given twice")
-        for name, value in {**given, **options}.items():
+        given = self._by_name(args, options)
+        for name, value in given.items():
             if isinstance(value, Tensor):
                 self.register_buffer(name, value)
             else:
                 setattr(self, name, value)
-        self.given = (*given, *options)
+        self.given = tuple(given)
 
-    def forward(self, input: Tensor, target: Any) -> Tensor:
+    def forward(self, input: Tensor, target: Any) -> Tensor:  # type: ignore[override]
         result: Tensor = getattr(input, self.method)(target, **{name: getattr(self, name) for name in self.given})
         return result
 

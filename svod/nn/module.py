@@ -202,7 +202,18 @@ class Module:
         return f"{type(self).__name__}({own}" + ("\n" + "\n".join(lines) + "\n" if lines else "") + ")"
 
 
-class ModuleList(Module):
+class _Container(Module):
+    """Modules that are not called together: the paths of those below include its name."""
+
+    def _named(self, path: str) -> None:
+        for name, child in self.named_children():
+            child._named(f"{path}.{name}")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
+
+
+class ModuleList(_Container):
     """A list of modules, which are named by their numbers."""
 
     def __init__(self, modules: Any = ()) -> None:
@@ -211,14 +222,6 @@ class ModuleList(Module):
                 raise StateError(f"{type(self).__name__}: element {i} is a {type(module).__name__}, not a Module")
             setattr(self, str(i), module)
 
-    def _named(self, path: str) -> None:
-        # a list is not called, so the paths of its modules include its name
-        for name, child in self.named_children():
-            child._named(f"{path}.{name}")
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self.children())
-
     def __iter__(self) -> Iterator[Module]:
         return self.children()
 
@@ -226,7 +229,7 @@ class ModuleList(Module):
         return list(self.children())[i]
 
 
-class ModuleDict(Module):
+class ModuleDict(_Container):
     """Modules by name."""
 
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()) -> None:
@@ -254,17 +257,9 @@ class ModuleDict(Module):
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.named_children())
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self.named_children())
-
     def keys(self) -> Iterator[str]: return iter(self)
     def values(self) -> Iterator[Module]: return self.children()
     def items(self) -> Iterator[tuple[str, Module]]: return self.named_children()
-
-    def _named(self, path: str) -> None:
-        # a dict is not called, so the paths of its modules include its name
-        for name, child in self.named_children():
-            child._named(f"{path}.{name}")
 
 
 class Sequential(ModuleList):

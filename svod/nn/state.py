@@ -13,7 +13,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +40,18 @@ PathLike = str | os.PathLike[str]
 
 def load(path: PathLike) -> dict[str, Tensor]:
     """The tensors of a `.safetensors` or `.npz` file by name. Raises FormatError, and UnsupportedError for another suffix."""
-    suffix = Path(path).suffix
-    if suffix == ".safetensors":
-        return load_safetensors(path)
-    if suffix == ".npz":
-        return load_npz(path)
-    raise UnsupportedError(f"load of {os.fspath(path)}: svod reads .safetensors and .npz")
+    reader = {".safetensors": load_safetensors, ".npz": load_npz}.get(Path(path).suffix)
+    if reader is None:
+        raise UnsupportedError(f"load of {os.fspath(path)}: svod reads .safetensors and .npz")
+    return reader(path)
 
 
 def save(tensors: Mapping[str, Tensor], path: PathLike) -> None:
     """Compute lazy tensors and write all by name, in the format of the suffix: `.safetensors` or `.npz`. Raises UnsupportedError."""
-    suffix = Path(path).suffix
-    if suffix == ".safetensors":
-        save_safetensors(tensors, path)
-    elif suffix == ".npz":
-        save_npz(tensors, path)
-    else:
+    writer: Callable[..., None] | None = {".safetensors": save_safetensors, ".npz": save_npz}.get(Path(path).suffix)
+    if writer is None:
         raise UnsupportedError(f"save to {os.fspath(path)}: svod writes .safetensors and .npz")
+    writer(tensors, path)
 
 
 # -- safetensors ----------------------------------------------------------------------------------------

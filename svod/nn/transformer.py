@@ -47,10 +47,9 @@ class TransformerEncoderLayer(_Layer):
     def forward(self, src: Tensor, src_mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
                 is_causal: bool = False) -> Tensor:
         """The encoded sequence. Masks are as in MultiheadAttention."""
-        def attend(x: Tensor) -> Tensor:
-            result: Tensor = self.self_attn(x, key_padding_mask=src_key_padding_mask, attn_mask=src_mask, is_causal=is_causal)
-            return result
-        return self._added(self._added(src, self.norm1, attend), self.norm2, self._feed_forward)
+        attended = self._added(src, self.norm1, lambda x: self.self_attn(x, key_padding_mask=src_key_padding_mask, attn_mask=src_mask,
+                                                                         is_causal=is_causal))
+        return self._added(attended, self.norm2, self._feed_forward)
 
 
 class TransformerDecoderLayer(_Layer):
@@ -67,15 +66,9 @@ class TransformerDecoderLayer(_Layer):
                 tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,
                 tgt_is_causal: bool = False) -> Tensor:
         """The decoded sequence. `memory`: the encoder's result."""
-        def attend(x: Tensor) -> Tensor:
-            result: Tensor = self.self_attn(x, key_padding_mask=tgt_key_padding_mask, attn_mask=tgt_mask, is_causal=tgt_is_causal)
-            return result
-
-        def attend_to_memory(x: Tensor) -> Tensor:
-            result: Tensor = self.multihead_attn(x, memory, memory, memory_key_padding_mask, attn_mask=memory_mask)
-            return result
-        x = self._added(tgt, self.norm1, attend)
-        x = self._added(x, self.norm2, attend_to_memory)
+        x = self._added(tgt, self.norm1, lambda x: self.self_attn(x, key_padding_mask=tgt_key_padding_mask, attn_mask=tgt_mask,
+                                                                  is_causal=tgt_is_causal))
+        x = self._added(x, self.norm2, lambda x: self.multihead_attn(x, memory, memory, memory_key_padding_mask, attn_mask=memory_mask))
         return self._added(x, self.norm3, self._feed_forward)
 
 
