@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 
 from svod.errors import ConfigError, UnsupportedError
-from svod.onnx.reader import Arrays, in_order, opsets, overridable, reads
+from svod.onnx.reader import Arrays, in_order, needed_for, opsets, overridable, reads
 from svod.onnx.registry import Array
 
 log = logging.getLogger("svod.onnx")
@@ -37,7 +37,7 @@ class Tail:
                 nodes.append(node)
                 behind.update(o for o in node.output if o)
         self.results = [o for o in outputs if o in behind]
-        nodes = _needed(nodes, set(self.results))
+        nodes = needed_for(self.results, nodes)
         made = {o for n in nodes for o in n.output}
         changeable = set(overridable(model))
         constants = {t.name: t for t in graph.initializer if t.name not in changeable}
@@ -83,13 +83,3 @@ def check_runtime(name: str | None, argument: str = "fallback") -> None:
     """Raise ConfigError for a runtime that there is not."""
     if name is not None and name not in RUNTIMES:
         raise ConfigError(f"{argument}={name!r}: use {' or '.join(map(repr, RUNTIMES))}, or None")
-
-
-def _needed(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that the wanted values depend on."""
-    chosen = []
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            chosen.append(node)
-            wanted.update(reads(node))
-    return chosen[::-1]

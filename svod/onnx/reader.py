@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -147,6 +147,16 @@ def in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
             if waiting[j] == 0:
                 heapq.heappush(ready, j)
     return order
+
+
+def needed_for(wanted: Iterable[str], nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes that the wanted values depend on, in their order."""
+    needed, chosen = set(wanted), []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            chosen.append(node)
+            needed.update(reads(node))
+    return chosen[::-1]
 
 
 def reads(node: onnx.NodeProto) -> list[str]:

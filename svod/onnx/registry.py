@@ -19,13 +19,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from svod.errors import ShapeError, UnsupportedError
 
 Array = np.ndarray[Any, Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 MICROSOFT = "com.microsoft"
 DOMAINS = {"": "", "ai.onnx": "", MICROSOFT: MICROSOFT}
@@ -76,9 +77,9 @@ _operators: dict[tuple[str, str], list[Operator]] = {}
 
 
 def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str] = (), raw: bool = False,
-             exact: bool = False, multiplies: bool = False, narrow: bool = False) -> Callable[..., Any]:
+             exact: bool = False, multiplies: bool = False, narrow: bool = False) -> Callable[[F], F]:
     """Enter a function into the table. One function may be entered several times."""
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(function: F) -> F:
         names = list(inspect.signature(function).parameters)[1:]
         missing = [k for k in known if k not in names]
         assert not missing, f"{name} has no operand {missing}"

@@ -106,7 +106,3 @@ def ml_bfloat16(bits: Array) -> Array:
 def tensor_as(values: Array, kind: DType) -> Tensor:
     """The numbers of a float64 array as a tensor of a type."""
     return tensor_of(values.astype(to_numpy(kind))) if kind is not dtypes.bfloat16 else Tensor(values.astype(np.float32)).cast(kind)
-
-
-def numpy_dtype(t: DType) -> np.dtype[Any]:
-    return to_numpy(t)

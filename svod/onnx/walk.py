@@ -22,6 +22,7 @@ from svod.onnx.reader import (
     describe_missing,
     domain_of,
     in_order,
+    needed_for,
     reads,
     subgraphs,
     type_name,
@@ -150,12 +151,7 @@ class Walk:
 
     def needed(self, graph: onnx.GraphProto, wanted: set[str]) -> list[onnx.NodeProto]:
         """The nodes that the wanted values depend on, in order."""
-        needed, chosen = set(wanted), []
-        for node in reversed(self._in_order(graph)):
-            if needed.intersection(node.output):
-                chosen.append(node)
-                needed.update(reads(node))
-        return chosen[::-1]
+        return needed_for(wanted, self._in_order(graph))
 
     def _in_order(self, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         """The nodes of a graph in an order in which they can be computed."""

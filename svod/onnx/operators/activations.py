@@ -25,19 +25,32 @@ def _number(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-@operator("LeakyRelu")
-def leaky_relu(node: Node, x: Tensor) -> Tensor:
-    return x.leaky_relu(_number(node.get("alpha", 0.01)))
+def with_numbers(name: str, function: Callable[..., Tensor], since: int = 1, **defaults: float) -> None:
+    """An operator that passes its float attributes on, in the order of their defaults."""
+    @operator(name, since)
+    def compute(node: Node, *operands: Tensor) -> Tensor:
+        return function(*operands, *(_number(node.get(attribute, value)) for attribute, value in defaults.items()))
 
 
-@operator("Elu")
-def elu(node: Node, x: Tensor) -> Tensor:
-    return x.elu(_number(node.get("alpha", 1.0)))
+def hard_sigmoid(x: Tensor, alpha: float, beta: float) -> Tensor:
+    """alpha · x + beta, between 0 and 1."""
+    return x.mul(alpha).add(beta).clamp(0.0, 1.0)
 
 
-@operator("Celu", 12)
-def celu(node: Node, x: Tensor) -> Tensor:
-    return x.celu(_number(node.get("alpha", 1.0)))
+def swish(x: Tensor, alpha: float) -> Tensor:
+    """x · sigmoid(alpha · x)."""
+    return x.mul(x.mul(alpha).sigmoid())
+
+
+with_numbers("LeakyRelu", Tensor.leaky_relu, alpha=0.01)
+with_numbers("Elu", Tensor.elu, alpha=1.0)
+with_numbers("Celu", Tensor.celu, 12, alpha=1.0)
+with_numbers("HardSigmoid", hard_sigmoid, alpha=0.2, beta=0.5)
+with_numbers("Swish", swish, 24, alpha=1.0)
+with_numbers("SwiGLU", lambda gate, x, alpha: swish(gate, alpha).mul(x), 27, alpha=1.0)
+with_numbers("ThresholdedRelu", lambda x, alpha: where(x.gt(alpha), x, 0), alpha=1.0)
+with_numbers("Shrink", lambda x, bias, edge: where(x.lt(-edge), x.add(bias), where(x.gt(edge), x.sub(bias), 0)).cast(x.dtype), 9,
+             bias=0.0, lambd=0.5)
 
 
 @operator("Selu")
@@ -46,24 +59,9 @@ def selu(node: Node, x: Tensor) -> Tensor:
     return (where(x.gt(0), x, x.exp().sub(1).mul(alpha))).mul(gamma)
 
 
-@operator("HardSigmoid")
-def hard_sigmoid(node: Node, x: Tensor) -> Tensor:
-    return x.mul(_number(node.get("alpha", 0.2))).add(_number(node.get("beta", 0.5))).clamp(0.0, 1.0)
-
-
 @operator("Gelu", 20)
 def gelu(node: Node, x: Tensor) -> Tensor:
     return x.gelu(node.get("approximate", "none"))
-
-
-@operator("Swish", 24)
-def swish(node: Node, x: Tensor) -> Tensor:
-    return x.mul(x.mul(_number(node.get("alpha", 1.0))).sigmoid())
-
-
-@operator("SwiGLU", 27)
-def swiglu(node: Node, gate: Tensor, x: Tensor) -> Tensor:
-    return gate.mul(gate.mul(_number(node.get("alpha", 1.0))).sigmoid()).mul(x)
 
 
 @operator("PRelu")
@@ -71,17 +69,6 @@ def prelu(node: Node, x: Tensor, slope: Tensor) -> Tensor:
     if slope.ndim == 1 and node.version < 7:
         slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
     return where(x.lt(0), x.mul(slope), x).cast(x.dtype)
-
-
-@operator("ThresholdedRelu")
-def thresholded_relu(node: Node, x: Tensor) -> Tensor:
-    return where(x.gt(_number(node.get("alpha", 1.0))), x, 0)
-
-
-@operator("Shrink", 9)
-def shrink(node: Node, x: Tensor) -> Tensor:
-    bias, edge = _number(node.get("bias", 0.0)), _number(node.get("lambd", 0.5))
-    return where(x.lt(-edge), x.add(bias), where(x.gt(edge), x.sub(bias), 0)).cast(x.dtype)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------------------

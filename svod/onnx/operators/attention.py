@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from svod.core.ir.dtype import dtypes
+from svod.core.ir.dtype import DType, dtypes
 from svod.onnx.operators.elementwise import svod_type
 from svod.onnx.registry import Node, operator
 from svod.tensor import Tensor, where
@@ -29,22 +29,20 @@ def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
     present = key, value
     if q_heads != kv_heads:
         key, value = (t.repeat_interleave(q_heads // kv_heads, 1) for t in (key, value))
-    n, steps, total = query.shape[0], query.shape[2], key.shape[2]
+    steps, total = query.shape[2], key.shape[2]
     scale = node.get("scale") or 1 / math.sqrt(query.shape[-1])
     bias: Tensor | None = None
     if mask is not None:
-        bias = where(mask, Tensor.zeros(1, dtype=kind), Tensor.full((1,), -math.inf, kind)) if mask.dtype is dtypes.bool else mask
+        bias = hiding(mask, kind) if mask.dtype is dtypes.bool else mask
         if bias.shape[-1] < total:
             short = total - bias.shape[-1]
             bias = bias.pad([(0, 0)] * (bias.ndim - 1) + [(0, short)], "constant", -math.inf)
-    if node.get("is_causal", 0):
-        bias = added(bias, causal(node, steps, total, past_key, lengths, n, kind))
-    left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
-    if left >= 0 or right >= 0:
-        bias = added(bias, windowed(steps, total, past_key, lengths, left, right, kind))
+    windows = [(-1, 0)] if node.get("is_causal", 0) else []
+    for left, right in [*windows, (node.get("left_window_size", -1), node.get("right_window_size", -1))]:
+        if left >= 0 or right >= 0:
+            bias = added(bias, hiding(windowed(steps, total, past_key, lengths, left, right), kind))
     if lengths is not None:
-        alive = Tensor(np.arange(total)).lt(lengths.reshape(-1, 1, 1, 1))
-        bias = added(bias, where(alive, Tensor.zeros(1, dtype=kind), Tensor.full((1,), -math.inf, kind)))
+        bias = added(bias, hiding(Tensor(np.arange(total)).lt(lengths.reshape(-1, 1, 1, 1)), kind))
     capped, wanted = node.get("softcap", 0.0), any(node.asked[3:])
     if not capped and not wanted and "softmax_precision" not in node.attributes and bias is None:
         out = query.scaled_dot_product_attention(key, value, scale=scale)
@@ -73,20 +71,13 @@ def added(bias: Tensor | None, more: Tensor) -> Tensor:
     return more if bias is None else bias.add(more)
 
 
-def causal(node: Node, steps: int, total: int, past: Tensor | None, lengths: Tensor | None, batch: int, kind: object) -> Tensor:
-    """Minus infinity for keys after a step."""
-    offset = past.shape[2] if past is not None else 0
-    rows, columns = np.arange(steps).reshape(-1, 1), np.arange(total)
-    if lengths is not None and past is None:
-        first = lengths.reshape(-1, 1, 1, 1).sub(steps)
-        allowed = Tensor(columns).le(Tensor(rows).add(first))
-        return where(allowed, Tensor.zeros(1), Tensor.full((1,), -math.inf, "float32")).cast(kind)  # type: ignore[arg-type]
-    values = np.where(columns <= rows + offset, 0.0, -np.inf).astype(np.float32)
-    return Tensor(values).cast(kind)  # type: ignore[arg-type]
+def hiding(seen: Tensor, kind: DType) -> Tensor:
+    """A mask as numbers that are added: 0 for keys that are seen, minus infinity for others."""
+    return where(seen, Tensor.zeros(1, dtype=kind), Tensor.full((1,), -math.inf, kind))
 
 
-def windowed(steps: int, total: int, past: Tensor | None, lengths: Tensor | None, left: int, right: int, kind: object) -> Tensor:
-    """Minus infinity for keys that are further from a step than its window reaches; -1 is without end."""
+def windowed(steps: int, total: int, past: Tensor | None, lengths: Tensor | None, left: int, right: int) -> Tensor:
+    """A mask of the keys within the window of each step; a side of -1 has no end."""
     rows, columns = np.arange(steps).reshape(-1, 1), np.arange(total)
     if lengths is not None and past is None:
         at = Tensor(rows).add(lengths.reshape(-1, 1, 1, 1).sub(steps))
@@ -95,8 +86,7 @@ def windowed(steps: int, total: int, past: Tensor | None, lengths: Tensor | None
     distance = Tensor(columns).sub(at)
     seen = distance.eq(distance)
     seen = seen.logical_and(distance.ge(-left)) if left >= 0 else seen
-    seen = seen.logical_and(distance.le(right)) if right >= 0 else seen
-    return where(seen, Tensor.zeros(1), Tensor.full((1,), -math.inf, "float32")).cast(kind)  # type: ignore[arg-type]
+    return seen.logical_and(distance.le(right)) if right >= 0 else seen
 
 
 def together(x: Tensor, flat: bool) -> Tensor:
@@ -116,12 +106,9 @@ def rotary(node: Node, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """x (N, L, heads, E) with pairs of its elements turned by angles (N or 1, L, pairs), which may be fewer than E / 2."""
-    c, s, size = cos.unsqueeze(-2), sin.unsqueeze(-2), 2 * cos.shape[-1]
-    turned, rest = x[..., :size], x[..., size:]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else (turned[..., :size // 2], turned[..., size // 2:])
-    first, second = a.mul(c).sub(b.mul(s)), a.mul(s).add(b.mul(c))
-    out = Tensor.stack([first, second], -1).flatten(-2) if interleaved else Tensor.cat([first, second], -1)
-    return (Tensor.cat([out, rest], -1) if rest.shape[-1] else out).cast(x.dtype)
+    size = 2 * cos.shape[-1]
+    out = x[..., :size].rotary_embedding(cos.unsqueeze(-2), sin.unsqueeze(-2), interleaved)
+    return Tensor.cat([out, x[..., size:]], -1) if x.shape[-1] > size else out
 
 
 @operator("LinearAttention", 27, exact=True)

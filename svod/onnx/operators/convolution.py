@@ -3,11 +3,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
 from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.operators.products import shifted
+from svod.onnx.operators.resample import Taps, weighted_samples
 from svod.onnx.registry import Array, Node, operator
 from svod.tensor import Tensor
 
@@ -202,21 +204,16 @@ def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor |
     grid = np.indices((*kernel, *offset.shape[2:])).reshape(4, taps, places)      # the tap and the place of each sample
     rows, columns = (moved[:, :, :, i].add(Tensor((grid[i] * dilations[i] + grid[2 + i] * strides[i] - pairs[i][0]).astype(np.float32)))
                      for i in range(2))
-    image, out = x.reshape(n, apart, channels // apart, height * width), None
-    for y, y_share in neighbours(rows, height):
-        for z, z_share in neighbours(columns, width):
-            index = y.mul(width).add(z).reshape(n, apart, 1, taps * places).broadcast_to((n, apart, channels // apart, taps * places))
-            part = image.gather(3, index).mul(y_share.mul(z_share).reshape(n, apart, 1, taps * places))
-            out = part if out is None else out.add(part)
-    assert out is not None
-    if mask is not None:
-        out = out.mul(mask.reshape(n, apart, 1, taps * places))
+    image = x.reshape(n * apart, channels // apart, height, width)
+    around = [neighbours(at.reshape(n * apart, -1), size) for at, size in ((rows, height), (columns, width))]
+    out = reduce(Tensor.add, weighted_samples(image, around))
+    out = out if mask is None else out.mul(mask.reshape(n * apart, 1, -1))
     samples = out.reshape(n, group, channels // group * taps, places)
     result = w.reshape(group, w.shape[0] // group, -1).matmul(samples).reshape(n, w.shape[0], *offset.shape[2:])
     return result if bias is None else result.add(bias.reshape(1, -1, 1, 1))
 
 
-def neighbours(at: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
+def neighbours(at: Tensor, n: int) -> Taps:
     """The two elements around positions along an axis, and their shares; those outside have none."""
     first = at.floor()
     share = at.sub(first)

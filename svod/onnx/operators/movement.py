@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from svod.core.graph.shapes import broadcast_shapes
 from svod.core.ir.dtype import dtypes
 from svod.errors import ShapeError, UnsupportedError
 from svod.onnx.registry import Array, Node, axes_in, operator
@@ -47,7 +47,7 @@ def reshape(node: Node, x: Tensor, shape: Array | None = None) -> Tensor:
 def flatten(node: Node, x: Tensor) -> Tensor:
     axis = node.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
-    return x.reshape(int(np.prod(x.shape[:axis], dtype=np.int64)), int(np.prod(x.shape[axis:], dtype=np.int64)))
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @operator("Transpose", exact=True, narrow=True)
@@ -76,14 +76,7 @@ def unsqueeze(node: Node, x: Tensor, axes: Array | None = None) -> Tensor:
 
 @operator("Expand", 8, known=("shape",), exact=True)
 def expand(node: Node, x: Tensor, shape: Array) -> Tensor:
-    return x.broadcast_to(broadcast(x.shape, [size(n) for n in shape]))
-
-
-def broadcast(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
-    """The shape that two shapes meet in."""
-    rank = max(len(a), len(b))
-    pairs = zip([1] * (rank - len(a)) + list(a), [1] * (rank - len(b)) + list(b), strict=True)
-    return tuple(n if m == 1 else m for n, m in pairs)
+    return x.broadcast_to(broadcast_shapes("expand", x.shape, tuple(map(size, shape))))
 
 
 @operator("Tile", 6, known=("repeats",), exact=True)
@@ -156,33 +149,17 @@ def padded(node: Node, x: Tensor, pads: Any, value: Any, axes: list[int]) -> Ten
     pairs = [(0, 0)] * x.ndim
     for i, axis in enumerate(axes):
         pairs[axis] = int(pads[i]), int(pads[i + len(axes)])
-    mode = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}.get(node.get("mode", "constant"))
-    if mode is None:
-        raise UnsupportedError(f"{node} with the mode {node.get('mode')!r}")
+    mode: Any = node.get("mode", "constant")
+    if mode not in ("constant", "reflect", "edge", "wrap"):
+        raise UnsupportedError(f"{node} with the mode {mode!r}")
     if mode == "constant":
         return x.pad(pairs, mode, float(value) if x.dtype.is_float else bool(value) if x.dtype.kind == "b" else int(value))
     # the other modes pad only: negative pads cut first
     cut = x.shrink([(max(0, -a), n - max(0, -b)) for (a, b), n in zip(pairs, x.shape, strict=True)])
     for axis, (before, after) in enumerate(pairs):
-        cut = _mirrored(cut, axis, max(0, before), max(0, after), mode)
+        if before > 0 or after > 0:
+            cut = cut.take(np.pad(np.arange(cut.shape[axis]), (max(0, before), max(0, after)), mode).tolist(), axis)
     return cut
-
-
-def _mirrored(x: Tensor, axis: int, before: int, after: int, mode: str) -> Tensor:
-    """One axis padded with its own elements."""
-    n = x.shape[axis]
-    if not before and not after:
-        return x
-    at = np.arange(-before, n + after)
-    if mode == "circular":
-        at %= n
-    elif mode == "replicate":
-        at = at.clip(0, n - 1)
-    else:
-        period = max(1, 2 * (n - 1))
-        at = np.abs(at) % period
-        at = np.minimum(at, period - at) if n > 1 else np.zeros_like(at)
-    return x.index_select(axis, [int(i) for i in at])
 
 
 @operator("DepthToSpace", exact=True)
@@ -190,7 +167,7 @@ def depth_to_space(node: Node, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = node.need("blocksize")
     if node.get("mode", "DCR") == "CRD":
-        return x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, c // (b * b), h * b, w * b)
+        return x.pixel_shuffle(b)
     return x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // (b * b), h * b, w * b)
 
 
@@ -199,7 +176,7 @@ def space_to_depth(node: Node, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     b = node.need("blocksize")
     if node.get("mode", "DCR") == "CRD":
-        return x.reshape(n, c, h // b, b, w // b, b).permute(0, 1, 3, 5, 2, 4).reshape(n, c * b * b, h // b, w // b)
+        return x.pixel_unshuffle(b)
     return x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
 
 

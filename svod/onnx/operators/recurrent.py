@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from svod.errors import UnsupportedError
+from svod.onnx.operators.activations import hard_sigmoid
 from svod.onnx.registry import Node, operator
 from svod.tensor import Tensor, where
 
@@ -12,34 +13,25 @@ MOST_STEPS = 2000       # turns that become a graph
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-#: Activations that have an alpha, and those that have a beta too.
-ALPHA, BETA = {"leakyrelu", "elu", "hardsigmoid", "affine", "scaledtanh"}, {"hardsigmoid", "affine", "scaledtanh"}
+#: The functions that a layer may name, and the defaults of their alpha and beta.
+ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
+    "sigmoid": (Tensor.sigmoid, ()), "tanh": (Tensor.tanh, ()), "relu": (Tensor.relu, ()), "softsign": (Tensor.softsign, ()),
+    "softplus": (Tensor.softplus, ()), "leakyrelu": (Tensor.leaky_relu, (0.01,)), "elu": (Tensor.elu, (1.0,)),
+    "hardsigmoid": (hard_sigmoid, (0.2, 0.5)), "affine": (lambda x, alpha, beta: x.mul(alpha).add(beta), (1.0, 0.0)),
+    "scaledtanh": (lambda x, alpha, beta: x.mul(beta).tanh().mul(alpha), (1.0, 1.0))}
 
 
 def activation(node: Node, at: int, default: Sequence[str]) -> Callable[[Tensor], Tensor]:
     """The at-th activation of a layer, with its alpha and beta. The attributes hold these for the activations that have them, in order."""
     names = [name.lower() for name in node.get("activations") or []]
     name = names[at] if at < len(names) else default[at % len(default)].lower()
-
-    def parameter(attribute: str, having: set[str]) -> float | None:
-        place, values = sum(n in having for n in names[:at]), node.get(attribute) or []
-        return values[place] if name in having and place < len(values) else None
-    alpha, beta = parameter("activation_alpha", ALPHA), parameter("activation_beta", BETA)
-    plain: dict[str, Callable[[Tensor], Tensor]] = {
-        "sigmoid": Tensor.sigmoid, "tanh": Tensor.tanh, "relu": Tensor.relu, "softsign": Tensor.softsign, "softplus": Tensor.softplus}
-    if name in plain:
-        return plain[name]
-    if name == "leakyrelu":
-        return lambda x: x.leaky_relu(0.01 if alpha is None else alpha)
-    if name == "elu":
-        return lambda x: x.elu(1.0 if alpha is None else alpha)
-    if name == "hardsigmoid":
-        return lambda x: x.mul(0.2 if alpha is None else alpha).add(0.5 if beta is None else beta).clamp(0.0, 1.0)
-    if name == "affine":
-        return lambda x: x.mul(1.0 if alpha is None else alpha).add(0.0 if beta is None else beta)
-    if name == "scaledtanh":
-        return lambda x: x.mul(1.0 if beta is None else beta).tanh().mul(1.0 if alpha is None else alpha)
-    raise UnsupportedError(f"{node} with the activation {name!r}")
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(f"{node} with the activation {name!r}")
+    function, parameters = ACTIVATIONS[name][0], list(ACTIVATIONS[name][1])
+    for i, attribute in enumerate(("activation_alpha", "activation_beta")[:len(parameters)]):
+        place, values = sum(n in ACTIVATIONS and len(ACTIVATIONS[n][1]) > i for n in names[:at]), node.get(attribute) or []
+        parameters[i] = values[place] if place < len(values) else parameters[i]
+    return lambda x: function(x, *parameters)
 
 
 def clipped(node: Node, x: Tensor) -> Tensor:

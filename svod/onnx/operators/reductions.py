@@ -11,6 +11,7 @@ from svod.onnx.operators.movement import ints
 from svod.onnx.registry import Array, Node, axes_in, axis_in, operator
 from svod.tensor import Tensor
 
+NOTHING_IGNORED = -(1 << 31)       # no number of a class
 Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
@@ -84,14 +85,8 @@ running("CumSum", Tensor.cumsum, 0)
 running("CumProd", Tensor.cumprod, 1)
 
 
-def pooled(name: str, function: Callable[[Tensor, tuple[int, ...]], Tensor]) -> None:
-    @operator(name)
-    def compute(node: Node, x: Tensor) -> Tensor:
-        return function(x, tuple(range(2, x.ndim)))
-
-
-pooled("GlobalAveragePool", lambda x, axes: x.mean(axes, keepdim=True))
-pooled("GlobalMaxPool", lambda x, axes: x.max(axes, keepdim=True))
+operator("GlobalAveragePool")(lambda node, x: x.mean(tuple(range(2, x.ndim)), keepdim=True))
+operator("GlobalMaxPool")(lambda node, x: x.max(tuple(range(2, x.ndim)), keepdim=True))
 
 
 @operator("GlobalLpPool")
@@ -102,28 +97,10 @@ def global_lp_pool(node: Node, x: Tensor) -> Tensor:
 # -- losses ----------------------------------------------------------------------------------------------------------------------
 @operator("NegativeLogLikelihoodLoss", 12)
 def nll_loss(node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    return likelihood(node, x, target, weight)
-
-
-def likelihood(node: Node, logs: Tensor, target: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean divides by the sum of the weights of the positions that are not ignored."""
-    ignored, reduction = node.get("ignore_index"), node.get("reduction", "mean")
-    keep = None if ignored is None else target.ne(ignored)
-    at = target if keep is None else target.masked_fill(target.eq(ignored), 0)
-    loss = logs.gather(1, at.unsqueeze(1).cast("int64")).squeeze(1).neg()
-    share = Tensor.ones(*target.shape, dtype=logs.dtype) if weight is None else weight.take(at.cast("int64"), 0)
-    if keep is not None:
-        share = share.mul(keep.cast(share.dtype))
-    loss = loss.mul(share)
-    if reduction == "none":
-        return loss.cast(logs.dtype)
-    total = loss.sum()
-    if reduction == "sum":
-        return total.cast(logs.dtype)
-    return total.div(share.sum()).cast(logs.dtype)
+    return x.nll_loss(target, weight, node.get("ignore_index", NOTHING_IGNORED), node.get("reduction", "mean"))
 
 
 @operator("SoftmaxCrossEntropyLoss", 12)
 def cross_entropy(node: Node, x: Tensor, target: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     logs = x.log_softmax(1)
-    return likelihood(node, logs, target, weight), logs
+    return nll_loss(node, logs, target, weight), logs

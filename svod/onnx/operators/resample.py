@@ -1,18 +1,22 @@
 """Resizing: positions and weights are computed in NumPy, as sizes are known; the elements are gathered and summed."""
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from svod.core.ir.dtype import to_numpy
 from svod.errors import UnsupportedError
 from svod.onnx.registry import Array, Node, axes_in, operator
-from svod.onnx.values import numpy_dtype
 from svod.tensor import Tensor, where
+from svod.tensor.operations.resample import keys_far, keys_near
 from svod.tensor.precision import widened
 
+Taps = list[tuple[Tensor, Tensor]]      # positions along an axis, and their weights
 TIE = 1e-6      # distance from the middle of two elements up to which onnxruntime takes a position for the middle
 
 
@@ -22,10 +26,6 @@ def upsample_old(node: Node, x: Tensor) -> Tensor:
 
 
 @operator("Upsample", 9, known=("scales",))
-def upsample(node: Node, x: Tensor, scales: Array) -> Tensor:
-    return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "simple")
-
-
 @operator("Resize", 10, known=("scales",))
 def resize_old(node: Node, x: Tensor, scales: Array) -> Tensor:
     return resized(node, x, None, [float(s) for s in scales], None, "asymmetric", "simple")
@@ -81,7 +81,7 @@ def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence
             out = out.index_select(axis, [int(i) for i in nearest_of(at, nearest, scale).clip(0, n - 1)])
         else:
             taps, weights = taps_of(node, mode, at, n, scale)
-            out = out._weighted(axis, taps, weights.astype(numpy_dtype(out.dtype)))
+            out = out._weighted(axis, taps, weights.astype(to_numpy(out.dtype)))
         if positions == "tf_crop_and_resize":
             beyond = Tensor((at < 0) | (at > n - 1)).reshape(*(-1 if i == axis else 1 for i in range(x.ndim)))
             outside = beyond if outside is None else outside.logical_or(beyond)
@@ -160,9 +160,7 @@ def taps_of(node: Node, mode: str, at: Array, n: int, scale: float) -> tuple[Arr
 
 def cubic(d: Array, a: float) -> Array:
     """Keys' kernel at distances of up to 2 elements."""
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    return np.where(d <= 1, keys_near(d, a), np.where(d < 2, keys_far(d, a), 0.0))
 
 
 # -- grids ---------------------------------------------------------------------------------------------------------------------
@@ -177,7 +175,7 @@ def affine_grid(node: Node, theta: Tensor, size: Array) -> Tensor:
         else:
             axes.append((2 * np.arange(n) + 1) / n - 1)
     mesh: Any = np.meshgrid(*axes, indexing="ij")
-    points = np.stack([*reversed(mesh), np.ones(spatial)], -1).reshape(-1, len(spatial) + 1).astype(numpy_dtype(theta.dtype))
+    points = np.stack([*reversed(mesh), np.ones(spatial)], -1).reshape(-1, len(spatial) + 1).astype(to_numpy(theta.dtype))
     out = Tensor(points).matmul(theta.transpose(1, 2))
     return out.reshape(sizes[0], *spatial, len(spatial))
 
@@ -187,7 +185,6 @@ def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(node.get("mode", "linear"), node.get("mode", "linear"))
     padding, corners = node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
     rank = x.ndim - 2
-    n, c = x.shape[:2]
     positions = []
     for i in range(rank):
         size = x.shape[2 + i]
@@ -196,25 +193,28 @@ def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Tensor:
         if mode != "cubic":     # ties are decided before positions are mirrored
             at = _bordered(at.round() if mode == "nearest" else at, size, padding, corners)
         positions.append(at)
+    along: list[Taps] = []
+    for at, size in zip(positions, x.shape[2:], strict=True):
+        taps = []
+        for place, w in _grid_taps(mode, at):
+            place = _bordered(place, size, padding, corners) if mode == "cubic" else place
+            inside = place.ge(0).logical_and(place.le(size - 1))
+            taps.append((place.clamp(0, size - 1), w.mul(inside.cast(w.dtype)) if padding == "zeros" else w))
+        along.append(taps)
+    return reduce(Tensor.add, weighted_samples(x, along)).cast(x.dtype)
+
+
+def weighted_samples(x: Tensor, along: Sequence[Taps]) -> Iterator[Tensor]:
+    """The elements of x (N, C, …) at each combination of taps along its axes, times its weights: (N, C, places…) each. A tap of an axis is
+    the positions (N, places…), and their weights."""
+    n, c = x.shape[:2]
     flat = x.reshape(n, c, -1)
-    out: Tensor | None = None
-    for tap in _grid_taps(mode, positions):
-        weight: Tensor | None = None
+    for tap in itertools.product(*along):
         index = Tensor.zeros(1, dtype="int64")
-        for i, (at, w) in enumerate(tap):
-            size = x.shape[2 + i]
-            if mode == "cubic":
-                at = _bordered(at, size, padding, corners)
-            inside = at.ge(0).logical_and(at.le(size - 1))
-            w = w.mul(inside.cast(w.dtype)) if padding == "zeros" else w
-            weight = w if weight is None else weight.mul(w)
-            index = index.mul(size).add(at.clamp(0, size - 1).cast("int64"))
-        assert weight is not None
-        chosen = flat.gather(2, index.reshape(n, 1, -1).broadcast_to((n, c, int(np.prod(index.shape[1:])))))
-        part = chosen.reshape(n, c, *index.shape[1:]).mul(weight.unsqueeze(1))
-        out = part if out is None else out.add(part)
-    assert out is not None
-    return out.cast(x.dtype)
+        for (at, _), size in zip(tap, x.shape[2:], strict=True):
+            index = index.mul(size).add(at.cast("int64"))
+        chosen = flat.gather(2, index.reshape(n, 1, -1).broadcast_to((n, c, math.prod(index.shape[1:]))))
+        yield chosen.reshape(n, c, *index.shape[1:]).mul(reduce(Tensor.mul, [w for _, w in tap]).unsqueeze(1))
 
 
 def _bordered(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
@@ -237,36 +237,19 @@ def _bordered(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
 KEYS = -0.75    # the parameter of Keys' kernel
 
 
-def near(d: Tensor) -> Tensor:
-    """Keys' kernel at a distance of up to one element."""
-    return d.mul(KEYS + 2).sub(KEYS + 3).mul(d).mul(d).add(1.0)
-
-
-def far(d: Tensor) -> Tensor:
-    """Keys' kernel at a distance of one to two elements."""
-    return d.mul(KEYS).sub(5 * KEYS).mul(d).add(8 * KEYS).mul(d).sub(4 * KEYS)
-
-
-def _grid_taps(mode: str, positions: Sequence[Tensor]) -> list[list[tuple[Tensor, Tensor]]]:
-    """Every combination of taps along the axes: (position, weight) per axis."""
-    along = []
-    for at in positions:
-        if mode == "nearest":
-            along.append([(at, at.mul(0.0).add(1.0))])
-            continue
-        low = at.floor()
-        part = at.sub(low)
-        if mode == "linear":
-            along.append([(low, part.neg().add(1.0)), (low.add(1.0), part)])
-        elif mode == "cubic":
-            along.append([(low.sub(1.0), far(part.add(1.0))), (low, near(part)), (low.add(1.0), near(part.neg().add(1.0))),
-                          (low.add(2.0), far(part.neg().add(2.0)))])
-        else:
-            raise UnsupportedError(f"GridSample with the mode {mode!r}")
-    taps: list[list[tuple[Tensor, Tensor]]] = [[]]
-    for choices in along:
-        taps = [[*t, choice] for t in taps for choice in choices]
-    return taps
+def _grid_taps(mode: str, at: Tensor) -> Taps:
+    """The positions around positions along an axis, and their weights."""
+    if mode == "nearest":
+        return [(at, at.mul(0.0).add(1.0))]
+    low = at.floor()
+    part = at.sub(low)
+    if mode == "linear":
+        return [(low, part.neg().add(1.0)), (low.add(1.0), part)]
+    if mode == "cubic":
+        rest = part.neg()
+        return [(low.sub(1.0), keys_far(part.add(1.0), KEYS)), (low, keys_near(part, KEYS)),
+                (low.add(1.0), keys_near(rest.add(1.0), KEYS)), (low.add(2.0), keys_far(rest.add(2.0), KEYS))]
+    raise UnsupportedError(f"GridSample with the mode {mode!r}")
 
 
 @operator("MaxRoiPool", exact=True)
@@ -300,35 +283,25 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
         raise UnsupportedError(f"{node} whose number of samples depends on the sizes of the regions (sampling_ratio 0)")
     c, h, w = x.shape[1:]
     count = rois.shape[0]
+    join = Tensor.maximum if node.get("mode", "avg") == "max" else Tensor.add
     first_x, first_y, last_x, last_y = (rois[:, i].mul(scale).sub(offset) for i in range(4))
     size_x, size_y = last_x.sub(first_x), last_y.sub(first_y)
     if not offset:
         size_x, size_y = size_x.maximum(1.0), size_y.maximum(1.0)
 
     def samples(first: Tensor, size: Tensor, bins: int) -> Tensor:
-        at = Tensor(((np.arange(bins * ratio) + 0.5) / (bins * ratio)).astype(numpy_dtype(size.dtype)))
+        at = Tensor(((np.arange(bins * ratio) + 0.5) / (bins * ratio)).astype(to_numpy(size.dtype)))
         return first.reshape(-1, 1).add(size.reshape(-1, 1).mul(at))                                # (regions, bins · ratio)
     ys, xs = samples(first_y, size_y, height), samples(first_x, size_x, width)
-    rows = x.reshape(x.shape[0], c, h * w).take(batch.cast("int64"), 0)                             # (regions, C, H·W)
-    out: Tensor | None = None
     inside = ys.ge(-1.0).logical_and(ys.le(float(h))).unsqueeze(2).logical_and(xs.ge(-1.0).logical_and(xs.le(float(w))).unsqueeze(1))
-    for y, wy in _edge_taps(ys, h):
-        for column, wx in _edge_taps(xs, w):
-            index = y.unsqueeze(2).mul(w).add(column.unsqueeze(1)).cast("int64")
-            weight = wy.unsqueeze(2).mul(wx.unsqueeze(1)).mul(inside.cast(x.dtype))
-            samples_each = index.shape[1] * index.shape[2]
-            chosen = rows.gather(2, index.reshape(count, 1, samples_each).broadcast_to((count, c, samples_each)))
-            part = chosen.reshape(count, c, *index.shape[1:]).mul(weight.unsqueeze(1))
-            if node.get("mode", "avg") == "max":
-                out = part if out is None else out.maximum(part)
-            else:
-                out = part if out is None else out.add(part)
-    assert out is not None
-    blocks = out.reshape(count, c, height, ratio, width, ratio)
-    return (blocks.max((3, 5)) if node.get("mode", "avg") == "max" else blocks.mean((3, 5))).cast(x.dtype)
+    vertical = [(y.unsqueeze(2), share.unsqueeze(2).mul(inside.cast(x.dtype))) for y, share in _edge_taps(ys, h)]
+    horizontal = [(at.unsqueeze(1), share.unsqueeze(1)) for at, share in _edge_taps(xs, w)]
+    images = x.take(batch.cast("int64"), 0)                                                         # (regions, C, H, W)
+    blocks = reduce(join, weighted_samples(images, [vertical, horizontal])).reshape(count, c, height, ratio, width, ratio)
+    return (blocks.max((3, 5)) if join is Tensor.maximum else blocks.mean((3, 5))).cast(x.dtype)
 
 
-def _edge_taps(at: Tensor, n: int) -> list[tuple[Tensor, Tensor]]:
+def _edge_taps(at: Tensor, n: int) -> Taps:
     """The two elements around positions that are clamped to the first and the last."""
     held = at.clamp(0.0, float(n - 1))
     low = held.floor()

@@ -65,13 +65,7 @@ class Resample(NeuralNetwork):
         behind = [max(0, p + n - m) for p, n, m in zip(pads, sizes, full.shape[2:], strict=True)]
         result = full.pad([(0, 0), (0, 0), *((0, b) for b in behind)]).shrink([None, None, *((p, p + n) for p, n in
                                                                                            zip(pads, sizes, strict=True))])
-        channels = groups * w.shape[1]
-        if bias is None:
-            return result
-        b = self._as_tensor(bias)
-        if b.shape != (channels,):
-            raise ShapeError(f"{name} of {self.shape} with a bias of {b.shape}: the bias must be ({channels},)")
-        return result.add(b.reshape(-1, *(1,) * spatial))
+        return result._with_bias(name, bias)
 
     def _all_positions(self, name: str, weight: Self, steps: Sequence[int], dilations: Sequence[int], groups: int) -> Self:
         """The transposed convolution before padding cuts it. Taps j·stride + r reach the output positions with remainder r modulo the
@@ -226,15 +220,22 @@ def _linear_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
     return np.stack([low, np.minimum(low + 1, old - 1)]), np.stack([1 - part, part])
 
 
+def keys_near(d: Any, a: float) -> Any:
+    """Keys' kernel with the parameter `a` at distances `d` of up to one element; an array or a tensor, as `d` is."""
+    return (d * (a + 2) - (a + 3)) * d * d + 1
+
+
+def keys_far(d: Any, a: float) -> Any:
+    """Keys' kernel with the parameter `a` at distances `d` of one to two elements; an array or a tensor, as `d` is."""
+    return ((d * a - 5 * a) * d + 8 * a) * d - 4 * a
+
+
 def _cubic_taps(positions: Numbers, old: int) -> tuple[Numbers, Numbers]:
     """Keys, "Cubic convolution interpolation for digital image processing", 1981."""
     a = -0.75
     low = np.floor(positions).astype(np.int32)
     t = (positions - low).astype(positions.dtype)
-
-    def near(x: Numbers) -> Numbers: return ((a + 2) * x - (a + 3)) * x * x + 1
-    def far(x: Numbers) -> Numbers: return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    weights = np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)]).astype(positions.dtype)
+    weights = np.stack([keys_far(t + 1, a), keys_near(t, a), keys_near(1 - t, a), keys_far(2 - t, a)]).astype(positions.dtype)
     return np.clip(np.stack([low - 1, low, low + 1, low + 2]), 0, old - 1), weights
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from svod.errors import UnsupportedError
+from svod.onnx.operators.attention import heads_apart, rotated
 from svod.onnx.operators.attention import rotary as turn
-from svod.onnx.operators.attention import rotated
 from svod.onnx.operators.products import shifted
 from svod.onnx.registry import MICROSOFT, Array, Node, operator
 from svod.onnx.values import size
@@ -84,7 +84,7 @@ def multi_head_attention(node: Node, q: Tensor, k: Tensor | None = None, v: Tens
         q = q.add(bias[:width])
         k = k.add(bias[width:2 * width]) if k.ndim == 3 else k
         v = v.add(bias[2 * width:]) if v.ndim == 3 else v
-    q, k, v = (t if t.ndim == 4 else t.reshape(t.shape[0], t.shape[1], heads, -1).transpose(1, 2) for t in (q, k, v))
+    q, k, v = (heads_apart(t, heads) for t in (q, k, v))
     if past_key is not None and past_value is not None:
         k, v = Tensor.cat([past_key, k], 2), Tensor.cat([past_value, v], 2)
     return multi_head(node, q, k, v, mask, extra), k, v
@@ -98,8 +98,7 @@ def rotary(node: Node, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -
     heads = node.get("num_heads", 0)
     if x.ndim == 3 and not heads:
         node.attributes = {**node.attributes, "num_heads": x.shape[-1] // (2 * cos.shape[-1])}
-    result: Tensor = turn(node, x, cos, sin, at)
-    return result
+    return turn(node, x, cos, sin, at)
 
 
 @operator("GroupQueryAttention", domain=MICROSOFT, known=("total",), exact=True)

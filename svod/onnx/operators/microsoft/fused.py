@@ -5,30 +5,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from svod.onnx.operators.activations import hard_sigmoid, swish
 from svod.onnx.operators.convolution import convolve
 from svod.onnx.operators.products import gemm
 from svod.onnx.registry import MICROSOFT, Node, axis_in, operator
 from svod.tensor import Tensor
 
-
-@operator("Gelu", domain=MICROSOFT)
-def gelu(node: Node, x: Tensor) -> Tensor:
-    return x.gelu()
-
-
-@operator("BiasGelu", domain=MICROSOFT)
-def bias_gelu(node: Node, x: Tensor, bias: Tensor) -> Tensor:
-    return x.add(bias).gelu()
-
-
-@operator("FastGelu", domain=MICROSOFT)
-def fast_gelu(node: Node, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    return (x if bias is None else x.add(bias)).gelu("tanh")
-
-
-@operator("QuickGelu", domain=MICROSOFT)
-def quick_gelu(node: Node, x: Tensor) -> Tensor:
-    return x.mul(x.mul(node.get("alpha", 1.702)).sigmoid())
+operator("Gelu", domain=MICROSOFT)(lambda node, x: x.gelu())
+operator("BiasGelu", domain=MICROSOFT)(lambda node, x, bias: x.add(bias).gelu())
+operator("FastGelu", domain=MICROSOFT)(lambda node, x, bias=None: (x if bias is None else x.add(bias)).gelu("tanh"))
+operator("QuickGelu", domain=MICROSOFT)(lambda node, x: swish(x, node.get("alpha", 1.702)))
 
 
 def activated(node: Node, x: Tensor) -> Tensor:
@@ -39,7 +25,7 @@ def activated(node: Node, x: Tensor) -> Tensor:
     if name == "Clip":
         return x.clamp(params[0], params[1])
     if name == "HardSigmoid":
-        return x.mul(params[0]).add(params[1]).clamp(0.0, 1.0)
+        return hard_sigmoid(x, params[0], params[1])
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "": lambda t: t, "Relu": Tensor.relu, "Sigmoid": Tensor.sigmoid, "Tanh": Tensor.tanh, "Gelu": Tensor.gelu}
     return functions[name](x)
@@ -62,8 +48,7 @@ def fused_matmul(node: Node, a: Tensor, b: Tensor) -> Tensor:
 
 @operator("FusedGemm", domain=MICROSOFT)
 def fused_gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-    result: Tensor = gemm(node, a, b, c)
-    return activated(node, result)
+    return activated(node, gemm(node, a, b, c))
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------------------

@@ -28,8 +28,7 @@ def matmul_to_float(node: Node, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
 def dynamic_matmul(node: Node, a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     whole, scale, zero = dynamic_quantize(node, a)
-    result: Tensor = matmul_to_float(node, whole, b, scale, b_scale, zero, b_zero, bias)
-    return result
+    return matmul_to_float(node, whole, b, scale, b_scale, zero, b_zero, bias)
 
 
 def dequantized(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
@@ -69,7 +68,7 @@ qlinear_unary("QLinearSoftmax", quantised_softmax)
 
 def quantised_average_pool(node: Node, x: Tensor) -> Tensor:
     is_last = node.get("channels_last", 0)
-    y: Tensor = average_pool(node, x.movedim(-1, 1) if is_last else x)
+    y = average_pool(node, x.movedim(-1, 1) if is_last else x)
     return y.movedim(1, -1) if is_last else y
 
 
@@ -163,8 +162,7 @@ def dynamic_lstm(node: Node, x: Tensor, w: Tensor, r: Tensor, bias: Tensor | Non
         assert scale is not None and zero is not None
         each, middle = (s.reshape(t.shape[0], 1, -1) for s in (scale, zero))
         return dequantized(t, each, middle).transpose(1, 2)
-    results: tuple[Tensor, ...] = lstm(node, x, weights(w, w_scale, w_zero), weights(r, r_scale, r_zero), bias, lengths, h, c, peepholes)
-    return results
+    return lstm(node, x, weights(w, w_scale, w_zero), weights(r, r_scale, r_zero), bias, lengths, h, c, peepholes)
 
 
 #: The numbers that 4 bits stand for, in parts of a block's largest: FP4, and NF4 of Dettmers et al., "QLoRA", 2023.
