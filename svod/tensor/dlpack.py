@@ -117,14 +117,19 @@ def memory_of(source: Any, stream: int | None) -> Shared:
     capsule = source.__dlpack__() if stream is None else source.__dlpack__(stream=stream)
     if not _is_capsule(capsule, _NAME):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: its __dlpack__ returns no capsule of the name dltensor")
-    tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
+    tensor, shape, strides = _contents(capsule)
     dtype = _dtype_of(tensor)
     if dtype is None:
         raise DTypeError(f"from_dlpack of {type(source).__name__}: svod has no dtype of DLPack's code {tensor.code}, {tensor.bits} bits "
                          f"and {tensor.lanes} lanes")
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else row_major(shape)
     return Shared((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, capsule)
+
+
+def _contents(capsule: Any) -> tuple[_DLTensor, tuple[int, ...], tuple[int, ...]]:
+    """The structure in a capsule that no consumer has taken, its shape, and its strides in elements."""
+    tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    return tensor, shape, tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else row_major(shape)
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -163,20 +168,15 @@ def _bfloat16_bits(source: Any) -> Array | None:
         return None
     if not _is_capsule(capsule, _NAME):
         return None
-    tensor = ctypes.cast(_pointer_of(capsule, _NAME), ctypes.POINTER(_DLManagedTensor)).contents.tensor
+    tensor, shape, strides = _contents(capsule)
     if (tensor.code, tensor.bits, tensor.lanes) != (_BFLOAT, 16, 1):
         return None
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     if 0 in shape:
         return np.zeros(shape, np.uint16)
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
-    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if strides is not None else int(np.prod(shape))
+    span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     memory: Any = (ctypes.c_uint16 * span).from_address(tensor.data + tensor.byte_offset)
     memory.capsule = capsule      # the end of the capsule gives the memory back to its owner
-    flat = np.frombuffer(memory, np.uint16)
-    if strides is None:
-        return flat.reshape(shape)
-    return np.asarray(np.lib.stride_tricks.as_strided(flat, shape, tuple(2 * s for s in strides)))
+    return np.asarray(np.lib.stride_tricks.as_strided(np.frombuffer(memory, np.uint16), shape, tuple(2 * s for s in strides)))
 
 
 def bfloat16_capsule(bits: Array) -> Any:

@@ -157,9 +157,8 @@ def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_
     if has_products(length) and not host:
         return _by_products(name, t, length, dim, from_pairs, to_pairs)
     shape[dim] = length // 2 + 1 if name == "rfft" else length
-    result: Tensor = on_host(_run, t, shape=(*shape, 2) if to_pairs else tuple(shape), dtype=t.dtype.name,
+    return on_host(_run, t, shape=(*shape, 2) if to_pairs else tuple(shape), dtype=t.dtype.name,
                              transform=name, n=length, dim=dim, from_pairs=from_pairs, to_pairs=to_pairs)
-    return result
 
 
 def fft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -24,6 +24,10 @@ def configured(fn: Callable[..., Any], *options: tuple[str, Any]) -> Callable[..
     return made
 
 
+@overload
+def on_host(fn: Callable[..., Any], *tensors: Tensor, shape: Any, dtype: str, **options: Any) -> Tensor: ...
+@overload
+def on_host(fn: Callable[..., Any], *tensors: Tensor, shape: Any, dtype: tuple[str, ...], **options: Any) -> tuple[Tensor, ...]: ...
 def on_host(fn: Callable[..., Any], *tensors: Tensor, shape: Any, dtype: Any, **options: Any) -> Any:
     """The lazy results of a function of arrays, with the declared shapes and dtypes. Options are constants."""
     return custom_function(configured(fn, *sorted(options.items())), *tensors, shape=shape, dtype=dtype)
@@ -76,8 +80,7 @@ def searchsorted(sorted_sequence: Tensor, values: Any, right: bool = False) -> T
     wanted = values if isinstance(values, Tensor) else Tensor(values)
     if sorted_sequence.ndim != 1 and sorted_sequence.shape[:-1] != wanted.shape[:-1]:
         raise ShapeError(f"searchsorted of values {wanted.shape} in {sorted_sequence.shape}: all axes but the last must agree")
-    result: Tensor = on_host(_searchsorted, sorted_sequence, wanted, shape=wanted.shape, dtype="int64", side="right" if right else "left")
-    return result
+    return on_host(_searchsorted, sorted_sequence, wanted, shape=wanted.shape, dtype="int64", side="right" if right else "left")
 
 
 def _histc(x: Array, bins: int, low: float, high: float) -> Array:
@@ -93,5 +96,4 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     if bins < 1 or max < min:
         raise ShapeError(f"histc with {bins} bins of {min} … {max}: there must be a bin, and max cannot be below min")
     t = as_float("histc", x)
-    result: Tensor = on_host(_histc, t, shape=(bins,), dtype=t.dtype.name, bins=bins, low=float(min), high=float(max))
-    return result
+    return on_host(_histc, t, shape=(bins,), dtype=t.dtype.name, bins=bins, low=float(min), high=float(max))

@@ -87,8 +87,7 @@ def svd(a: Any, full_matrices: bool = True) -> SVD:
 def svdvals(a: Any) -> Tensor:
     """The singular values (…, min(m, n)), descending. Runs on the host."""
     t = _matrices("svdvals", a)
-    result: Tensor = on_host(_svdvals, t, shape=(*t.shape[:-2], min(t.shape[-2:])), dtype=t.dtype.name)
-    return result
+    return on_host(_svdvals, t, shape=(*t.shape[:-2], min(t.shape[-2:])), dtype=t.dtype.name)
 
 
 def eigh(a: Any) -> Eigh:
@@ -101,8 +100,7 @@ def eigh(a: Any) -> Eigh:
 def eigvalsh(a: Any) -> Tensor:
     """The eigenvalues (…, n) of symmetric matrices, ascending. Runs on the host."""
     t = _matrices("eigvalsh", a)
-    result: Tensor = on_host(_eigvalsh, t, shape=(*t.shape[:-2], square("eigvalsh", t)), dtype=t.dtype.name)
-    return result
+    return on_host(_eigvalsh, t, shape=(*t.shape[:-2], square("eigvalsh", t)), dtype=t.dtype.name)
 
 
 def qr(a: Any, mode: str = "reduced") -> QR:
@@ -128,23 +126,20 @@ def inv(a: Any) -> Tensor:
 def _same(name: str, fn: Any, a: Any) -> Tensor:
     t = _matrices(name, a)
     square(name, t)
-    result: Tensor = on_host(fn, t, shape=t.shape, dtype=t.dtype.name)
-    return result
+    return on_host(fn, t, shape=t.shape, dtype=t.dtype.name)
 
 
 def pinv(a: Any) -> Tensor:
     """The pseudo-inverse (…, n, m) of Moore and Penrose. Runs on the host."""
     t = _matrices("pinv", a)
-    result: Tensor = on_host(_pinv, t, shape=(*t.shape[:-2], t.shape[-1], t.shape[-2]), dtype=t.dtype.name)
-    return result
+    return on_host(_pinv, t, shape=(*t.shape[:-2], t.shape[-1], t.shape[-2]), dtype=t.dtype.name)
 
 
 def det(a: Any) -> Tensor:
     """The determinant (…). Runs on the host."""
     t = _matrices("det", a)
     square("det", t)
-    result: Tensor = on_host(_det, t, shape=t.shape[:-2], dtype=t.dtype.name)
-    return result
+    return on_host(_det, t, shape=t.shape[:-2], dtype=t.dtype.name)
 
 
 def slogdet(a: Any) -> SlogDet:
@@ -161,8 +156,7 @@ def solve(a: Any, b: Any) -> Tensor:
     vector = other.ndim == 1 and t.ndim == 2
     if other.shape[-1 if vector else -2:][0] != n or (not vector and other.shape[:-2] != t.shape[:-2]):
         raise ShapeError(f"solve of {t.shape} and {other.shape}: b is (…, {n}, k) with the axes before as in a, or ({n},)")
-    result: Tensor = on_host(_solve, t, other.cast(t.dtype), shape=other.shape, dtype=t.dtype.name)
-    return result
+    return on_host(_solve, t, other.cast(t.dtype), shape=other.shape, dtype=t.dtype.name)
 
 
 def lstsq(a: Any, b: Any) -> Tensor:
@@ -170,8 +164,7 @@ def lstsq(a: Any, b: Any) -> Tensor:
     t, other = _matrices("lstsq", a), as_float("lstsq", b)
     if t.ndim != 2 or other.ndim not in (1, 2) or other.shape[0] != t.shape[0]:
         raise ShapeError(f"lstsq of {t.shape} and {other.shape}: a is (m, n), and b is (m, k) or (m,)")
-    result: Tensor = on_host(_lstsq, t, other.cast(t.dtype), shape=(t.shape[1], *other.shape[1:]), dtype=t.dtype.name)
-    return result
+    return on_host(_lstsq, t, other.cast(t.dtype), shape=(t.shape[1], *other.shape[1:]), dtype=t.dtype.name)
 
 
 def __dir__() -> list[str]:

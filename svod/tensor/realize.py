@@ -5,11 +5,11 @@ computed tensor by a RESHAPE of a BUFFER with `replace_nodes`. From then on, eve
 """
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from svod.core.graph import graph
@@ -66,31 +66,24 @@ def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
     """Compute every tensor that is neither in memory nor a constant, in one schedule and in the given order."""
     pending = _pending(_tensors("realize_batch", tensors))
     if pending:
-        _module(GRAPHS).realize_tensors(pending, config)
+        import_module(GRAPHS).realize_tensors(pending, config)
     elif config is not None:
-        _module(PIPELINE).complete_config(config)       # raise for an invalid config although nothing is computed
+        import_module(PIPELINE).complete_config(config)       # raise for an invalid config although nothing is computed
 
 
 def device_called(name: str) -> str:
     """The device that people call `name`, as graphs name it. Raises UnsupportedError and DeviceError for one that there is not."""
-    called: str = _module(PIPELINE).device_called(name)
-    return called
+    return str(import_module(PIPELINE).device_called(name))
 
 
 def space_of(device: str) -> Any:
     """The backend of a device, whose memory tensors' memory is."""
-    return _module(PIPELINE).space_of(device)
-
-
-def _module(name: str) -> Any:
-    """A module that is imported when it is first needed. `sys.modules` has it also while another thread still imports it."""
-    return importlib.import_module(name)
+    return import_module(PIPELINE).space_of(device)
 
 
 def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Iterable[TensorBase]) -> Any:
     """The ExecutionPlan that computes the tensors, which become its outputs. Other tensors that read memory that the plan overwrites are
     computed now."""
-    prepare = importlib.import_module(PIPELINE)
     wanted, fixed = _tensors("prepare_batch", tensors), _tensors("constants=", constants)
     mine = {id(t) for t in wanted}
     nodes = [t.uop for t in wanted]
@@ -102,7 +95,7 @@ def prepare_tensors(tensors: Iterable[TensorBase], config: Any, constants: Itera
                             "result: prepare them in one batch")
     if readers:
         realize_tensors(readers)
-    return prepare.prepare_tensors(wanted, config, fixed)
+    return import_module(PIPELINE).prepare_tensors(wanted, config, fixed)
 
 
 def _tensors(name: str, given: Iterable[TensorBase] | TensorBase) -> list[TensorBase]:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from svod.core.graph import graph
 from svod.core.graph.shapes import broadcast_shapes, shape_of
-from svod.core.ir.dtype import dtypes
+from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.uop import Ops, UOp
 from svod.core.ir.variable import Dim
 from svod.core.machine.target import HOST
@@ -44,16 +44,19 @@ class Elementwise(Movement):
         made = type(self)(value)
         return made if made._memory is None or self.device == HOST else self.from_uop(graph.copy(made.uop, self.device))
 
+    def _pair(self, name: str, x: Operand, y: Operand) -> tuple[TensorBase | Scalar, TensorBase | Scalar, DType]:
+        """Two operands and their common dtype."""
+        a, b = self._operand(x), self._operand(y)
+        return a, b, common_dtype(name, a, b)
+
     def _binary(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
         """`op` on operands promoted and broadcast."""
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype(name, a, b)
+        a, b, dtype = self._pair(name, x, y)
         return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
 
     def _arithmetic(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
         """`op` on operands promoted and broadcast. On bools it is NumPy's logical operation, or DTypeError if there is none."""
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype(name, a, b)
+        a, b, dtype = self._pair(name, x, y)
         if dtype.kind == "b":
             if op not in _LOGIC_OF_BOOLS:
                 raise DTypeError(f"{name} of bools: cast them to integers, or use ^ or logical_xor")
@@ -97,8 +100,7 @@ class Elementwise(Movement):
         return self._true_divide(self, other)
 
     def _true_divide(self, x: Operand, y: Operand) -> Self:
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype("div", a, b)
+        a, b, dtype = self._pair("div", x, y)
         if not dtype.is_float:
             dtype = dtypes.default_float
         return self.from_uop(graph.alu(Ops.FDIV, *operand_uops("div", dtype, a, b)))
@@ -112,8 +114,7 @@ class Elementwise(Movement):
         return self._modulo("remainder", self, other)
 
     def _divide_trunc(self, other: Operand) -> Self:
-        a, b = self, self._operand(other)
-        dtype = common_dtype("div", a, b)
+        a, b, dtype = self._pair("div", self, other)
         if dtype.is_float:
             return self._truncated_quotient(other)
         floor = self._divide_floor("div", a, b)
@@ -129,8 +130,7 @@ class Elementwise(Movement):
         return self._true_divide(self, other).trunc()
 
     def _divide_floor(self, name: str, x: Operand, y: Operand) -> Self:
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype(name, a, b)
+        a, b, dtype = self._pair(name, x, y)
         if dtype.is_float:
             return self.from_uop(_floor_quotient(*operand_uops(name, dtype, a, b)))
         dtype = dtypes.int8 if dtype.kind == "b" else dtype
@@ -150,8 +150,7 @@ class Elementwise(Movement):
         return self.from_uop(quotient)
 
     def _modulo(self, name: str, x: Operand, y: Operand) -> Self:
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype(name, a, b)
+        a, b, dtype = self._pair(name, x, y)
         if dtype.is_float:
             dividend, divisor = operand_uops(name, dtype, a, b)
             rest, divisor = truncated_remainder(dividend, divisor), graph.cast(divisor, dtypes.float64)
@@ -184,8 +183,7 @@ class Elementwise(Movement):
         return self._power(self, exponent)
 
     def _power(self, x: Operand, y: Operand) -> Self:
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype("pow", a, b)
+        a, b, dtype = self._pair("pow", x, y)
         if is_half(dtype):
             return rounded(self._power(*widened((a, b))), dtype)        # numbers keep their value
         if dtype.kind == "b":
@@ -341,8 +339,7 @@ class Elementwise(Movement):
         return self._logical(Ops.XOR, "logical_xor", other)
 
     def _bitwise(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype(name, a, b)
+        a, b, dtype = self._pair(name, x, y)
         if dtype.is_float:
             raise DTypeError(f"{name} of {dtype.name}: it takes integers and bools")
         return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
@@ -374,8 +371,7 @@ class Elementwise(Movement):
         return self._shift(Ops.SHR, "bitwise_right_shift", self, other)
 
     def _shift(self, op: Ops, name: str, x: Operand, y: Operand) -> Self:
-        a, b = self._operand(x), self._operand(y)
-        dtype = common_dtype(name, a, b)
+        a, b, dtype = self._pair(name, x, y)
         if not dtype.is_int:
             raise DTypeError(f"{name} of {dtype.name}: it takes integers")
         value, amount = operand_uops(name, dtype, a, b)

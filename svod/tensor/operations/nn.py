@@ -177,12 +177,16 @@ class NeuralNetwork(Activations):
         common = (n, *group, o // groups, c // groups, *out, *kernel)
         summed = (len(group) + 2, *range(rank - spatial, rank))
         result = x._contract(k, common, summed, promote(self.dtype, w.dtype)).reshape(n, o, *out)
+        return result._with_bias(name, bias)
+
+    def _with_bias(self, name: str, bias: Operand | None) -> Self:
+        """This result of a convolution (N, O, …) plus a bias (O,). Raises ShapeError for one of another shape."""
         if bias is None:
-            return result
-        b = self._as_tensor(bias)
-        if b.shape != (o,):
-            raise ShapeError(f"{name} with a weight of {w.shape} and a bias of {b.shape}: the bias must be ({o},)")
-        return result.add(b.reshape(o, *ones))
+            return self
+        b, channels = self._as_tensor(bias), self.shape[1]
+        if b.shape != (channels,):
+            raise ShapeError(f"{name} of {channels} channels with a bias of {b.shape}: the bias must be ({channels},)")
+        return self.add(b.reshape(channels, *(1,) * (self.ndim - 2)))
 
     def _without_idle_taps(self, w: Self, pads: list[tuple[int, int]], strides: Sequence[int],
                            dilations: Sequence[int]) -> tuple[Self, Self, list[tuple[int, int]]]:
