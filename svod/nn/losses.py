@@ -10,7 +10,7 @@ from svod.tensor import Tensor
 class _Loss(Function):
     """A loss of Tensor with fixed options: `loss(input, target)`."""
 
-    names = ("reduction",)
+    names: tuple[str, ...] = ("reduction",)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         given = self._by_name(args, options)

@@ -198,5 +198,5 @@ class AlonePeer:
         """Prepare the case in a new process."""
         process, done = self.alone.prepared(self.name, case)
         contestant = RemoteContestant(process)
-        return PreparedPeer(contestant.run, lambda: done.outputs, False, done.remark, done.identity, done.kernels, done.prepare_seconds,
-                            done.search_seconds, contestant=contestant)
+        return PreparedPeer(lambda times: process.ask(("run", times), RUN_SECONDS), lambda: done.outputs, False, done.remark, done.identity,
+                            done.kernels, done.prepare_seconds, done.search_seconds, contestant=contestant)

@@ -205,9 +205,9 @@ def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor |
     rows, columns = (moved[:, :, :, i].add(Tensor((grid[i] * dilations[i] + grid[2 + i] * strides[i] - pairs[i][0]).astype(np.float32)))
                      for i in range(2))
     image = x.reshape(n * apart, channels // apart, height, width)
-    around = [neighbours(at.reshape(n * apart, -1), size) for at, size in ((rows, height), (columns, width))]
+    around = [neighbours(at.reshape(n * apart, taps * places), size) for at, size in ((rows, height), (columns, width))]
     out = reduce(Tensor.add, weighted_samples(image, around))
-    out = out if mask is None else out.mul(mask.reshape(n * apart, 1, -1))
+    out = out if mask is None else out.mul(mask.reshape(n * apart, 1, taps * places))
     samples = out.reshape(n, group, channels // group * taps, places)
     result = w.reshape(group, w.shape[0] // group, -1).matmul(samples).reshape(n, w.shape[0], *offset.shape[2:])
     return result if bias is None else result.add(bias.reshape(1, -1, 1, 1))

@@ -208,12 +208,13 @@ def weighted_samples(x: Tensor, along: Sequence[Taps]) -> Iterator[Tensor]:
     """The elements of x (N, C, …) at each combination of taps along its axes, times its weights: (N, C, places…) each. A tap of an axis is
     the positions (N, places…), and their weights."""
     n, c = x.shape[:2]
-    flat = x.reshape(n, c, -1)
+    flat = x.reshape(n, c, math.prod(x.shape[2:]))
     for tap in itertools.product(*along):
         index = Tensor.zeros(1, dtype="int64")
         for (at, _), size in zip(tap, x.shape[2:], strict=True):
             index = index.mul(size).add(at.cast("int64"))
-        chosen = flat.gather(2, index.reshape(n, 1, -1).broadcast_to((n, c, math.prod(index.shape[1:]))))
+        places = math.prod(index.shape[1:])
+        chosen = flat.gather(2, index.reshape(n, 1, places).broadcast_to((n, c, places)))
         yield chosen.reshape(n, c, *index.shape[1:]).mul(reduce(Tensor.mul, [w for _, w in tap]).unsqueeze(1))
 
 
