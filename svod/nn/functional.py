@@ -3,7 +3,7 @@
     import svod.nn.functional as F
     y = F.softmax(F.linear(x, weight, bias), dim=-1)
 
-Each is the method of Tensor that has its name, which says what it computes. `dropout` draws with `training=True` only.
+Each is the method of Tensor of the same name, whose docstring describes it. `dropout` raises UnsupportedError for `training=True`.
 """
 from __future__ import annotations
 

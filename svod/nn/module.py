@@ -119,8 +119,8 @@ class Module:
         self.__dict__["_path"] = path
 
     def _named_tensors(self, prefix: str, buffers: bool | None, transient: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of this module and those below by their paths: buffers, or parameters, or with None both; without those that are
-        no part of the state unless `transient`."""
+        """The tensors of this module and of the modules below, by their paths. `buffers`: True for buffers, False for parameters, None for
+        both. Buffers outside the state are left out unless `transient`."""
         own = self._buffers()
         for name, value in self.__dict__.items():
             if isinstance(value, Tensor) and buffers in (None, name in own) and (transient or own.get(name, True)):
@@ -152,7 +152,7 @@ class Module:
         """Replace parameters and buffers by Tensors or arrays, given by their paths, and return self. Their dtypes are kept, and nothing is
         copied. PyTorch's parameters are read without their gradients.
 
-        Raises ArgumentError for what is no mapping. Raises StateError for shapes that differ and, if `strict`, for names that are missing
+        Raises ArgumentError for a non-mapping. Raises StateError for shapes that differ and, if `strict`, for names that are missing
         or unknown; then no parameter is replaced. PyTorch's `num_batches_tracked`, which counts training steps, is ignored."""
         if not isinstance(state, Mapping):
             hint = ", pass its state_dict()" if hasattr(state, "state_dict") else ""

@@ -81,7 +81,8 @@ class _Stack(Module):
 
 
 def _another(layer: Any) -> Module:
-    """A layer over the tensors of `layer`, which loading weights replaces in each alone; or the result of a function."""
+    """A copy of `layer` that shares its tensors until weights are loaded into one of them; or the result of a function that makes
+    a layer."""
     if not isinstance(layer, Module):
         made = layer()
         if not isinstance(made, Module):

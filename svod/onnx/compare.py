@@ -29,10 +29,9 @@ class NodeDifference(NamedTuple):
 
 
 def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | None = None) -> list[NodeDifference]:
-    """One line for each node that gives numbers, of those that svod computes for the model's outputs, in their order. `model`: as `load`
-    gives, or what it takes. `against`:
-    "onnxruntime" or "reference"; by default the first that is installed. Both compute every value of the graph: a fusion that hides a
-    difference is not there. Raises OnnxError for a model of 2 GB or more, which cannot be handed on."""
+    """The difference of each node with numeric results that svod computes for the model's outputs, in the order of the nodes. `model`: a
+    Model, or an argument of `load`. `against`: "onnxruntime" or "reference"; by default the first that is installed. Both sides compute
+    every value of the graph, so no fusion hides a difference. Raises OnnxError for a model of 2 GB or more, which other runtimes refuse."""
     check_runtime(against, "against")
     if not isinstance(inputs, Mapping):
         raise OnnxError('compare(model, inputs) takes arrays by the names of the inputs: compare("model.onnx", {"x": x})')
@@ -41,7 +40,7 @@ def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | Non
     runtime = against or (RUNTIMES[0] if find_spec("onnxruntime") is not None else RUNTIMES[1])
     feed = {name: array_of(v) if isinstance(v, Tensor) else v for name, v in model.checked(inputs).items()}
     if model.fallback is not None:
-        model(feed)         # shows what svod does not compute
+        model(feed)         # the first run finds the nodes that svod cannot compute
     nodes = {o: n for n in model.walk.needed(model.proto.graph, set(model.computed)) for o in list(n.output)[:1] if o}
     names = list(nodes)
     proto = model.walk.arrays.whole(model.proto)
@@ -57,7 +56,7 @@ def compare(model: Model | Source, inputs: Mapping[str, Any], against: str | Non
 
 
 def values_of(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array], runtime: str) -> dict[str, Any]:
-    """Every value of the graph, which become its outputs, by another runtime."""
+    """The values of `names`, by name, that another runtime computes. Makes every value an output of `proto`."""
     have = {o.name for o in proto.graph.output}
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
     wanted = [o.name for o in proto.graph.output if o.name in names]
@@ -71,7 +70,7 @@ def values_of(proto: onnx.ModelProto, names: list[str], feed: Mapping[str, Array
 
 
 def relative_difference(ours: Array, theirs: Array) -> float:
-    """max |a - b| / max |b|, in float64; infinite for other shapes, and where one has a NaN or an infinity that the other has not."""
+    """max |a - b| / max |b|, in float64; infinite if the shapes differ, or if only one array has a NaN or an infinity at a place."""
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if a.shape != b.shape:
         return float("inf")

@@ -3,8 +3,8 @@
     load("detector.onnx", fallback="onnxruntime")
 
 A detector ends with NonMaxSuppression, whose result has as many rows as there are boxes: svod computes everything before it, and the other
-runtime the tail, from the plan's outputs. What is in the tail is found while the model is loaded, and, where it depends on what is known
-about values, when a signature is first met. Its share is said once.
+runtime the tail, from the plan's outputs. The nodes of the tail are found while the model is loaded, and, if a node is refused because of
+values, at the first call with a signature. A warning tells the tail's share of the nodes.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tail:
     it gives."""
 
     def __init__(self, model: onnx.ModelProto, arrays: Arrays, lacking: Sequence[str], outputs: Sequence[str], runtime: str) -> None:
-        """`arrays`: of the model's tensors. `lacking`: the first outputs of the nodes that svod does not have."""
+        """Find the tail. `arrays`: the arrays of the model's tensors. `lacking`: the first outputs of the nodes that svod lacks."""
         graph = model.graph
         behind: set[str] = set()
         nodes = []
@@ -80,6 +80,6 @@ class Tail:
 
 
 def check_runtime(name: str | None, argument: str = "fallback") -> None:
-    """Raise ConfigError for a runtime that there is not."""
+    """Raise ConfigError for a name that is not in RUNTIMES."""
     if name is not None and name not in RUNTIMES:
         raise ConfigError(f"{argument}={name!r}: use {' or '.join(map(repr, RUNTIMES))}, or None")

@@ -1,11 +1,11 @@
-"""Values that are known while a graph is walked: shapes, axes, branches, and what is computed from weights.
+"""Values that are known while a graph is walked: shapes, axes, branches, and values computed from weights.
 
 A node with known operands is computed by its operator's own function, like any other; the small graph that this makes is evaluated at once
 (`svod.core.spec.graphs`), without a kernel, and each node of a graph once in a walk. So a node has one meaning, and one set of errors,
 whether its operands are known or not.
 
-What NumPy may compute to other bits than a kernel, such as an exponential, stays a tensor, and so does what depends on a Variable. Such a
-tensor is evaluated where an operator needs its value, for a shape or an axis.
+A value that NumPy may compute to other bits than a kernel, such as an exponential, stays a tensor, and so does a value that depends on a
+Variable. Such a tensor is evaluated only for an operator that needs its value, for a shape or an axis.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Known:
 
     def __init__(self) -> None:
         self._contents: dict[UOp, Array] = {}
-        self._noted: set[UOp] = set()       # nodes that depend on nothing else
+        self._noted: set[UOp] = set()       # nodes that depend on known memory only
         self._certain = GraphValues(_stored, MOST_KNOWN)
         self._computed = GraphValues(self._contents.get, MOST_KNOWN, bit_exact=False)
 

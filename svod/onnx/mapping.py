@@ -12,7 +12,7 @@ import onnx
 
 LARGE = 4096            # bytes of a weight that stays where it is
 TENSOR = "tensor"
-#: The messages that lead to tensors: by the number of a field what it is.
+#: The messages on the way to tensors: field number → the type of message in that field.
 _GRAPH: dict[int, Any] = {5: TENSOR}
 _ATTRIBUTE: dict[int, Any] = {5: TENSOR, 10: TENSOR, 6: _GRAPH, 11: _GRAPH}
 _NODE: dict[int, Any] = {5: _ATTRIBUTE}
@@ -22,8 +22,8 @@ RAW_DATA, EXTERNAL_DATA = 9, 13         # fields of TensorProto
 
 
 def small_model(data: memoryview, name: str) -> bytes:
-    """The bytes of a model without its large tensors, which are external data of the file `name`, the model itself. Raises ValueError for
-    what is no protobuf message."""
+    """The bytes of a model in which large tensors are external data of the file `name`, the model itself. Raises ValueError for bytes that
+    are no protobuf message."""
     return _small(data, 0, len(data), _MODEL, name)
 
 

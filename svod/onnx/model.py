@@ -39,7 +39,7 @@ class Input(NamedTuple):
 
 
 class _Condition(NamedTuple):
-    """The result of a plan that computes a condition in place of the outputs: the way that a branch of the graph goes."""
+    """The result of a plan that computes the condition of a branch in place of the outputs."""
 
     branch: int
     value: Any
@@ -66,10 +66,10 @@ def load(source: Source, *, dims: Mapping[str, int | Variable] | None = None, ou
     `dims` gives sizes to free dimensions: a number, or a Variable, for which one plan serves all its values. Without, each size that
     occurs has a plan of its own. `outputs`: the values to compute, which may be any in the graph; by default the model's outputs. Nodes and
     inputs that they do not depend on are left out.
-    `fallback`: "onnxruntime" or "reference" runs what svod does not have, and what stands behind it, on the host (`svod.onnx.fallback`).
-    `device`: what the kernels run on, such as "WEBGPU"; by default that of `config`, else SVOD_DEVICE.
+    `fallback`: "onnxruntime" or "reference" runs the nodes that svod lacks, and all nodes that depend on them, on the host
+    (`svod.onnx.fallback`). `device`: the device of the kernels, such as "WEBGPU"; by default the device of `config`, else SVOD_DEVICE.
 
-    Raises OnnxError for a file that is no valid model, UnsupportedError with every operator that svod does not have, OSError."""
+    Raises OnnxError for a file that is no valid model, UnsupportedError, which lists the operators that svod lacks, and OSError."""
     proto, arrays = read_model(source)
     check_runtime(fallback)
     if device is not None:
@@ -158,7 +158,7 @@ class Model:
                 and not any(isinstance(r, list) for r in results))
 
     def _make_tail(self) -> Tail | None:
-        """The part of the model that another runtime computes; None: nothing."""
+        """The part of the model that another runtime computes; None if svod computes all of it."""
         if not self._lacking:
             return None
         assert self.fallback is not None
@@ -168,7 +168,7 @@ class Model:
         return tail
 
     def _with_tail(self, feed: Mapping[str, Any]) -> list[Any]:
-        """The outputs, of which another runtime may compute some."""
+        """The outputs. Another runtime may compute some of them."""
         while True:
             try:
                 computed = self.run(feed)
@@ -234,7 +234,7 @@ class Model:
 
     def _trace(self, given: dict[str, Tensor], fixed: tuple[tuple[str, str, tuple[int, ...], bytes], ...],
                chosen: tuple[tuple[int, bool], ...], number: Tensor | None) -> tuple[Any, ...]:
-        """The outputs; or the condition that decides which way a branch goes, where that decides about shapes."""
+        """The outputs; or the condition of a branch that must be chosen before the rest of the graph has shapes."""
         values: dict[str, Value] = dict(given)
         for name, kind, shape, data in fixed:
             values[name] = np.frombuffer(data, np.dtype(kind)).reshape(shape)
@@ -253,7 +253,7 @@ class Model:
         return tuple([tensor_of(v) for v in r] if isinstance(r, list) else tensor_of(r) for r in results)
 
     def _split(self, feed: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """The inputs that are operands of the plan, and those whose values decide about it."""
+        """The inputs that are operands of the plan, and the inputs whose values are part of its key."""
         given, fixed = {}, []
         for name, v in feed.items():
             if name in self.deciding:
@@ -331,7 +331,7 @@ class Model:
 
 
 def _outputs(graph: onnx.GraphProto, wanted: Sequence[str] | None) -> tuple[Input, ...]:
-    """The values to compute. Raises OnnxError for those that nothing makes."""
+    """The values to compute. Raises OnnxError for a name that no node makes."""
     if isinstance(wanted, str):
         raise OnnxError(f"outputs={wanted!r}: give a list of names, outputs=[{wanted!r}]")
     every = {v.name: v for v in (*graph.value_info, *graph.output)}
@@ -352,7 +352,7 @@ def _bound(variable: Variable, n: int, name: str) -> Any:
 
 def _taken(given: Any, wanted: str) -> Any:
     """An input as an array or a tensor. Python's numbers, and lists of them, become the model's type where that holds them: an int becomes
-    a float, and a float does not become an int. Raises what NumPy and other libraries raise of what is no array."""
+    a float, but a float never an int. Raises the errors of NumPy and other libraries for values that are no arrays."""
     if isinstance(given, Tensor):
         return given
     if _is_foreign(given):
@@ -384,7 +384,7 @@ def _described(info: onnx.ValueInfoProto) -> Input:
 
 
 def _size(d: Any) -> Size:
-    """A size; for a free one files of other programs write -1, or a question mark, which is no name."""
+    """A size, the name of a free dimension, or None. Some programs write -1 or a question mark for a free dimension without a name."""
     if d.HasField("dim_value"):
         return int(d.dim_value) if d.dim_value >= 0 else None
     return str(d.dim_param) if d.HasField("dim_param") and d.dim_param not in ("", "?", "-1", "None") else None

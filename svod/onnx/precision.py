@@ -2,10 +2,10 @@
 
     x: float16 ─ widened ─ float32 ─ the operator's function, of any number of steps ─ float32 ─ rounded ─ float16
 
-Operators that are `exact` move, choose or compare elements, or see to it themselves.
+Operators that are `exact` move, choose or compare elements, or do their own rounding.
 
 On the CPU, which has no instructions for products of float16, nodes hand on what they made before it was rounded. Rounded is what leaves
-the graph or a branch, and what a Cast makes. onnxruntime does the same there: it casts the operands of nodes without a kernel for 16 bits
+the graph or a branch, and results of Casts. onnxruntime does the same there: it casts the operands of nodes without a kernel for 16 bits
 to float32, their results back, and leaves out pairs of casts that meet. Devices have matrix instructions for 16-bit floats, and processors
 have them for bfloat16: there each node's result is rounded.
 """
@@ -46,7 +46,7 @@ class Halves:
             return False
         if operator.multiplies:     # matrix instructions take what was rounded
             return all(self._is_handed_on(half) for half in taken)
-        if operator.exact:          # rounding changes nothing but what nodes before did not round
+        if operator.exact:          # rounding changes only values that earlier nodes did not round
             return any(half.uop in self._unrounded for half in taken) and _types_follow(node, halves)
         return True
 

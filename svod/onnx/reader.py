@@ -104,7 +104,7 @@ def _checked(model: onnx.ModelProto, what: str) -> onnx.ModelProto:
 
 
 def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
-    """Every value is made once, at all, and not of itself."""
+    """Raise OnnxError if a value of a graph is made twice, never, or from itself."""
     _check_names(graph, what)
     made = {i.name for i in graph.input} | {i.name for i in graph.initializer} | {i.values.name for i in graph.sparse_initializer}
     for node in graph.node:
@@ -121,8 +121,8 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
     if len(order := in_order(graph)) < len(graph.node):
         done = {name for node in order for name in node.output}
         node = next(n for n in graph.node if not done.issuperset(n.output))
-        raise OnnxError(f"{what}: the nodes have a cycle: {title_of(node)} reads {', '.join(map(repr, reads(node)))}, of which one is made "
-                        "of what it makes, or stands behind a cycle")
+        raise OnnxError(f"{what}: the nodes have a cycle: {title_of(node)} reads {', '.join(map(repr, reads(node)))}; one of these "
+                        "depends on the node itself, or on another cycle")
     for o in graph.output:
         if o.name not in made | outer:
             raise OnnxError(f"{what}: nothing makes the output {o.name!r}")
@@ -131,7 +131,7 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
 def in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes of a graph, each behind those that it reads, else in the file's order. Nodes in a cycle, and behind one, are missing."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    waiting: list[int] = []         # for each node how many nodes that it reads are to come
+    waiting: list[int] = []         # for each node, the number of its makers that are not in `order` yet
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(graph.node):
         before = {maker[name] for name in reads(node) if name in maker}
@@ -171,7 +171,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def _check_names(graph: onnx.GraphProto, what: str) -> None:
-    """No two inputs or initializers have one name."""
+    """Raise OnnxError if two inputs, or two initializers, have one name."""
     weights = [*(i.name for i in graph.initializer), *(i.values.name for i in graph.sparse_initializer)]
     for words, names in (("the inputs", [i.name for i in graph.input]), ("the initializers", weights)):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -179,8 +179,8 @@ def _check_names(graph: onnx.GraphProto, what: str) -> None:
 
 
 def overridable(model: onnx.ModelProto) -> list[str]:
-    """The initializers that a run may be given other values for: inputs with a value of their own. Before version 4 of the format every
-    initializer had to be an input, and its value was the only one."""
+    """The initializers that a call may override: inputs with a default value. Before version 4 of the format every initializer had to be
+    an input, and could not be overridden."""
     given = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
     return [i.name for i in model.graph.input if i.name in given] if model.ir_version >= 4 else []
 
@@ -339,5 +339,5 @@ def describe_missing(missing: Iterable[tuple[str, int, int, str, str]], what: st
     rows = [f"  {op} (opset {version}) ×{count}, first at {first!r}" + (f"        {why}" if why else "")
             for op, version, count, first, why in missing]
     return (f"{what} has {len(rows)} operation{'s' * (len(rows) != 1)} that svod does not have:\n" + "\n".join(rows)
-            + '\nload(…, fallback="onnxruntime") runs these and what stands behind them on the host; load(…, outputs=[…]) leaves them out; '
+            + '\nload(…, fallback="onnxruntime") runs these and what depends on them on the host; load(…, outputs=[…]) leaves them out; '
               "svod-tune has --fallback and --outputs for the same")

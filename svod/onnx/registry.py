@@ -34,8 +34,8 @@ DOMAINS = {"": "", "ai.onnx": "", MICROSOFT: MICROSOFT}
 
 @dataclass(frozen=True)
 class Operator:
-    """`since`: the version of the operator set from which on `function` is right. `known`: the positions of operands whose values it
-    needs. `raw`, `exact`, `multiplies`: how it takes its operands."""
+    """An entry of the table. `since`: the first version of the operator set that `function` implements. `known`: the positions of operands
+    whose values it needs. `raw`, `exact`, `multiplies`, `narrow`: the form in which it takes its operands."""
 
     name: str
     since: int
@@ -49,8 +49,8 @@ class Operator:
 
 @dataclass
 class Node:
-    """A node as an operator sees it. `asked`: for each output whether anybody reads it. `walk`: computes the graphs among its
-    attributes."""
+    """A node as an operator sees it. `asked`: for each output, whether it has a name. `walk`: the interface to the graph around the node
+    (`svod.onnx.walk._Inside`), which computes graphs among its attributes."""
 
     op: str
     name: str
@@ -90,21 +90,21 @@ def operator(name: str, since: int = 1, *, domain: str = "", known: Sequence[str
 
 
 def find(domain: str, name: str, version: int) -> Operator | None:
-    """The operator of a version of an operator set; None where svod does not have it."""
+    """The entry for an operator in a version of its operator set; None if the table has none."""
     known = _operators.get((DOMAINS.get(domain, domain), name), [])
     fitting = [o for o in known if o.since <= version]
     return max(fitting, key=lambda o: o.since, default=None)
 
 
 def axis_in(axis: int, rank: int) -> int:
-    """An axis counted from the beginning. Raises ShapeError for one that there is not."""
+    """The axis counted from the beginning. Raises ShapeError for an axis outside -rank … rank - 1."""
     if not -rank <= axis < rank:
         raise ShapeError(f"there is no axis {axis}: the operand has {rank}")
     return axis % rank
 
 
 def axes_in(axes: Iterable[Any], rank: int) -> list[int]:
-    """Axes counted from the beginning. Raises ShapeError for those that there are not, or that are named twice."""
+    """The axes counted from the beginning. Raises ShapeError for an axis out of range, and for one named twice."""
     found = [axis_in(int(a), rank) for a in axes]
     if len(set(found)) < len(found):
         raise ShapeError(f"the axes {[int(a) for a in axes]} name one of {rank} twice")

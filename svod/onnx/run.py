@@ -1,4 +1,4 @@
-"""Runs a model once with inputs that it makes: what `svod-tune model.onnx` captures, and what compares svod with onnxruntime.
+"""Runs a model once with inputs that it makes. `svod-tune model.onnx` captures such a run, and `--check` compares it with onnxruntime.
 
     python -m svod.onnx.run model.onnx --dim sequence=128
     python -m svod.onnx.run model.onnx --dim sequence=128 --check        compares with onnxruntime, or with the reference
@@ -40,7 +40,7 @@ MANY_WEIGHTS = 1 << 20       # elements up to which the reference, which is slow
 @click.option("--outputs", multiple=True, metavar="NAME,NAME", help="The values to compute, which may be any in the graph.")
 @click.option("--fallback", type=click.Choice(RUNTIMES), help="What runs operators that svod does not have.")
 @click.option("--check", is_flag=True, help="Compare the outputs with onnxruntime, or with the reference where that is not installed.")
-@click.option("--command", hidden=True, help="The command that runs this, to which the sizes that nobody has said are added.")
+@click.option("--command", hidden=True, help="The command that error messages repeat, completed with the missing sizes.")
 def cli(path: str, dims: Sequence[str], shapes: Sequence[str], inputs: str | None, random_weights: bool, outputs: Sequence[str],
         fallback: str | None, check: bool, command: str | None) -> None:
     """Run MODEL once.
@@ -135,7 +135,7 @@ def _told_sizes(model: Model, told: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _size_of(n: int | str | None, axis: int, sizes: Mapping[str, int]) -> int | None:
-    """The size of an axis; None: nobody has said. A batch is 1."""
+    """The size of an axis; None if it was not given. A batch is 1."""
     if isinstance(n, int):
         return n
     if n is not None and n in sizes:
@@ -197,7 +197,7 @@ def _makes_floats(node: onnx.NodeProto) -> bool:
 
 
 def difference(feed: Mapping[str, Array], outputs: Sequence[Array], model: Model) -> str:
-    """The largest difference to another runtime, relative to the largest output, in words; or why there is none to compare with."""
+    """A sentence with the largest difference to another runtime, relative to the largest output, or with the reason for no comparison."""
     runtime = RUNTIMES[0] if find_spec(RUNTIMES[0]) is not None else RUNTIMES[1]
     weights = sum(int(np.prod(t.dims)) for t in model.proto.graph.initializer)
     if runtime == "reference" and weights > MANY_WEIGHTS:

@@ -25,7 +25,7 @@ def schema_of(op: str, domain: str, version: int) -> defs.OpSchema | None:
 
 
 def mistakes_in(node: onnx.NodeProto, domain: str, version: int) -> list[str]:
-    """The fault in the form of a node, or None: the numbers of its inputs and outputs, and its attributes."""
+    """The faults in the form of a node: in its numbers of inputs and outputs, and in its attributes. Empty if there is no schema."""
     schema = schema_of(node.op_type, domain, version)
     if schema is None:
         return []

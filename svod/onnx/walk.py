@@ -39,13 +39,13 @@ class Walk:
     """The graphs of one model. Arrays of weights are kept, so that a weight is one tensor in every walk."""
 
     def __init__(self, model: onnx.ModelProto, opsets: dict[str, int], arrays: Arrays, wanted: Sequence[str] | None = None) -> None:
-        """`wanted`: the values that will be asked for, or that those are computed from; by default any."""
+        """Prepare walks. `wanted`: the outputs that walks will ask for; by default any value of the graph."""
         self.model, self.opsets, self.arrays = model, opsets, arrays
         self._order: dict[int, tuple[onnx.GraphProto, list[onnx.NodeProto]]] = {}
         self.nodes = self._in_order(model.graph) if wanted is None else self.needed(model.graph, set(wanted))
         self._weights: dict[int, Tensor] = {}       # tensors by the id of the model's array
         self._own: set[int] = set()
-        # key: id of a message, which is kept, because protobuf makes its objects anew when nobody holds them
+        # The key is the id of a message. The message is kept too: protobuf makes new objects for messages without references.
         self._initial: dict[int, tuple[onnx.GraphProto, dict[str, Value]]] = {}
         self._attributes: dict[int, tuple[onnx.NodeProto, dict[str, Any]]] = {}
         self._chosen: dict[int, bool] = {}      # choices in the present walk
@@ -56,7 +56,7 @@ class Walk:
 
     # -- before anything is computed -----------------------------------------------------------------------------------
     def missing(self) -> list[tuple[str, int, int, str, str]]:
-        """Operators that svod does not have: name, opset, count, the first node, why."""
+        """The operators that svod lacks: name, opset, number of nodes, name of the first node, reason."""
         count: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], str] = {}
         for node in (n for outer in self.nodes for n in (outer, *(i for sub in subgraphs(outer) for i in all_nodes(sub)))):
@@ -67,12 +67,12 @@ class Walk:
         return [(f"{d}.{op}" if d else op, self.opsets.get(d, 1), n, first[d, op], "") for (d, op), n in count.items()]
 
     def lacking(self) -> list[str]:
-        """The first outputs of the nodes that svod does not have, or that hold such nodes."""
+        """The first output of each node that svod cannot compute, or that has such a node in a graph inside it."""
         return [node.output[0] for node in self.nodes
                 if any(self._operator(n) is None for n in (node, *(inner for sub in subgraphs(node) for inner in all_nodes(sub))))]
 
     def check(self, what: str) -> None:
-        """Raise UnsupportedError that lists every operator that svod does not have."""
+        """Raise UnsupportedError, which lists every operator that svod lacks, if there are any. `what`: the model's name."""
         missing = self.missing()
         if missing:
             raise UnsupportedError(describe_missing(missing, what))
@@ -84,15 +84,16 @@ class Walk:
         return find(domain, node.op_type, self.opsets.get(domain, 1))
 
     def deciding_inputs(self) -> set[str]:
-        """The names of the graph's inputs on whose values shapes, axes or branches depend: they are part of a plan's key. Only numbers and
-        short lists of integers count; an image never does, as each would need a plan of its own."""
+        """The names of the inputs whose values decide shapes, axes or branches; the values are part of a plan's key. Only scalars and lists
+        of integers qualify: each image would need its own plan."""
         deciding: set[str] = set()
         direct: set[str] = set()
         self._collect_deciding(self.nodes, deciding, direct)
         return {i.name for i in self.model.graph.input if i.name in deciding and _may_decide(i, i.name in direct)}
 
     def _collect_deciding(self, nodes: Sequence[onnx.NodeProto], deciding: set[str], direct: set[str]) -> None:
-        """Add the values that must be known, from the last node to the first. `direct`: those that are such operands themselves."""
+        """Add the names of values that must be known, from the last node to the first. `direct`: names that are such
+        operands themselves."""
         for node in reversed(nodes):
             for sub in subgraphs(node):
                 self._collect_deciding(self._in_order(sub), deciding, direct)
@@ -110,9 +111,9 @@ class Walk:
     # -- walking ------------------------------------------------------------------------------------------------------
     def run(self, inputs: Mapping[str, Value], outputs: Sequence[str] | None = None, chosen: Mapping[int, bool] | None = None,
             number: Tensor | None = None, device: str | None = None) -> list[Value]:
-        """The values of the model's outputs, or of those named, for values of its inputs. `chosen`: which way branches go whose conditions
-        are computed, by their numbers in the walk. `number`: of the run, uint32 (1,), for nodes with a seed. `device`: the name of
-        what computes values that are on the CPU, if it is another device. Raises Undecided for another branch that has to be chosen."""
+        """The values of the model's outputs, or of the named ones, for values of its inputs. `chosen`: the way of each branch with a
+        computed condition, by the branch's number in the walk. `number`: the run's number, uint32 (1,), for nodes with a seed.
+        `device`: the device that computes values on the CPU, if it is another one. Raises Undecided for a branch not chosen yet."""
         graph = self.model.graph
         self._chosen, self._branches, self.known, self.halves = dict(chosen or {}), 0, Known(), Halves(device)
         self.run_number, self._draws = number, Counter()
@@ -122,12 +123,12 @@ class Walk:
         return [_value(values, name) for name in wanted]
 
     def at_branch(self) -> tuple[int, bool | None]:
-        """The number of the branch that the walk has come to, and which way it goes; None: nobody has chosen."""
+        """The number of the branch that the walk has reached, and the chosen way, True for `then`; None: not chosen yet."""
         self._branches += 1
         return self._branches, self._chosen.get(self._branches)
 
     def turn(self, node: onnx.NodeProto) -> int:
-        """The number of times that this was asked of the node in the walk."""
+        """The number of earlier calls for this node in the present walk."""
         self._draws[id(node)] += 1
         return self._draws[id(node)] - 1
 
@@ -234,7 +235,7 @@ class Walk:
         return made
 
     def _owned(self, values: Mapping[str, Value]) -> None:
-        """Note which arrays live as long as the model."""
+        """Record arrays that live as long as the model, so that each becomes one tensor."""
         self._own.update(id(v) for v in values.values() if isinstance(v, np.ndarray) and v.size > 1)
 
 
@@ -251,13 +252,13 @@ class _Inside:
         return self.walk.at_branch()
 
     def run_number(self) -> Tensor:
-        """The number of the run, uint32 of one element. Raises UnsupportedError where nobody counts runs."""
+        """The number of the run, uint32 of one element. Raises UnsupportedError if runs are not counted."""
         if self.walk.run_number is None:
             raise UnsupportedError("a node with a seed draws numbers of a run, and runs are not counted here")
         return self.walk.run_number
 
     def turn(self) -> int:
-        """The number of times that the node was asked this before in the walk: in the turns of a loop."""
+        """The number of earlier turns of a loop in which the node drew numbers in this walk."""
         return self.walk.turn(self.proto)
 
     def known(self, value: Value) -> np.ndarray[Any, Any] | None:
@@ -266,7 +267,7 @@ class _Inside:
 
 
 def _value(values: Mapping[str, Value], name: str) -> Value:
-    """A value by its name. Raises UnsupportedError for an output of a node that svod does not compute."""
+    """The value of a name. Raises UnsupportedError for an optional output that svod's function of the operator does not return."""
     if name not in values:
         raise UnsupportedError(f"{name!r} is an output that svod's form of its operator does not have")
     return values[name]
@@ -281,7 +282,8 @@ def _may_decide(info: onnx.ValueInfoProto, is_direct: bool) -> bool:
 
 
 def _are_known(node: onnx.NodeProto, operands: Sequence[Value]) -> bool:
-    """Whether the results of a node are computed now: its operands are known, and small. In the graphs of a node each node is asked."""
+    """Whether the results of a node are computed during the walk: its operands are known and small. A node with graphs inside is not; the
+    nodes inside are asked one by one."""
     return (all(o is None or is_known(o) for o in operands) and sum(o.size for o in operands if o is not None) <= MOST_KNOWN
             and not any(True for _ in subgraphs(node)))
 

@@ -31,9 +31,9 @@ from svod.system.forksafe import remake_after_fork
 Scalar = bool | int | float
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, np.dtype[Any]]
-DTypeLike = DType | str | type | np.dtype[Any]  # a svod dtype, its name, or what numpy.dtype() takes
+DTypeLike = DType | str | type | np.dtype[Any]  # a svod dtype, its name, or an argument of numpy.dtype()
 
-# The live tensors that have a node, by id: those that may have to be computed, and those that were found to be in memory.
+# Live tensors with a node, by id: the first table has tensors that may need computing, the second tensors seen in memory.
 _pending: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
 _computed: weakref.WeakValueDictionary[int, TensorBase] = weakref.WeakValueDictionary()
 _building = threading.Lock()
@@ -52,7 +52,7 @@ def pending_tensors() -> list[TensorBase]:
         key = id(t)
         if base_of(t.uop).op is Ops.BUFFER:
             _computed[key] = t
-            if base_of(t.uop).op is Ops.BUFFER:       # still, now that both tables have it
+            if base_of(t.uop).op is Ops.BUFFER:       # asked again now that both tables have it: another thread may have assigned
                 _pending.pop(key, None)
         else:
             pending.append(t)
@@ -60,7 +60,7 @@ def pending_tensors() -> list[TensorBase]:
 
 
 def forget_pending(tensor: TensorBase) -> None:
-    """The tensor has no node any more: it is over memory."""
+    """Take a tensor that lost its node, and is over memory, off the pending tensors."""
     _pending.pop(id(tensor), None)
 
 
@@ -130,14 +130,14 @@ def extents_argument(name: str, *shape: Any) -> Shape:
 class TensorBase:
     """A lazy array: a graph node with a `shape` and a `dtype`. Nothing runs before the tensor is realised.
 
-    A tensor over an array has no node before somebody asks for it: a call of a captured function needs the array only."""
+    A tensor over an array gets its node at the first use of `uop`: a call of a captured function needs the array only."""
 
     __slots__ = ("__weakref__", "_memory", "_memory_dtype", "_node", "_shared", "_user_array")
     _node: UOp | None           # None: the tensor is `_memory`
     _memory: Array | None       # C-contiguous and aligned, in the tensor's shape; bfloat16 as its bits
     _memory_dtype: DType        # dtype of `_memory`
-    _shared: bool               # other code than svod's can write to `_memory`
-    _user_array: Array | None        # the array of the user's that `_memory` is
+    _shared: bool               # code outside svod can write to `_memory`
+    _user_array: Array | None   # the caller's own array if `_memory` is that array, not a copy
 
     @classmethod
     def from_uop(cls, uop: UOp) -> Self:
@@ -148,8 +148,8 @@ class TensorBase:
 
     @classmethod
     def _over(cls, array: Array, dtype: DType, shared: bool) -> Self:
-        """The tensor over the memory of `array`: C-contiguous, aligned, with at least one element; bfloat16 as its bits. `shared`: others
-        than svod can write to that memory."""
+        """The tensor over the memory of `array`: C-contiguous, aligned, with at least one element; bfloat16 as its bits. `shared`: code
+        outside svod can write to that memory."""
         tensor = object.__new__(cls)
         tensor._become_memory(array, dtype, shared)
         return tensor
@@ -166,7 +166,7 @@ class TensorBase:
         _pending[id(self)] = self
 
     def _become_memory(self, array: Array, dtype: DType, shared: bool, given: Array | None = None) -> None:
-        """Be over the memory of `array`, which nothing in a graph knows yet."""
+        """Hold the memory of `array` in place of a node. No graph refers to that memory yet."""
         self._memory_dtype, self._shared, self._user_array, self._memory, self._node = dtype, shared, given, array, None
 
     def _build(self) -> UOp:
@@ -219,8 +219,9 @@ class TensorBase:
 
     @property
     def device(self) -> str:
-        """The device that the values are on: "CPU" unless `to` named another. They are computed there; those on the CPU on the device that
-        a configuration or SVOD_DEVICE names. Of a value with parts on several devices (an MSTACK) all, as "CPU, WEBGPU"."""
+        """The device that holds the values: "CPU" unless `to` named another. Values are computed on their device; values on the CPU are
+        computed on the device that a configuration or SVOD_DEVICE names. A value with parts on several devices (an MSTACK) has all their
+        names: "CPU, WEBGPU"."""
         if self._memory is not None:
             return HOST
         stack = stack_of(self.uop)

@@ -58,10 +58,10 @@ class CallLoop:
     def __init__(self, times: int, depth: int) -> None:
         self.counter = UOp(Ops.RANGE, dtypes.index, (UOp.const(dtypes.index, times),), depth)
         turn = UOp(Ops.DEFINE_VAR, dtypes.index, (), (f"turn {depth}", 0, times - 1))
-        self.bind = UOp(Ops.BIND, dtypes.index, (turn, self.counter))       # shows that a call stands in the loop, and is read by no kernel
+        self.bind = UOp(Ops.BIND, dtypes.index, (turn, self.counter))       # marks a call as part of the loop; no kernel reads it
         self.units: list[UOp] = []              # the calls and loops in it
         self.before: dict[UOp, UOp] = {}        # storage → its content when the loop begins
-        self.latest: dict[UOp, UOp] = {}        # storage → its content after what stands in the loop so far
+        self.latest: dict[UOp, UOp] = {}        # storage → its content after the calls made in the loop so far
 
     def __enter__(self) -> CallLoop:
         if self.counter.arg != len(_open.get()) or self.units:
@@ -85,8 +85,8 @@ _open: ContextVar[tuple[CallLoop, ...]] = ContextVar("open", default=())
 def call_loop(times: int) -> CallLoop:
     """A loop of calls: calls under `with call_loop(times) as i` run `times` times, in that order, when the tensors are realised.
 
-    The counter i is 0, 1, … in its turns: `call_kernel(ast, x, y, i=i)` binds a variable of the kernel to it. Each call sees what the calls
-    before it have written, in this turn and in earlier ones. Loops nest: the calls of the inner loop may be given both counters. The body
+    The counter i is 0, 1, … in its turns: `call_kernel(ast, x, y, i=i)` binds a variable of the kernel to it. Each call sees the writes of
+    the calls before it, in this turn and in earlier ones. Loops nest: the calls of the inner loop may be given both counters. The body
     of the `with` runs once; only calls of `call_kernel` are repeated, and tensors that they write have their values after the loop. A
     value that depends on them cannot be computed inside it, except by a kernel that is called. Kernels that differ only in where a run
     begins in its arrays are compiled once.
@@ -100,7 +100,7 @@ def call_loop(times: int) -> CallLoop:
 
 
 def _leave(done: UOp, contents: list[UOp]) -> None:
-    """Give the tensors over these contents the results of a call or loop."""
+    """Make a call or loop the new content of the tensors over `contents`, and a unit of the innermost open loop."""
     around = _open.get()
     for content in contents:
         new = UOp(Ops.AFTER, content.dtype, (content, done))

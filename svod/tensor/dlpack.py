@@ -16,10 +16,10 @@ from svod.errors import DeviceError, DTypeError
 
 CPU_KIND, CUDA_KIND = 1, 2      # kDLCPU, kDLCUDA
 CPU = (CPU_KIND, 0)             # its device 0
-DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's numbers of CUDA's default stream, and of none: nobody waits for anybody
+DEFAULT_STREAM, UNTOLD = 1, -1  # DLPack's stream numbers: CUDA's default stream, and "no stream", which orders no work
 _BFLOAT = 4                     # kDLBfloat
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}       # kDLInt, kDLUInt, kDLFloat, kDLBool by the kind of a dtype
-_REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # raised by libraries for memory that they cannot share
+_REFUSED = (BufferError, RuntimeError, TypeError, ValueError)      # errors of libraries for memory that they cannot share
 _NAME = b"dltensor"   # the name of a capsule that no consumer has taken
 
 
@@ -54,7 +54,7 @@ _release = _Deleter(_forget)
 
 
 class Shared(NamedTuple):
-    """Memory of another library on a device. `strides`: in elements. `owner`: the memory is there as long as this object."""
+    """Memory of another library on a device. `strides`: in elements. `owner`: an object that keeps the memory alive."""
 
     address: int
     dtype: DType
@@ -81,8 +81,8 @@ def is_shareable(value: Any) -> bool:
 
 
 def device_of(source: Any) -> str:
-    """The device of an object with `__dlpack__`, as people call it. Raises DTypeError for an object without it, and DeviceError for a
-    device that svod has not."""
+    """The device of an object with `__dlpack__`: "CPU" or "CUDA:1". Raises DTypeError for an object without it, and DeviceError for a
+    device of another kind."""
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: it has no __dlpack__")
     try:
@@ -96,8 +96,8 @@ def device_of(source: Any) -> str:
 
 
 def stream_of(asked: Any) -> int | None:
-    """The stream that a consumer names in DLPack's words, or a user in CUDA's, where the default one is 0: a number, or a stream of pycuda,
-    PyTorch, CuPy or cuda.core. None: it is not known. Raises DTypeError for an object that is no stream."""
+    """The number of a stream given as DLPack numbers it (1 is the default stream), as CUDA does (0 is), or as an object of pycuda, PyTorch,
+    CuPy or cuda.core; None if it is unknown. Raises DTypeError for an object that is no stream."""
     number = asked if asked is None or isinstance(asked, int) else _handle_of(asked)
     return None if number == UNTOLD else number or DEFAULT_STREAM
 
@@ -112,8 +112,8 @@ def _handle_of(stream: Any) -> int:
 
 
 def memory_of(source: Any, stream: int | None) -> Shared:
-    """The memory of an object with `__dlpack__` on a device whose work is on a stream: the other library has that wait for its own. Raises
-    DTypeError."""
+    """The memory of an object with `__dlpack__`. The other library makes `stream`, on which svod works, wait for its own work. Raises
+    DTypeError for a dtype that svod lacks."""
     capsule = source.__dlpack__() if stream is None else source.__dlpack__(stream=stream)
     if not _is_capsule(capsule, _NAME):
         raise DTypeError(f"from_dlpack of {type(source).__name__}: its __dlpack__ returns no capsule of the name dltensor")

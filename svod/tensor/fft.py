@@ -4,8 +4,9 @@
     spectrum = svod.fft.rfft(x)             # x (8, 100) → (8, 51, 2)
     svod.fft.irfft(spectrum, 100)           # back to (8, 100)
 
-A transform of up to `DIRECT` positions is a product with the matrix of its roots of unity. A longer one of a·b positions is one of a,
-a turn of each number, and one of b. Where a prime factor is above `DIRECT`, NumPy transforms on the host.
+A transform of up to `DIRECT` positions is a product with the matrix of its roots of unity. A longer transform, of a·b positions, is a
+transform of a positions, a rotation of each number, and a transform of b positions (Cooley and Tukey, 1965). If a prime factor of the
+length is above `DIRECT`, NumPy computes the transform on the host.
 """
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Parts(NamedTuple):
     imag: Tensor
 
     def moved(self, source: int, destination: int) -> Parts:
-        """The tensor with an axis at another place."""
+        """Both parts with axis `source` moved to `destination`."""
         return Parts(self.real.movedim(source, destination), self.imag.movedim(source, destination))
 
 
@@ -39,7 +40,7 @@ class Parts(NamedTuple):
 
 @cache
 def _split(n: int) -> tuple[int, int] | None:
-    """Two factors of n that transforms exist for, as equal as there are; None where there are none."""
+    """The two most nearly equal factors of n that both have a transform by products; None if there are none."""
     for a in range(math.isqrt(n), 1, -1):
         if n % a == 0 and (n // a <= DIRECT or _split(n // a) is not None):
             return a, n // a
@@ -47,7 +48,7 @@ def _split(n: int) -> tuple[int, int] | None:
 
 
 def has_products(n: int) -> bool:
-    """Whether a transform of n positions is made of products."""
+    """Whether a transform of n positions is computed by matrix products, and not by NumPy on the host."""
     return n <= DIRECT or _split(n) is not None
 
 
@@ -65,7 +66,7 @@ def _matrix(n: int, columns: int, inverse: bool, dtype: str) -> Array:
 
 
 def _product(x: Tensor, imag: Tensor | None, n: int, columns: int, inverse: bool) -> Parts:
-    """The first `columns` numbers of a transform, by one product, or two of complex numbers."""
+    """The first `columns` numbers of a transform: one matrix product for real numbers, two for complex ones."""
     matrix = _matrix(n, columns, inverse, x.dtype.name)
     made = x.matmul(Tensor(matrix))
     if imag is not None:
@@ -98,7 +99,7 @@ def transform(x: Tensor, imag: Tensor | None, inverse: bool = False, half: bool 
 
 
 def real_inverse(z: Parts, n: int) -> Tensor:
-    """The n real numbers of which the n//2 + 1 numbers `z` are half of a transform, times n."""
+    """n times the n real numbers whose transform begins with the n//2 + 1 numbers `z`."""
     m = n // 2 + 1
     mirrored = np.arange(m) > 0
     if n % 2 == 0:
@@ -107,7 +108,7 @@ def real_inverse(z: Parts, n: int) -> Tensor:
         roots = _roots(m, n, n, True) * (1 + mirrored)[:, None]
         cosine, sine = (Tensor(part.astype(z.real.dtype.name)) for part in (roots.real, roots.imag))
         return z.real.matmul(cosine).sub(z.imag.matmul(sine))
-    others = n - m      # the conjugates of those from 1 on, backwards
+    others = n - m      # the rest of the transform: the conjugates of numbers 1 … others, in reverse order
     imag = z.imag.mul(Tensor(mirrored.astype(z.imag.dtype.name)))
     real, imag = (Tensor.cat([t, t[..., 1:1 + others].flip(-1).mul(sign)], -1) for t, sign in ((z.real, 1), (imag, -1)))
     return transform(real, imag, inverse=True).real
@@ -143,7 +144,8 @@ def _by_products(name: str, t: Tensor, n: int, dim: int, from_pairs: bool, to_pa
 
 
 def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_pairs: bool, host: bool = False) -> Tensor:
-    """Lengths: `n` positions before and after, but n//2 + 1 numbers where one side is real."""
+    """The transform `name` of `n` positions, by products if the length allows it, else by NumPy. The complex side of a transform to or from
+    real numbers has n//2 + 1 numbers."""
     t = as_float(name, a)
     shape = list(t.shape[:-1] if from_pairs else t.shape)
     if (from_pairs and (not t.ndim or t.shape[-1] != 2)) or not shape:
@@ -162,22 +164,22 @@ def _transform(name: str, a: Any, n: int | None, dim: int, from_pairs: bool, to_
 
 
 def fft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
-    """The transform of complex numbers (…, 2), of which `n` are used or zeros added."""
+    """The transform of complex numbers (…, 2) along `dim`, cut or padded with zeros to `n` positions. Raises ShapeError."""
     return _transform("fft", a, n, dim, True, True)
 
 
 def ifft(a: Any, n: int | None = None, dim: int = -1, *, host: bool = False) -> Tensor:
-    """The inverse of `fft`. `host`: by NumPy in any case, with its rounding."""
+    """The inverse of `fft`. `host`: NumPy computes it whatever the length is, with NumPy's rounding. Raises ShapeError."""
     return _transform("ifft", a, n, dim, True, True, host)
 
 
 def rfft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
-    """The transform of real numbers: n//2 + 1 complex ones (…, 2), as the others mirror them."""
+    """The transform of real numbers: its first n//2 + 1 complex numbers (…, 2); the rest are their conjugates. Raises ShapeError."""
     return _transform("rfft", a, n, dim, False, True)
 
 
 def irfft(a: Any, n: int | None = None, dim: int = -1) -> Tensor:
-    """The inverse of `rfft`: `n` real numbers, by default 2·(m - 1) of m complex ones."""
+    """The inverse of `rfft`: `n` real numbers from m complex ones, by default 2·(m - 1). Raises ShapeError."""
     return _transform("irfft", a, n, dim, True, False)
 
 

@@ -19,7 +19,7 @@ from svod.tensor.tensor import Tensor
 
 @cache
 def configured(fn: Callable[..., Any], *options: tuple[str, Any]) -> Callable[..., Any]:
-    """`fn` with these options: one function for equal ones, so that a schedule with it is found again."""
+    """`fn` with these options. Equal options give the same function object, so that a schedule that calls it is reused."""
     made: Callable[..., Any] = partial(fn, **dict(options))
     return made
 
@@ -51,8 +51,9 @@ def square(name: str, t: Tensor) -> int:
 # -- sets and positions -------------------------------------------------------------------------------
 
 def unique(x: Tensor, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """The distinct values in ascending order; with the place of each element's value among them (of the shape of `x`), and how often each
-    occurs. Runs on the host, at once: the number of values decides on the shape, so a captured function cannot call it."""
+    """The distinct values in ascending order. `return_inverse` adds the index of each element's value among them, in the shape of `x`;
+    `return_counts` the number of times that each occurs. Runs on the host, at once: the shape of the result depends on the values, so a
+    captured function cannot call it."""
     values, inverse, counts = np.unique(x.numpy(), return_inverse=True, return_counts=True)
     results = [Tensor(values), *([Tensor(inverse.reshape(x.shape))] if return_inverse else []),
                *([Tensor(counts)] if return_counts else [])]

@@ -91,7 +91,8 @@ def svdvals(a: Any) -> Tensor:
 
 
 def eigh(a: Any) -> Eigh:
-    """Eigenvalues (…, n) and eigenvectors (…, n, n) of symmetric matrices, of which the lower triangles are read. Runs on the host."""
+    """Eigenvalues (…, n) and eigenvectors (…, n, n) of symmetric matrices; only their lower triangles are read. Runs on the
+    host."""
     t = _matrices("eigh", a)
     n = square("eigh", t)
     return Eigh(*on_host(_eigh, t, shape=((*t.shape[:-2], n), t.shape), dtype=(t.dtype.name,) * 2))

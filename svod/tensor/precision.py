@@ -3,7 +3,7 @@
 * An operation of one step (a sum, a product, a function of one instruction, a comparison, a move) has the type of its operands.
 * An operation of several steps on 16-bit floats is computed in float32, its numbers too, and rounded once, to the type of its result.
 
-`rounds_once` and `rounds_to_self` make a method of Tensor an operation of several steps:
+`rounds_once` and `rounds_to_self` decorate a method of Tensor that takes several steps:
 
     @rounds_once
     def addmm(self, mat1: Operand, mat2: Operand, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
@@ -11,7 +11,7 @@
         float16 self, mat1, mat2  →  float32 in the body  →  a float16 result
 
 Inside, all operands have 32 bits or more, so that methods called there round nothing. `widened` and `rounded` are the two ends of it, for
-graphs of other libraries, which say themselves what type a result has.
+graphs of other libraries, which declare the types of their results themselves.
 """
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def rounds_to_self(method: F) -> F:
 
 
 def _of_several_steps(method: F, result_dtype: Callable[[Sequence[TensorBase]], DType | None]) -> F:
-    """`method` between `widened` and `rounded`. `result_dtype`: the type that results are rounded to, of the operands; None for no type."""
+    """Wrap `method` in `widened` and `rounded`. `result_dtype`: from the operands, the type that results are rounded to; None: they are
+    not rounded."""
     parameters = list(inspect.signature(method).parameters.values())
     names = {p.name for p in parameters if "Operand" in str(p.annotation)}
     places = {i for i, p in enumerate(parameters) if p.name in names}

@@ -72,12 +72,13 @@ def realize_tensors(tensors: Iterable[TensorBase], config: Any = None) -> None:
 
 
 def device_called(name: str) -> str:
-    """The device that people call `name`, as graphs name it. Raises UnsupportedError and DeviceError for one that there is not."""
+    """The name in graphs of the device that a user calls `name`: "cuda" is "CUDA:0". Raises UnsupportedError for a device without a
+    backend, and DeviceError for one that this machine lacks."""
     return str(import_module(PIPELINE).device_called(name))
 
 
 def space_of(device: str) -> Any:
-    """The backend of a device, whose memory tensors' memory is."""
+    """The backend that allocates the memory of a device."""
     return import_module(PIPELINE).space_of(device)
 
 
@@ -150,7 +151,7 @@ def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
     readers = []
     for t in pending_tensors():
         reached = t.uop.toposort(gate=lambda n: n not in last)
-        in_a_loop = calls and open_ranges(t.uop.toposort())[t.uop]      # a value that there is no time to compute at
+        in_a_loop = calls and open_ranges(t.uop.toposort())[t.uop]      # depends on a loop's counter, so it has no value outside the loop
         if t.uop not in last and any(n in overwritten or n in calls for n in reached) and not in_a_loop:
             readers.append(t)
     return readers

@@ -109,7 +109,7 @@ class Tensor(Random):
         return array.reshape(layout_shape(self.shape))[used]
 
     def _shared_values(self) -> Array:
-        """`_values`, for others: they can write to them from now on."""
+        """`_values` as memory that code outside svod can write to from now on."""
         values = self._values()
         if self._memory is not None:
             self._shared, self._user_array = True, None
@@ -156,7 +156,7 @@ class Tensor(Random):
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None) -> Any:
         """Compute the tensor now and return a DLPack capsule over its memory. `torch.from_dlpack(t)` and `numpy.from_dlpack(t)` call it.
-        On CUDA what is put on `stream` from now on comes after svod's work; None: the default stream; -1: the host waits for svod. Raises
+        On CUDA, work put on `stream` from now on runs after svod's work; None: the default stream; -1: the host waits for svod. Raises
         DeviceError for a device other than the tensor's and the CPU, and BufferError for read-only memory that the protocol cannot mark."""
         own = self.__dlpack_device__()
         wanted = own if dl_device is None else (builtins.int(dl_device[0]), builtins.int(dl_device[1]))
@@ -175,15 +175,15 @@ class Tensor(Random):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Compute the tensor now and describe its memory on CUDA for pycuda, Numba and CuPy, which may write there as long as the tensor
-        lives. What they put on the default stream from now on, or on one that waits for it, comes after svod's work, and svod's later runs
-        that use the tensor come after theirs. Raises AttributeError for a tensor that is not on CUDA."""
+        lives. Their work on the default stream, or on a stream that waits for it, starts after svod's work, and svod's later runs that
+        use the tensor start after theirs. Raises AttributeError for a tensor that is not on CUDA."""
         kind = None if self.device == HOST else space_of(self.device).dlpack_device
         if kind is None or kind[0] != dlpack.CUDA_KIND:
             raise AttributeError(f"__cuda_array_interface__ of a tensor on {self.device}: only memory on CUDA has it; use t.to('CUDA')")
         return cuda_arrays.interface_of(self._lent(dlpack.DEFAULT_STREAM), dlpack.DEFAULT_STREAM)
 
     def _lent(self, stream: builtins.int | None) -> dlpack.Shared:
-        """The tensor's memory on its device. Others can write to it from now on, on a stream."""
+        """The tensor's memory on its device. Another library can write to it from now on, on `stream`."""
         buffer = buffer_of(base_of(self.realize().contiguous().realize().uop))
         memory = buffer.share_on(space_of(self.device), stream)
         share(buffer)
@@ -215,9 +215,9 @@ class Tensor(Random):
 
         `stream`: the stream of CUDA on which the other library works with the memory as long as the tensor lives, a number, 0 or 1 for the
         default one, or a stream of pycuda, PyTorch or CuPy.
-        Runs of svod that use the tensor come after what is on the stream, and what is put there later comes after them. Without it svod's
-        work comes after what the library had begun by now, the library itself has to wait before svod reads what it writes later, and
-        each run ends when the device is done. Raises DeviceError and DTypeError."""
+        Runs of svod that use the tensor start after the work on that stream, and later work on the stream starts after them. Without a
+        stream, svod's work starts after the work that the library has begun by now; for its later writes the library must wait by itself
+        before svod reads them, and each run of svod ends only when the device is done. Raises DeviceError and DTypeError."""
         known = None if stream is None else dlpack.stream_of(stream)
         if cuda_arrays.is_cuda_array(source):
             return cls._from_cuda_array(source, known)
@@ -240,7 +240,7 @@ class Tensor(Random):
 
     @classmethod
     def _over_shared(cls, shared: dlpack.Shared, space: Any, stream: builtins.int | None, read_only: builtins.bool = False) -> Tensor:
-        """The tensor over memory of another library on a device, which works there on a stream; None: on one that is not known."""
+        """The tensor over a device's memory that belongs to another library. `stream`: the stream of that library's work; None: unknown."""
         if 0 in shared.shape:
             return cls.zeros(shared.shape, dtype=shared.dtype)
         order = shared.order
@@ -444,8 +444,8 @@ class Tensor(Random):
     def to(self, target: DTypeLike) -> Tensor:
         """The values on a device ("CPU", "WEBGPU", "CUDA:1"), copied when they are needed; self if they are there. Or a cast to a dtype.
 
-        What is computed from the result is computed and stays on that device. A constant is on every device. Raises UnsupportedError for a
-        device that svod has not, DeviceError for one that is not there."""
+        Values computed from the result are computed on that device and stay there. A constant is on every device. Raises UnsupportedError
+        for a device without a backend in svod, and DeviceError for a device that this machine lacks."""
         if not isinstance(target, str) or is_dtype_name(target):
             return self.cast(target)
         device = device_called(target)
@@ -531,7 +531,7 @@ def _as_arrays(given: Any) -> Any:
 
 
 def _in_memory(values: Array, dtype: DType, device: str = HOST) -> Tensor:
-    """The tensor over an array, or of its values on a device. For bfloat16 the array holds the bits."""
+    """The tensor over an array, or a copy of its values on another device. For bfloat16 the array holds the bits."""
     if 0 in values.shape or dtype != dtypes.bfloat16:
         return Tensor(values, dtype).to(device)
     return Tensor._over(np.require(values, np.uint16, ("C", "A")), dtype, shared=True).to(device)

@@ -2,8 +2,8 @@
 
     Dynamo's graph → AOT autograd: functional, decomposed, an inference graph → GraphFunction
 
-PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing of PyTorch's is changed. What it would take apart though
-svod has it whole is an operator of svod's in the graph (`whole.py`).
+PyTorch imports this module by the entry point `torch_dynamo_backends`; nothing of PyTorch is changed. Functions that svod has
+whole, and that PyTorch would decompose, become operators of svod in the graph (`whole.py`).
 """
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from svod.torch.whole import keep_whole
 ENTRY = 'torch.compile(backend="svod")'
 NEEDS_GRADIENTS = ("it needs gradients. svod runs models and does not train them: call it under torch.inference_mode() or "
                    "torch.no_grad(), or give its parameters requires_grad_(False)")
-_said: set[tuple[str, str]] = set()     # graphs that PyTorch runs, and why: each is said once
-_trained = WeakTensorKeyDictionary()    # first parameters of the graphs for which it was said that they need gradients
+_said: set[tuple[str, str]] = set()     # (graph, reason) of the warnings given so far, each once
+_trained = WeakTensorKeyDictionary()    # the first parameter of each graph with a warning about gradients
 log = logging.getLogger("svod.torch")
 
 
@@ -58,7 +58,7 @@ def svod_backend(gm: Any, example_inputs: Sequence[Any], *, mode: str | None = N
                  options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """A function that runs one of Dynamo's graphs. PyTorch runs graphs that svod cannot run, with a warning that gives the reason.
 
-    Raises ConfigError for options that are none, and under `options={"strict": True}` UnsupportedError for what svod cannot run."""
+    Raises ConfigError for unknown options, and under `options={"strict": True}` UnsupportedError for a graph that svod cannot run."""
     watch_dynamo()
     try:
         return _function_of(gm, example_inputs, mode, options)
@@ -75,7 +75,7 @@ def _function_of(gm: Any, example_inputs: Sequence[Any], mode: str | None, optio
             return _compiled(gm, example_inputs, name, settings)    # type: ignore[no-any-return]
         except TorchDynamoException:    # Dynamo's way of asking for another try
             raise
-        except Exception as error:      # whatever AOT autograd raises of a graph that it cannot take
+        except Exception as error:      # AOT autograd has errors of many types for graphs that it refuses
             reason = f"AOT autograd cannot take it: {type(error).__name__}: {error}"
     if settings.strict:
         raise UnsupportedError(f"{name}: {reason}")
@@ -88,8 +88,8 @@ def _function_of(gm: Any, example_inputs: Sequence[Any], mode: str | None, optio
 
 
 def _saying_so(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A graph that PyTorch runs because it needs gradients. That is said once for each model: Dynamo gives the parameters of all that have
-    the same code to one graph."""
+    """A function that runs a graph in PyTorch because it needs gradients, with one warning for each model. Models with the same code share
+    a graph, so its first parameter tells them apart."""
     def run(*args: Any) -> Any:
         first = next((a for a in args if isinstance(a, torch.nn.Parameter)), None)
         if (name, NEEDS_GRADIENTS) not in _said or (first is not None and first not in _trained):

@@ -1,4 +1,4 @@
-"""`svod.torch.compile`: a module through torch.export, for people who deploy: no Dynamo and no guards in the call path."""
+"""`svod.torch.compile`: a module through torch.export, for deployment: no Dynamo and no guards in the call path."""
 from __future__ import annotations
 
 import inspect
@@ -23,13 +23,13 @@ def compile(module: Any, *args: Any, dynamic_shapes: Any = None, mode: str | Non
             device: str | None = None, **kwargs: Any) -> Compiled:
     """The module as a function that svod runs. `args` and `kwargs`: example inputs, whose sizes it takes; `dynamic_shapes`, as
     torch.export.export takes them, names the axes that may differ, with a plan for each size. `mode` and `options` are those of
-    torch.compile(backend="svod"). `device`: the option of that name, what computes tensors of PyTorch's CPU; those on CUDA are computed
-    where they are.
+    torch.compile(backend="svod"). `device`: the option of that name, the device that computes tensors on PyTorch's CPU; tensors on CUDA
+    are computed there.
 
     Weights are constants, packed once; a change in them is seen. Buffers that the module changes are written in place.
 
-    Raises ArgumentError for what is no module, and for examples that its forward does not take, UnsupportedError for what cannot be
-    exported, and under `options={"strict": True}` for operations that svod has not."""
+    Raises ArgumentError for an object that is no module, and for examples that its forward does not take; UnsupportedError for a module
+    that torch.export cannot export, and under `options={"strict": True}` for operations that svod lacks."""
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"svod.torch.compile takes a torch.nn.Module and example inputs, got {type(module).__name__}")
     settings = Settings.of(mode, options if device is None else {**(options or {}), "device": device})
@@ -147,7 +147,7 @@ class Compiled:
 
 
 def _mutations(signature: Any, kinds: Sequence[tuple[str, str | None, Any]]) -> dict[int, int]:
-    """The outputs of an exported graph that are no results, by number: which input, by number, each becomes the content of."""
+    """The outputs of an exported graph that are new contents of inputs: the output's number → the input's number."""
     numbers = {target: i for i, (_, target, _) in enumerate(kinds) if target is not None}
     arguments = {arg.name: i for i, (_, _, arg) in enumerate(kinds)}
     tokens = [i for i, (kind, _, _) in enumerate(kinds) if kind == "TOKEN"]
@@ -161,12 +161,12 @@ def _mutations(signature: Any, kinds: Sequence[tuple[str, str | None, Any]]) -> 
 
 
 def _kind(x: Any) -> str:
-    """The value that a module holds by a name, in words."""
+    """A description of a module's attribute for errors: "float32 (3, 4)", or the name of its type."""
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
 
 
 def _in_words(args: Any, kwargs: Any) -> str:
-    """Arguments as one writes them: "(Tensor, [Tensor, 3], scale=Tensor)"."""
+    """The arguments of a call as text: "(Tensor, [Tensor, 3], scale=Tensor)"."""
     def word(value: Any) -> str:
         if isinstance(value, dict):
             return "{" + ", ".join(f"{k!r}: {word(v)}" for k, v in value.items()) + "}"

@@ -2,8 +2,8 @@
 
     f = an operation that svod has not        svod tensors → callback: f of PyTorch tensors over the same memory → svod tensors
 
-Values that svod cannot have stay in PyTorch, such as complex numbers that are no pairs (`operations/complex_numbers.py`): an operation that
-makes one is not run by itself, but together with the operations that read it, by the callback of the first results that svod can have.
+Values that svod cannot represent stay in PyTorch, such as complex numbers that are no pairs (`operations/complex_numbers.py`). The
+operation that makes one runs together with the operations that read it, in the callback of the first results that svod can represent.
 """
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Clock:
 
 
 class Foreign:
-    """A value that svod cannot have, or that is not computed yet: `compute` makes it of PyTorch tensors of `inputs`. `example`: a fake
-    tensor of its shape and dtype."""
+    """A value that svod cannot represent, or that is not computed yet: `compute` makes it from PyTorch tensors of `inputs`. `example`: a
+    fake tensor of its shape and dtype."""
 
     def __init__(self, inputs: Sequence[Tensor], compute: Callable[..., Any], example: Any) -> None:
         self.inputs, self.compute, self.example = tuple(inputs), compute, example
@@ -88,7 +88,7 @@ def _example_results(operation: Any, leaves: Sequence[Any], structure: Any) -> A
         with mode:
             positional, named = pytree.tree_unflatten([example(leaf) for leaf in leaves], structure)
             return operation(*positional, **named)
-    except Exception as error:      # whatever an operation raises of what it does not take
+    except Exception as error:      # operations have errors of many types for arguments that they refuse
         raise UnsupportedError(f"{operation}: {error}") from error
 
 

@@ -23,7 +23,7 @@ from svod.torch.weights import Weights
 
 MOST_PLANS = 64             # most plans for one set of weights; the least recently used one is dropped
 MOST_WEIGHTS = 64           # sets of weights of one graph
-MOST_CHANGES = 8            # changes of weights after which they are read anew in every run
+MOST_CHANGES = 8            # changes of weights; after more, every run reads them anew
 log = logging.getLogger("svod.torch")
 functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # functions that are alive, for reports
 
@@ -31,10 +31,10 @@ functions: weakref.WeakSet[GraphFunction] = weakref.WeakSet()      # functions t
 class GraphFunction:
     """A function of the tensors and ints that a graph's placeholders stand for; it returns a list.
 
-    `static`: the numbers of arguments that are weights, `kept`: of those that a module has and the graph writes. `bound`, if given: both
-    are the same tensors in every call, and it is called after weights changed and before a new plan, to raise where they may not be
-    others. `eager`: the same function, run by PyTorch.
-    `check` raises for arguments that the function is not for; it is asked once for arguments of a form."""
+    `static`: the numbers of the arguments that are weights; `kept`: of the module's tensors that the graph writes. `bound`: if given, both
+    are the same tensors in every call; it is called after a change of weights and before a new plan, and raises if a tensor was replaced.
+    `eager`: the same function, run by PyTorch. `check`: raises for arguments that the function was not compiled for; it is called once for
+    each form of arguments."""
 
     def __init__(self, program: Program, static: Sequence[int], kept: Sequence[int], eager: Callable[..., Any], settings: Settings,
                  entry: str, *, bound: Callable[[], None] | None = None,
@@ -90,8 +90,8 @@ class GraphFunction:
             return list(self.eager(*given))
 
     def _is_raised(self, error: Exception) -> bool:
-        """Whether an error of a call goes to the user. An exported graph writes at its end: for arguments that share memory that it writes,
-        PyTorch would not run what is meant either."""
+        """Whether an error of a call is raised, and not answered by a run in PyTorch. An exported graph writes its inputs at the end, so
+        for arguments that share written memory PyTorch's run would be wrong too."""
         return self.settings.strict or (self.bound is not None and isinstance(error, SharedMemoryError))
 
     @property
@@ -110,7 +110,7 @@ class GraphFunction:
         return known
 
     def _read(self, given: Sequence[Any], known: Weights | None) -> Weights:
-        """A new set of weights, in place of `known`, the one that these tensors were."""
+        """A new set of weights in place of `known`, the set of the same tensors before they changed."""
         static = [given[i] for i in self.static]
         key = tuple(map(id, static))
         with self._lock:
@@ -127,7 +127,7 @@ class GraphFunction:
         return made
 
     def _count_change(self, static: Sequence[Any]) -> None:
-        """Count a change of weights; after many they are constants no more."""
+        """Count a change of weights. After MOST_CHANGES they are no longer constants of plans."""
         self.changes += 1
         if self.changes > MOST_CHANGES:
             log.warning("svod: the weights of %s changed %d times: they are read anew in every run from now on, and not packed", self.name,
@@ -173,7 +173,7 @@ class GraphFunction:
         return plan
 
     def _check(self, given: Sequence[Any]) -> None:
-        """Raise UnsupportedError for tensors that svod cannot have, and under `strict` for operations that it has not."""
+        """Raise UnsupportedError for tensors that svod cannot represent, and under `strict` for operations that it lacks."""
         for t in given:
             if isinstance(t, torch.Tensor) and not is_representable(t):
                 kind = t.dtype if t.layout is torch.strided else t.layout

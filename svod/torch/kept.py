@@ -1,7 +1,7 @@
 """Tensors that a module keeps and writes, such as key-value caches: the same ones in every call.
 
-Where they lie and what they are is asked in one native pass before a run, as for weights, and not one by one; while nothing differs, a
-plan stays bound to their memory.
+One native pass before a run checks the addresses and forms of all of them, as for weights. While nothing differs, a plan stays bound to
+their memory.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Kept:
         self._now: Places | None = None
 
     def places(self, given: Sequence[Any]) -> Places:
-        """Their places in this call: the object of the call before, if nothing differs."""
+        """The places of the tensors in this call: the same object as in the call before, if nothing differs."""
         now = self._now
         if now is not None and (self._is_bound or now.is_of([given[i] for i in self._numbers])) and now.is_unchanged():
             return now
@@ -30,7 +30,7 @@ class Kept:
 
 
 class Places:
-    """The places of tensors. `can_stay`: a plan may stay bound to their memory; that on a GPU has to be waited for in each call."""
+    """The addresses and forms of tensors. `can_stay`: a plan may stay bound to their memory. Memory on a GPU is waited for in each call."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._tensors = list(tensors)

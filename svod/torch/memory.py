@@ -31,7 +31,7 @@ TORCH_DTYPES: dict[DType, Any] = {v: k for k, v in DTYPES.items()}
 
 
 def svod_dtype(dtype: Any) -> DType:
-    """The svod dtype of a PyTorch dtype. Raises UnsupportedError for one that svod has not."""
+    """The svod dtype of a PyTorch dtype. Raises UnsupportedError for one that svod lacks."""
     known = DTYPES.get(dtype)
     if known is None:
         raise UnsupportedError(f"svod has no {str(dtype).removeprefix('torch.')}")
@@ -39,17 +39,17 @@ def svod_dtype(dtype: Any) -> DType:
 
 
 def is_representable(t: Any) -> bool:
-    """Whether svod can have the values of a tensor: dense, on the CPU or CUDA, of a dtype that svod has."""
+    """Whether svod can represent a tensor: strided, not quantised, on the CPU or CUDA, of a dtype that svod has."""
     return t.dtype in DTYPES and t.layout is torch.strided and (t.device.type == "cpu" or bool(gpu_of(t))) and not t.is_quantized
 
 
 def gpu_of(t: Any) -> str:
-    """The GPU that a tensor is on, as svod calls it; "" for any other tensor."""
+    """svod's name of the GPU that holds a tensor, "CUDA:1"; "" for a tensor elsewhere."""
     return f"CUDA:{t.device.index or 0}" if t.device.type == "cuda" else ""
 
 
 def stream_of(t: Any) -> int:
-    """The stream on which PyTorch works now with the tensors of a GPU; 0: the default one, and of the CPU."""
+    """PyTorch's current stream on the GPU of a tensor; 0 for the default stream, and for a tensor on the CPU."""
     return int(torch.cuda.current_stream(t.device).cuda_stream) if t.device.type == "cuda" else 0
 
 
@@ -72,7 +72,7 @@ def order_in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, 
             return tuple(range(len(shape))) if 0 in shape else None
         expected *= shape[i]
     natural = tuple(range(len(shape)))
-    # axes of extent 1 have no place of their own: keep the order of the others, and the natural one where that is the same
+    # Axes of extent 1 can stand anywhere: if the longer axes are in natural order, all axes are.
     long = [i for i in order if shape[i] != 1]
     return natural if long == sorted(long) else tuple(order)
 
@@ -97,7 +97,7 @@ def memory_over(t: Any) -> Array | Tensor:
 
 
 def is_shared(a: Any, b: Any) -> bool:
-    """Whether two tensors have an element's memory in common, or it is hard to tell."""
+    """Whether two tensors have an element's memory in common; True too if the test would take more than MOST_WORK steps."""
     try:
         return np.shares_memory(np.asarray(_Places(a)), np.asarray(_Places(b)), max_work=MOST_WORK)     # type: ignore[arg-type]
     except np.exceptions.TooHardError:
@@ -112,7 +112,7 @@ def span_of(t: Any) -> tuple[int, int]:
 
 
 class _Places:
-    """The memory of a tensor's elements as an array that nobody reads: the tensor may be on a GPU."""
+    """The addresses of a tensor's elements as an array for `numpy.shares_memory`. Its values are not read: it may be on a GPU."""
 
     def __init__(self, t: Any) -> None:
         size = t.element_size()
@@ -135,7 +135,7 @@ def in_order(t: Any, order: tuple[int, ...] | None) -> Any:
 
 
 def svod_tensor(t: Any, *, shared: bool) -> Tensor:
-    """The svod tensor over the memory of a contiguous tensor. `shared`: others than svod may write to it."""
+    """The svod tensor over the memory of a contiguous tensor. `shared`: code outside svod may write to it."""
     memory = memory_over(t)
     if not isinstance(memory, Tensor):
         return Tensor._over(memory, svod_dtype(t.dtype), shared)
@@ -168,5 +168,5 @@ class _Writable:
 
 
 def tensor_to_read(array: Array) -> Any:
-    """The PyTorch tensor over an array that may be read-only. Nobody may write to it."""
+    """The PyTorch tensor over an array that may be read-only. Nothing may write to the tensor."""
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))

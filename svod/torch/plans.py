@@ -62,8 +62,8 @@ def attributes_of(module: Any) -> dict[str, Any]:
 
 
 class Source(NamedTuple):
-    """An argument that the plan reads: its number, its axes from the outermost in memory to the innermost, (): as they are, None: it is
-    copied; what gives its memory to a run, and its bytes."""
+    """An argument that the plan reads. `argument`: its number. `order`: its axes from the outermost in memory to the innermost; (): in
+    natural order; None: the tensor has gaps, and a copy is read. `read`: the function from a tensor to the memory that a run reads."""
 
     argument: int
     order: tuple[int, ...] | None
@@ -80,8 +80,8 @@ class Result(NamedTuple):
     is_argument: bool = False
     dtype: Any = None
     order: tuple[int, ...] = ()     # the axes of the array that the run makes, as axes of the output
-    shape: tuple[int, ...] | None = None        # to which axes of extent 1 are expanded
-    strides: tuple[int, ...] | None = None      # strides of an output with gaps, which is filled by a copy
+    shape: tuple[int, ...] | None = None        # the final shape, if axes of extent 1 are expanded to it
+    strides: tuple[int, ...] | None = None      # strides, in elements, of an output with gaps, which is filled by a copy
     is_constant: bool = False
     device: Any = None              # device of the output if the run makes it elsewhere: a constant of a graph on a GPU, a copy to the CPU
     base: int | None = None         # the output, by its number, of whose memory this one is a part: `shape`, `strides`, `offset`
@@ -89,9 +89,9 @@ class Result(NamedTuple):
 
 
 class Plan:
-    """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of those that it writes; `copied`: those of them
-    that take a result by a copy, and its number. `kept`: the numbers of those that `Places` say where they are. `weights`: what the plan
-    has as constants, by number. `missing`: the operations that PyTorch runs."""
+    """A graph prepared for arguments of given sizes and layouts. `written`: the numbers of the arguments that it writes; `copied`: pairs of
+    such an argument and the output that is copied into it. `kept`: the numbers of arguments located by `Places`. `weights`: the tensors
+    that are constants of the plan, by number. `missing`: the operations that PyTorch runs."""
 
     def __init__(self, sources: Sequence[Source], captured: Captured | None, results: Sequence[Result], written: Collection[int],
                  copied: Sequence[tuple[int, int]], kept: Collection[int], weights: Mapping[int, Any],
@@ -154,7 +154,7 @@ class Plan:
         return self.captured is not None and self.captured.plan.failure is not None
 
     def let_go(self) -> None:
-        """Let go of the memory of the last run's arguments and results; not while it runs."""
+        """Drop references to the memory of the last run's arguments and results. Must not be called during a run."""
         if self._has_run:
             self._has_run = False
             self._forget_memory()
@@ -169,8 +169,8 @@ class Plan:
                 raise SharedMemoryError(f"arguments {a} and {b} share memory, and one of them is written: pass a copy of the other")
 
     def _read(self, given: Sequence[Any], places: Places | None) -> tuple[list[Any], list[Any] | None]:
-        """The memory of the arguments, and of those that are kept alone: the same list while these are where `places` say. A tensor that is
-        where it was in the last run is not asked for its memory again, while PyTorch works on the same stream of a GPU."""
+        """The memory of all arguments, and a list with the memory of kept arguments only, which stays the same object while `places` does.
+        A tensor at the address of the last run keeps its array, as long as PyTorch's stream on the GPU is the same."""
         if self._on_gpu is not None and (stream := stream_of(given[self._on_gpu])) != self._stream:
             self._stream = stream
             self._forget_memory()
@@ -212,7 +212,7 @@ def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Te
               config: PrepareConfig | None) -> Plan:
     """The plan of a program for arguments like `given`. `constants`: those that are weights. `kept`: see Plan.
 
-    Raises SvodError for what svod cannot run."""
+    Raises SvodError for a graph that svod cannot run."""
     sources, stand_ins = _sources(given, constants)
     found: list[tuple[Translation, list[Result], list[tuple[int, int]]]] = []
     clock = Clock()
@@ -346,8 +346,8 @@ def _refuse_rebuilt(program: Program, written: Collection[int]) -> None:
 
 
 def _parts(nodes: Sequence[Any], sizes: Mapping[Any, int]) -> dict[int, Result]:
-    """Outputs that are a part of another one's memory in PyTorch, by their numbers: a write to one changes the other. The largest dense
-    output is the whole. `nodes`: of the outputs that the run makes, else None."""
+    """Outputs that are views of another output's memory in PyTorch, by their numbers: a write to one changes the other. The largest dense
+    output of a group is the base. `nodes`: the node of each output that the run makes, None for the other outputs."""
     sharing: dict[Any, list[tuple[int, Any]]] = {}
     for i, n in enumerate(nodes):
         if isinstance(n, torch.fx.Node) and isinstance(example := n.meta.get("val"), torch.Tensor):
@@ -368,13 +368,13 @@ def _parts(nodes: Sequence[Any], sizes: Mapping[Any, int]) -> dict[int, Result]:
 
 
 def _device_of(node: Any) -> Any:
-    """The device on which PyTorch has an output; None where it does not say."""
+    """The device of an output in PyTorch; None for an output without an example."""
     example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return example.device if isinstance(example, torch.Tensor) else None
 
 
 def _laid_out(value: Tensor, node: Any, sizes: Mapping[Any, int]) -> tuple[Tensor, Result]:
-    """An output as the run makes it, and how it becomes the tensor with the strides that PyTorch gives it."""
+    """An output as the run makes it, and a Result that turns it into the tensor with PyTorch's strides."""
     dtype = TORCH_DTYPES[value.dtype]
     example = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     strides = tuple([concrete(s, sizes) for s in example.stride()]) if isinstance(example, torch.Tensor) else None

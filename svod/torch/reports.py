@@ -1,4 +1,4 @@
-"""`svod.torch.report()`: what svod runs of the PyTorch models of this process, and what it does not."""
+"""`svod.torch.report()`: the parts of this process's PyTorch models that svod runs, and the parts that PyTorch runs."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from svod.torch.translate import Missing
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One graph: the operations in it, its plans and their kernels, calls so far, what PyTorch runs inside the plans, and why it ran whole
-    calls. `host_seconds`: of all runs, in operations that PyTorch runs. `bytes`: of weights."""
+    """One graph. `missing`: the operations that PyTorch runs inside plans; `refused`: the reasons of calls that PyTorch ran whole.
+    `operations`, `weights`, `plans`, `kernels` and `calls` are numbers. `run_seconds`: the fastest run; `host_seconds`: the time of all
+    runs in operations that PyTorch runs."""
 
     name: str
     entry: str
@@ -39,8 +40,8 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The graphs of this process that are alive, in the order of their names; and why Dynamo left code out of graphs, whoever was to
-    compile it. `print` shows it; `graphs` and `breaks` are its data."""
+    """The live graphs of this process by name, and Dynamo's reasons for leaving code out of graphs, for any backend. `print` shows both;
+    `graphs` and `breaks` are the data."""
 
     graphs: tuple[GraphReport, ...]
     breaks: tuple[str, ...] = ()
@@ -60,7 +61,7 @@ class Report:
 
 
 def report() -> Report:
-    """svod's part of the PyTorch models of this process: graphs, plans, kernels, what PyTorch runs and why, and where time goes.
+    """A report on the PyTorch models of this process: graphs, plans, kernels, times, and the operations that PyTorch runs, with reasons.
     `svod.profile(graph.function.plans[0].captured.plan)` has the time of each kernel."""
     return Report(tuple(sorted(map(_of, list(functions)), key=lambda g: g.name)), tuple(graph_breaks()))
 

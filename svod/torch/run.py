@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
 
 def use_svod(torch: Any, modules: bool) -> None:
     """Make svod the backend of `torch.compile` in this process; with `modules`, compile outermost modules when they are called."""
-    importlib.import_module("torch._dynamo")       # it looks at what a call of a module is when it is imported
+    importlib.import_module("torch._dynamo")       # must see nn.Module.__call__ before `compile_outermost` replaces it
     from svod.torch.backend import svod_backend
 
     registry = torch._dynamo.backends.registry
@@ -85,7 +85,7 @@ def compile_outermost(torch: Any) -> None:
 
 
 def function_of(module: Any) -> Any:
-    """A call of a module as a function that Dynamo traces: a call of PyTorch's own modules it does not."""
+    """A call of a module as a lambda, which Dynamo traces. It does not trace a direct call of one of PyTorch's own modules."""
     call = module._call_impl
     return lambda *args, **kwargs: call(*args, **kwargs)
 

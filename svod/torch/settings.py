@@ -14,7 +14,7 @@ MODES = {"default": False, "reduce-overhead": False, "max-autotune": True, "max-
 
 OWN = {
     "beam": "the width of the search of kernels that the database does not know; 0: none",
-    "strict": "an operation that svod has not is an error, which lists all of them; so is whatever else PyTorch would have to run",
+    "strict": "an operation that svod lacks is an error, which lists all of them; so is any other graph that PyTorch would have to run",
     "freeze": "weights are constants, packed once; False: they are read anew in every run",
 }
 _SEARCH = {f.name for f in fields(BeamConfig)} - {"width", "debug", *OWN}
@@ -34,8 +34,8 @@ class Settings:
     def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:
         """The settings of a mode and of options by name: those of `OWN`, the fields of PrepareConfig and of BeamConfig.
 
-        Raises ConfigError for a mode or option that is none, and names all there are; UnsupportedError for a device that svod has not, and
-        DeviceError for one that is not there."""
+        Raises ConfigError, which names all modes or options, for an unknown one; UnsupportedError for a device without a backend, and
+        DeviceError for one that this machine lacks."""
         if mode is not None and mode not in MODES:
             raise ConfigError(f"mode={mode!r} is not one of svod's: {', '.join(MODES)}")
         given = dict(options or {})

@@ -44,8 +44,8 @@ class Missing(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """The result of a walk. `outputs`: svod tensors, ints, None, or the placeholder itself where an input is returned. `mutated`: inputs,
-    by their place, and what becomes their content. `effects`: results that nobody reads, of operations that are run for what they do."""
+    """The result of a walk. `outputs`: svod tensors, ints, None, or the placeholder of an input that is returned unchanged. `mutated`: the
+    new content of inputs, by number. `effects`: unread results of operations that are run for their effects."""
 
     outputs: list[Any]
     mutated: dict[int, Tensor]
@@ -57,7 +57,8 @@ def translate(graph: Any, inputs: Sequence[Any], attributes: Mapping[str, Any], 
     """Walk a graph. `inputs`: for each placeholder a svod tensor or an int; `attributes`: svod tensors that the graph holds. `clock` counts
     the seconds that PyTorch takes in runs.
 
-    Raises UnsupportedError for what neither svod nor PyTorch can do inside a plan, such as sizes that depend on values."""
+    Raises UnsupportedError for an operation that neither svod nor PyTorch can run inside a plan, such as one with sizes that depend on
+    values."""
     walk = _Walk(graph, inputs, attributes, clock)
     for node in graph.nodes:
         walk.step(node)
@@ -194,7 +195,7 @@ class _Walk:
         """`copy_` into an input, the one thing that a functional graph changes."""
         place = self.place.get(node.args[0])
         if place is None:
-            raise UnsupportedError("copy_ to what is no input")
+            raise UnsupportedError("copy_ to a tensor that is no input")
         made = value.cast(target.dtype).expand(target.shape)
         self.mutated[place] = made
         return made
@@ -237,7 +238,7 @@ def _check_storage(node: Any, size: Sequence[int], stride: Sequence[int], offset
 
 def _value_of(output: Any) -> Any:
     if isinstance(output, Foreign):
-        raise UnsupportedError(f"a result of dtype {output.example.dtype}, which svod has not")
+        raise UnsupportedError(f"a result of dtype {output.example.dtype}, which svod lacks")
     return output() if callable(output) and not isinstance(output, (Tensor, torch.fx.Node)) else output
 
 

@@ -47,7 +47,7 @@ class _Native(NamedTuple):
 
 @functools.cache
 def native() -> _Native | None:
-    """The native pass; None for a PyTorch that has not the functions it needs."""
+    """The native pass; None for a PyTorch without the functions that it needs."""
     functions = ctypes.CDLL(torch._C.__file__)      # finds those of the libraries that it needs, too
     try:
         *asked, version_of = (ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0 for name in (*_ASKED, _VERSION_OF))
@@ -57,7 +57,7 @@ def native() -> _Native | None:
     offsets = {name: value for name, value in globals().items() if isinstance(value, int)}
     ir = Template(package_text("svod.torch", "watch.ll")).substitute(offsets)
     code = LoadedProgram(native_object("watch", ir), ("svod_unchanged",))
-    # the interpreter lock is held: nobody changes a tensor meanwhile
+    # A PYFUNCTYPE keeps the interpreter lock, so no other thread changes a tensor during the pass.
     return _Native(ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.addresses[0]), tuple(asked), version_of, code)
 
 
@@ -108,9 +108,9 @@ class Watch:
 
 
 class Registrations:
-    """The number of parameters, buffers and modules that the modules of this process were given since somebody first asked. PyTorch calls
-    hooks for each: an attribute that is assigned, `register_parameter`, `load_state_dict(assign=True)`. Not counted are those of code that
-    Dynamo traces, which would guard on the count."""
+    """The number of parameters, buffers and modules that modules of this process received since this object was made. PyTorch calls hooks
+    for each: an assigned attribute, `register_parameter`, `load_state_dict(assign=True)`. Code that Dynamo traces is not counted, because
+    Dynamo would guard on the count."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -140,7 +140,7 @@ def form_of(t: Any) -> tuple[Any, ...]:
 
 
 def sampled(t: Any, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The addresses, in words, of up to `most` words of a tensor, spread over it; of doubles the half that holds the exponent."""
+    """The addresses, divided by 4, of up to `most` 4-byte words spread over a tensor. From doubles, the half with the exponent is taken."""
     address, size = t.data_ptr(), t.element_size()
     span = size * (1 + sum(s * (n - 1) for n, s in zip(t.shape, t.stride(), strict=True))) if t.numel() else 0
     step = max(1, size // 4)        # words from one place to the next

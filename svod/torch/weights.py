@@ -1,8 +1,8 @@
 """Weights of PyTorch modules as constants of plans: read and packed once, and again after they changed.
 
-Whether a set of weights is still what it was is asked before every run: other tensors, another address or form (`p.data = …`), another
-version (an in-place write, `load_state_dict`), or other numbers among a few of each tensor (`p.data.add_(…)`, NumPy and writes in
-inference mode, which count no version) make it a new set. Numbers on a GPU are not looked at.
+Before every run a set of weights is compared with its state when it was read. It is a new set if a tensor is another object, has another
+address or form (`p.data = …`) or version (an in-place write, `load_state_dict`), or if a few sampled numbers of it changed:
+`p.data.add_(…)`, NumPy, and writes in inference mode leave the version as it is. Numbers on a GPU are not sampled.
 """
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from svod.torch.watch import Watch
 
 
 class Weights:
-    """A set of weights, as it was when it was made. `tensors`: constants over their memory. `plans`: those that have them as constants.
-    `kept`: what the module of these weights keeps; several modules may have one graph."""
+    """A set of weights at the time when it was read. `tensors`: constants over their memory. `plans`: the plans with these constants.
+    `kept`: the tensors that the module of these weights keeps and writes; several modules may share one graph."""
 
     def __init__(self, given: Sequence[Any], kept: Kept) -> None:
-        self._given = list(given)       # held, so that none of another set is taken for one of these
+        self._given = list(given)       # keeps the tensors alive, so that their ids are not used again
         self._watch = Watch(given)
         self.is_unchanged = self._watch.is_unchanged        # tells whether the tensors are unchanged; every call asks
         self.tensors = [constant(t) for t in given]
@@ -31,8 +31,8 @@ class Weights:
         self._places: Places | None = None
 
     def turn_to(self, plan: Any, places: Places | None) -> None:
-        """This plan runs next, over kept tensors at these places. Others let go of memory that would live as long as they do: what was kept
-        elsewhere before, and large arguments and results."""
+        """Make `plan` the next to run, with kept tensors at `places`. Other plans drop memory that they would keep alive: kept tensors at
+        earlier places, and large arguments and results."""
         last, self._last = self._last, plan
         if places is not self._places:
             self._places = places
@@ -48,7 +48,7 @@ class Weights:
 
 
 def constant(t: Any) -> Tensor:
-    """The svod tensor over the memory of a PyTorch tensor that nobody writes any more; a copy of one with gaps."""
+    """The svod tensor over the memory of a PyTorch tensor that is no longer written; over a copy, if the tensor has gaps."""
     order = order_in_memory(t.shape, t.stride())
     if 0 in t.shape:
         return Tensor.zeros(tuple(t.shape), dtype=svod_dtype(t.dtype))

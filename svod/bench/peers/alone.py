@@ -34,10 +34,10 @@ from svod.system.process.program import python
 from svod.system.process.streams import descriptor
 
 CHILD = "svod.cli.bench.alone"          # the module that a child runs; it stands above, where svod's own doors are
-PREPARE_SECONDS = 400.0         # and the budget of a search
-RUN_SECONDS = 120.0             # most of one message about runs
-END_SECONDS = 5.0               # a child that was told to end is killed after this
-PAUSE_SECONDS = 50e-3           # between contestants: threads of a library may look for work that long after a run
+PREPARE_SECONDS = 400.0         # longest preparation of a case, without the budget of a search
+RUN_SECONDS = 120.0             # longest answer to one message about runs
+END_SECONDS = 5.0               # time for a child to end by itself before it is killed
+PAUSE_SECONDS = 50e-3           # pause between contestants, until the idle threads of a library stop spinning
 
 
 class AloneError(SvodError):

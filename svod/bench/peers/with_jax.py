@@ -15,7 +15,7 @@ from svod.errors import UnsupportedError
 
 set_default_environment(JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="2")
 
-import jax  # noqa: E402  # it reads the variables set above when it is imported
+import jax  # noqa: E402  # reads the variables set above at import
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
 

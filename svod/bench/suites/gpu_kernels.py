@@ -1,7 +1,7 @@
-"""The suite gpu: the kernels of core's kinds in the types and at the sizes that fill a GPU, and small ones for what is none.
+"""The suite gpu: kernels of core's kinds, in types and at sizes that fill a GPU, and small ones for other devices.
 
-A device that computes in software (`Target.software_lanes`) or the CPU takes seconds for what a GPU does in a millisecond: it gets the same
-kernels with extents a quarter to an eighth as long. Types that a device lacks are said and left out when the case is prepared.
+A device that computes in software (`Target.software_lanes`), or the CPU, takes seconds for a GPU's millisecond: it gets the same kernels
+with extents a quarter to an eighth as long. Types that a device lacks are said and left out when the case is prepared.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDE, HALF, BRAIN = "float32", "float16", "bfloat16"
 
 
 def is_gpu(target: Target) -> bool:
-    """Whether a target has units of its own, and not those of a processor."""
+    """Whether a target is a real GPU, and not one emulated on a processor."""
     return target.has_groups and not target.software_lanes
 
 

@@ -29,7 +29,7 @@ class OnnxFile:
     """The file of `name` in a package. `sizes`: inputs by their names at one or two sizes; the benchmarks use the first."""
 
     name: str
-    package: str        # as pip calls it
+    package: str        # the name for pip install
     file: str
     what: str
     sizes: Sequence[Draw]

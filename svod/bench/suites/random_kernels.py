@@ -145,7 +145,7 @@ def _vector(d: Draw, kind: str, make: Callable[[str, str, int], Case]) -> Case:
     return make(*_name(kind, count), count)
 
 
-# as often as in core
+# Each kind stands in the deck as often as in the suite core.
 KINDS: list[Kind] = [
     _gemm, _gemm, _gemm, _gemm, _linear_gelu, _batched, _gemv, lambda d: _conv(d, 3), lambda d: _conv(d, 1), lambda d: _conv(d, 7),
     _depthwise, lambda d: _matrix(d, "softmax", cases.softmax, 64, 8192), lambda d: _matrix(d, "layer norm", cases.layer_norm, 64, 4096),

@@ -36,7 +36,7 @@ class Scale(NamedTuple):
 REAL = Scale(224, 768, 2, 12, 8192, 128)
 SMALL = Scale(64, 64, 2, 4, 200, 24)
 MODELS: dict[str, Callable[[Scale], Made]] = {}
-TITLES: dict[str, tuple[str, str]] = {}         # group, and what it is
+TITLES: dict[str, tuple[str, str]] = {}         # name of a model → its group and its title
 
 
 def _model(group: str) -> Callable[[Callable[[Scale], Made]], Callable[[Scale], Made]]:
@@ -67,7 +67,7 @@ def _declare_operators(torch: Any) -> None:
     if not _declared:
         _declared.append(torch.library.Library("torchvision", "FRAGMENT"))      # lives as long as the process
         for name in ("nms", "qnms"):
-            with suppress(RuntimeError):        # it is there
+            with suppress(RuntimeError):        # raised if the operator is declared already
                 _declared[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 

@@ -1,4 +1,4 @@
-"""The operators of ONNX, by what they do. Each file enters its own into the table (`svod.onnx.registry`)."""
+"""The operators of ONNX, grouped by their use. Importing a file enters its operators into the table (`svod.onnx.registry`)."""
 from __future__ import annotations
 
 from svod.onnx.operators import (

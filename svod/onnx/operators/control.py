@@ -1,5 +1,5 @@
-"""Branches and loops, decided while the graph is walked wherever their conditions and counts are known; sequences and optionals, which are
-lists and None then, and cost nothing when the plan runs."""
+"""Branches, loops, sequences and optionals. Conditions and counts that are known are decided while the graph is walked. Sequences are
+Python lists and absent optionals None during the walk, so they cost nothing when the plan runs."""
 from __future__ import annotations
 
 import logging
@@ -44,8 +44,8 @@ def _is_alike(a: Value, b: Value) -> bool:
 
 @operator("Loop", raw=True, known=("count", "condition"))
 def loop(node: Node, count: Value = None, condition: Value = None, *carried: Value) -> tuple[Value, ...]:
-    """Each turn is a copy of the body. Where the condition is computed from data all turns up to the limit are, and the state of each is
-    kept as long as the condition holds."""
+    """Unroll the loop: each turn is a copy of the body. If the condition is computed from data, all turns up to the limit are computed, and
+    a turn's state replaces the one before as long as the condition holds."""
     body, collected = node.need("body"), len(node.need("body").output) - 1 - len(carried)
     if count is not None and not is_known(count):
         raise UnsupportedError(f"{node}: the number of its turns is computed from data")
@@ -85,7 +85,7 @@ def _chosen(node: Node, condition: Value, new: Sequence[Value], old: Sequence[Va
 
 
 def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) -> Value:
-    """The values that turns have collected, one after the other. After no turn the result has the declared shape and type."""
+    """The values collected in the turns, stacked along a first axis. Without a turn the result has the declared shape and type."""
     if not values:
         return nothing_of(node, declared)
     if all(is_known(v) for v in values):
@@ -94,7 +94,7 @@ def stacked(node: Node, values: Sequence[Value], declared: onnx.ValueInfoProto) 
 
 
 def nothing_of(node: Node, declared: onnx.ValueInfoProto) -> Array:
-    """No value of a declared type and shape: an array whose first axis is empty. A size that is not declared is 0."""
+    """An array of a declared type and shape with an empty first axis. A size that is not declared is 0."""
     tensor = declared.type.tensor_type
     if declared.type.WhichOneof("value") != "tensor_type" or not tensor.HasField("shape"):
         raise UnsupportedError(f"{node} takes no turn, and its body does not declare the shape of {declared.name!r}")

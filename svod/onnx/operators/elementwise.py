@@ -56,7 +56,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Asinh": Tensor.asinh, "Acosh": Tensor.acosh, "Atanh": Tensor.atanh, "Erf": lambda x: x.erf().cast(x.dtype),
     "Reciprocal": Tensor.reciprocal, "Not": Tensor.logical_not, "BitwiseNot": Tensor.bitwise_not, "IsNaN": Tensor.isnan}
 
-#: Those that compare elements, or make of each another of its type.
+#: Operators that compare elements, or map each element to another of its type without rounding.
 _EXACT = {"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Abs", "Neg", "Floor", "Ceil", "Round", "Sign", "IsNaN"}
 
 for _name, _binary in _BINARY.items():

@@ -21,7 +21,7 @@ def wrapped(index: Tensor, n: int) -> Tensor:
 
 
 def checked(node: Node, index: Tensor, n: Any) -> Tensor:
-    """Positions in an axis of extent n, as they are. Raises ShapeError for one outside of it, if they are known."""
+    """`index` itself. Raises ShapeError if its values are known and one is out of range for an axis of extent n."""
     known = node.walk.known(index)
     if known is not None and not isinstance(n, Dim) and (outside := known[(known < -n) | (known >= n)]).size:
         raise ShapeError(f"the index {outside[0]} is outside of an axis of {n}")
@@ -78,8 +78,8 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def put(node: Node, x: Tensor, axis: int, at: Tensor, updates: Tensor) -> Tensor:
-    """Updates written along an axis, or combined with the old values. The sum of bools is whether any of them holds, the product whether
-    all do."""
+    """x with updates written along an axis, or combined with the old values as the attribute `reduction` says. The sum of bools is their
+    disjunction, the product their conjunction."""
     reduction = node.get("reduction", "none")
     if reduction == "none":
         return x.scatter(axis, at, updates)
@@ -155,5 +155,5 @@ def non_zero(node: Node, x: Value) -> Array:
     known = node.walk.known(x)
     if known is None:
         raise UnsupportedError(f"{node}: the shape of its result depends on values that are not known while the "
-                               "model is loaded; fallback=\"onnxruntime\" runs it and what stands behind it on the host")
+                               "model is loaded; fallback=\"onnxruntime\" runs it and the nodes that depend on it on the host")
     return np.array(np.nonzero(np.atleast_1d(known)))[:known.ndim]

@@ -30,7 +30,7 @@ def count(node: Node, x: Value) -> Value:
 
 
 def ints(node: Node, name: str, given: Array | None) -> list[int] | None:
-    """A value that is an attribute in older versions and an operand in newer ones."""
+    """The integers of `given`, or of the attribute `name` that older versions have in its place; None if both are absent."""
     value = node.get(name) if given is None else given
     return None if value is None else [size(n) for n in np.atleast_1d(np.asarray(value))]
 
@@ -205,7 +205,7 @@ def compress(node: Node, x: Tensor, condition: Array) -> Tensor:
 
 @operator("Col2Im", 18, known=("image", "block"))
 def col2im(node: Node, x: Tensor, image: Array, block: Array) -> Tensor:
-    """Blocks added where they overlap: the transpose of taking windows apart."""
+    """Images from columns of blocks, summed where blocks overlap: the transpose of im2col."""
     sizes, kernel = [int(n) for n in image], [int(n) for n in block]
     rank = len(sizes)
     dilations, strides = node.get("dilations", [1] * rank), node.get("strides", [1] * rank)

@@ -55,7 +55,7 @@ def dequantize(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None)
 
 @operator("DynamicQuantizeLinear", 11)
 def dynamic_quantize(node: Node, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the range is too small for a scale above 0, as it is of zeros alone, the scale is 1."""
+    """x as uint8, its scale and its zero point. The scale is 1 if the range of x is too small for a positive one, as for zeros only."""
     low, high = x.min().minimum(0.0), x.max().maximum(0.0)
     span = high.sub(low).div(255.0)
     scale = span.masked_fill(span.eq(0), 1.0)

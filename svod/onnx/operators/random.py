@@ -1,4 +1,4 @@
-"""Random numbers: fresh in each run, of svod's stream, or of a generator that each node with a seed has of its own."""
+"""Random numbers, fresh in each run: from svod's stream, or for a node with a seed from a separate generator."""
 from __future__ import annotations
 
 import struct
@@ -14,7 +14,8 @@ from svod.tensor.operations.random import SeededKeys, keys_from
 
 @contextmanager
 def generator(node: Node) -> Iterator[None]:
-    """Inside, numbers are those of the node's seed, if it has one. Two nodes of one seed give the same numbers, as in onnxruntime."""
+    """A context in which random numbers come from the node's seed, if it has one. Two nodes with one seed give the same numbers, as in
+    onnxruntime."""
     if "seed" not in node.attributes:
         yield
         return
@@ -51,7 +52,7 @@ _random("RandomUniform", False)
 
 @operator("Bernoulli", 15, exact=True)
 def bernoulli(node: Node, x: Tensor) -> Tensor:
-    """1 with the probability that each element of x is."""
+    """1 with a probability equal to the element of x, else 0."""
     with generator(node):
         return Tensor.rand(x.shape, dtype=_precise(x)).lt(x).cast(_type_of(node, x.dtype))
 

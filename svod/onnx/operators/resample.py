@@ -219,7 +219,7 @@ def weighted_samples(x: Tensor, along: Sequence[Taps]) -> Iterator[Tensor]:
 
 
 def _bordered(at: Tensor, size: int, padding: str, corners: bool) -> Tensor:
-    """Positions outside, brought back as the padding says; zeros are left where they are."""
+    """Positions outside the axis moved inside by the padding mode; with the mode zeros they stay."""
     if padding == "border":
         return at.clamp(0.0, float(size - 1))
     if padding == "reflection":
@@ -303,7 +303,7 @@ def roi_align(node: Node, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
 
 
 def _edge_taps(at: Tensor, n: int) -> Taps:
-    """The two elements around positions that are clamped to the first and the last."""
+    """The two elements around positions, which are clamped to the axis first, and their weights."""
     held = at.clamp(0.0, float(n - 1))
     low = held.floor()
     part = held.sub(low)

@@ -23,7 +23,7 @@ from svod.tensor.base import Scalar, TensorBase, common_dtype, is_scalar, operan
 from svod.tensor.operations.movement import Movement
 from svod.tensor.precision import is_half, rounded, rounds_once, widened
 
-Operand = Any  # a tensor, a Python scalar, or what a tensor can be made of
+Operand = Any  # a tensor, a Python scalar, an array or nested lists
 
 
 class Elementwise(Movement):
@@ -551,7 +551,7 @@ class Elementwise(Movement):
 
 
 def _is_no_value(other: object) -> bool:
-    """Whether == with a tensor is plain Python's, and False: for `x == None` and `x == "auto"`."""
+    """Whether `x == other` is Python's own comparison and gives False: for None and strings."""
     return other is None or isinstance(other, str)
 
 

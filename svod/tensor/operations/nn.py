@@ -190,8 +190,8 @@ class NeuralNetwork(Activations):
 
     def _without_idle_taps(self, w: Self, pads: list[tuple[int, int]], strides: Sequence[int],
                            dilations: Sequence[int]) -> tuple[Self, Self, list[tuple[int, int]]]:
-        """The input, weight and padding of the same convolution without the first and last taps that meet padding alone, as most do whose
-        dilation is larger than the image: zeros are not multiplied, so a weight there that is not finite does not show."""
+        """The input, weight and padding of the same convolution without leading and trailing taps that meet padding only. A dilation larger
+        than the image makes most taps idle. Infinite weights of idle taps have no effect, because nothing is multiplied by them."""
         taps: list[tuple[int, int] | None] = []
         kept: list[tuple[int, int] | None] = []
         around: list[tuple[int, int]] = []
@@ -249,8 +249,8 @@ class NeuralNetwork(Activations):
     def _places_of_largest(self, name: str, sides: Sequence[tuple[int, int]], kernel: Sequence[int], strides: Sequence[int],
                            dilations: Sequence[int]) -> list[Self]:
         """The position of the largest element of each window of the last axes, padded by `sides`: int64 positions along each of these axes,
-        (N, C, out…). Of equal elements it is the first, of several NaN the last, as in PyTorch. None is in the padding, whose elements may
-        be as large as the largest."""
+        (N, C, out…). The first of equal elements and the last of several NaN win, as in PyTorch. A position is never in the padding, even
+        if the padding's elements equal the largest."""
         spatial = len(kernel)
         windows = self._windows(name, sides, self.dtype.min, kernel, strides, dilations)
         out, axes = windows.shape[-2 * spatial:-spatial], tuple(range(-spatial, 0))
@@ -412,7 +412,8 @@ def per_axis(name: str, what: str, value: IntOrInts, axes: int) -> tuple[int, ..
 
 
 def _used_taps(size: int, taps: int, before: int, behind: int, step: int, dilation: int) -> tuple[int, int] | None:
-    """The first and the last tap along an axis that meet an element for some output position; None where none does, or it is not known."""
+    """The first and last tap along an axis that read an element for some output position; None if no tap does, or if the extent depends on
+    a variable."""
     if isinstance(size, Dim) or min(size, taps, step, dilation) < 1:
         return None
     count = (size + before + behind - dilation * (taps - 1) - 1) // step + 1

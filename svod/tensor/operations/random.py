@@ -47,13 +47,13 @@ class _Stream:
 
 
 _stream = _Stream()
-_here = threading.local()       # `keys`: where the keys of this thread come from, inside `random_keys`
+_here = threading.local()       # `keys`: the source of this thread's keys inside `keys_from`; None: the stream
 
 
 class RandomKeys:
     """The keys that a function draws while it is captured for numbers that are fresh in each run.
 
-    `node`: a BUFFER of the two words of the first key, which each run is given; `drawn`: how many keys follow each other from there."""
+    `node`: a BUFFER with the two words of the first key, set anew for each run; `drawn`: the number of consecutive keys drawn so far."""
 
     def __init__(self) -> None:
         self.node: UOp | None = None
@@ -69,8 +69,8 @@ class RandomKeys:
 
 
 class SeededKeys:
-    """Keys of a generator of its own: those of a seed and, for numbers that are fresh in each run, of the run's number, a uint32 node
-    without axes. `stream`: tells generators of one seed from each other."""
+    """The keys of a separate generator with its own seed. `run`: the run's number, a uint32 node without axes, which makes the numbers of
+    each run different. `stream`: distinguishes generators of one seed."""
 
     def __init__(self, seed: int, run: UOp, stream: int = 0) -> None:
         self.seed, self.run, self.stream, self.drawn = seed, run, stream, 0
@@ -84,7 +84,7 @@ class SeededKeys:
 
 @contextmanager
 def random_keys(fresh: bool) -> Iterator[RandomKeys]:
-    """Inside, this thread draws numbers of keys that are known later, if `fresh`; else of the next keys of the stream."""
+    """A context in which this thread draws from keys that each run sets, if `fresh`, and otherwise from the keys in force outside."""
     keys = RandomKeys()
     with keys_from(keys if fresh else getattr(_here, "keys", None)):
         yield keys
@@ -92,7 +92,7 @@ def random_keys(fresh: bool) -> Iterator[RandomKeys]:
 
 @contextmanager
 def keys_from(keys: RandomKeys | SeededKeys | None) -> Iterator[None]:
-    """Inside, this thread draws numbers of these keys; None: of those of the stream."""
+    """A context in which this thread draws its random numbers from `keys`; None: from the stream of the process."""
     outer = getattr(_here, "keys", None)
     _here.keys = keys
     try:
@@ -231,5 +231,5 @@ class Random(Losses):
         return self._on_own_device(self.randn(self.shape, dtype=self.dtype if dtype is None else dtype))
 
     def _on_own_device(self, drawn: Self) -> Self:
-        """Numbers on the device of self: keys that are known later are memory of the CPU."""
+        """Random numbers copied to the device of self if they are on another: keys that a run sets are memory of the CPU."""
         return drawn if device_of(drawn.uop) in (None, self.device) else self.from_uop(graph.copy(drawn.uop, self.device))

@@ -88,7 +88,7 @@ class Reduction(Indexing):
             axis: Axes = None, keepdims: bool = False) -> Self:
         """Variance: the sum of squared distances from the mean, divided by `count - correction`. NumPy's default correction is 0.
 
-        The mean is rounded, so the distances are all off by the same, which their sum tells: Σd² - (Σd)²/count."""
+        The rounding error of the mean shifts all distances d by the same amount; Σd² - (Σd)²/count takes the shift out."""
         axes = self._axes("var", dim, axis)
         if unbiased is not None:
             correction = 1 if unbiased else 0

@@ -14,7 +14,7 @@ from svod.tensor.operations.nn import IntOrInts, NeuralNetwork, per_axis
 from svod.tensor.precision import rounds_once
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
-_SMALL_IMAGE = 128      # largest sum of height and width of a result for which PyTorch's 'nearest' has a kernel of its own
+_SMALL_IMAGE = 128      # pixels, height + width: results up to this size have their own 'nearest' kernel in PyTorch
 
 
 class Resample(NeuralNetwork):

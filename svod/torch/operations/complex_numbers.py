@@ -1,6 +1,6 @@
 """Complex numbers as pairs of svod tensors, and the operations on them that svod does: Fourier transforms, products and sums, moves.
 
-What else reads them runs in PyTorch, which gets complex tensors made of the pairs.
+All other operations on them run in PyTorch, on complex tensors made from the pairs.
 """
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _scaled(z: Complex, factor: float) -> Complex:
 
 @on_complex("_fft_r2c.default")
 def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    """The last of the axes is transformed first, of which half is kept if `onesided`."""
+    """The transform of real numbers over the axes `dim`. The last of them goes first; with `onesided` only half of it is kept."""
     *others, last = dim
     z = _along(x, None, last, False, onesided)
     for d in others:

@@ -51,7 +51,7 @@ def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
 
 @aten("sign", "sgn", widens=False)
 def sign(x: Tensor) -> Tensor:
-    """-1, 0 or 1; 0 for a NaN, of which NumPy's sign is NaN."""
+    """-1, 0 or 1; 0 for NaN, unlike NumPy, which gives NaN."""
     return where(x.isnan(), 0, x.sign()).cast(x.dtype) if x.dtype.is_float else x.sign()
 
 

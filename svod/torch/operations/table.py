@@ -6,7 +6,7 @@ tensor, or a tuple for an operation with several results. An element of the tupl
 result when it is used.
 
 PyTorch computes in float32 with 16-bit floats and rounds the result, and so does the translator: a function gets float32 in place of 16-bit
-floats, unless its entry says `widens=False`, and what it returns is cast to the dtypes that PyTorch gives. An entry says so for a function
+floats, unless its entry says `widens=False`, and its results are cast to the dtypes that PyTorch gives. An entry says so for a function
 
 * that moves, chooses, compares or orders elements: widened copies would cost memory. A number that elements are compared with takes their
   type, as in PyTorch;
@@ -60,5 +60,5 @@ def methods(names: str, promotes: bool = False, widens: bool = True) -> None:
 
 
 def of_integers(factor: float, x: Tensor) -> float:
-    """A factor as PyTorch has it beside integers: 0.5 is 0."""
+    """A factor as PyTorch converts it for integer tensors: 0.5 becomes 0."""
     return int(factor) if x.dtype.is_int else factor
