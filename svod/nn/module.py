@@ -4,8 +4,8 @@
     self.register_buffer("mean", Tensor(m))                     no parameter, and a part of the state (running statistics)
     self.register_buffer("cache", Tensor(c), persistent=False)  neither: a key-value cache
 
-Tensors stand in the order in which they were set, then those of the module's modules. Their names are attribute paths such as
-"encoder.layers.0.weight". Kernels carry the path of the module that made them (`svod.scope`).
+A module's own tensors come first, in the order in which they were set, then the tensors of its modules. Their names are attribute paths
+such as "encoder.layers.0.weight". Kernels carry the path of the module that made them (`svod.scope`).
 """
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Module:
         return (module for _, module in self.named_modules())
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
-        """Call `fn` with every module, those below first, and return self."""
+        """Call `fn` with every module, from the innermost to self, and return self."""
         for child in self.children():
             child.apply(fn)
         fn(self)
@@ -203,7 +203,7 @@ class Module:
 
 
 class _Container(Module):
-    """Modules that are not called together: the paths of those below include its name."""
+    """A container that is never called itself: the paths of its modules include its name."""
 
     def _named(self, path: str) -> None:
         for name, child in self.named_children():

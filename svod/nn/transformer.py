@@ -95,7 +95,7 @@ def _another(layer: Any) -> Module:
 
 
 class TransformerEncoder(_Stack):
-    """`num_layers` encoder layers like `encoder_layer`, whose values they begin with."""
+    """`num_layers` encoder layers with the initial values of `layer`, then `norm`."""
 
     def forward(self, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
                 is_causal: bool = False) -> Tensor:
@@ -106,7 +106,7 @@ class TransformerEncoder(_Stack):
 
 
 class TransformerDecoder(_Stack):
-    """`num_layers` decoder layers like `decoder_layer`, whose values they begin with."""
+    """`num_layers` decoder layers with the initial values of `layer`, then `norm`."""
 
     def forward(self, tgt: Tensor, memory: Tensor, tgt_mask: Tensor | None = None, memory_mask: Tensor | None = None,
                 tgt_key_padding_mask: Tensor | None = None, memory_key_padding_mask: Tensor | None = None,

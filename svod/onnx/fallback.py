@@ -1,4 +1,4 @@
-"""Nodes that svod does not have, run on the host by another runtime: those nodes, and everything behind them.
+"""Nodes that svod lacks, and all nodes that depend on them, run on the host by another runtime.
 
     load("detector.onnx", fallback="onnxruntime")
 

@@ -27,7 +27,7 @@ from svod.tracing import jit
 log = logging.getLogger("svod.onnx")
 
 Size = int | str | None
-_KINDS = "buif"     # kinds of elements; the numbers of one may become those of the next
+_KINDS = "buif"     # kinds of elements; a Python number of one kind converts to each later kind
 
 
 class Input(NamedTuple):
@@ -108,7 +108,7 @@ class Model:
         self._plain: set[Any] = set()       # signatures of arrays in the order of the inputs that need no check
 
     def _captured(self) -> Any:
-        """The walk as a function with a plan for each signature, whose random numbers are drawn anew in each run."""
+        """The walk as a function with a plan for each signature. Each run draws new random numbers."""
         return jit(self._trace, config=self.config, dynamic="never", random="fresh")
 
     def __repr__(self) -> str:
@@ -135,7 +135,7 @@ class Model:
 
         Raises OnnxError, which names all inputs that are missing, unknown, or of another type or shape."""
         signature = tuple([(a.shape, a.dtype) if type(a) is np.ndarray else None for a in args]) if not kwargs else None
-        if signature in self._plain:        # arrays like those of a call before, which were checked
+        if signature in self._plain:        # an earlier call checked arrays of this signature
             results = self.run(dict(zip(self._names, args, strict=True)))
             return array_of(results[0]) if len(results) == 1 else self._named_outputs([array_of(r) for r in results])
         given = self._named(args, kwargs)
@@ -316,7 +316,7 @@ class Model:
         return self._with_variables(i, value)
 
     def _with_variables(self, i: Input, value: Any) -> Any:
-        """An operand whose free axes with a Variable are bound to their sizes."""
+        """An operand with each free axis that has a Variable bound to its size."""
         bound: list[Any] = [slice(None)] * len(i.shape or ())
         for axis, wanted in enumerate(i.shape or ()):
             variable = self.dims.get(wanted) if isinstance(wanted, str) else None

@@ -129,7 +129,8 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], what: str) -> None:
 
 
 def in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes of a graph, each behind those that it reads, else in the file's order. Nodes in a cycle, and behind one, are missing."""
+    """The nodes of a graph, each after the nodes that it reads, otherwise in the file's order. Nodes on a cycle, and nodes that depend on
+    one, are missing."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     waiting: list[int] = []         # for each node, the number of its makers that are not in `order` yet
     readers: dict[int, list[int]] = {}

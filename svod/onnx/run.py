@@ -107,9 +107,9 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def make_feed(model: Model, shapes: Mapping[str, tuple[int, ...]], given: Mapping[str, Array],
               command: Sequence[str]) -> dict[str, Array]:
-    """Inputs for a run: those given, else small numbers of the declared types. Free dimensions have the sizes that the model was loaded
-    with, else those that a given shape or array shows. Raises OnnxError for dimensions without a size, with the command to paste: `command`
-    and their sizes."""
+    """Inputs for a run: the given arrays, else small numbers of the declared types. A free dimension has the size that the model was loaded
+    with, else the size in a given shape or array. Raises OnnxError for dimensions without a size, with a command to paste: `command` and
+    example sizes."""
     known = {i.name for i in model.inputs}
     if unknown := sorted((shapes.keys() | given.keys()) - known):
         raise OnnxError(f"the model has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")

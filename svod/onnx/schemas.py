@@ -1,5 +1,5 @@
-"""The standard's rules for a node's form and types, from the schemas of the onnx package. Operators that have none there, such as
-those of com.microsoft, are not checked."""
+"""The standard's rules for a node's form and types, from the schemas of the onnx package. Operators without a schema there, such as
+com.microsoft's, are not checked."""
 from __future__ import annotations
 
 from collections.abc import Sequence

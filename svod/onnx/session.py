@@ -74,7 +74,7 @@ def get_device() -> str:
 
 
 class InferenceSession:
-    """A model with onnxruntime's interface. `options` are those of `svod.onnx.load`: dims, fallback, config, ….
+    """A model with onnxruntime's interface. `options` are passed to `svod.onnx.load`: dims, fallback, config, ….
 
     Raises what `load` raises."""
 
@@ -101,7 +101,7 @@ class InferenceSession:
             raise OnnxError(f"the model has no output {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
         inputs = [i.name for i in self._model.inputs]
         if len(input_feed) == len(inputs) and all(name in input_feed for name in inputs):
-            results = self._model(*[input_feed[name] for name in inputs])       # the short way, for arrays like those of a call before
+            results = self._model(*[input_feed[name] for name in inputs])       # positional calls skip checks for a known signature
         else:
             results = self._model(dict(input_feed))
         outputs = list(results) if isinstance(results, tuple) else [results]

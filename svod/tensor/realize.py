@@ -135,8 +135,8 @@ def last_contents(nodes: Iterable[UOp]) -> dict[UOp, UOp]:
 
 
 def _readers_of_old_content(nodes: list[UOp]) -> list[TensorBase]:
-    """Live lazy tensors of two kinds: those that read old content of a buffer that computing `nodes` assigns to, and those that a CALL
-    among `nodes` writes too.
+    """Live lazy tensors of two kinds: readers of the old content of a buffer that computing `nodes` assigns to, and further results of a
+    CALL among `nodes`.
 
     A tensor of the first kind was made before the assignment and must see the old content. It is computed in the same schedule, which
     orders its reads before the write. A tensor of the second kind is computed by the CALL, which must not run twice."""

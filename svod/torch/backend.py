@@ -102,7 +102,7 @@ def _saying_so(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def as_it_is(error: SvodError, frame: FrameType | None) -> SvodError:
-    """The same error as one of those that Dynamo does not turn into BackendCompilerFailed. The user's traceback begins at `frame`."""
+    """The error as a ShortenTraceback, which Dynamo does not turn into BackendCompilerFailed. The user's traceback begins at `frame`."""
     kind = type(type(error).__name__, (ShortenTraceback, type(error)), {"__module__": type(error).__module__})
     made: SvodError = kind(*error.args, first_useful_frame=frame)
     return made
@@ -171,7 +171,7 @@ def cannot(inputs: Sequence[Any]) -> str | None:
 
 
 def static_arguments(functional: Any) -> tuple[list[int], list[int]]:
-    """The arguments of a functional graph that a module has, by number: those that are weights, and those that the graph writes."""
+    """The numbers of a functional graph's arguments that belong to a module: of unchanged weights, and of tensors that the graph writes."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:

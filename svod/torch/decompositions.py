@@ -9,7 +9,7 @@ from svod.torch.operations import COMPLEX, TABLE
 
 
 def decompositions() -> dict[Any, Any]:
-    """PyTorch's decompositions into core ATen operations, without those of operations that svod has itself: graphs stay small, and svod's
-    own forms fuse."""
+    """PyTorch's decompositions into core ATen operations, except for operations in svod's tables: graphs stay small, and svod's own forms
+    fuse."""
     own = TABLE.keys() | COMPLEX.keys()
     return {operation: apart for operation, apart in core_aten_decompositions().items() if str(operation) not in own}

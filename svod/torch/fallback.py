@@ -94,8 +94,8 @@ def _example_results(operation: Any, leaves: Sequence[Any], structure: Any) -> A
 
 def _callback(name: str, compute: Callable[..., Any], tensors: Sequence[Tensor], results: Sequence[tuple[tuple[int, ...], DType]],
               chosen: Sequence[int], clock: Clock) -> Sequence[Tensor]:
-    """The tensors that `compute` returns, those that are `chosen` among its leaves. NumPy has no bfloat16: such values travel as float32,
-    which holds them exactly."""
+    """The `chosen` leaves of the result of `compute`, as svod tensors. NumPy has no bfloat16: such values travel as float32, which holds
+    them exactly."""
     if not results:
         return ()
     narrow = [t.dtype == dtypes.bfloat16 for t in tensors]

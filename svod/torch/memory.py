@@ -54,8 +54,8 @@ def stream_of(t: Any) -> int:
 
 
 def gpu_among(given: Sequence[Any]) -> str:
-    """The GPU that a graph of these inputs runs on; "": the CPU. PyTorch lets tensors without axes be on the CPU beside those of a GPU.
-    Raises UnsupportedError for tensors of several."""
+    """The GPU that a graph of these inputs runs on; "": the CPU. PyTorch allows CPU tensors without axes beside tensors of a GPU. Raises
+    UnsupportedError for tensors of several GPUs."""
     found = sorted({gpu_of(t) for t in given if isinstance(t, torch.Tensor)} - {""})
     if len(found) > 1:
         raise UnsupportedError(f"tensors on {' and '.join(found)} in one graph")

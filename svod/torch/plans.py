@@ -84,7 +84,7 @@ class Result(NamedTuple):
     strides: tuple[int, ...] | None = None      # strides, in elements, of an output with gaps, which is filled by a copy
     is_constant: bool = False
     device: Any = None              # device of the output if the run makes it elsewhere: a constant of a graph on a GPU, a copy to the CPU
-    base: int | None = None         # the output, by its number, of whose memory this one is a part: `shape`, `strides`, `offset`
+    base: int | None = None         # the number of the output whose memory this one views, with `shape`, `strides` and `offset`
     offset: int = 0
 
 
@@ -128,7 +128,7 @@ class Plan:
         self._held: tuple[Places | None, list[Any] | None] = None, None         # the memory of sources that are where these are
 
     def run(self, given: Sequence[Any], places: Places | None = None) -> list[Any]:
-        """The outputs for arguments of the plan's sizes and layouts. `places`: of those that are kept. Raises SharedMemoryError for
+        """The outputs for arguments of the plan's sizes and layouts. `places`: the places of kept arguments. Raises SharedMemoryError for
         arguments that share memory that the plan writes."""
         made: Any = ()
         start = time.perf_counter()
@@ -210,7 +210,7 @@ def _output(r: Result, made: Sequence[Tensor], given: Sequence[Any]) -> Any:
 
 def make_plan(program: Program, given: Sequence[Any], constants: Mapping[int, Tensor], kept: Collection[int],
               config: PrepareConfig | None) -> Plan:
-    """The plan of a program for arguments like `given`. `constants`: those that are weights. `kept`: see Plan.
+    """The plan of a program for arguments like `given`. `constants`: the weights among them, by number. `kept`: see Plan.
 
     Raises SvodError for a graph that svod cannot run."""
     sources, stand_ins = _sources(given, constants)

@@ -32,7 +32,7 @@ class Settings:
 
     @classmethod
     def of(cls, mode: str | None = None, options: Mapping[str, Any] | None = None) -> Settings:
-        """The settings of a mode and of options by name: those of `OWN`, the fields of PrepareConfig and of BeamConfig.
+        """The settings of a mode and of options by name: the keys of `OWN`, and the fields of PrepareConfig and BeamConfig.
 
         Raises ConfigError, which names all modes or options, for an unknown one; UnsupportedError for a device without a backend, and
         DeviceError for one that this machine lacks."""

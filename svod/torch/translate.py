@@ -201,7 +201,7 @@ class _Walk:
         return made
 
     def _with_effects(self, node: Any, token: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        """An operation that raises or prints, after those before it: PyTorch runs it. A token, an empty tensor, stands for their order."""
+        """The results of an operation that raises or prints, which PyTorch runs. An empty tensor, the token, keeps their order."""
         if not isinstance(operation, torch._ops.OpOverload):
             raise UnsupportedError(f"{operation} at {place_of(node)}, which has effects")
 
@@ -276,9 +276,9 @@ def _with_dtypes(made: Any, wanted: Any) -> Any:
 
 
 def promoted(args: Sequence[Any], wanted: Any = None, widens: bool = False) -> list[Any]:
-    """Operands cast to the type in which PyTorch computes: tensors without axes, and numbers, do not widen those of the same kind.
-    `wanted`: a fake tensor like the result: integers are computed in its type where that has fractions. Beside integers a number keeps
-    the bits that fit. With `widens`, a tensor without axes keeps its value beside 16-bit floats, as a number does."""
+    """Operands cast to the type in which PyTorch computes. Numbers, and tensors without axes, do not widen tensors of the same kind.
+    `wanted`: a fake tensor like the result; if it is a float, integers are computed in its type. Beside integers a number keeps its lowest
+    bits. With `widens`, a tensor without axes keeps its value beside 16-bit floats, as a number does."""
     tensors = [a for a in args if isinstance(a, Tensor)]
     types = {t.dtype for t in tensors}
     numbers = [a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]

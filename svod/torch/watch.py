@@ -4,8 +4,8 @@ Of tensors: addresses, forms, versions, and a few numbers of each, in one native
 tensors take 34 µs, as each is a call of its own on memory that a run has pushed out of the caches. Of modules: PyTorch's hooks count.
 
 PyTorch's C interface for compiled models (`aoti_torch_get_data_ptr`, `torch/csrc/inductor/aoti_torch/c/shim.h`) has addresses and forms
-of tensors. It has no versions: those are `at::TensorBase::_version() const`, by its name in the Itanium C++ ABI. A PyTorch without one
-of these is asked tensor by tensor.
+of tensors. It has no versions, which `at::TensorBase::_version() const` returns, found by its name in the Itanium C++ ABI. With a PyTorch
+that lacks one of these functions, tensors are compared one by one in Python.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLED, MOST_SAMPLED = 16, 1024        # words of four bytes that are compared:
 _GOLDEN = (5 ** 0.5 - 1) / 2
 _VERSION_OF = "_ZNK2at10TensorBase8_versionEv"
 
-# What `svod_unchanged` is given, in bytes.
+# Offsets, in bytes, of the fields of the block that `svod_unchanged` reads.
 (TENSORS, HANDLES, ADDRESSES, FORMS, VERSIONS, ADDRESS_OF, TYPE_OF, AXES_OF, SIZES_OF, STRIDES_OF, VERSION_OF, PLACES, WORDS,
  SAMPLES) = (8 * i for i in range(14))
 _ASKED = ("aoti_torch_get_data_ptr", "aoti_torch_get_dtype", "aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_strides")
@@ -48,7 +48,7 @@ class _Native(NamedTuple):
 @functools.cache
 def native() -> _Native | None:
     """The native pass; None for a PyTorch without the functions that it needs."""
-    functions = ctypes.CDLL(torch._C.__file__)      # finds those of the libraries that it needs, too
+    functions = ctypes.CDLL(torch._C.__file__)      # finds functions of its dependencies too
     try:
         *asked, version_of = (ctypes.cast(getattr(functions, name), ctypes.c_void_p).value or 0 for name in (*_ASKED, _VERSION_OF))
         torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors      # noqa: B018

@@ -63,9 +63,9 @@ class CaseOperand:
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark. `build(*operands)` is the expression in svod: a function of Tensors that uses only their methods. `flops` are those of
-    a direct loop, where a multiply-add counts two and a function one; models have 0, and svod's plan gives their number. `neighbour` is a
-    case of round extents whose rate this one's is compared with."""
+    """One benchmark. `build(*operands)` is the expression in svod: a function of Tensors that uses only their methods. `flops`: of a
+    direct loop, where a multiply-add counts two and a function one; 0 for models, for which svod's plan gives the number. `neighbour`: a
+    case of round extents with which the rate is compared."""
 
     name: str
     title: str

@@ -19,7 +19,7 @@ from svod.errors import ConfigError
 RANDOM = "random"
 RANDOM_COUNT = 20
 FLOPS, BYTES = 3e11, 4e10                       # nominal rates per second: a processor of a few cores
-LEAST_SECONDS, MOST_SECONDS = 200e-6, 7.5e-3    # at those rates
+LEAST_SECONDS, MOST_SECONDS = 200e-6, 7.5e-3    # bounds of a case's time at the nominal rates
 
 
 class Draw:

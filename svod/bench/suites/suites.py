@@ -97,7 +97,7 @@ def parse_suites(text: str) -> tuple[str, ...]:
 
 def select_cases(suites: str, pattern: str = "*", *, seed: int = 0, count: int = RANDOM_COUNT, small: bool = False) -> list[Case]:
     """The cases of `suites` (see `parse_suites`) whose names match one of the patterns, which are joined by commas; `*` and `?` work as in
-    a shell. `seed` and `count` are those of the suite random; `small` is for the suite gpu where there is none. Raises ConfigError for an
+    a shell. `seed` and `count`: of the suite random; `small`: the small kernels of the suite gpu. Raises ConfigError for an
     unknown suite and for a pattern without a case."""
     names = parse_suites(suites)
     made: dict[str, Callable[[], Sequence[Case]]] = {RANDOM: lambda: random_cases(count, seed), GPU: lambda: gpu_cases(small)}

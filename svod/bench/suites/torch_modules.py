@@ -80,7 +80,7 @@ def torch_cases() -> tuple[Case, ...]:
 
 
 def leaves(outputs: Any) -> list[Any]:
-    """The tensors among outputs, in order; those of transformers are tuples with names."""
+    """The tensors among outputs, in order. Outputs of the package transformers are converted to tuples first."""
     import torch
 
     plain = [v for v in outputs.to_tuple() if isinstance(v, torch.Tensor)] if hasattr(outputs, "to_tuple") else outputs
@@ -88,7 +88,7 @@ def leaves(outputs: Any) -> list[Any]:
 
 
 def compiled(module: Any, **options: Any) -> Any:
-    """`torch.compile` of a module, of a decoding loop: of its step. For svod Dynamo traces recurrent layers too (docs/pytorch.md)."""
+    """`torch.compile` of a module, or of the step of a decoding loop. For svod, Dynamo traces recurrent layers too (docs/pytorch.md)."""
     import torch
     import torch._dynamo
 

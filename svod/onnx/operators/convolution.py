@@ -96,7 +96,7 @@ def conv_transpose(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None)
 
 # -- pooling -------------------------------------------------------------------------------------------------------------------
 def pool_geometry(node: Node, x: Tensor) -> tuple[list[int], list[int], list[int], Pairs, Pairs]:
-    """Kernel, strides, dilations, pads, and the padding behind that a rounded up number of positions adds."""
+    """Kernel, strides, dilations, pads, and the padding at the end that ceil_mode adds, a pair for each axis."""
     kernel = list(node.need("kernel_shape"))
     strides, dilations = geometry(node, len(kernel))
     sizes = x.shape[2:]
@@ -192,7 +192,8 @@ def causal_conv(node: Node, x: Tensor, w: Tensor, bias: Tensor | None = None, pa
 
 @operator("DeformConv", 19)
 def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """A convolution of an image whose taps are moved: `offset` (N, groups · taps · 2, height, width) has the rows and columns of each."""
+    """A convolution of images with moved taps: `offset` (N, groups · taps · 2, height, width) has a row and a column offset for each tap
+    and output position."""
     if x.ndim != 4 or w.ndim != 4:
         raise UnsupportedError(f"{node} of {x.ndim - 2} axes; svod has it for images")
     n, channels, height, width = x.shape
@@ -214,7 +215,7 @@ def deform_conv(node: Node, x: Tensor, w: Tensor, offset: Tensor, bias: Tensor |
 
 
 def neighbours(at: Tensor, n: int) -> Taps:
-    """The two elements around positions along an axis, and their shares; those outside have none."""
+    """The two elements around positions along an axis of extent n, and their weights. An element outside the axis has the weight 0."""
     first = at.floor()
     share = at.sub(first)
     return [(place.clamp(0, n - 1).cast("int64"), part.mul(place.ge(0).logical_and(place.lt(n)).cast(part.dtype)))

@@ -115,7 +115,7 @@ def clip_oldest(node: Node, x: Tensor) -> Tensor:
 
 @operator("Clip", 6, exact=True)
 def clip_old(node: Node, x: Tensor) -> Tensor:
-    """Bounds that are not given are those of float32, whatever the type is."""
+    """Clip before opset 11: a bound that is not given is float32's, whatever the type of x is."""
     most = float(np.finfo(np.float32).max)
     return x.clamp(node.get("min", -most), node.get("max", most))
 

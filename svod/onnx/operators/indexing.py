@@ -55,7 +55,7 @@ def gather_nd(node: Node, x: Tensor, index: Tensor) -> Tensor:
 
 def flat_positions(node: Node, index: Tensor, sizes: Sequence[int], batch: int = 0, order: Sequence[int] | None = None) -> Tensor:
     """Tuples of positions along the last axis of `index` as positions in flattened axes of extents `sizes`: the axes `order`, else 0, 1, …
-    The first `batch` axes are also those of `index`: a tuple names no position along them."""
+    The first `batch` axes are axes of `index` too: a tuple names no position along them."""
     places = index.shape[:-1]
     flat = Tensor.zeros(*places, dtype="int64")
     for a, n in zip(range(len(sizes)) if order is None else order, sizes, strict=True):

@@ -74,7 +74,7 @@ def resized(node: Node, x: Tensor, sizes: Sequence[int] | None, scales: Sequence
         area = region[axis] if region is not None else (0.0, 1.0)
         if new == n and scale == 1.0 and positions != "tf_crop_and_resize":
             continue
-        # onnxruntime aligns the corners of the result; the standard's examples of the other modes, those of its length before rounding
+        # onnxruntime aligns the corners by the rounded length; the standard's examples of other modes by the length before rounding
         length = float(new) if mode == "nearest" else scale * n
         at = source_positions(positions, n, np.arange(new, dtype=kind), scale, length, area)
         if mode == "nearest":

@@ -56,8 +56,8 @@ class Activations(Products):
         return x.mul(x.sigmoid())
 
     def gelu(self, approximate: str = "none") -> Self:
-        """x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016). Results of 16 bits are
-        right also where Φ(x) is small; those of float32 are as far off there as in other libraries, because 1 + erf(x) cancels."""
+        """x · Φ(x) with the error function ('none') or its tanh approximation ('tanh'; Hendrycks and Gimpel, 2016). 16-bit results are
+        accurate also where Φ(x) is small; float32 results lose accuracy there, as in other libraries, because 1 + erf(x) cancels."""
         if approximate not in ("none", "tanh"):
             raise UnsupportedError(f"gelu with approximate={approximate!r}: use 'none' or 'tanh'")
         return self._gelu_without_cancelling(approximate) if is_half(self.dtype) else self._gelu(approximate)

@@ -51,7 +51,7 @@ class Movement(Creation):
         return self.reshape(*self.shape[:axis], *whole, *self.shape[axis + 1:])
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Drop axes of extent 1: all of them, or those among `dim`."""
+        """Drop axes of extent 1: all of them, or only axes among `dim`."""
         axes = normalize_axes("squeeze", dim, self.ndim)
         return self.reshape(tuple(n for i, n in enumerate(self.shape) if not (n == 1 and i in axes)))
 

@@ -209,7 +209,7 @@ class Products(Linalg):
 
 
 def _parse(equation: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[str], str]:
-    """The letters of the axes of each operand, and those of the result. Axes of '...' get upper-case Greek letters."""
+    """The letters of each operand's axes, and the letters of the result's axes. Axes of '...' get upper-case Greek letters."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")

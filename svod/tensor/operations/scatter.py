@@ -216,6 +216,6 @@ class Scatter(Ordered):
         if size == 0 or n == 0:
             return nothing
         chosen = self.ravel().cast(dtypes.bool)
-        # elements that are not chosen, and those beyond `size`, get a position out of range, which the scatter skips
+        # The scatter skips positions out of range: elements that are not chosen, or that come after the first `size`, get one.
         place = chosen.cumsum(0, kind).sub(1).where(chosen, size)
         return nothing._scatter(name, 0, place, self.arange(n, dtype=kind), "SET")

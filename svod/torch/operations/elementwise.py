@@ -90,7 +90,7 @@ def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Callable[[
 @aten("_to_copy", "to.dtype", "_conj", "resolve_conj", "resolve_neg", "clone", "contiguous", "alias", "detach", "lift_fresh_copy",
       "lift_fresh", "positive", "copy", widens=False)
 def cast(x: Tensor, source: Any = None, dtype: DType | None = None, **_: Any) -> Tensor:
-    """The same values; of `copy` those of the second operand in the shape and dtype of the first."""
+    """x, cast to `dtype` if given. `copy` gives the second operand in the shape and dtype of the first."""
     if isinstance(source, Tensor):
         return source.cast(x.dtype).expand(x.shape)
     wanted = dtype or (source if isinstance(source, DType) else None)

@@ -67,7 +67,7 @@ def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 
 @aten("diagonal_scatter", widens=False)
 def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """x with the elements whose position along dim2 is `offset` more than along dim1 replaced by those of the last axis of `src`."""
+    """x with a diagonal replaced by the last axis of `src`: the elements whose position along dim2 is `offset` more than along dim1."""
     a, b = dim1 % x.ndim, dim2 % x.ndim
     order = [*(i for i in range(x.ndim) if i not in (a, b)), a, b]
     rows, columns, n = x.shape[a], x.shape[b], src.shape[-1]

@@ -26,7 +26,7 @@ aten("numpy_T", widens=False)(lambda x: x.permute(*reversed(range(x.ndim))))
 
 @aten("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dims", widens=False)
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
-    """The tensor without those of the axes that have extent 1."""
+    """The tensor without the axes among `dim` that have extent 1."""
     chosen = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {d % max(1, x.ndim) for d in chosen}
     return x.reshape(*(n for i, n in enumerate(x.shape) if n != 1 or i not in gone))
@@ -56,7 +56,7 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 @aten("cat", widens=False)
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors one after the other. PyTorch passes over those of shape (0,)."""
+    """The tensors one after the other along an axis. Tensors of shape (0,) are left out, as in PyTorch."""
     kept = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
     return Tensor.cat(kept, dim) if len(kept) > 1 else kept[0]
 

@@ -172,8 +172,8 @@ def appended(past: Tensor | None, new: Tensor, begins: Tensor, longest: Any) -> 
 
 
 def scores_and_values(node: Node, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, bias: Tensor | None, sink: Tensor | None) -> Tensor:
-    """softmax(q·k) · v with the node's options: a limit of the scores, and a share of each row that no value gets. `seen`: which keys
-    a query sees; None: those up to its own position."""
+    """softmax(q·k) · v with the node's options: a limit of the scores, and a share of each row that no value gets. `seen`: a mask
+    of the keys that each query sees; None: the keys up to its own position."""
     kind, scale, limit = q.dtype, node.get("scale", 0.0) or 1 / math.sqrt(q.shape[-1]), node.get("softcap", 0.0)
     q, k, v = (widened(t) for t in (q, k, v))
     bias = None if bias is None else widened(bias)

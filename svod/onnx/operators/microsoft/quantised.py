@@ -87,7 +87,7 @@ def qlinear_concat(node: Node, scale: Tensor, zero: Tensor, *operands: Tensor) -
 def matmul_n_bits(node: Node, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None = None, groups: Tensor | None = None,
                   bias: Tensor | None = None) -> Tensor:
     """Weights of 2, 4 or 8 bits, the first of a byte in its lowest bits, in blocks with a scale each: (columns, blocks, bytes). `groups`
-    names for each row the block with its scale and zero point; by default a row has those of the block that it is in."""
+    names, for each row, the block with its scale and zero point; by default the block that contains the row."""
     columns, rows, block, bits = node.need("N"), node.need("K"), node.need("block_size"), node.get("bits", 4)
     blocks = -(-rows // block)
 
