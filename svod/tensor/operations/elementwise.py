@@ -63,9 +63,6 @@ class Elementwise(Movement):
             op = _LOGIC_OF_BOOLS[op]
         return self.from_uop(graph.alu(op, *operand_uops(name, dtype, a, b)))
 
-    def _unary(self, op: Ops) -> Self:
-        return self.from_uop(graph.alu(op, self.uop))
-
     @rounds_once
     def _function(self, op: Ops) -> Self:
         """A float function of one instruction."""
@@ -173,7 +170,7 @@ class Elementwise(Movement):
         """-self."""
         if self.dtype.kind == "b":
             raise DTypeError("neg of bools: use ~ or logical_not")
-        return self._unary(Ops.NEG)
+        return self.from_uop(graph.alu(Ops.NEG, self.uop))
 
     def pow(self, exponent: Operand) -> Self:
         """self ** exponent. Whole exponents up to 32 are multiplied out; 0.5 is a square root. 16-bit floats are computed in float32.
@@ -360,7 +357,7 @@ class Elementwise(Movement):
         """~self; for bools, logical not."""
         if self.dtype.is_float:
             raise DTypeError(f"bitwise_not of {self.dtype.name}: it takes integers and bools")
-        return self._unary(Ops.NOT)
+        return self.from_uop(graph.alu(Ops.NOT, self.uop))
 
     def bitwise_left_shift(self, other: Operand) -> Self:
         """self << other; 0 for a shift by the width or more."""
@@ -447,7 +444,7 @@ class Elementwise(Movement):
     # -- rounding and signs ----------------------------------------------------------------------
     def abs(self) -> Self:
         """Absolute value. The smallest integer stays negative."""
-        return self._unary(Ops.ABS) if self.dtype.is_signed else self
+        return self.from_uop(graph.alu(Ops.ABS, self.uop)) if self.dtype.is_signed else self
 
     def sign(self) -> Self:
         """-1, 0 or 1; NaN stays NaN."""
@@ -457,7 +454,7 @@ class Elementwise(Movement):
         return self._select(self.gt(0), 1, negative)
 
     def _rounded(self, op: Ops) -> Self:
-        return self._unary(op) if self.dtype.is_float else self
+        return self.from_uop(graph.alu(op, self.uop)) if self.dtype.is_float else self
 
     def floor(self) -> Self:
         """The largest whole number <= x. Integers stay."""

@@ -59,6 +59,15 @@ class Linalg(Scatter):
                              f"{w.shape[:-1]}")
         return result.add(added)
 
+    def _with_bias(self, name: str, bias: Operand | None) -> Self:
+        """This result of a convolution (N, O, …) plus a bias (O,). Raises ShapeError for one of another shape."""
+        if bias is None:
+            return self
+        b, channels = self._as_tensor(bias), self.shape[1]
+        if b.shape != (channels,):
+            raise ShapeError(f"{name} of {channels} channels with a bias of {b.shape}: the bias must be ({channels},)")
+        return self.add(b.reshape(channels, *(1,) * (self.ndim - 2)))
+
     def _contract(self, other: Self, shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType) -> Self:
         """The product of both operands, broadcast to `shape` and summed over `axes`, which are dropped.
 

@@ -179,15 +179,6 @@ class NeuralNetwork(Activations):
         result = x._contract(k, common, summed, promote(self.dtype, w.dtype)).reshape(n, o, *out)
         return result._with_bias(name, bias)
 
-    def _with_bias(self, name: str, bias: Operand | None) -> Self:
-        """This result of a convolution (N, O, …) plus a bias (O,). Raises ShapeError for one of another shape."""
-        if bias is None:
-            return self
-        b, channels = self._as_tensor(bias), self.shape[1]
-        if b.shape != (channels,):
-            raise ShapeError(f"{name} of {channels} channels with a bias of {b.shape}: the bias must be ({channels},)")
-        return self.add(b.reshape(channels, *(1,) * (self.ndim - 2)))
-
     def _without_idle_taps(self, w: Self, pads: list[tuple[int, int]], strides: Sequence[int],
                            dilations: Sequence[int]) -> tuple[Self, Self, list[tuple[int, int]]]:
         """The input, weight and padding of the same convolution without leading and trailing taps that meet padding only. A dilation larger
