@@ -51,7 +51,7 @@ def from_float(array: Array, dtype: DType) -> Array:
 def _to_odd(array: Array) -> Array:
     """float64 → float32 rounded to odd: a second rounding to fewer bits is then as good as a single one from float64."""
     with np.errstate(all="ignore"):
-        single = np.ascontiguousarray(array).astype(np.float32)
+        single = np.asarray(array.astype(np.float32), order="C")
         bits = single.view(np.uint32)
         bits = bits - (np.abs(single.astype(np.float64)) > np.abs(array))    # toward zero
         return np.where(np.isnan(array) | (single == array), single, (bits | np.uint32(1)).view(np.float32))

@@ -328,6 +328,7 @@ def test_bfloat16_rounding() -> None:
     want = [bf16_by_fractions(float(v)) for v in values]
     np.testing.assert_array_equal(from_float(values, dtypes.bfloat16), want)
     np.testing.assert_array_equal(from_float(-values, dtypes.bfloat16), np.array(want) | 0x8000)
+    assert from_float(values[0], dtypes.bfloat16) == want[0] and from_float(np.array(values[0]), dtypes.bfloat16).shape == ()
     with np.errstate(over="ignore"):
         singles = values.astype(np.float32)
     np.testing.assert_array_equal(from_float(singles, dtypes.bfloat16), [bf16_by_fractions(float(v)) for v in singles])
