@@ -8,15 +8,15 @@ or of unknown size (a variable, an element of a tensor), stays an index. The res
 """
 from __future__ import annotations
 
-from typing import Any
-
 from svod.compile.lower.intervals import Interval, intervals
+from svod.compile.lower.legal.builder import Rewriting
+from svod.compile.lower.legal.instructions import Instructions
+from svod.compile.lower.linear import COMPARES
 from svod.compile.lower.program import Instruction, PhaseSpec
 from svod.core.ir.dtype import DType, dtypes
 
 _INDEX, _I32, _U32 = dtypes.index, dtypes.int32, dtypes.uint32
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
-_COMPARES = frozenset({"CMPLT", "CMPLE", "CMPEQ", "CMPNE"})
 _WRAPS = frozenset({"ADD", "SUB", "MUL", "MULACC", "NEG", "SPLAT", "EXTRACT", "SHUFFLE"})     # of the low bits of operands
 
 
@@ -25,27 +25,10 @@ def fits(interval: Interval) -> bool:
     return interval[0] >= _LOW and interval[1] <= _HIGH
 
 
-class _Narrowing:
+class _Narrowing(Rewriting):
     def __init__(self, phase: PhaseSpec, code: tuple[Instruction, ...]):
-        self.phase, self.code = phase, code
-        self.out: list[Instruction] = []
-        self.at: list[int] = []                         # instruction of `code` → its position in `out`
+        super().__init__(phase, code, Instructions(), lambda op, dtype, of: None)
         self.interval = intervals(phase, code)
-        self.casts: list[dict[tuple[int, str], int]] = [{}]        # (position, type) → its cast, per open loop
-
-    def run(self) -> tuple[Instruction, ...]:
-        for i, instruction in enumerate(self.code):
-            self.at.append(self._emit(i, instruction))
-            if instruction.op == "LOOP":
-                self.casts.append({})
-            elif instruction.op == "ENDLOOP":
-                self.casts.pop()
-        return tuple(self.out)
-
-    # -- what is written ----------------------------------------------------------------------------
-    def _put(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None) -> int:
-        self.out.append(Instruction(op, dtype, lanes, src, arg))
-        return len(self.out) - 1
 
     def _as(self, s: int, dtype: DType) -> int:
         """The value of an instruction of `code` as another integer type."""
@@ -53,45 +36,37 @@ class _Narrowing:
 
     def _cast(self, position: int, dtype: DType) -> int:
         own = self.out[position]
-        if own.dtype == dtype:
-            return position
-        for scope in self.casts:
-            if (position, dtype.name) in scope:
-                return scope[position, dtype.name]
-        if own.op in ("CONST", "VCONST"):
-            made = self._put(own.op, dtype, own.lanes, (), own.arg)
-        else:
-            made = self._put("CAST", dtype, own.lanes, (position,))
-        self.casts[-1][position, dtype.name] = made
-        return made
+        if own.op in ("CONST", "VCONST") and own.dtype != dtype:
+            return self.put(own.op, dtype, own.lanes, arg=own.arg)
+        return self.cast(dtype, position)
 
-    def _emit(self, i: int, instruction: Instruction) -> int:
-        op, dtype, lanes, src, arg = instruction
-        if op in _COMPARES and self.code[src[0]].dtype is _INDEX:
+    def rewritten(self, instruction: Instruction) -> int:
+        i, (op, dtype, lanes, src, arg) = len(self.at), instruction
+        if op in COMPARES and self.code[src[0]].dtype is _INDEX:
             kind = _I32 if all(fits(self.interval[s]) for s in src) else _INDEX
-            return self._put(op, dtype, lanes, tuple([self._as(s, kind) for s in src]), arg)
+            return self.add(op, dtype, lanes, tuple([self._as(s, kind) for s in src]), arg)
         if dtype is not _INDEX:
             return self._other(instruction)
         small = fits(self.interval[i])
         if op in ("IDIV", "MOD"):
             return self._division(i, instruction)
         if op in ("CONST", "VCONST", "BEGIN", "END_", "LOCAL_ID"):
-            return self._put(op, _I32 if small else _INDEX, lanes, (), arg)
+            return self.add(op, _I32 if small else _INDEX, lanes, (), arg)
         if op == "LOOP":
             return self._loop(i, instruction)
         if op == "CAST":
-            return self._put(op, _I32 if small else _INDEX, lanes, (self.at[src[0]],), arg)
+            return self.add(op, _I32 if small else _INDEX, lanes, (self.at[src[0]],), arg)
         whole = op in _WRAPS or all(fits(self.interval[s]) for s in src if self.code[s].dtype is _INDEX)
         kind = _I32 if small and whole and op in (*_WRAPS, "MIN", "MAX", "AND", "XOR", "WHERE") else _INDEX
         operands = tuple([self._as(s, kind) if self.code[s].dtype is _INDEX and op not in ("CARRY", "RESULT") else self.at[s] for s in src])
-        return self._put(op, kind, lanes, operands, arg)
+        return self.add(op, kind, lanes, operands, arg)
 
     def _loop(self, i: int, instruction: Instruction) -> int:
         op, _, lanes, src, arg = instruction
         whole = all(fits(self.interval[s]) for s in src[:2]) and self.interval[i][1] + arg <= _HIGH
         kind = _I32 if whole else _INDEX
         bounds = [self._as(s, kind) for s in src[:2]]
-        return self._put(op, kind, lanes, (*bounds, *[self._carried(s) for s in src[2:]]), arg)
+        return self.add(op, kind, lanes, (*bounds, *[self._carried(s) for s in src[2:]]), arg)
 
     def _carried(self, s: int) -> int:
         """What a loop carries: indices as such, as nothing is known of what they become."""
@@ -100,22 +75,22 @@ class _Narrowing:
     def _division(self, i: int, instruction: Instruction) -> int:
         op, _, lanes, src, arg = instruction
         if not all(fits(self.interval[s]) for s in (*src, i)):
-            return self._put(op, _INDEX, lanes, tuple([self._as(s, _INDEX) for s in src]), arg)
+            return self.add(op, _INDEX, lanes, tuple([self._as(s, _INDEX) for s in src]), arg)
         positive = self.interval[src[0]][0] >= 0 and self.interval[src[1]][0] >= 1
         if not positive:
-            return self._put(op, _I32, lanes, tuple([self._as(s, _I32) for s in src]), arg)
-        divided = self._put(op, _U32, lanes, tuple([self._as(s, _U32) for s in src]), arg)
+            return self.add(op, _I32, lanes, tuple([self._as(s, _I32) for s in src]), arg)
+        divided = self.add(op, _U32, lanes, tuple([self._as(s, _U32) for s in src]), arg)
         return self._cast(divided, _I32)
 
     def _other(self, instruction: Instruction) -> int:
         """An instruction that makes no index: its operands keep their type, but for what a loop carries and what is converted."""
         op, dtype, lanes, src, arg = instruction
         if op == "ENDLOOP":
-            return self._put(op, dtype, lanes, (self.at[src[0]], *[self._carried(s) for s in src[1:]]), arg)
+            return self.add(op, dtype, lanes, (self.at[src[0]], *[self._carried(s) for s in src[1:]]), arg)
         whole = op == "BITCAST" and self.code[src[0]].dtype is _INDEX
-        return self._put(op, dtype, lanes, (self._as(src[0], _INDEX),) if whole else tuple([self.at[s] for s in src]), arg)
+        return self.add(op, dtype, lanes, (self._as(src[0], _INDEX),) if whole else tuple([self.at[s] for s in src]), arg)
 
 
 def narrow_indices(phase: PhaseSpec, code: tuple[Instruction, ...]) -> tuple[Instruction, ...]:
     """The code of a phase that is launched as groups, with indices as int32 where all values that they can have fit."""
-    return _Narrowing(phase, code).run()
+    return tuple(_Narrowing(phase, code).run())

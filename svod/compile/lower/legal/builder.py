@@ -26,19 +26,27 @@ class Rewriting:
 
     def run(self) -> list[Instruction]:
         """The phase rewritten."""
-        for op, dtype, lanes, src, arg in self.code:
-            moved = tuple([self.at[s] for s in src])
-            rule = self.rule_of(op, dtype, self.out[moved[0]].dtype if moved else dtype)
-            value = rule(self, op, dtype, lanes, moved, arg) if rule is not None else None
-            if value is None:
-                self.out.append(Instruction(op, dtype, lanes, moved, arg))
-                value = len(self.out) - 1
-            self.at.append(value)
-            if op == "LOOP":
+        for instruction in self.code:
+            self.at.append(self.rewritten(instruction))
+            if instruction.op == "LOOP":
                 self.made.append({})
-            elif op == "ENDLOOP":
+            elif instruction.op == "ENDLOOP":
                 self.made.pop()
         return self.out
+
+    def rewritten(self, instruction: Instruction) -> int:
+        """The value of the next instruction of `code`."""
+        op, dtype, lanes, src, arg = instruction
+        return self.add(op, dtype, lanes, tuple([self.at[s] for s in src]), arg)
+
+    def add(self, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any = None) -> int:
+        """The value of an instruction on values of `out`: what a rule makes of it, or the instruction itself."""
+        rule = self.rule_of(op, dtype, self.out[src[0]].dtype if src else dtype)
+        value = rule(self, op, dtype, lanes, src, arg) if rule is not None else None
+        if value is None:
+            self.out.append(Instruction(op, dtype, lanes, src, arg))
+            value = len(self.out) - 1
+        return value
 
     def least(self, k: int) -> int:
         """A number that operand k of the instruction that is being rewritten, an index, is never below."""
@@ -53,12 +61,7 @@ class Rewriting:
         for scope in self.made:
             if key in scope:
                 return scope[key]
-        rule = self.rule_of(op, dtype, self.out[src[0]].dtype if src else dtype)
-        value = rule(self, op, dtype, lanes, src, arg) if rule is not None else None
-        if value is None:
-            self.out.append(Instruction(op, dtype, lanes, src, arg))
-            value = len(self.out) - 1
-        self.made[-1][key] = value
+        value = self.made[-1][key] = self.add(op, dtype, lanes, src, arg)
         return value
 
     def alu(self, op: str, dtype: DType, lanes: int, *src: int) -> int:
