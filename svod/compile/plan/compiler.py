@@ -10,9 +10,9 @@ import logging
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from svod.compile.backend import Device, device_named
 from svod.compile.lower.program import Packing, ProgramSpec
@@ -32,6 +32,7 @@ from svod.system.forksafe import remake_after_fork
 log = logging.getLogger("svod.tune.chains")
 
 Chain = tuple[Opt, ...]
+T = TypeVar("T")
 
 FLIGHTS = 64   # locks that compilations share by their keys: few threads ever wait for a key that is not theirs
 
@@ -89,19 +90,24 @@ class Compiler:
     def _key(self, kernel: Kernel, what: str) -> str:
         return object_key(kernel.key, what, self.target.key, self.pair.revision, self.pair.key)
 
+    def _remembered(self, known: OrderedDict[str, T], key: str, make: Callable[[], T]) -> T:
+        """What `make` has returned for a key; `known` keeps the last ones. Plans that still use code that is dropped keep it alive."""
+        with self._lock:
+            value = known.get(key)
+        if value is None:
+            value = make()
+            with self._lock:
+                known[key] = value
+                while len(known) > self.limit:
+                    known.popitem(last=False)
+        return value
+
     def compile(self, kernel: Kernel, choice: Choice) -> Compiled:
         """The code of a kernel under a chain. Raises KernelOptError for a chain that does not apply, CompileError."""
         chain = chain_digest(choice.chain)
         key = self._key(kernel, chain)
         with self._flights[hash(key) % FLIGHTS]:
-            with self._lock:
-                compiled = self._made.get(key)
-            if compiled is None:
-                compiled = self._compile(kernel, choice, key)
-                with self._lock:
-                    self._made[key] = compiled
-                    while len(self._made) > self.limit:
-                        self._made.popitem(last=False)   # plans that still use it keep its code alive
+            compiled = self._remembered(self._made, key, lambda: self._compile(kernel, choice, key))
         return replace(compiled, source=choice.source, why=self._why(kernel, choice),
                        form=KernelForm(kernel, self.target, choice.chain, self.device))
 
@@ -134,15 +140,7 @@ class Compiler:
         if kernel.library_kernel is not None:
             return Heuristic((), "")
         key = self._key(kernel, "heuristic")
-        with self._lock:
-            known = self._heuristics.get(key)
-        if known is None:
-            known = self._find_heuristic(kernel, key)
-            with self._lock:
-                self._heuristics[key] = known
-                while len(self._heuristics) > self.limit:
-                    self._heuristics.popitem(last=False)
-        return known
+        return self._remembered(self._heuristics, key, lambda: self._find_heuristic(kernel, key))
 
     def _find_heuristic(self, kernel: Kernel, key: str) -> Heuristic:
         entry = self.cache.get(key)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm, KernelPass
+from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.config import PrepareConfig
 from svod.core.graph.callback import without_functions
@@ -104,23 +104,32 @@ def _cut(s: Subject) -> Iterator[Section]:
         yield Section(f"{call.name_hint}, {call.why}", text, keys.get(call.ast, ""))
 
 
-def _ast_pass(name: str) -> Callable[[Subject], Iterator[Section]]:
+def _of_kernels(text: Callable[[Subject, PreparedKernel, KernelForm], str]) -> Callable[[Subject], Iterator[Section]]:
+    """A section for each kernel. `text`: of its own; the reason stands in its place where a device does not have the stage."""
     def show(s: Subject) -> Iterator[Section]:
         for key, k in s.first.items():
-            made = s.cut.passes.get(_form(k).kernel.ast, {})
-            text = format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
-            yield Section(_title(k), text, key)
+            try:
+                shown = text(s, k, _form(k))
+            except UnsupportedError as e:
+                shown = f"; {e}"
+            yield Section(f"{k.name} ({k.key[:12]})", shown, key)
     return show
+
+
+def _ast_after(name: str) -> Callable[[Subject], Iterator[Section]]:
+    def text(s: Subject, k: PreparedKernel, form: KernelForm) -> str:
+        made = s.cut.passes.get(form.kernel.ast, {})
+        return format_ast(made[name]) if name in made else "; not a pass of this kernel: it was put together later"
+    return _of_kernels(text)
+
+
+def _opts(s: Subject, k: PreparedKernel, form: KernelForm) -> str:
+    return f"{k.opts_source}: {k.chain or AS_IT_IS}\n{k.nest()}"
 
 
 def _form(k: PreparedKernel) -> KernelForm:
     assert isinstance(k.form, KernelForm), "`Subject.first` has no others"
     return k.form
-
-
-def _canonical(s: Subject) -> Iterator[Section]:
-    for key, k in s.first.items():
-        yield Section(_title(k), format_ast(_form(k).kernel.ast), key)
 
 
 def _schedule(s: Subject) -> Iterator[Section]:
@@ -133,40 +142,20 @@ def _schedule(s: Subject) -> Iterator[Section]:
     yield Section("", "\n".join(lines) or "no kernels")
 
 
-def _opts(s: Subject) -> Iterator[Section]:
-    for key, k in s.first.items():
-        yield Section(_title(k), f"{k.opts_source}: {k.chain or AS_IT_IS}\n{k.nest()}", key)
-
-
-def _of_kernels(p: KernelPass) -> Callable[[Subject], Iterator[Section]]:
-    def show(s: Subject) -> Iterator[Section]:
-        for key, k in s.first.items():
-            try:
-                text = p.show(_form(k))
-            except UnsupportedError as e:
-                text = f"; {e}"
-            yield Section(_title(k), text, key)
-    return show
-
-
 def _memory(s: Subject) -> Iterator[Section]:
     m = s.plan.memory
     lines = [f"b{i}: {b.kind}, {amount(b.nbytes, 'B')}" for i, b in enumerate(s.plan.buffers)]
     yield Section("", "\n".join([*lines, f"{m.mode}: {amount(m.shared, 'B')} for intermediates, lower bound {amount(m.lower_bound, 'B')}"]))
 
 
-def _title(k: PreparedKernel) -> str:
-    return f"{k.name} ({k.key[:12]})"
-
-
 PASSES = (
     Pass("normalize", "the graph without markers and chains of movement", None, _normalize, reads_graph=True),
     Pass("cut", "the node that each kernel stores, and why it gets a buffer", None, _cut, reads_graph=True),
-    Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _ast_pass("rangeify"), reads_graph=True),
-    Pass("axes", "each kernel's AST with ranges split and merged", None, _ast_pass("axes"), reads_graph=True),
-    Pass("canonical", "each kernel's AST in its canonical form", 3, _canonical),
+    Pass("rangeify", "each kernel's AST: movement as index arithmetic", None, _ast_after("rangeify"), reads_graph=True),
+    Pass("axes", "each kernel's AST with ranges split and merged", None, _ast_after("axes"), reads_graph=True),
+    Pass("canonical", "each kernel's AST in its canonical form", 3, _of_kernels(lambda s, k, form: format_ast(form.kernel.ast))),
     Pass("schedule", "the kernels of the plan in order: level, buffers, source of the chain, rule of the cut, origin", 1, _schedule),
-    Pass("opts", "each kernel's chain and the loops it makes", 2, _opts),
-    *(Pass(p.name, f"each kernel's {p.what}", p.debug, _of_kernels(p)) for p in KERNEL_PASSES),
+    Pass("opts", "each kernel's chain and the loops it makes", 2, _of_kernels(_opts)),
+    *(Pass(p.name, f"each kernel's {p.what}", p.debug, _of_kernels(lambda s, k, form, p=p: p.show(form))) for p in KERNEL_PASSES),
     Pass("memory", "the buffers of the plan, and what the memory planner made of them", None, _memory),
 )
