@@ -10,17 +10,30 @@ pycuda destroys an object when nobody refers to it: what svod uses is held here 
 """
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
 
 from svod.compile.cuda.driver import LOST, Driver, OutOfMemory, library_of_driver
 from svod.errors import DeviceError, DeviceLost
+
+
+def _translated(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `PycudaDriver` that raises svod's errors for pycuda's."""
+    @wraps(call)
+    def method(self: PycudaDriver, *args: Any) -> Any:
+        try:
+            return call(self, *args)
+        except self._cuda.MemoryError as error:
+            raise OutOfMemory(str(error)) from error
+        except self._cuda.Error as error:
+            kind = DeviceLost if int(self.library.cuCtxSynchronize()) in LOST else DeviceError
+            raise kind(f"CUDA: {error}") from error
+    return method
 
 
 class PycudaDriver(Driver):
@@ -33,25 +46,13 @@ class PycudaDriver(Driver):
         self._functions: dict[int, list[int]] = {}      # numbers of a module's functions
         super().__init__(library)
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise svod's errors for pycuda's."""
-        try:
-            yield
-        except self._cuda.MemoryError as error:
-            raise OutOfMemory(str(error)) from error
-        except self._cuda.Error as error:
-            kind = DeviceLost if int(self.library.cuCtxSynchronize()) in LOST else DeviceError
-            raise kind(f"CUDA: {error}") from error
-
     def _hold(self, number: int, held: Any) -> int:
         self._held[number] = held
         return number
 
     # -- devices and contexts -----------------------------------------------------------------------
     def count(self) -> int:
-        with self._errors():
-            return int(self._cuda.Device.count())
+        return int(self._cuda.Device.count())
 
     def device(self, ordinal: int) -> int:
         handle = super().device(ordinal)
@@ -59,12 +60,10 @@ class PycudaDriver(Driver):
         return handle
 
     def name(self, device: int) -> str:
-        with self._errors():
-            return str(self._cuda.Device(self._ordinals[device]).name())
+        return str(self._cuda.Device(self._ordinals[device]).name())
 
     def retain_context(self, device: int) -> int:
-        with self._errors():
-            context = self._cuda.Device(self._ordinals[device]).retain_primary_context()
+        context = self._cuda.Device(self._ordinals[device]).retain_primary_context()
         return self._hold(int(context.handle), context)
 
     def current_context(self) -> int:
@@ -78,58 +77,46 @@ class PycudaDriver(Driver):
         return self._hold(int(context.handle), context)
 
     def enter_context(self, context: int) -> None:
-        with self._errors():
-            self._held[context].push()
+        self._held[context].push()
 
     def leave_context(self) -> None:
-        with self._errors():
-            self._cuda.Context.pop()
+        self._cuda.Context.pop()
 
     def wait_for_all(self) -> None:
-        with self._errors():
-            self._cuda.Context.synchronize()
+        self._cuda.Context.synchronize()
 
     # -- memory -------------------------------------------------------------------------------------
     def allocate(self, nbytes: int) -> int:
-        with self._errors():
-            memory = self._cuda.mem_alloc(nbytes)
+        memory = self._cuda.mem_alloc(nbytes)
         return self._hold(int(memory), memory)
 
     def free(self, address: int) -> None:
-        with self._errors():
-            self._held.pop(address).free()
+        self._held.pop(address).free()
 
     def allocate_pinned(self, nbytes: int) -> int:
-        with self._errors():
-            memory = self._cuda.pagelocked_empty(nbytes, np.uint8)
+        memory = self._cuda.pagelocked_empty(nbytes, np.uint8)
         return self._hold(int(memory.ctypes.data), memory)
 
     def copy_in(self, device: int, host: int, nbytes: int, stream: int) -> None:
-        with self._errors():
-            self._cuda.memcpy_htod_async(device, _bytes_at(host, nbytes), self._held[stream])
+        self._cuda.memcpy_htod_async(device, _bytes_at(host, nbytes), self._held[stream])
 
     def copy_out(self, host: int, device: int, nbytes: int, stream: int) -> None:
-        with self._errors():
-            self._cuda.memcpy_dtoh_async(_bytes_at(host, nbytes), device, self._held[stream])
+        self._cuda.memcpy_dtoh_async(_bytes_at(host, nbytes), device, self._held[stream])
 
     # -- streams ------------------------------------------------------------------------------------
     def create_stream(self) -> int:
-        with self._errors():
-            stream = self._cuda.Stream(1)       # CU_STREAM_NON_BLOCKING
+        stream = self._cuda.Stream(1)       # CU_STREAM_NON_BLOCKING
         return self._hold(int(stream.handle), stream)
 
     def is_done(self, stream: int) -> bool:
-        with self._errors():
-            return bool(self._held[stream].is_done())
+        return bool(self._held[stream].is_done())
 
     def wait(self, stream: int) -> None:
-        with self._errors():
-            self._held[stream].synchronize()
+        self._held[stream].synchronize()
 
     # -- code ---------------------------------------------------------------------------------------
     def load_module(self, image: bytes) -> int:
-        with self._errors():
-            module = self._cuda.module_from_buffer(image)
+        module = self._cuda.module_from_buffer(image)
         return self._hold(id(module), module)
 
     def unload_module(self, module: int) -> None:
@@ -137,20 +124,22 @@ class PycudaDriver(Driver):
             del self._held[held]
 
     def function(self, module: int, symbol: str) -> int:
-        with self._errors():
-            function = self._held[module].get_function(symbol)
+        function = self._held[module].get_function(symbol)
         self._functions.setdefault(module, []).append(id(function))     # a function keeps its module loaded
         return self._hold(id(function), function)
 
     def allow_shared(self, function: int, nbytes: int) -> None:
-        with self._errors():
-            self._held[function].set_attribute(self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
+        self._held[function].set_attribute(self._cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
 
     def launch(self, function: int, grid: Sequence[int], block: int, shared: int, stream: int, arguments: Sequence[int]) -> None:
-        with self._errors():
-            prepared = self._held[function].prepare("Q" * len(arguments))
-            prepared.prepared_async_call((*grid, 1), (block, 1, 1), self._held[stream], *[a & 0xFFFF_FFFF_FFFF_FFFF for a in arguments],
-                                         shared_size=shared)
+        prepared = self._held[function].prepare("Q" * len(arguments))
+        prepared.prepared_async_call((*grid, 1), (block, 1, 1), self._held[stream], *[a & 0xFFFF_FFFF_FFFF_FFFF for a in arguments],
+                                     shared_size=shared)
+
+
+for _name, _call in list(vars(PycudaDriver).items()):
+    if not _name.startswith("_"):
+        setattr(PycudaDriver, _name, _translated(_call))
 
 
 def _bytes_at(address: int, nbytes: int) -> Any:
