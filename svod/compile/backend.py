@@ -87,7 +87,7 @@ class CompilerPair(ABC):
         raise StageMissing(f"the compiler {self.name} shows machine code as assembly; asm() has it")
 
     def resources(self, code: bytes | LoadedCode, spec: ProgramSpec, target: Target) -> tuple[PhaseResources, ...]:
-        """What each phase of a program needs of a device with groups of threads; () for others. `code`: its binary, or that loaded."""
+        """The needs of each phase of a program on a device with groups of threads; () on others. `code`: its binary, loaded or not."""
         return tuple(resources_of(target, p, p.block) for p in spec.phases) if target.has_groups else ()
 
     def functions(self, code: LoadedCode) -> Sequence[tuple[int, int, str]]:
@@ -109,7 +109,7 @@ class LaunchQueue(Protocol):
     may_fail: bool
 
     def segments(self, variant: Variant) -> tuple[Segment, ...]:
-        """What one run of a variant's kernels consists of."""
+        """The segments that one run of a variant's kernels consists of."""
 
     def kernel_launches(self, kernel: int) -> Launches:
         """The launches of one kernel, without its phases that run once."""
@@ -194,7 +194,7 @@ class Backend(ABC):
 
     @property
     def label(self) -> str:
-        """What this device is called, its number included."""
+        """The name of this device, its number included."""
         return self.name
 
     @property

@@ -1,4 +1,4 @@
-"""What the phases of a program need of a device with groups of threads, and how much of a unit they fill."""
+"""Resources of phases on a device with groups of threads: their needs, and the share of a unit that they fill."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ class PhaseResources:
 
 def resources_of(target: Target, phase: PhaseSpec, threads: int, registers: int | None = None, stack: int | None = None,
                  spill_stores: int | None = None, spill_loads: int | None = None) -> PhaseResources:
-    """What a phase with groups of so many threads needs, and what a unit of the target runs of it at a time."""
+    """The needs of a phase with groups of `threads` threads, and the groups that a unit of the target runs at a time."""
     resident = occupancy = None
     if registers is not None and target.unit_threads:
         device = device_of(target)

@@ -21,7 +21,7 @@ from svod.system.forksafe import remake_after_fork
 
 
 class _Nvidia(GroupBackend):
-    """What all have in common."""
+    """A backend of NVIDIA's GPUs, with or without a device."""
 
     name = DEVICE
 

@@ -53,7 +53,7 @@ class CudaCode:
             raise CompileError(f"not the code of a program for NVIDIA's GPUs: {e}") from e
 
     def close(self) -> None:
-        """What devices have loaded of it goes with their queues."""
+        """Do nothing: a queue unloads the modules that it has loaded."""
 
 
 def compile_image(ir: str, arch: str, assembled: bool = True) -> tuple[str, bytes, tuple[KernelReport, ...]]:

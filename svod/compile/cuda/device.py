@@ -60,7 +60,7 @@ class Pool:
         self.lock = threading.Lock()
         self.held = 0                   # bytes of the driver's
         self._given: deque[tuple[int, int]] = deque()       # (size, address) of pieces that are not in `free` yet
-        self._lent: deque[tuple[int, int, set[int | None]]] = deque()       # of those, the ones with streams of other libraries
+        self._lent: deque[tuple[int, int, set[int | None]]] = deque()       # pieces that other libraries have used on their streams
 
     def take(self, size: int) -> int:
         """The address of `size` bytes. Raises DeviceError where the device has too little memory."""
@@ -180,16 +180,16 @@ class GpuDevice:
                               f"{'.'.join(map(str, self.capability))} and does not run code for {architecture.name}")
         self.context = self._shared_context() or driver.retain_context(self.handle)
         self.pool = Pool(self)
-        self.lock = threading.RLock()       # of the stream: who holds it puts work there
+        self.lock = threading.RLock()       # a thread that puts work on the stream holds it
         with self.current():
             self.stream = driver.create_stream()
         self._staging: Staging | None = None
         self._pending: dict[str, None] = {}     # names of kernels that were launched and not waited for
-        self.retired: deque[tuple[Callable[[int], None], int]] = deque()    # what frees a module or graph that nobody needs, and which
-        self._reached: dict[int, bool] = {}     # by the number of another device: whether its memory is
+        self.retired: deque[tuple[Callable[[int], None], int]] = deque()    # (call that frees an unused module or graph, its handle)
+        self._reached: dict[int, bool] = {}     # number of another device → whether its memory can be reached
         self._point: int | None = None          # the event by which a stream follows another
         self._clocks: list[tuple[int, int]] = []
-        self._filling: DeviceMemory | None = None       # what the second cache is filled with between runs
+        self._filling: DeviceMemory | None = None       # memory that is written between runs, so that it fills the second cache
 
     def _shared_context(self) -> int:
         """The calling thread's context if it is one of this device, so that the thread's memory and streams can be used; else 0."""

@@ -69,7 +69,7 @@ class Driver:
         return self._ask(c_int, "cuDeviceGet", c_int(ordinal))
 
     def name(self, device: int) -> str:
-        """What a device is called."""
+        """The name of a device."""
         out = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", out, c_int(256), c_int(device))
         return out.value.decode()
@@ -172,7 +172,7 @@ class Driver:
         return self._ask(c_void_p, "cuEventCreate", c_uint(0))
 
     def record(self, event: int, stream: int) -> None:
-        """Let an event be now."""
+        """Put an event on a stream: it has come when everything before it is done."""
         self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
 
     def follow_event(self, stream: int, event: int) -> None:
@@ -221,11 +221,11 @@ class Driver:
 
     # -- graphs -------------------------------------------------------------------------------------
     def begin_capture(self, stream: int) -> None:
-        """From now on what goes to a stream is recorded instead of done."""
+        """Begin to record the work that is put on a stream, instead of doing it."""
         self._call("cuStreamBeginCapture_v2", c_void_p(stream), c_int(RELAXED_CAPTURE))
 
     def end_capture(self, stream: int) -> int:
-        """What was recorded, ready to be launched as a whole."""
+        """End the recording; the graph that was recorded, ready to be launched."""
         graph, ready = c_void_p(), c_void_p()
         self._call("cuStreamEndCapture", c_void_p(stream), byref(graph))
         try:
@@ -235,18 +235,18 @@ class Driver:
         return ready.value or 0
 
     def abandon_capture(self, stream: int) -> None:
-        """Forget what was recorded, which may be no graph; nothing where nothing is recorded."""
+        """End the recording and drop what it has; do nothing where nothing is recorded."""
         graph = c_void_p()
         self.library.cuStreamEndCapture(c_void_p(stream), byref(graph))
         if graph.value:
             self._call("cuGraphDestroy", graph)
 
     def launch_graph(self, graph: int, stream: int) -> None:
-        """Begin to do what was recorded."""
+        """Begin to run a recorded graph."""
         self._call("cuGraphLaunch", c_void_p(graph), c_void_p(stream))
 
     def free_graph(self, graph: int) -> None:
-        """Forget what was recorded."""
+        """Free a recorded graph."""
         self._call("cuGraphExecDestroy", c_void_p(graph))
 
 

@@ -1,4 +1,4 @@
-"""What LLVM IR for NVIDIA's GPUs may call. Anything else may end the process: LLVM's code generator aborts where it has no instruction.
+"""Functions that LLVM IR for NVIDIA's GPUs may call. Others may end the process: LLVM's code generator aborts where it has no instruction.
 Assembly, for which LLVM has no intrinsic, is of the statements listed here.
 
 What LINEAR becomes is compiled for every architecture in `tests/compile/cuda/test_instructions.py`."""

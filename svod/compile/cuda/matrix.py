@@ -29,7 +29,7 @@ ROUND = "llvm.nvvm.f2tf32.rna"
 THREAD = "llvm.nvvm.read.ptx.sreg.tid.x"        # the number of a thread in its block
 MOST_MATRICES = 4       # most matrices that one ldmatrix loads
 LINES_TOGETHER = 8      # lines behind which those of a row change places otherwise
-_COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # what they write is not read before a wait
+_COPIES_BEGIN = {"COPY_ASYNC", "COPY_BULK", "COMMIT"}          # their results are not read before a WAIT
 _ENDS = frozenset({"LOOP", "CARRY", "RESULT", "SHFL_XOR", *(NO_VALUE - _COPIES_BEGIN)})
 
 
@@ -52,7 +52,7 @@ def loads_together(code: Sequence[Instruction]) -> dict[int, int]:
 
 
 class Matrices(Family):
-    """What the text of a phase has its own way of: its loads of matrices, those that are done together by the first one."""
+    """The text of one phase. `pairs`: the first of two LOADMATRIX that are one instruction → the second."""
 
     def __init__(self, code: Sequence[Instruction]):
         self.pairs = loads_together(code)
@@ -76,14 +76,14 @@ def _steps(digits: tuple[Digit, ...], rows: int, columns: int) -> list[tuple[int
 
 
 class Tile:
-    """Where a tile of an operand lies. `arg`: of LOADMATRIX."""
+    """The place of an operand's tile in memory. `arg`: the arg of its LOADMATRIX."""
 
     def __init__(self, w: Writer, src: tuple[int, ...], arg: Any, elem: str, size: int):
         self.w, self.elem = w, elem
         offset, *_, self.lines = arg
         self.line = LINE // size
         period = LDMATRIX_LINES * self.line * self.lines
-        self.rest = offset % period if self.lines > 1 else 0        # what lines that change places are counted from
+        self.rest = offset % period if self.lines > 1 else 0        # elements before the line from which swizzled lines are counted
         self.base = address_of(w, src[0], src[1], offset - self.rest)
         self.inner = "0"
         if self.lines > 1:

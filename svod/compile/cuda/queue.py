@@ -53,9 +53,9 @@ class CudaQueue(LaunchRecords):
                  addresses: Sequence[int]) -> None:
         self.device, self.pair = device, pair
         self._launches: dict[tuple[int, int], _Launch | None] = {}
-        self._modules: dict[tuple[int, bool], Module] = {}     # by the identity of the code
+        self._modules: dict[tuple[int, bool], Module] = {}     # (identity of the code, whether it assumes nothing) → module
         self._graphs: dict[int, _Graph] = {}
-        self._names: dict[int, tuple[str, ...]] = {}        # of the kernels of a list
+        self._names: dict[int, tuple[str, ...]] = {}        # first launch of a list → names of its kernels
         weakref.finalize(self, _free_graphs, device, self._graphs).atexit = False      # the driver frees what a process leaves
         self._state = 0         # counts changes of arguments
         super().__init__(kernels, variants, addresses)
@@ -152,7 +152,7 @@ class CudaQueue(LaunchRecords):
                 driver.launch(launch.function, launch.grid, launch.block, launch.shared, self.device.stream, launch.arguments)
 
     def _make(self, number: int, p: int) -> _Launch | None:
-        """What a phase of a kernel is launched with now; None for no iterations."""
+        """The launch of a phase of a kernel with its present arguments; None for no iterations."""
         kernel = self.kernels[number]
         phase, (begin, end) = kernel.spec.phases[p], self.ranges[number, p]
         if begin >= end:

@@ -161,7 +161,7 @@ def _exchange(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...],
 
 
 def _prefetch(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
-    """Other threads compute while one waits for memory."""
+    """Print nothing: other threads compute while one waits for memory."""
 
 
 HANDLERS: dict[str, Handler] = {
@@ -215,13 +215,13 @@ def _render_phase(phase: PhaseSpec, code: tuple[Instruction, ...], program: Prog
 
 
 def instructions(target: Target) -> Instructions:
-    """What is printed for an architecture: bfloat16 is rounded by an instruction from Ampere on."""
+    """The instructions that are printed for an architecture. Ampere and later ones have an instruction that rounds to bfloat16."""
     halves = frozenset({"float16"})
     return replace(INSTRUCTIONS, half_casts=halves if target.cpu == "sm_75" else halves | {"bfloat16"}, widened=halves)
 
 
 def legal(program: Program, target: Target) -> Program:
-    """The program with what is printed here alone, and indices of 32 bits where they fit."""
+    """The program, made of the instructions that are printed here, with indices of 32 bits where they fit."""
     code = tuple([narrow_indices(phase, code) for phase, code in zip(program.spec.phases, program.code, strict=True)])
     return legalize(Program(program.spec, code), instructions(target))
 

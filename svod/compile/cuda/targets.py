@@ -15,7 +15,7 @@ DEVICE = "CUDA"
 WARP = 32
 REGISTERS = 255                 # most of a thread
 BULK_ROW = 2048                 # bytes from which a row is copied in bulk, a guess: on an H200, 512 are too few, and more were not timed
-WIDEST_BYTES = 16               # of the widest access; arguments are assumed to begin at multiples of it
+WIDEST_BYTES = 16               # bytes of the widest access; arguments are assumed to begin at multiples of it
 STATIC_SHARED = 48 << 10        # bytes of shared memory that a kernel may declare; more is asked for when it is launched
 GRID = ((1 << 31) - 1, 65535, 65535)
 BLOCK = (1024, 1024, 64)
@@ -38,12 +38,12 @@ class Card:
     memory_rate: float          # bytes per second
     group_threads: int = 1024
     unit_registers: int = 65536
-    group_reserved: int = KIB   # of unit_shared, taken by each group beside its own
+    group_reserved: int = KIB   # bytes of unit_shared that each group takes beside its own
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What LLVM and ptxas are told of an architecture, what its instructions can do, and a typical card.
+    """An architecture: its version of PTX, the features of its instructions, and a typical card.
 
     `ptx`: the version of PTX that svod writes for it, ten times; a driver of CUDA 12.0 takes version 8.0, one of 11.0 version 7.0."""
 
@@ -55,7 +55,7 @@ class Architecture:
 
     @property
     def llvm_cpu(self) -> str:
-        """What LLVM generates code for: the architecture, or an older one whose PTX it takes too."""
+        """The processor that LLVM generates code for: the architecture, or an older one whose PTX it takes too."""
         return self.llvm or self.name
 
 

@@ -64,7 +64,7 @@ def products_together(code: Sequence[Instruction]) -> dict[int, tuple[int, ...]]
 
 
 def left_under_way(code: Sequence[Instruction], together: Mapping[int, Sequence[int]]) -> set[int]:
-    """Of `products_together` the last ones of those that nobody waits for at once: their results are taken by MMAWAIT alone."""
+    """The last products of those groups of `products_together` that need no wait behind them: MMAWAIT alone takes their results."""
     users: dict[int, list[str]] = {}
     for x in code:
         for s in x.src:

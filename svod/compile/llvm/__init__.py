@@ -1,1 +1,1 @@
-"""From LINEAR to LLVM IR to an object."""
+"""LINEAR as LLVM IR, and its object."""

@@ -303,7 +303,7 @@ def _wide_load(w: Writer, dtype: DType, lanes: int, src: tuple[int, ...], offset
     size, step = dtype.itemsize, abs(stride)
     span = (lanes - 1) * step + 1
     first = offset if stride > 0 else offset - (span - 1)
-    wide = 1 << (lanes - 1).bit_length()        # of at least 4 lanes 2 elements apart: less than the span
+    wide = 1 << (lanes - 1).bit_length()        # shorter than the span, which is at least 7 elements for 4 lanes
     mem, count = memory_type(dtype.name, wide), -(-span // wide)
     position = [(k if stride > 0 else lanes - 1 - k) * step for k in range(lanes)]
     chunk_of = [p // wide for p in position]

@@ -73,7 +73,7 @@ def _loop(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg
         raise CompileError(f"LINEAR instruction LOOP with step {arg}: steps are positive")
     loop = _Loop(w, src, arg)
     w.loops[i] = loop
-    w.addresses = dict(loop.addresses)  # what the body adds is not valid after it
+    w.addresses = dict(loop.addresses)  # addresses that the body adds are not valid after it
     if loop.once:
         w.value[i] = loop.start
         return
@@ -191,7 +191,7 @@ def function_attributes(target: Target) -> str:
 
 
 def legal(program: Program, target: Target) -> Program:
-    """The program with what is printed here alone."""
+    """The program, made of the instructions that are printed here."""
     return legalize(program, instructions(target))
 
 

@@ -62,7 +62,7 @@ def _constant(dtype: DType, value: bool | int | float, text: str) -> str:
 
 def constant(dtype: DType, value: bool | int | float) -> str:
     """The text of a scalar constant, rounded or wrapped to `dtype`."""
-    return _constant(dtype, value, repr(value))     # as keys 0.0 and -0.0 are equal
+    return _constant(dtype, value, repr(value))     # repr: 0.0 and -0.0 are equal keys
 
 
 def splat(dtype: DType, value: bool | int | float, lanes: int) -> str:
@@ -72,7 +72,7 @@ def splat(dtype: DType, value: bool | int | float, lanes: int) -> str:
 
 
 class Family:
-    """What the LLVM text of one family of targets has its own way of. These are the ways of processors with vector registers."""
+    """The choices in which the LLVM text of one family of targets differs. These are the choices for processors with vector registers."""
 
     branches = False            # an access that is masked off is branched around; else it goes to a private slot, or is one instruction
     fences = True               # empty statements keep LLVM from merging and moving what lowering has placed
@@ -86,7 +86,7 @@ class Family:
         return w.code[ptr].dtype.itemsize
 
     def loop_metadata(self, w: Writer, begin: int, end: int) -> str:
-        """What stands behind the branch back to the beginning of the loop that these instructions open and end."""
+        """The text behind the branch back to the beginning of a loop that these instructions open and end."""
         return ""
 
 
@@ -111,7 +111,7 @@ class Writer:
         self.loops: dict[int, Any] = {}             # LOOP → its state (render.py)
         self.block = "entry"                # label of the block being written: phis name it
         self.fresh = 0
-        self.round, self.round_block, self.round_end = 0, "", 0     # of multiply-adds into the same accumulators (alu.py)
+        self.round, self.round_block, self.round_end = 0, "", 0     # rounds of multiply-adds into the same accumulators (alu.py)
         self.round_of: dict[int, int] = {}
         self.shuffles: dict[int, int] = {}          # SHUFFLE of two → how many such stand behind one another
         self.streams = False

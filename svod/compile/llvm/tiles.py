@@ -20,7 +20,7 @@ PREFIX = "llvm.x86."
 
 
 class _Lifetimes:
-    """Which tile each value of a function is, and for how long: a tile is the TILEZERO or TILELOAD that makes it."""
+    """The tiles of a function and their lifetimes; a tile is named by the TILEZERO or TILELOAD that makes it."""
 
     def __init__(self, w: Writer) -> None:
         self.tile_of: dict[int, int] = {}       # value → its tile

@@ -1,1 +1,1 @@
-"""From a state to LINEAR, the instructions that every backend prints."""
+"""Lowering: a state becomes LINEAR, the instructions that every backend prints."""

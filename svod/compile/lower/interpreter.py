@@ -1,4 +1,4 @@
-"""What LINEAR computes: programs run instruction by instruction with NumPy.
+"""An interpreter of LINEAR: phases run instruction by instruction with NumPy.
 
     run_phase(program, number, args, …)      runs a phase over the given flat arrays, in place
     PhaseInterpreter                         one phase; a subclass decides the order of threads and is told of every access
@@ -65,7 +65,7 @@ def _aligned(nbytes: int) -> Array:
     return raw[start:start + nbytes]
 
 
-Areas = dict[int, tuple[DType, Array]]      # by first byte: element type and bytes, up to the next area
+Areas = dict[int, tuple[DType, Array]]      # first byte → element type, and the bytes up to the next area
 
 
 def _areas(code: Sequence[Instruction], op: str, memory: Array) -> Areas:
@@ -80,7 +80,7 @@ def _poison_areas(areas: Areas) -> None:
 
 
 class Elements:
-    """What a pointer points to: elements in memory form. `is_private`: no other thread has access to it."""
+    """The memory behind a pointer: elements in memory form. `is_private`: no other thread has access to it."""
 
     def __init__(self, array: Array, dtype: DType, name: str, is_private: bool):
         self.array, self.dtype, self.name, self.size, self.is_private = array, dtype, name, array.size, is_private
@@ -91,7 +91,7 @@ Together = Callable[[list[list[Any]]], Any]     # the operands of each thread of
 
 
 class Barrier(NamedTuple):
-    """Where a thread waits: the instruction, and the positions of the loops around it. `visible`: what was stored before is seen behind it;
+    """A point where a thread waits: the instruction, and the positions of the loops around it. `visible`: earlier stores are seen after;
     threads that exchange registers wait for each other, and see nothing else of each other."""
 
     instruction: int
@@ -128,11 +128,11 @@ class BulkBuffer:
 
     def __init__(self, expected: int):
         self.expected, self.filled = expected, 0
-        self.copies: list[Step] = []    # those under way
+        self.copies: list[Step] = []    # copies that have begun and not ended
 
 
 class ThreadState(NamedTuple):
-    """What a thread of a group that waits has of its own."""
+    """The private state of a waiting thread."""
 
     registers: list[Any]
     carried: dict[int, list[Any]]
@@ -160,7 +160,7 @@ class PhaseInterpreter:
         self.copies: list[list[Step]] = [[]]    # asynchronous copies of the thread that runs, those committed together; the last are open
         self.rows: list[BulkBuffer] = []        # asynchronous copies of rows of the group that runs, by buffer
         self.sent: dict[int, Any] = {}          # per thread what it has given to others since they last went on
-        self.received: dict[int, Any] = {}      # and before
+        self.received: dict[int, Any] = {}      # per thread what it gave before that
         self.steps: Body = []
         self.translate()
 
@@ -254,7 +254,7 @@ class PhaseInterpreter:
         return Pause(lambda: iter([_reached(self, i, loops, True)]))
 
     def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
-        """What the threads of a subgroup do together: each gives its operands, and takes its result of those of all."""
+        """An instruction of a whole subgroup: each thread gives its operands, and takes its result from the operands of all."""
         op, _, _, src, _ = self.code[i]
         result = _TOGETHER[op](self, i)
 
@@ -648,7 +648,7 @@ def _begin_copy(phase: PhaseInterpreter, i: int, to: Elements, where: Array) -> 
 
 
 def in_rows(shape: tuple[int, int], side: tuple[int, int, int, int], line: int) -> Array:
-    """Where the elements of a matrix would lie that is cut into rows, if lines kept their places. `side`: the offset, the dim that is cut,
+    """The places of the elements of a matrix that is cut into rows, without swizzling. `side`: the offset, the dim that is cut,
     how far apart its rows are, and lines of a row; rows of neighbouring positions of the other dim follow each other."""
     offset, cut, apart, lines = side
     places, row = np.indices(shape), lines * line
@@ -656,5 +656,5 @@ def in_rows(shape: tuple[int, int], side: tuple[int, int, int, int], line: int) 
 
 
 def swizzled(elements: Array, lines: int, line: int) -> Array:
-    """Where elements of an area lie whose rows of so many lines are swizzled."""
+    """The places of elements of an area with swizzled rows of `lines` lines, `line` elements each."""
     return np.asarray(elements ^ elements // (8 * line) % lines * line)

@@ -69,7 +69,7 @@ def _of(phase: PhaseSpec, code: Sequence[Instruction], instruction: Instruction,
 
 
 def _known(interval: Interval) -> Interval:
-    """What arithmetic modulo 2^64 gives."""
+    """The interval if it has 64-bit numbers alone, else UNKNOWN: arithmetic wraps around."""
     return interval if UNKNOWN[0] <= interval[0] and interval[1] <= UNKNOWN[1] else UNKNOWN
 
 

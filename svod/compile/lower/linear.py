@@ -32,7 +32,7 @@ BULK_OPS = frozenset({"BULK_BEGIN", "COPY_BULK", "BULK_WAIT", "BULK_END"})    # 
 NO_VALUE = STORE_OPS | {"ENDLOOP", "TILESTORE", "PREFETCH", "BARRIER", "COPY_ASYNC", "COMMIT", "WAIT", *BULK_OPS}
 TILE_OPS = frozenset({"TILEZERO", "TILELOAD", "TILEDOT", "TILESTORE"})
 HELD_OPS = frozenset({"LOADMATRIX", "MMA", "MMASHARED"})      # on tiles that the threads of one or several subgroups hold together
-TOGETHER = HELD_OPS | {"SHFL_XOR"}               # of the threads of a subgroup
+TOGETHER = HELD_OPS | {"SHFL_XOR"}               # instructions that the threads of a subgroup execute together
 
 
 # -- printing ---------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class _PhaseCheck:
     def note_tiles_and_threads(self, op: str, src: tuple[int, ...], arg: Any) -> None:
         """Notes whether the instruction's value is a tile, and whether it may differ between the threads of a group."""
         carried = op in ("CARRY", "RESULT") and src and isinstance(arg, int) and self.code[src[0]].op == "LOOP"
-        first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # what the loop starts with
+        first = self.code[src[0]].src[2 + arg:3 + arg] if carried else ()      # the initial value of a carried one
         if op in ("TILEZERO", "TILELOAD", "TILEDOT") or any(s in self.tiles for s in first):
             self.tiles.add(self.at)
         if op in ("LOCAL_ID", *TOGETHER) or (op in LOADS_OPS and self.phase.block > 1) or any(s in self.varying for s in src):
@@ -168,7 +168,7 @@ class _PhaseCheck:
         self.copied(dtype, src, arg)
 
     def copied(self, dtype: DType, src: tuple[int, ...], arg: Any) -> None:
-        """From an argument to shared memory, where the conditions behind the pointers and indices hold."""
+        """Check the operands of a copy from an argument to shared memory; conditions stand behind pointers and indices."""
         self.pointer_to(src[0], "SHARED", dtype)
         self.pointer_to(src[2], "ARG", dtype)
         for s, of in zip((src[1], src[3], *src[4:]), (INDEX, INDEX, BOOL, BOOL), strict=False):

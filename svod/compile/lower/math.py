@@ -38,7 +38,7 @@ F16, BF16, F32, F64 = dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.fl
 
 
 class MathBuilder(Protocol):
-    """What makes instructions: values are ids with a dtype and a number of lanes."""
+    """A builder of instructions. Values are ids with a dtype and a number of lanes."""
 
     def alu(self, op: str, dtype: DType, lanes: int, *args: int) -> int: ...
     def const(self, dtype: DType, lanes: int, value: bool | int | float) -> int: ...
@@ -67,7 +67,7 @@ _TABLES = json.loads(package_text("svod.compile.lower", "polynomials.json"))
 _FITTED: dict[str, tuple[float, ...]] = {
     name: _single(*t["coefficients"]) if t["bits"] == 24 else tuple(t["coefficients"]) for name, t in _TABLES.items()}
 
-# by type and by how many powers of two a step has: |r| is up to half of that
+# (type, powers of two of a step) → polynomial for |r| up to half a step
 _EXP = {(F32, 1): _FITTED["EXP_NEAR_32"], (F32, 2): _FITTED["EXP_32"], (F64, 1): _FITTED["EXP_NEAR_64"], (F64, 2): _FITTED["EXP_64"]}
 _EXP2 = {(F32, 1): _FITTED["EXP2_NEAR_32"], (F32, 2): _FITTED["EXP2_32"], (F64, 1): _FITTED["EXP2_NEAR_64"], (F64, 2): _FITTED["EXP2_64"]}
 
@@ -90,7 +90,7 @@ def _short_parts(parts: Sequence[float], dtype: DType, bits: int, count: int) ->
     return (*out, float(np.float32(float(rest)) if dtype == F32 else float(rest)))
 
 
-# of products with integers below 2^9 (2^11 for float64), and below 2^13 (2^23)
+# their products are exact: of ln 2 with integers below 2^9 (2^11 for float64), of π/2 with integers below 2^13 (2^23)
 _LN2_SHORT = {F32: _short_parts(_LN2[F64], F32, 14, 1), F64: _short_parts(_LN2[F64], F64, 41, 1)}
 _TWO_PI = {F32: _single(2 / math.pi)[0], F64: 2 / math.pi}
 _PI_2_SHORT = {F32: _short_parts(_PI_2, F32, 11, 3), F64: _short_parts(_PI_2, F64, 30, 2)}
@@ -190,7 +190,7 @@ def _exp_of_16_bits(v: _Vector, x: int) -> int:
 def _exp2(v: _Vector, x: int, low: int | None = None, table: Sequence[float] | None = None) -> int:
     """2^(x + low) with a correction |low| far below 1. `table`: another polynomial for |r| ≤ 1."""
     if v.rules.has_pow2 and v.dtype == F32 and low is None and table is None:
-        small = v.lt(x, v.c(-126.0))        # of powers that are denormal the instruction makes zeros
+        small = v.lt(x, v.c(-126.0))        # the instruction makes denormal powers 0
         return v.mul(v.b.alu("POW2", F32, v.lanes, v.where(small, v.add(x, v.c(64.0)), x)), v.where(small, v.c(2.0**-64), v.c(1.0)))
     x = v.clamp(x, *((-1076.0, 1025.0) if v.double else (-151.0, 129.0)))
     a, unit, scaled = _powers(v, x, 1.0)
@@ -336,7 +336,7 @@ def _pow(v: _Vector, x: int, y: int) -> int:
 
 
 def _log2_domain(v: _Vector, a: int, y: int) -> int:
-    """As `_log_domain` for a ≥ 0 or NaN."""
+    """The logarithm y of finite positive a, completed for 0, infinity and NaN."""
     y = v.where(v.lt(a, v.c(math.inf)), y, a)
     return v.where(v.eq(a, v.c(0.0)), v.c(-math.inf), y)
 
@@ -393,7 +393,7 @@ def _magnitude_64(v: _Vector, a: int, y: int) -> int:
     log = _log2_domain(v, a, log)
     t, t_low = product(y, log)
     t_low = v.fma(y, log_low, t_low)
-    # where y log2 a overflows the exponent (or is infinite) its low part is meaningless
+    # the low part is meaningless if y log2 a overflows the exponent or is infinite
     t_low = v.where(v.lt(v.absolute(t), v.c(2000.0)), t_low, v.c(0.0))
     return _exp2(v, t, t_low)
 

@@ -17,7 +17,7 @@ from svod.core.ir.dtype import DType, dtypes
 
 _INDEX, _I32, _U32 = dtypes.index, dtypes.int32, dtypes.uint32
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
-_WRAPS = frozenset({"ADD", "SUB", "MUL", "MULACC", "NEG", "SPLAT", "EXTRACT", "SHUFFLE"})     # of the low bits of operands
+_WRAPS = frozenset({"ADD", "SUB", "MUL", "MULACC", "NEG", "SPLAT", "EXTRACT", "SHUFFLE"})     # low bits follow from low bits of operands
 
 
 def fits(interval: Interval) -> bool:
@@ -69,7 +69,7 @@ class _Narrowing(Rewriting):
         return self.add(op, kind, lanes, (*bounds, *[self._carried(s) for s in src[2:]]), arg)
 
     def _carried(self, s: int) -> int:
-        """What a loop carries: indices as such, as nothing is known of what they become."""
+        """A carried value of a loop. Indices are not narrowed, as nothing is known of their later values."""
         return self._as(s, _INDEX) if self.code[s].dtype is _INDEX else self.at[s]
 
     def _division(self, i: int, instruction: Instruction) -> int:

@@ -18,7 +18,7 @@ from svod.compile.lower.program import Instruction
 
 LINE = 64       # bytes
 
-Source = tuple[str, int]        # of a pointer: ("ARG", slot) or ("TEMP", number)
+Source = tuple[str, int]        # a pointer: ("ARG", slot) or ("TEMP", number)
 
 
 def add_prefetches(code: tuple[Instruction, ...], distances: Mapping[Source, int]) -> tuple[Instruction, ...]:
@@ -79,7 +79,7 @@ def _is_once(code: tuple[Instruction, ...], loop: int) -> bool:
 
 
 def _slope(code: tuple[Instruction, ...], v: int, loop: int, known: dict[int, int | None]) -> int | None:
-    """By how much a scalar index grows with the index of `loop`: in the middle of a row where positions are taken apart by division, and
+    """The growth of a scalar index with the index of `loop`: in the middle of a row where positions are taken apart by division, and
     before the last tile is moved back. None: unknown. `known` remembers the slopes of values."""
     if v <= loop:
         return int(v == loop)

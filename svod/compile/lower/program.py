@@ -88,13 +88,13 @@ class ProgramSpec:
     """Everything but the code: enough to allocate, launch and time a compiled program. `derive_spec` reads it from a kernel."""
 
     name: str
-    params: tuple[tuple[DType, int], ...]   # by slot: element type, number of elements
+    params: tuple[tuple[DType, int], ...]   # per slot: element type, number of elements
     outs: tuple[int, ...]                   # slots written
     temps: tuple[int, ...]                  # bytes of each temporary
     phases: tuple[PhaseSpec, ...]
     variables: tuple[str, ...] = ()     # in order
     ins: tuple[int, ...] = ()           # slots read, those that are written as well among them
-    launch: Launch = ONCE               # of the kernel as it was written; the code's own loops are the phases
+    launch: Launch = ONCE               # the launch of the kernel as it was written; phases are the code's own loops
 
     @property
     def globals(self) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class Interface:
-    """What a kernel AST says of the programs that it becomes: parameters by slot, slots written and read, variables; sorted, each once."""
+    """The interface that a kernel AST gives its programs: parameters by slot, slots written and read, variables; sorted, each once."""
 
     params: tuple[tuple[DType, int], ...]
     outs: tuple[int, ...]
@@ -189,7 +189,7 @@ def _interface_of(ast: UOp) -> Interface:
 
 
 class Packing(NamedTuple):
-    """What the phases that run once leave: the content of `temps`, computed from the parameters `slots`, which are constants. Programs of
+    """The result of phases that run once: the content of `temps`, computed from the parameters `slots`, which are constants. Programs of
     one `digest` leave the same."""
 
     temps: tuple[int, ...]
@@ -242,7 +242,7 @@ class Program:
 
     @property
     def packing(self) -> Packing | None:
-        """What the phases that run once leave; None where there are none."""
+        """The result of the phases that run once; None where there are none."""
         phases = [(phase.extent, code) for phase, code in zip(self.spec.phases, self.code, strict=True) if phase.once]
         pointers = {(i.op, i.arg) for _, code in phases for i in code if i.op in ("ARG", "TEMP")}
         temps = tuple(sorted(number for op, number in pointers if op == "TEMP"))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from svod.compile.lower.program import Instruction
 from svod.core.ir.dtype import DType, dtypes
 
-MIN_LANES, PAIR = 4, 2          # of the vectors of a processor, and of those of a thread, whose registers have one element each
+MIN_LANES, PAIR = 4, 2          # lanes of a square: for processors, and for threads, whose registers have one element each
 MIN_SHARE = 3                   # a part of a square has more than a third of its rows; fewer go lane by lane
 _STRIDED = ("LOADS", "STORES")
 _LOADS = ("LOAD", "LOADS", "GATHER")
@@ -38,7 +38,7 @@ def transpose_squares(code: list[Instruction], ragged: bool = False, least: int 
 
 
 class _StridedGroup(NamedTuple):
-    """What accesses have in common that differ in their lane offset only."""
+    """The key of strided accesses that differ in their lane offset alone."""
 
     block: int
     op: str

@@ -1,1 +1,1 @@
-"""From kernels and their code to a plan that runs."""
+"""Plans: kernels and their code, ready to run."""

@@ -65,7 +65,7 @@ class Compiled:
     source: str
     why: str
     estimate: Any = None
-    packing: Packing | None = None      # what its phases that run once leave
+    packing: Packing | None = None      # result of the phases that run once
     form: KernelForm | None = None      # the kernel, its chain and the target
 
 
@@ -91,7 +91,7 @@ class Compiler:
         return object_key(kernel.key, what, self.target.key, self.pair.revision, self.pair.key)
 
     def _remembered(self, known: OrderedDict[str, T], key: str, make: Callable[[], T]) -> T:
-        """What `make` has returned for a key; `known` keeps the last ones. Plans that still use code that is dropped keep it alive."""
+        """The value of a key, which `make` computes once; `known` keeps the last ones. Plans keep code alive that is dropped here."""
         with self._lock:
             value = known.get(key)
         if value is None:
@@ -136,7 +136,7 @@ class Compiler:
         return self._heuristic_of(kernel).chain
 
     def _heuristic_of(self, kernel: Kernel) -> Heuristic:
-        """What the heuristic makes of a kernel, remembered in memory and beside the objects: finding it costs more than loading one."""
+        """The heuristic's chain and template, remembered in memory and beside the objects: finding them costs more than a load."""
         if kernel.library_kernel is not None:
             return Heuristic((), "")
         key = self._key(kernel, "heuristic")

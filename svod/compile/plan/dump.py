@@ -1,4 +1,4 @@
-"""What each pass made of a plan, printed: `SVOD_DUMP_AFTER=PASS`, `DEBUG=1…5`.
+"""Dumps of what each pass made of a plan: `SVOD_DUMP_AFTER=PASS`, `DEBUG=1…5`.
 
     $ SVOD_DUMP_AFTER=cut,linear python model.py
     -- cut --
@@ -40,7 +40,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is printed. `explained`: how the plan's graph was cut; None: not known, so that passes over the graph have nothing to show.
+    """The plan that is dumped. `explained`: how its graph was cut; None: not known, so that passes over the graph have nothing to show.
     `first`: by key of each kernel that svod compiled the first place in the plan that uses it."""
 
     explained: Explained | None

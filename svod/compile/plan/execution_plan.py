@@ -75,10 +75,10 @@ class ExecutionPlan:
         self.every = tuple(kernels)
         self.device = device
         self.lock = threading.RLock()       # hold it to bind and execute as one step
-        self.keep: object = None            # what has to live as long as the plan: owners of memory that it uses
+        self.keep: object = None            # owners of memory that the plan uses: they live as long as it
         self.writes: tuple[Buffer, ...] = ()        # the tensors' memory that a run writes
         self.runs = 0                       # runs of all kernels, by which a capture weighs plans
-        self.names: Mapping[int, str] = {}  # of inputs, by buffer, where they are arguments of a function
+        self.names: Mapping[int, str] = {}  # buffer → name of the function's argument that it is
         self._outputs = tuple(outputs)
         check_plan(self.every, buffers)
         for index in self._outputs:
@@ -244,7 +244,7 @@ class ExecutionPlan:
             return self._runs.profile(runs)
 
     def analyze(self, ceilings: Any = None) -> Any:
-        """What the plan does, kernel by kernel and as a whole (`svod.bench.analyze.PlanAnalysis`): work, memory, dependencies, the critical
+        """Analyse the plan, kernel by kernel and as a whole (`svod.bench.analyze.PlanAnalysis`): work, memory, dependencies, the critical
         path, fusions that were not taken. `ceilings` (`svod.bench.roofline.Ceilings`): what times are estimated with; None: this machine's,
         measured quickly if they are not known. Runs nothing."""
         return importlib.import_module(ANALYSIS).analyze(self, ceilings)

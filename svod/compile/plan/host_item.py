@@ -24,9 +24,9 @@ Shape = tuple[int, ...]
 
 
 class HostItem:
-    """What stands in the place of code in an item that has none. It holds nothing of a run, so several plans may share it."""
+    """The stand-in for code in an item that has none. It holds nothing of a run, so several plans may share it."""
 
-    addresses: tuple[int, ...] = ()     # of phases, of which it has none
+    addresses: tuple[int, ...] = ()     # addresses of phases: there are none
 
 
 class Elsewhere(HostItem):
@@ -45,7 +45,7 @@ class Transfer(HostItem):
 
     @property
     def spec(self) -> ProgramSpec:
-        """What it is given, in the terms of a program: where to, and where from."""
+        """The copy in the terms of a program: slot 0 is its destination, slot 1 its source."""
         return ProgramSpec("copy", ((self.dtype, self.size), (self.dtype, self.size)), (0,), (), (), ())
 
 
@@ -102,7 +102,7 @@ class HostProgram(HostItem):
         self.results = [_Argument(a) for a in call.results]
 
     def spec(self, variables: int) -> ProgramSpec:
-        """What the call is given, in the terms of a program: parameters by slot, the first of them written."""
+        """The call in the terms of a program: parameters by slot; the first ones are written."""
         return ProgramSpec(self.call.function.name, tuple((a.dtype, math.prod(layout_shape(a.shape))) for a in self.call.stored),
                            tuple(range(self.call.stored_results)), (), (), tuple(f"v{i}" for i in range(variables)))
 

@@ -65,7 +65,7 @@ class KernelForm:
 
     @cached_property
     def source(self) -> str:
-        """What the device's compiler is given."""
+        """The source that the device's compiler is given."""
         return self._pair.render(self.program, self.target)
 
     def work(self, values: Mapping[str, int]) -> Work:
@@ -103,7 +103,7 @@ class KernelForm:
         return self._pair.disassemble(self.source, self.target)
 
     def resources(self) -> tuple[PhaseResources, ...]:
-        """What the phases need of a device with groups of threads, and how much of a unit they fill; () for others."""
+        """The needs of the phases on a device with groups of threads, and the share of a unit that they fill; () on others."""
         return self._pair.resources(self._pair.compile(self.source, self.target), self.program.spec, self.target)
 
     def object(self, path: str | os.PathLike[str]) -> Path:

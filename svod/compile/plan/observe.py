@@ -1,4 +1,4 @@
-"""What a program lets others see of its plans: times of kernels (SVOD_PROFILE, SVOD_TRACE), names of code in memory (SVOD_PERF_MAP).
+"""Observation of a program's plans: times of kernels (SVOD_PROFILE, SVOD_TRACE), names of code in memory (SVOD_PERF_MAP).
 
 `perf record python model.py; perf report` names functions that no file contains by `/tmp/perf-PID.map`, a line for each:
 

@@ -31,13 +31,13 @@ class Part:
         self.device, self.backend = device, backend_named(device)
         self.is_remote = not self.backend.reads_host_memory
         self.queue: LaunchQueue | None = None
-        self.held: dict[int, Buffer] = {}           # by the plan's numbers of them
-        self.shared: Memory | None = None           # of intermediates and temporaries of one run
-        self.kept: Memory | None = None             # of temporaries that outlive a run
-        self.offsets: Mapping[int, int] = {}        # of what lies in `shared`
+        self.held: dict[int, Buffer] = {}           # the plan's number of a buffer → the Buffer
+        self.shared: Memory | None = None           # memory of intermediates and temporaries of one run
+        self.kept: Memory | None = None             # memory of temporaries that outlive a run
+        self.offsets: Mapping[int, int] = {}        # number → offset in `shared`, in bytes
         self.shared_bytes = 0
-        self._memories: dict[int, Memory] = {}      # what `held` lay in when it was last asked: it lives as long as queues have its address
-        self._new: set[int] = set()                 # of those held, the ones that were not loaded yet
+        self._memories: dict[int, Memory] = {}      # memory of each of `held`, alive as long as queues have its address
+        self._new: set[int] = set()                 # numbers of `held` that were not loaded yet
         self._variants: dict[Variant, Variant] = {}
 
     # -- kernels ------------------------------------------------------------------------------------

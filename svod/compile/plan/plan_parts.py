@@ -1,4 +1,4 @@
-"""What an `ExecutionPlan` is made of, and what it refuses.
+"""The parts of an `ExecutionPlan`, and the checks that they pass.
 
     PlanBuffer(nbytes, kind, array)   PreparedKernel(spec, loaded code, buffers by slot, level)
 
@@ -91,7 +91,7 @@ class LoadedCode(Protocol):
 
 
 class KernelViews(Protocol):
-    """What the compiler makes of a kernel, as text (`svod.compile.plan.kernel_form.KernelForm`)."""
+    """The compiler's stages of a kernel, as text (`svod.compile.plan.kernel_form.KernelForm`)."""
 
     @property
     def device(self) -> str: ...
@@ -126,7 +126,7 @@ class PreparedKernel:
     offsets: tuple[int, ...] = ()       # per slot: bytes of the buffer before what the kernel is given; (): none
     regions: tuple[Region, ...] = ()    # per slot: the bytes of the buffer it reaches; (): any
     variables: tuple[VariableSpec, ...] = ()    # the plan's variable that each of the program's is; (): those of its names
-    packing: Packing | None = None      # what its phases that run once leave
+    packing: Packing | None = None      # result of the phases that run once
     form: KernelViews | None = field(default=None, compare=False)   # the kernel and its chain; None: made elsewhere, or no program
     device: str = ""
 
@@ -194,7 +194,7 @@ class PreparedKernel:
 
 
 class KernelLog(CopyLog, Protocol):
-    """What is told the time of each kernel while plans run, and of copies (`svod.compile.plan.run_log.RunLog`)."""
+    """A log of the time of each kernel while plans run, and of copies (`svod.compile.plan.run_log.RunLog`)."""
 
     def add(self, kernel: PreparedKernel, device: str, start: float, seconds: float, values: Mapping[str, int]) -> None:
         """A run of a kernel: on which device, when it began, on the clock `time.perf_counter`, what it took, and the values of the plan's
@@ -321,7 +321,7 @@ def temporary_numbers(kernels: Sequence[PreparedKernel], end: int) -> list[range
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """What the memory planner is asked to place: `sizes` in bytes, with the first and the last level of use, of intermediates (by buffer
+    """The buffers that the memory planner places: `sizes` in bytes, with the first and the last level of use, of intermediates (by buffer
     number) and of temporaries (numbered after the buffers, in order of level); `kept`: sizes of temporaries that outlive a run."""
 
     sizes: dict[int, int]
@@ -419,7 +419,7 @@ def _check_order(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer
 
 
 def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[int], nbytes: int) -> None:
-    """Of the kernels that use a buffer at one time, those that write it reach parts that no other reaches."""
+    """Check that the kernels that write a buffer reach parts that no other kernel of the level reaches."""
     ordered = sorted(users)
     reached = [(i, slot) for i in ordered for slot, b in enumerate(kernels[i].buffers) if b == index]
     regions = [kernels[i].regions[slot] if kernels[i].regions else Region(0, nbytes) for i, slot in reached]
@@ -437,7 +437,7 @@ def _check_parts(kernels: Sequence[PreparedKernel], index: int, users: Iterable[
 
 def _check_overlap(kernels: Sequence[PreparedKernel], buffers: Sequence[PlanBuffer], users: Mapping[int, set[int]],
                    writer: Mapping[int, int]) -> None:
-    """As above for buffers that are not the same and lie over the same memory: by address, each against those that begin before it ends."""
+    """Check buffers over common memory as `_check_parts` does: by address, each against those that begin before it ends."""
     spans = sorted((address_of(a), address_of(a) + buffers[index].nbytes, index) for index in users
                    if (a := buffers[index].array) is not None and buffers[index].nbytes)
     reaching: list[tuple[int, int]] = []        # (end, buffer) of those before that end later than this one begins

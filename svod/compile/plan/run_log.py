@@ -1,4 +1,4 @@
-"""What kernels took while a program ran: a line for each, a table at the end, a trace for chrome://tracing and Perfetto.
+"""A log of the times of kernels while a program runs: a line for each, a table at the end, a trace for chrome://tracing and Perfetto.
 
     SVOD_PROFILE=2    gemm_0  1.21 ms  222 GFLOP/s  2.60 GB/s  model.py:12
     SVOD_PROFILE=1    the table alone
@@ -54,9 +54,9 @@ class RunLog:
         self.level, self.trace, self._file = level, trace, file
         self.pid = os.getpid()
         self.left_out = 0               # events beyond `MOST_EVENTS`
-        self._totals: dict[tuple[str, ...], _Total] = {}       # of kernels
+        self._totals: dict[tuple[str, ...], _Total] = {}       # key of a kernel → its runs
         self._copies: dict[tuple[str, str], _Total] = {}       # from one device to another
-        self._tracks: dict[str, int] = {}                       # of devices that have memory of their own
+        self._tracks: dict[str, int] = {}                       # device with memory of its own → its track
         self._events: list[dict[str, Any]] = []
         self._works: dict[tuple[Any, ...], Work | None] = {}
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class RunLog:
 
     @staticmethod
     def _told(kernel: PreparedKernel, seconds: float, work: Work | None, values: Mapping[str, int]) -> dict[str, Any]:
-        """What the trace says about a run of a kernel."""
+        """The arguments of a kernel's event in the trace."""
         told: dict[str, Any] = {"kernel": kernel.key[:12], "opts": kernel.chain, "from": kernel.opts_source, "origin": kernel.origin}
         if kernel.form is not None:
             told["device"] = kernel.form.device

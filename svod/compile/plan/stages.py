@@ -81,7 +81,7 @@ def spec_of(program: UOp, target: Target) -> ProgramSpec:
 
 
 def _override(derived: ProgramSpec, explicit: ProgramSpec | None) -> ProgramSpec:
-    """What was said explicitly, and where nothing was, what was derived."""
+    """The derived description, overridden by what `explicit` says."""
     if explicit is None:
         return derived
     if not isinstance(explicit, ProgramSpec):
@@ -124,6 +124,6 @@ def load_program(program: UOp, target: Target) -> tuple[ProgramSpec, LoadedCode]
 
 
 def pair_of(program: UOp) -> CompilerPair:
-    """Who renders and compiles a PROGRAM: the pair that its DEVICE names."""
+    """The compiler pair that the DEVICE of a PROGRAM names."""
     stage_of(program, Ops.SINK)
     return device_named(stage_of(program, Ops.DEVICE).arg).pair

@@ -101,7 +101,7 @@ class UnboundPlan:
         return out
 
     def variables_of(self, kernel: str) -> list[tuple[VariableSpec, ...]]:
-        """What the variables of a kernel are, call by call; [] for a kernel without."""
+        """The variables of a kernel, call by call; [] for a kernel without."""
         return [c.variables for c in self.calls if c.kernel == kernel and c.variables]
 
 

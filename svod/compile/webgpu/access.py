@@ -20,7 +20,7 @@ GLOBAL = ("ARG", "TEMP")
 
 
 class Memory:
-    """What a pointer points to: a variable of the module, and how its elements lie there."""
+    """The memory behind a pointer: a variable of the module, and the layout of its elements."""
 
     def __init__(self, w: Writer, op: str, number: int, dtype: DType) -> None:
         self.w, self.op, self.number, self.dtype = w, op, number, dtype
@@ -70,7 +70,7 @@ class Memory:
                 self.parts[self.w.code[i].src[1], part[0]] += 1
 
     def part_of(self, i: int) -> tuple[int, int] | None:
-        """Which part of a vector a scalar load reads: (the vector's offset from the index, the component); None where that is not known."""
+        """The part of a vector that a scalar load reads: (the vector's offset from the index, the component); None if unknown."""
         op, _, lanes, src, offset = self.w.code[i]
         if op != "LOAD" or lanes != 1 or not self.whole or self.op not in GLOBAL:
             return None
@@ -138,7 +138,7 @@ class Memory:
         return f"{vector}.{COMPONENTS[part[1]]}"
 
     def _widened(self, text: str, width: int) -> str:
-        """What was read as a register."""
+        """An element that was read, as a register."""
         if self.is_half:
             self.w.uses_half = True
             return f"{vector('f32', width)}({text})"
@@ -258,7 +258,7 @@ def load(w: Writer, i: int, memory: Memory) -> None:
 
 
 def _load_where(w: Writer, dtype: DType, lanes: int, mask: str, alt: Sequence[str], read: Callable[[], list[str]]) -> None:
-    """What `read` loads where a scalar mask is true, else `alt`."""
+    """The values that `read` loads where a scalar mask is true, else `alt`."""
     names = []
     for width, text in zip(widths(lanes), alt, strict=True):
         w.names += 1

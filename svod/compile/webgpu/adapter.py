@@ -20,9 +20,9 @@ from svod.errors import DeviceError
 from svod.system.process.cores import machine_cores
 
 NAME = "WEBGPU"
-BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # of wgpu, the best first
-OWN = ("Vulkan", "Metal")       # those of them that a system has one of
-KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # of adapters, the best first
+BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")     # wgpu's interfaces to drivers, the best first
+OWN = ("Vulkan", "Metal")       # interfaces that are a system's only one
+KINDS = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "CPU", "Unknown")    # kinds of adapters, the best first
 NUMBERS = {"shader-f16": "float16", "shader-f64": "float64", "shader-int64": "int64"}
 """Features of adapters → those of targets."""
 SUBGROUPS = "subgroup"      # wgpu's name of the feature
@@ -88,7 +88,7 @@ def adapter(number: int = 0) -> Any:
 
 
 def device_name(number: int) -> str:
-    """What svod calls an adapter: WEBGPU, WEBGPU:1."""
+    """The name of an adapter in svod: WEBGPU, WEBGPU:1."""
     return f"{NAME}:{number}" if number else NAME
 
 
@@ -98,7 +98,7 @@ def describe(info: Any) -> str:
 
 
 def adapter_name(info: Any) -> str:
-    """What an adapter is called in keys, without its driver's version: `llvmpipe`, `nvidia-geforce-rtx-4090`. A card by another interface
+    """The name of an adapter in keys, without its driver's version: `llvmpipe`, `nvidia-geforce-rtx-4090`. A card by another interface
     than its system's own has other code: `llvmpipe-opengl`."""
     name = re.sub(r"\([^)]*\)", "", str(info["device"] or info["vendor"]))
     name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or f"{info['vendor_id']:04x}-{info['device_id']:04x}"

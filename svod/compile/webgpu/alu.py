@@ -111,7 +111,7 @@ def _alu(op: str) -> Handler:
     def handler(w: Writer, i: int, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> None:
         of = w.code[src[0]].dtype
         operands = [w.value[s] for s in src]
-        if all(w.code[s].op in ("CONST", "VCONST") for s in src):       # what is constant to WGSL must not overflow
+        if all(w.code[s].op in ("CONST", "VCONST") for s in src):       # a constant expression of WGSL must not overflow
             operands[0] = [w.let(text) for text in operands[0]]
         for k in range(len(src)):
             if (i, k) in w.facts.hidden:

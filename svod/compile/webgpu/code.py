@@ -61,7 +61,7 @@ class WebGpuCode:
         self.spec, self.modules = spec, read_modules(source)
         if len(self.modules) != len(spec.phases):
             raise CompileError(f"the code has {len(self.modules)} phases, the program {spec.name} {len(spec.phases)}")
-        self._pipelines: dict[tuple[int, int, bool], Pipeline] = {}     # by the first address of the device, which no other has
+        self._pipelines: dict[tuple[int, int, bool], Pipeline] = {}     # (first address of the device, phase, aligned) → pipeline
         for number in range(len(self.modules)):
             self.pipeline(made, number, aligned=True)
 

@@ -62,18 +62,18 @@ class Device:
         self.lost = ""
         self._begun: dict[str, None] = {}       # names of kernels that were submitted and not waited for
         self._submissions = 0                   # number of those submissions
-        self.lock = threading.Lock()            # of what reads by way of the staging buffer
+        self.lock = threading.Lock()            # reads by way of the staging buffer take turns
         self._usage = wgpu.BufferUsage
         self.first: int = (number + 1) * OWN if lost is None else lost.next + GRAIN
         self.before = "" if lost is None else lost.lost
         self.next: int = self.first
-        self._table = threading.Lock()          # of the lists of buffers
+        self._table = threading.Lock()          # guards the lists of buffers
         self._unused: deque[int] = deque()      # addresses of buffers that nobody needs any more
         self._starts: list[int] = []
         self._buffers: list[tuple[Any, int]] = []       # (buffer, bytes) by start
         self._staging: Any = None
         self._layouts: dict[int, Any] = {}
-        self._filling: Any = None               # what the second cache is filled with between runs
+        self._filling: Any = None               # buffer that is cleared between runs, so that it fills the second cache
         self.nothing = (self.wgpu.create_buffer(size=4096, usage=wgpu.BufferUsage.UNIFORM),      # zeros: launches of no groups
                         self.wgpu.create_buffer(size=256, usage=wgpu.BufferUsage.STORAGE))
 
@@ -248,7 +248,7 @@ class Device:
 
     def _read_part(self, host: int, address: int, nbytes: int) -> None:
         buffer, offset, _ = self.find(address)
-        staging, self._staging = self._staging, None        # where Ctrl-C leaves it mapped it is not used again
+        staging, self._staging = self._staging, None        # not used again if Ctrl-C leaves it mapped
         if staging is None or staging.size < nbytes:
             size = min(STAGING, 1 << max(16, (nbytes - 1).bit_length()))
             staging = self.wgpu.create_buffer(size=size, usage=self._usage.MAP_READ | self._usage.COPY_DST)
@@ -272,7 +272,7 @@ class Device:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error of wgpu says, in one line."""
+    """The text of an error of wgpu, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and line.strip() not in ("Validation Error", "Caused by:")]
     return " ".join(lines)[:2000] or type(error).__name__
 

@@ -66,7 +66,7 @@ class WebGpuQueue(LaunchRecords):
         self._groups: dict[Launch, tuple[Any, Any]] = {}    # (pipeline, bind group)
         usage = package().BufferUsage
         self._slot = max([SLOT, *[-(-launch_bytes(k.spec) // SLOT) * SLOT for k in kernels]])
-        self._end = max(self._slot, self._slot * len(self.numbers))     # of the launches' numbers; what lies there says nothing
+        self._end = max(self._slot, self._slot * len(self.numbers))     # first byte behind the launches' numbers, which nobody reads
         with self.device.trying("a plan was made"):
             self._uniforms = self.device.wgpu.create_buffer(size=self._end + BUFFER_UNIT_BYTES, usage=usage.UNIFORM | usage.COPY_DST)
         self._stale = set(self.ranges)      # launches whose numbers are to be written

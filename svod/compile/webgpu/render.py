@@ -30,7 +30,7 @@ from svod.errors import CompileError, UnsupportedError
 
 ENTRY, OTHER = "main", "OTHER"
 SOFTWARE_ITERATIONS = 65535     # iterations of all loops of a thread after which Mesa's software driver ends them without an error
-MOST_ELEMENTS = (1 << 31) - (1 << 16)       # of an argument: indices have 32 bits, and go a little beyond what they may touch
+MOST_ELEMENTS = (1 << 31) - (1 << 16)       # most elements of an argument: indices have 32 bits, and may lie a little beyond the end
 
 
 _HEAD = re.compile(r"^//// .*, bound: ((?:\w+:\d+ ?)*)\n", re.M)
@@ -52,7 +52,7 @@ class PhaseModules(NamedTuple):
 
 
 def legal(program: Program, target: Target) -> Program:
-    """The program with what is printed here alone."""
+    """The program, made of the instructions that are printed here."""
     return legalize(program, INSTRUCTIONS)
 
 
@@ -82,7 +82,7 @@ def render(program: Program, target: Target) -> str:
 
 
 def read_modules(source: str) -> list[PhaseModules]:
-    """What `render` wrote. Raises CompileError for anything else."""
+    """The modules in the text that `render` wrote. Raises CompileError for another text."""
     first, *parts = _HEAD.split(source)
     if first or not parts or len(parts) % 4:
         raise CompileError(f"these are no modules of WGSL: {source[:80]!r}")

@@ -89,7 +89,7 @@ class Writer:
     hides: bool = False
     uses_half: bool = False
     names: int = 0
-    loaded: list[dict[str, str]] = field(default_factory=lambda: [{}])      # of each open block: what was read there → its name
+    loaded: list[dict[str, str]] = field(default_factory=lambda: [{}])      # per open block: expression that was read there → its name
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)

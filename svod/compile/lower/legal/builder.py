@@ -1,4 +1,4 @@
-"""A phase while it is rewritten: what was written so far, and how instructions are added."""
+"""A phase while its instructions are made legal: the instructions so far, and the calls that add some."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +13,15 @@ BOOL = dtypes.bool
 
 
 class Rewriting:
-    """The instructions of a phase, one after the other, each as it is or as others. Values are positions in `out`.
+    """Rewrites a phase instruction by instruction: each is kept, or a rule makes its value of others. Values are positions in `out`.
 
-    What rules add is made once per loop: an instruction on the same operands is looked up in the loops around."""
+    An instruction that a rule adds is made once: the same one is looked up in the open loops."""
 
     def __init__(self, phase: PhaseSpec, code: Sequence[Instruction], instructions: Instructions, rule_of: RuleOf) -> None:
         self.phase, self.code, self.instructions, self.rule_of = phase, code, instructions, rule_of
         self.out: list[Instruction] = []
         self.at: list[int] = []                                 # instruction of `code` → the position of its value in `out`
-        self.made: list[dict[tuple[Any, ...], int]] = [{}]      # per open loop: what rules have added there
+        self.made: list[dict[tuple[Any, ...], int]] = [{}]      # per open loop: instruction that a rule has added there → its position
         self._intervals: list[Interval] | None = None
 
     def run(self) -> list[Instruction]:
@@ -49,7 +49,7 @@ class Rewriting:
         return value
 
     def least(self, k: int) -> int:
-        """A number that operand k of the instruction that is being rewritten, an index, is never below."""
+        """The least value of operand k, an index, of the instruction that is being rewritten."""
         if self._intervals is None:
             self._intervals = intervals(self.phase, self.code)
         return self._intervals[self.code[len(self.at)].src[k]][0]
@@ -94,7 +94,7 @@ class Rewriting:
 
 
 Rule = Callable[[Rewriting, str, DType, int, tuple[int, ...], Any], int | None]
-"""Makes the value of an instruction of others; None where it stays as it is."""
+"""Makes the value of an instruction of other instructions; None: it is kept."""
 RuleOf = Callable[[str, DType, DType], Rule | None]
 """The rule for an instruction of a type on a first operand of a type."""
 Rules = Mapping[str, Rule]

@@ -42,8 +42,8 @@ def cast(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], 
 
 
 def _to_integer(b: Rewriting, of: DType, dtype: DType, lanes: int, x: int) -> int | None:
-    """A number as an integer: by way of int32 where it becomes a shorter one, by the 64-bit integers of its own kind where it is extended;
-    and as an index of 32 bits the nearest, which lies outside of everything, too."""
+    """A number as an integer. A float becomes a short integer by way of int32; an integer is extended by 64-bit integers of its kind; an
+    index of 32 bits is the nearest one, which lies outside of every buffer if the number does."""
     n = b.instructions
     if of.is_float and dtype.bits < 32 and not n.has_short_integers:
         return b.cast(dtype, b.cast(I32, x))

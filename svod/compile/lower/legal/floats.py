@@ -1,4 +1,4 @@
-"""Operations of floats of which renderers have a part, or none that keeps NaNs and the signs of zeros."""
+"""Operations of floats that some renderers lack, or have without the NaNs and the signs of zeros that LINEAR promises."""
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +16,7 @@ def reciprocal(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, 
 
 
 def extremum(b: Rewriting, op: str, dtype: DType, lanes: int, src: tuple[int, ...], arg: Any) -> int | None:
-    """MAX or MIN, NaN where one operand is: a comparison with NaN is false, so of y a NaN is kept, and x is chosen where it is one."""
+    """MAX or MIN, which are NaN if one operand is. A comparison with NaN is false, so y is kept if it is NaN; a NaN in x is tested for."""
     x, y = src
     if _is_number(b, x):
         x, y = y, x
@@ -85,7 +85,7 @@ def widen(b: Rewriting, lanes: int, x: int) -> int:
     word = b.cast(U32, b.bitcast(U16, x))
     if dtype == dtypes.bfloat16:
         return b.bitcast(F32, b.alu("SHL", U32, lanes, word, b.const(U32, lanes, 16)))
-    # 5 bits of exponent where float32 has 8: a product with 2^112 moves them, of denormal numbers too
+    # float16 has 5 bits of exponent, float32 has 8: multiplying by 2^112 moves them, also those of denormal numbers
     size = b.alu("AND", U32, lanes, word, b.const(U32, lanes, 0x7FFF))
     moved = b.bitcast(F32, b.alu("SHL", U32, lanes, size, b.const(U32, lanes, 13)))
     scaled = b.alu("MUL", F32, lanes, moved, b.const(F32, lanes, 2.0**112))
@@ -119,8 +119,9 @@ def _bits_of_bfloat16(b: Rewriting, lanes: int, x: int, raw: int) -> int:
 
 
 def _bits_of_float16(b: Rewriting, lanes: int, raw: int) -> int:
-    """Normal numbers by integers, with the exponent moved. To numbers below 2^-14 a sum with 0.5 rounds, whose last place is their unit.
-    What is beyond the largest number becomes infinity, NaN stays one."""
+    """The bits of a normal number come by integer arithmetic that moves its exponent. A number below 2^-14 is rounded by adding 0.5, a sum
+    whose last place is the unit of denormal numbers.
+    Numbers beyond the largest one become infinity; a NaN stays one."""
     def alu(name: str, v: int, w: int) -> int:
         return b.alu(name, U32, lanes, v, b.const(U32, lanes, w))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Instructions:
-    """What a renderer prints as it is; `legalize` makes everything else of it. The defaults are what every renderer has:
+    """The instructions that a renderer prints; `legalize` makes all others of these. Every renderer has the defaults:
 
     * on bool, 32- and 64-bit integers, index, float32 and float64: ADD, SUB, MUL, MULACC, AND, OR, XOR, NOT, MAX and MIN of integers, ABS,
       comparisons, WHERE, FDIV, SQRT, FLOOR, CEIL, TRUNC, ROUND, NEG of floats, and CASTs between these types that are not index or bool;
@@ -17,7 +17,7 @@ class Instructions:
     holds_wide: bool = False            # narrow numbers stand in registers of 32 bits: a CAST to more bits is free, and results that a
                                         # narrow type holds need no CAST back
     half_casts: frozenset[str] = frozenset()    # 16-bit floats that a CAST from float32 rounds to
-    widened: frozenset[str] = frozenset()       # and those that a CAST makes float32
+    widened: frozenset[str] = frozenset()       # 16-bit floats that a CAST to float32 widens
     keeps_nans: bool = False            # MAX and MIN of floats are NaN where one operand is
     compares_nans: bool = False         # a NaN is not equal to itself: compilers may not assume that there are none
     compares_bools: bool = False        # CMPLT and CMPLE of bools
@@ -25,4 +25,4 @@ class Instructions:
     extends_by_source: bool = False     # a CAST of integers to more bits looks at the sign of the type that it comes from
     rounds_float64: bool = False        # ROUND and TRUNC of float64 are right for halves and for the signs of zeros
     splits_lanes: bool = False          # BITCASTs between elements of different widths
-    index_bits: int = 64                # of index; a number that has more becomes the nearest index
+    index_bits: int = 64                # bits of an index; a CAST makes the nearest index of a number with more

@@ -69,7 +69,7 @@ def _divide_unsigned(b: Rewriting, remainder: bool, dtype: DType, lanes: int, x:
 
 
 def _divide_signed(b: Rewriting, remainder: bool, dtype: DType, lanes: int, x: int, y: int) -> int:
-    """Division by a number of which nothing is known, or a negative one."""
+    """Division by an unknown or a negative number."""
     zero, one = b.const(dtype, lanes, 0), b.const(dtype, lanes, 1)
 
     def alu(name: str, *operands: int) -> int:

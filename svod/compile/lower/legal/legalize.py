@@ -1,4 +1,4 @@
-"""Legalisation: LINEAR with the instructions that a renderer prints alone.
+"""Legalisation: LINEAR is rewritten to the instructions that a renderer prints.
 
     MOD int32 %3, 7                          %5 = QUOTIENT int32 %3, 7
                                      →       %6 = MUL int32 %5, 7;  %7 = SUB int32 %3, %6       the remainder, of the dividend's sign
@@ -95,7 +95,7 @@ def _rule_of_floats(n: Instructions, op: str, of: DType) -> Rule | None:
 
 
 def legalize(program: Program, instructions: Instructions) -> Program:
-    """The program with what a renderer prints that has these instructions. Twice is as once."""
+    """The program, made of the instructions that a renderer prints. Legalising it again changes nothing."""
     rule_of = rules_for(instructions)
     code = tuple([tuple(Rewriting(phase, code, instructions, rule_of).run())
                   for phase, code in zip(program.spec.phases, program.code, strict=True)])

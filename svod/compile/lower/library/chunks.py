@@ -72,7 +72,7 @@ class _Chunks:
                             for length in self.lengths[1:] for _ in range(2) for t in operator.types])
 
     def phase(self, level: int, scans: bool) -> tuple[Loops, int, int, int]:
-        """What the positions of a level up to each one combine to; `scans` False: what each of its chunks does."""
+        """The phase that combines the positions of a level up to each one; `scans` False: those of each chunk."""
         b, length, inner = Loops(), self.lengths[level], self.inner
         y, x = b.args(self.node)
         chunks = -(-length // self.chunk)

@@ -1,4 +1,4 @@
-"""What the library kernels share: a builder with the few phrases that hand-written loops are made of."""
+"""A builder with the few phrases that the loops of library kernels are made of."""
 from __future__ import annotations
 
 import math

@@ -64,7 +64,7 @@ def _phase(node: UOp, number: int, is_last: bool, block: int) -> Loops:
 
 
 def _merged(b: Loops, keys: int, key: int, begin: int, i: int, n: int, width: int) -> int:
-    """Where the element `i` of a row goes when runs of `width` are merged."""
+    """The place of element `i` of a row after runs of `width` are merged."""
     start = b.mul(b.over(i, 2 * width), 2 * width)
     is_left = b.below(b.minus(i, start), b.index(width))
     other = b.least(b.choose(is_left, b.plus(start, width), start), b.index(n))

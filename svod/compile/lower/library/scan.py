@@ -230,14 +230,14 @@ def _rows(node: UOp, operator: Operator, shape: tuple[int, ...], lanes: int, tar
 
 
 def _span(b: Loops, it: int, n: int, parts: int, chunk: int) -> tuple[int, int, int]:
-    """Where the row of iteration `it` begins, and the positions of its part."""
+    """The first position of the row of iteration `it`, and the first and last positions of its part."""
     row = b.mul(b.over(it, parts), n)
     begin = b.mul(b.mod(it, parts), chunk)
     return row, b.calc("ADD", row, begin), b.calc("ADD", row, b.least(b.plus(begin, chunk), b.index(n)))
 
 
 def _totals(node: UOp, operator: Operator, n: int, parts: int, chunk: int, lanes: int) -> Loops:
-    """What each part combines to, in any order."""
+    """The phase that combines each part, in any order."""
     b = Loops()
     _, x = b.args(node)
     temps = [b.pure("TEMP", t, 1, (), k) for k, t in enumerate(operator.types)]

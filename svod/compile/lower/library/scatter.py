@@ -48,7 +48,7 @@ def lower_scatter(node: UOp, target: Target) -> Program:
                 position = b.cast(INDEX, b.get(index, source))
                 if node.src[1].dtype.is_signed:
                     position = b.choose(b.below(position, b.index(0)), b.plus(position, n), position)
-                # as an unsigned number, one that is below 0 or wrapped is large
+                # positions outside of the row are left out
                 inside = b.both(b.below(b.index(-1), position), b.below(position, b.index(n)))
                 where = b.calc("ADD", b.calc("ADD", begin, b.mul(b.choose(inside, position, b.index(0)), inner)), k)
                 new = b.get(value, source)

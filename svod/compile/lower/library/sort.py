@@ -73,7 +73,7 @@ class _SortedRow:
         self.origin = b.index(0)
 
     def begin(self, row: int) -> None:
-        """What follows is of this row."""
+        """Use the memory of this row from now on."""
         self.origin = self.b.mul(row, self.room) if self.temps else self.b.index(0)
 
     def at(self, i: int) -> int:

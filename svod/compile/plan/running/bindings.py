@@ -16,7 +16,7 @@ from svod.errors import LaunchError
 
 
 class Bindings:
-    """What is bound to a plan. `buffers`: the plan's, by number. `arrays`: those that were bound later, which are kept alive here.
+    """The memory that is bound to a plan. `buffers`: the plan's, by number. `arrays`: those that were bound later, kept alive here.
     `unbound`: the numbers of those that kernels use and that have no memory yet. `bindable`: the inputs and outputs. `written`: the buffers
     that a run writes; `carried`: those among them with the state that a run starts from and changes. `count`: how often memory was bound or
     let go; it tells the last one to bind whether another did since."""

@@ -129,7 +129,7 @@ class PlanDevices:
         return addresses
 
     def _address_of(self, index: int, b: PlanBuffer) -> int:
-        """Where kernels find a buffer that has memory; 0 for any other."""
+        """The address at which kernels find a buffer; 0 for a buffer without memory."""
         part = self.part_of(index)
         if not b.has_memory:
             return 0

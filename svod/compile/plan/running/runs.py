@@ -29,13 +29,14 @@ class Runs:
     def __init__(self, every: Sequence[PreparedKernel], variants: Sequence[Variant], devices: PlanDevices, values: PlanValues,
                  bindings: Bindings) -> None:
         self.failure: str | None = None
-        self.log: KernelLog | None = None       # what is told the time of each kernel
+        self.log: KernelLog | None = None       # log of the time of each kernel
         self._every, self._variants = every, variants
         self._devices, self._values, self._bindings = devices, values, bindings
         self._is_launching = False              # launches do, or segments are being gone through
         self._calling = ""                      # the function of Python that is being called
         self._closed: list[tuple[Buffer, np.ndarray[Any, Any] | None]] = []     # outputs not computed yet
-        self._elsewhere: dict[int, tuple[LaunchQueue, tuple[Launches, ...]]] = {}   # of other devices: by the first of kernels in a row
+        # first of a row of another device's kernels → its queue and the row's launches
+        self._elsewhere: dict[int, tuple[LaunchQueue, tuple[Launches, ...]]] = {}
         self._select(variants[-1])
 
     # -- what a run consists of ---------------------------------------------------------------------
@@ -240,7 +241,7 @@ class Runs:
             end = time.perf_counter()
             if seconds is None:
                 seconds = end - start
-            if not isinstance(kernel.loaded, Transfer):     # which is told as a copy
+            if not isinstance(kernel.loaded, Transfer):     # copies tell the log themselves
                 device = HOST if kernel.is_host_item else self._devices.runner_of(number).backend.label
                 log.add(kernel, device, max(start, end - seconds), seconds, values)     # on a device it ended when the host saw it
 

@@ -20,7 +20,7 @@ class PlanValues:
         self._devices = devices
         self._values: dict[str, int | None] = {name: None for k in kernels for name in names_of(k).values()}
         self.unset = set(self._values)
-        self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)     # whose launch values can make impossible
+        self._over_positions = tuple(k for k in kernels if k.spec.launch != ONCE)     # kernels whose launches values can refuse
         self._ranges = ranges_of(kernels)
         self._is_sliced = False             # a phase computes a part of its iterations
 
