@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
 from svod.compile.plan.execution_plan import ExecutionPlan
-from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm
+from svod.compile.plan.kernel_form import KERNEL_PASSES, KernelForm, KernelPass
 from svod.compile.plan.plan_parts import PreparedKernel
 from svod.config import PrepareConfig
 from svod.core.graph.callback import without_functions
@@ -123,6 +123,10 @@ def _ast_after(name: str) -> Callable[[Subject], Iterator[Section]]:
     return _of_kernels(text)
 
 
+def _stage(p: KernelPass) -> Callable[[Subject], Iterator[Section]]:
+    return _of_kernels(lambda s, k, form: p.show(form))
+
+
 def _opts(s: Subject, k: PreparedKernel, form: KernelForm) -> str:
     return f"{k.opts_source}: {k.chain or AS_IT_IS}\n{k.nest()}"
 
@@ -156,6 +160,6 @@ PASSES = (
     Pass("canonical", "each kernel's AST in its canonical form", 3, _of_kernels(lambda s, k, form: format_ast(form.kernel.ast))),
     Pass("schedule", "the kernels of the plan in order: level, buffers, source of the chain, rule of the cut, origin", 1, _schedule),
     Pass("opts", "each kernel's chain and the loops it makes", 2, _of_kernels(_opts)),
-    *(Pass(p.name, f"each kernel's {p.what}", p.debug, _of_kernels(lambda s, k, form, p=p: p.show(form))) for p in KERNEL_PASSES),
+    *(Pass(p.name, f"each kernel's {p.what}", p.debug, _stage(p)) for p in KERNEL_PASSES),
     Pass("memory", "the buffers of the plan, and what the memory planner made of them", None, _memory),
 )
