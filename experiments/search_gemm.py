@@ -28,7 +28,7 @@ from svod.core.machine.target import HOST
 from svod.core.schedule.schedule import create_schedule
 from svod.tune.db import TuningDB
 from svod.tune.search.budget import ModelBudget
-from svod.tune.search.kernel_search import Finding
+from svod.tune.search.confirmation import Finding
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.start import make_executor
 

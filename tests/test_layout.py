@@ -133,7 +133,7 @@ LARGE_CLASSES = {
     # several concepts in one class
     "compile/lower/emit/state.py:OpenStage": (15, 31), "core/cost/groups/group_cost.py:StageCounter": (19, 29),
     "compile/webgpu/device.py:Device": (20, 27),
-    "tune/search/kernel_search.py:KernelSearch": (41, 46), "tune/workers/executor.py:DispatchingExecutor": (31, 17),
+    "tune/workers/executor.py:DispatchingExecutor": (31, 17),
 }
 
 

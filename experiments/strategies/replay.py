@@ -30,7 +30,7 @@ from svod.errors import KernelOptError
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Built, Confirmed, Failure, Lowered, RaceResult, Screened, Verification
 from svod.tune.search.actions import apply_tied, default_actions, mutations
-from svod.tune.search.kernel_search import KernelSearch
+from svod.tune.search.kernel_search import KernelSearch, Subject
 from svod.tune.search.strategies.strategy import Proposer, Strategy
 
 RACE_NOISE = 0.01          # standard deviation of the logarithm of a ratio
@@ -205,12 +205,12 @@ def run(space: Space, config: BeamConfig, measurer: RecordedMeasurer, make: Call
         measurements: int) -> list[Found]:
     """The incumbents of one search with this measurer."""
     seeds = [(s, Origin.SKETCH) for s in space.sketches] if config.sketches else []
-    search = KernelSearch(space.name, space.name, space.base, space.heuristic, config, measurer, seeds=seeds, strategy_of=make)
+    search = KernelSearch(Subject(space.name, space.name, space.base, space.heuristic, seeds), config, measurer, strategy_of=make)
     found: list[Found] = []
     while not search.finished and search.counts.timed < measurements:
         search.step()
-        if search.incumbent is not None:
-            linear = search.incumbent.linear
+        if search.lead.incumbent is not None:
+            linear = search.lead.incumbent.linear
             at = len(measurer.order) - measurer.order[::-1].index(linear)       # a baseline that is proposed too is measured twice
             found.append(Found(at, search.counts.timed, measurer.seconds, space.truth(linear) / space.best - 1))
     return found

@@ -48,10 +48,11 @@ from svod.tune.measure.slices import kernel_bytes
 from svod.tune.measure.worker_measurer import WorkerMeasurer
 from svod.tune.relatives import is_similar, seeds_of_relatives
 from svod.tune.search.budget import WARM_UP_ROUNDS, ModelBudget, expected_gain
+from svod.tune.search.confirmation import CONFIRM_SECONDS, Finding, closing_seconds, finish, result
 from svod.tune.search.cost_models import Evidence
 from svod.tune.search.events import DriverBusy, Listener, SessionEnding, SessionFinished, SessionStarted, nobody
 from svod.tune.search.evidence import evidence_from
-from svod.tune.search.kernel_search import CONFIRM_SECONDS, Finding, KernelSearch
+from svod.tune.search.kernel_search import KernelSearch, Subject
 from svod.tune.search.strategies.registry import make_strategy
 from svod.tune.unfinished import left_to_search
 from svod.tune.workers.executor import Executor
@@ -137,7 +138,6 @@ class _Planned:
     widened: int = 0
     finished: bool = False
     round_end: float = 0.0
-    closing: float = 0.0
 
     @property
     def key(self) -> str:
@@ -187,7 +187,7 @@ class TuneSession:
     @property
     def _may_overrun(self) -> bool:
         """Whether answers are waited for beyond the budget's end: those of confirmations, and others while there is nothing to confirm."""
-        return self._confirming or not any(s.improved for s in self._made)
+        return self._confirming or not any(s.lead.improved for s in self._made)
 
     def _bound(self, task: KernelTask) -> float:
         bound = bound_at(task.kernel, task.timed_at, self.target, self.ceilings)
@@ -236,7 +236,8 @@ class TuneSession:
         while True:
             open_ = [s for s in searches if not s.finished]
             # a share of the budget belongs to the confirmations; it is given back as they get done
-            ends = sum(CONFIRM_SECONDS + s.closing for s in searches if s.key not in self.result.findings)
+            ends = sum(CONFIRM_SECONDS + (closing_seconds(s) if isinstance(s, KernelSearch) else 0.0)
+                       for s in searches if s.key not in self.result.findings)
             left = self.budget.left - min(CONFIRM_SHARE * total, ends)
             chosen = self.budget.next([s for s in searches if s.round_end < left])
             if chosen is None:
@@ -259,7 +260,7 @@ class TuneSession:
                 self._finish(search, searches)
         self._record_unbegun(searches, waiting, BUDGET_SPENT)
         ending = [s for s in searches if isinstance(s, KernelSearch) and s.key not in self.result.findings]
-        for s in sorted(ending, key=lambda s: -s.calls * s.lead):      # where time is short, what gains most is confirmed
+        for s in sorted(ending, key=lambda s: -s.calls * s.lead.seconds):      # where time is short, what gains most is confirmed
             self._finish(s, searches)
 
     def _record_unbegun(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask], why: str) -> None:
@@ -310,35 +311,35 @@ class TuneSession:
         self.ceilings, self._tell_ceilings = self._tell_ceilings(), None
         for s in searches:
             if isinstance(s, KernelSearch):
-                s.bound = self._bound(self._tasks_by_key[s.key])
+                s.progress.bound = self._bound(self._tasks_by_key[s.key])
 
     def _finish(self, search: KernelSearch, searches: Sequence[KernelSearch | _Planned]) -> None:
         open_ = max(1, len([s for s in searches if s.key not in self.result.findings]))
         seconds = max(MIN_CONFIRM_SECONDS, min(CONFIRM_SECONDS, self.bench.seconds, self.budget.left / open_))
         self._confirming = True
         try:
-            finding = search.finish(seconds, self.budget.clock() + self.budget.left)
+            finding = finish(search, seconds, self.budget.clock() + self.budget.left)
         except MachineChanged as e:
             log.warning("%s: %s; what it found is not confirmed", search.name, e)
-            finding = search.result()
+            finding = result(search)
         finally:
             self._confirming = False
-        if search.unconfirmed and search.improved and not finding.confirmed:
-            log.warning("%s led by %.2f× and could not be confirmed: %s", search.name, finding.speedup.median, search.unconfirmed)
+        if finding.unconfirmed and search.lead.improved and not finding.confirmed:
+            log.warning("%s led by %.2f× and could not be confirmed: %s", search.name, finding.speedup.median, finding.unconfirmed)
         self._store(search, finding, search.why)
 
     def _wind_up(self, searches: Sequence[KernelSearch]) -> None:
         """After Ctrl-C: a short confirmation of each that had begun; a second Ctrl-C, or the loss of the workers, leaves the rest
         unconfirmed."""
         quick = self._confirming = True
-        self.listener(SessionEnding("", sum(s.improved for s in searches)))
+        self.listener(SessionEnding("", sum(s.lead.improved for s in searches)))
         for s in searches:
             s.stop(INTERRUPTED)
             try:
-                finding = s.finish(MIN_CONFIRM_SECONDS) if quick and s.improved else s.result()
+                finding = finish(s, MIN_CONFIRM_SECONDS) if quick and s.lead.improved else result(s)
             except (KeyboardInterrupt, TuneError) as e:
                 log.info("%s: what it found is not confirmed: %s", s.name, e or "Ctrl-C")
-                quick, finding = False, s.result()
+                quick, finding = False, result(s)
             self._store(s, finding, INTERRUPTED)
 
     # -- one kernel -------------------------------------------------------------------------------------------------------
@@ -356,10 +357,10 @@ class TuneSession:
         if not task.given and self.config.sketches and self.config.strict != "reference":
             seeds += [(s, Origin.SKETCH) for s in self.backend.sketches(base)]
         self._searches[task.key] = self._begin_record(task)
-        search = KernelSearch(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), self.config,
-                              self.measurer_of(kernel), seeds=seeds, known=frozenset(known), bound=self._bound(task),
-                              calls=task.calls, grows=not task.given, listener=self.listener, clock=self.budget.clock,
-                              strategy_of=partial(make_strategy, evidence=self._evidence))
+        subject = Subject(task.key, task.name or task.key[:12], base, self.backend.heuristic(base), seeds, frozenset(known), task.calls,
+                          grows=not task.given)
+        search = KernelSearch(subject, self.config, self.measurer_of(kernel), bound=self._bound(task), listener=self.listener,
+                              clock=self.budget.clock, strategy_of=partial(make_strategy, evidence=self._evidence))
         search.record = lambda candidates: self._record_round(search, candidates)
         self._made.append(search)
         return search
@@ -399,7 +400,7 @@ class TuneSession:
     # -- the database -----------------------------------------------------------------------------------------------------
     def _measurement(self, search: KernelSearch, c: Candidate, step: Step, host: Mapping[str, Any] = MappingProxyType({}),
                      **more: Any) -> Measurement:
-        baseline = search.baseline
+        baseline = search.lead.baseline
         return Measurement(
             kernel=search.key, target=self.target.key, chain=tuple(tuple(o.to_json()) for o in c.chain), linear=c.linear,
             status=_RECORDED[c.status], codegen=self.pair.revision, compiler=self.pair.key, protocol=protocol_of(self.target), step=step,
@@ -418,7 +419,7 @@ class TuneSession:
     def _record_round(self, search: KernelSearch, candidates: Sequence[Candidate]) -> None:
         self._look_at_machine(search)
         records: list[Any] = []
-        base = search.baseline.score if search.baseline.status is Status.VERIFIED else None
+        base = search.lead.baseline.score if search.lead.verified_baseline else None
         for c in candidates:
             if c.status not in _RECORDED:
                 continue
@@ -426,7 +427,8 @@ class TuneSession:
             seconds = c.score if raced else c.seconds if c.samples else None
             ratio = c.score / base if raced and base else None
             records.append(self._measurement(search, c, "race" if raced else "screen", time=seconds, samples=c.samples,
-                                             anchor=search.best if search.incumbent else None, baseline=base, ratio=ratio, noisy=c.noisy))
+                                             anchor=search.lead.best if search.lead.incumbent else None, baseline=base, ratio=ratio,
+                                             noisy=c.noisy))
             if c.linear and c.status in (Status.VERIFIED, Status.WRONG):
                 records.append(self._verdict(search, c))
         self.result.rows += self.db.record(records)
@@ -440,20 +442,20 @@ class TuneSession:
     def _store(self, search: KernelSearch, finding: Finding, outcome: str) -> None:
         """The end of one kernel: confirmed times with their ratios to the heuristic's, and verdicts."""
         records: list[Any] = []
-        for c, t in search.confirmed:
-            against = search.baseline.known.get("confirmed")
+        for c, t in finding.finalists:
+            against = search.lead.baseline.known.get("confirmed")
             if against is None:
                 continue
-            names, given = search.base.kernel.variables, dict(self._tasks_by_key[search.key].variables)
+            names, given = search.subject.base.kernel.variables, dict(self._tasks_by_key[search.key].variables)
             sizes = [{"at": dict(zip(names, at, strict=True)), "seconds": s, "ratio": r} for at, s, r in t.sizes]
             records.append(self._measurement(search, c, "confirm", {"sizes": sizes, "variables": given} if sizes else {}, time=t.seconds,
                                              samples=t.samples, anchor=against.seconds, baseline=against.seconds, ratio=t.ratio,
                                              ratio_low=t.low, ratio_high=t.high, noisy=t.noisy))
             records.append(self._verdict(search, c))
         # a candidate that was right without passes and wrong with them is recorded by its own status
-        records += [self._verdict(search, c) for c in search.refuted]
+        records += [self._verdict(search, c) for c in finding.refuted]
         self.result.rows += self.db.record(records)
-        if search.why in UNFINISHED and search.best < float("inf"):
+        if search.why in UNFINISHED and search.lead.best < float("inf"):
             self.result.expected_gain += expected_gain(search)
         counts = dataclasses.asdict(search.counts)
         self.result.findings[search.key] = finding

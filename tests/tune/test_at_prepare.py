@@ -19,8 +19,8 @@ from svod.errors import TuneError
 from svod.tune import at_prepare as search
 from svod.tune.db import TuningDB
 from svod.tune.resolved import Resolved
+from svod.tune.search.confirmation import Finding
 from svod.tune.search.events import CandidateDropped
-from svod.tune.search.kernel_search import Finding
 from svod.tune.session import SessionResult, TuneSession
 from tests.system.test_fork import in_child
 

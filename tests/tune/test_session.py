@@ -151,7 +151,7 @@ def test_ignore_cache_searches_as_if_nothing_were_known(db: TuningDB, executor: 
 def test_without_sketches_nothing_but_the_database_seeds_a_search(db: TuningDB, executor: Executor) -> None:
     def origins(**options: Any) -> set[Origin]:
         session = replayed_session(db, executor, GEMM, **options)
-        return {origin for _, origin in session._make(session.tasks[0]).seeds}
+        return {origin for _, origin in session._make(session.tasks[0]).subject.seeds}
     assert origins() == {Origin.SKETCH} and origins(sketches=False) == origins(strict="reference") == set()
     replayed_session(db, executor, GEMM).run()
     assert origins(sketches=False) == {Origin.DATABASE}

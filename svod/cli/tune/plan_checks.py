@@ -16,7 +16,7 @@ from svod.tune.capture import Capture, CapturedPlan
 from svod.tune.chains import choose, winner_in_use
 from svod.tune.db.records import BUDGET_SPENT, INTERRUPTED
 from svod.tune.plan_check import Gain, PlanCheck, check_plan, check_values
-from svod.tune.search.kernel_search import Finding
+from svod.tune.search.confirmation import Finding
 from svod.tune.settle import BothWays, settle
 
 CHECK_SECONDS = 4.0         # the longest check of one plan

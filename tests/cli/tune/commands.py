@@ -21,7 +21,7 @@ from svod.compile.plan.compiler import Compiler, compiler_for
 from svod.errors import TuneError
 from svod.tune import capture
 from svod.tune.db import Measurement, TuningDB, Verdict
-from svod.tune.search.kernel_search import Finding
+from svod.tune.search.confirmation import Finding
 from svod.tune.session import SessionResult
 from svod.tune.workers.executor import InlineExecutor
 from tests.patience import NEVER

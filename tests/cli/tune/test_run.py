@@ -26,7 +26,7 @@ from svod.tune.db import Measurement, TuningDB, files
 from svod.tune.db.moving import import_file
 from svod.tune.lock import Locked, locked_lines, write_lock
 from svod.tune.plan_check import Gain, InPlan, name_of
-from svod.tune.search.kernel_search import Finding
+from svod.tune.search.confirmation import Finding
 from svod.tune.session import SessionResult
 from svod.tune.workers.executor import InlineExecutor
 from tests.cli.tune.commands import TARGET, FakeSession, NoExecutor, captured, run, script

@@ -150,7 +150,7 @@ def test_a_search_with_a_learned_model_has_one_trace_and_is_no_worse(strategy: s
     def best(cost_model: str) -> tuple[float, list[tuple[str, tuple[str, ...]]]]:
         measurer = ReplayedMeasurer(seconds=lambda c: seconds(c.state))
         search = run(make_search(measurer, width=4, strategy=strategy, cost_model=cost_model, patience=100), 8)
-        return search.best, measurer.trace
+        return search.lead.best, measurer.trace
     learned = best("learned")
     assert learned == best("learned")
     assert learned[1] != best("analytic")[1] and learned[0] <= 1.02 * best("analytic")[0]

@@ -18,8 +18,10 @@ from svod.tune.db import Verdict, derive_winner
 from svod.tune.db.winners import TIE
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Failure, Lowered, RaceResult, Screened
+from svod.tune.search.confirmation import finish, result
 from svod.tune.search.events import CandidateDropped, Improved, KernelFinished, RoundFinished, SearchEvent
-from svod.tune.search.kernel_search import FIRST_CHUNK, KernelSearch
+from svod.tune.search.kernel_search import KernelSearch, Subject
+from svod.tune.search.pace import FIRST_CHUNK
 from tests.toy_backend.target import TOY
 from tests.tune.db.samples import confirmed, verdict
 from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, is_failure, made_up_seconds, make_search, raced, run
@@ -28,12 +30,12 @@ from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, is_failure, mad
 # -- the loop -----------------------------------------------------------------------------------------------------------------
 def test_a_search_ends_with_something_no_slower_than_the_heuristic() -> None:
     measurer = ReplayedMeasurer()
-    search = KernelSearch("key", "gemm", BASE, HEURISTIC, BeamConfig(width=2, round_size=8), measurer)
-    found = run(search).finish()
+    search = KernelSearch(Subject("key", "gemm", BASE, HEURISTIC), BeamConfig(width=2, round_size=8), measurer)
+    found = finish(run(search))
     assert search.finished
     assert found.verified and found.confirmed
     assert found.seconds <= found.heuristic_seconds
-    highs = {c.digest: answer.high for c, answer in search.confirmed}
+    highs = {c.digest: answer.high for c, answer in found.finalists}
     assert highs[found.winner.digest] <= TIE * min(highs.values())
 
 
@@ -41,7 +43,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     traces = []
     for seed in (3, 3, 4):
         measurer = ReplayedMeasurer()
-        run(make_search(measurer, seed=seed)).finish()
+        finish(run(make_search(measurer, seed=seed)))
         traces.append(measurer.trace)
     assert traces[0] == traces[1]
     assert traces[0] != traces[2]
@@ -81,7 +83,7 @@ def test_nothing_is_compiled_twice_even_where_states_differ() -> None:
     """Several states may end in the same LINEAR."""
     measurer = ReplayedMeasurer(lowering=lambda c: Lowered(f"{c.digest[0] % 16:x}", 100, 1e6))
     search = run(make_search(measurer))
-    search.finish()
+    finish(search)
     assert len(measurer.built) == len(set(measurer.built)) <= 16
     assert search.counts.duplicate > 0
 
@@ -162,10 +164,10 @@ def test_larger_groups_than_beam_local_max_are_dropped() -> None:
 def test_the_compile_deadline_follows_the_median() -> None:
     measurer = ReplayedMeasurer()
     search = make_search(measurer, timeout_sec=10.0)
-    assert search.compile_deadline == 10.0          # nothing is known yet
+    assert search.pace.compile_deadline == 10.0          # nothing is known yet
     for seconds, deadline in [(0.001, 1.0), (0.2, 4.0), (3.0, 10.0)]:
-        search.compile_seconds = [seconds] * 3
-        assert search.compile_deadline == pytest.approx(deadline)
+        search.pace.compilations = [seconds] * 3
+        assert search.pace.compile_deadline == pytest.approx(deadline)
 
 
 # -- failures -----------------------------------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ def test_a_candidate_that_fails_costs_itself_only(step: str, status: Status) -> 
 
 def test_a_kernel_whose_every_candidate_fails_gets_the_heuristic_and_says_so() -> None:
     search = run(make_search(ReplayedMeasurer(building=is_failure(Status.ERROR))))
-    found = search.finish()
+    found = finish(search)
     assert found.chain == HEURISTIC.applied_opts
     assert found.source == "heuristic"
     assert not found.verified
@@ -193,14 +195,14 @@ def test_a_kernel_whose_every_candidate_fails_gets_the_heuristic_and_says_so() -
 def test_an_end_before_anything_was_measured_is_no_failure_of_candidates() -> None:
     search = make_search(ReplayedMeasurer())
     search.stop("interrupted")
-    found = search.result()
+    found = result(search)
     assert not found.verified and found.why == "interrupted before anything was measured, the heuristic is used unverified"
 
 
 def test_the_heuristic_may_fail_and_the_search_goes_on() -> None:
     failing = is_failure(Status.CRASH)
     search = run(make_search(ReplayedMeasurer(building=lambda c: failing(c) if c.digest == HEURISTIC.digest else None)))
-    found = search.finish()
+    found = finish(search)
     assert found.verified
     assert found.source == "beam"
 
@@ -210,14 +212,14 @@ def test_without_sketches_the_heuristic_is_the_baseline_alone() -> None:
     measurer = ReplayedMeasurer(seconds=lambda c: 1e-3 if c.digest == HEURISTIC.digest else 2e-3)
     search = make_search(measurer, sketches=False)
     search.step()
-    assert search.baseline.status is Status.VERIFIED and search.incumbent is None and not search.strategy.members
-    assert search.result().source == "heuristic" and search.result().verified
+    assert search.lead.baseline.status is Status.VERIFIED and search.lead.incumbent is None and not search.strategy.members
+    assert result(search).source == "heuristic" and result(search).verified
     measurer.built.clear()       # only here the same code may be compiled again
     search.step()
     first = [c for c in search.strategy.seen.values() if c.round <= 1]
-    assert BASE.digest in {c.digest for c in first} and search.baseline not in search.pool
-    assert search.incumbent is not None and search.incumbent.chain != HEURISTIC.applied_opts
-    found = run(search).finish()
+    assert BASE.digest in {c.digest for c in first} and search.lead.baseline not in search.pool
+    assert search.lead.incumbent is not None and search.lead.incumbent.chain != HEURISTIC.applied_opts
+    found = finish(run(search))
     assert found.source == "heuristic" and found.chain == HEURISTIC.applied_opts
 
 
@@ -233,8 +235,8 @@ def test_a_wrong_candidate_never_enters_the_beam_however_fast() -> None:
         search.step()
         wrongs += sum(c.status is Status.WRONG for c in search.strategy.seen.values())
         assert not any(wrong(c) for c in search.strategy.members)
-        assert search.incumbent is not None and not wrong(search.incumbent)
-    found = search.finish()
+        assert search.lead.incumbent is not None and not wrong(search.lead.incumbent)
+    found = finish(search)
     assert wrongs
     assert found.winner is not None and not wrong(found.winner)
     assert search.counts.wrong == len([e for e in events if isinstance(e, CandidateDropped) and e.status == "wrong"]) > 0
@@ -243,12 +245,12 @@ def test_a_wrong_candidate_never_enters_the_beam_however_fast() -> None:
 def test_what_the_passes_make_is_verified_again() -> None:
     measurer = ReplayedMeasurer()
     search = run(make_search(measurer))
-    best = search.incumbent
-    assert best is not None and best is not search.baseline
+    best = search.lead.incumbent
+    assert best is not None and best is not search.lead.baseline
     measurer.wrong = lambda c: c is best
-    found = search.finish()
+    found = finish(search)
     assert found.winner is not best
-    assert search.refuted == [best]
+    assert found.refuted == [best]
     assert found.verified
 
 
@@ -285,8 +287,8 @@ def test_the_luck_of_races_does_not_add_up() -> None:
     for seed in range(2):
         measurer = NoisyMeasurer(lambda c: 1e-3 * random.Random(c.digest).uniform(1.0, 1.1))
         search = run(make_search(measurer, width=4, round_size=6, seed=seed, patience=100), 16)
-        assert search.incumbent is not None
-        errors.append(math.log(search.best / measurer.seconds(search.incumbent)))
+        assert search.lead.incumbent is not None
+        errors.append(math.log(search.lead.best / measurer.seconds(search.lead.incumbent)))
     assert min(errors) > -0.05 and -0.04 < statistics.fmean(errors) < 0.01
 
 
@@ -319,14 +321,14 @@ def test_at_the_roofline_a_search_that_gains_goes_on() -> None:
     rounds: dict[str, int] = {}
     measurer = ReplayedMeasurer(lambda c: 1e-3 * 0.985 ** min(rounds.setdefault(c.digest.hex(), c.round), 5))
     search = run(make_search(measurer, bound=0.96e-3, patience=9))
-    assert search.why == "at the roofline bound" and search.best == pytest.approx(1e-3 * 0.985 ** 5)
+    assert search.why == "at the roofline bound" and search.lead.best == pytest.approx(1e-3 * 0.985 ** 5)
 
 
 def test_the_end_of_a_round_is_expected_to_take_as_long_as_the_longest_of_the_latest() -> None:
     search = make_search(ReplayedMeasurer())
     assert search.round_end == 0.0
     for seconds, expected in ((4.0, 4.0), (1.0, 4.0), (2.0, 4.0), (1.0, 2.0), (1.0, 2.0), (1.0, 1.0)):
-        search.round_ends.append(seconds)
+        search.pace.end_round(seconds)
         assert search.round_end == expected
 
 
@@ -396,8 +398,8 @@ def test_a_machine_that_becomes_slower_costs_no_candidates() -> None:
         search.step()
         pace[0] = later
         search = run(search)
-        assert search.incumbent is not None
-        found.append((search.best, search.incumbent.chain, len(search.history)))
+        assert search.lead.incumbent is not None
+        found.append((search.lead.best, search.lead.incumbent.chain, len(search.history)))
     assert found[0] == found[1]
 
 
@@ -406,8 +408,8 @@ def test_by_how_much_a_machine_is_slower_is_measured_without_limits() -> None:
     measurer = ReplayedMeasurer()
     search = make_search(measurer)
     search.step()
-    assert search.incumbent is not None
-    usual, killed, broken = search.incumbent.seconds, Failure(Status.TIMEOUT, "killed"), Failure(Status.ERROR, "broken")
+    assert search.lead.incumbent is not None
+    usual, killed, broken = search.lead.incumbent.seconds, Failure(Status.TIMEOUT, "killed"), Failure(Status.ERROR, "broken")
     others = [Candidate(BASE, (), Origin.ACTION) for _ in range(8)]
     asked: list[tuple[int, float | None]] = []
 
@@ -428,14 +430,14 @@ def test_an_interrupt_loses_the_round_in_flight_and_nothing_else() -> None:
     search = make_search(measurer)
     search.step()
     search.step()
-    best = search.best
+    best = search.lead.best
 
     def interrupted(c: Candidate) -> Failure | None:
         raise KeyboardInterrupt
     measurer.running = interrupted
     with pytest.raises(KeyboardInterrupt):
         search.step()
-    found = search.result()
+    found = result(search)
     assert found.verified and not found.confirmed
     assert found.seconds == best < found.heuristic_seconds
 
@@ -444,9 +446,9 @@ def test_level_finalists_are_decided_by_the_shorter_chain() -> None:
     """Longer chains are faster by 0.01 % an opt: that is within 0.3 %."""
     measurer = ReplayedMeasurer()
     search = run(make_search(measurer))
-    measurer.seconds = lambda c: 1e-3 * (1.0 if c is search.baseline else 0.5 - 0.00005 * len(c.chain))
-    found = search.finish()
-    lengths = [len(c.chain) for c, _ in search.confirmed if c is not search.baseline]
+    measurer.seconds = lambda c: 1e-3 * (1.0 if c is search.lead.baseline else 0.5 - 0.00005 * len(c.chain))
+    found = finish(search)
+    lengths = [len(c.chain) for c, _ in found.finalists if c is not search.lead.baseline]
     assert found.winner is not None
     assert len(found.winner.chain) == min(lengths)
 
@@ -456,10 +458,10 @@ def test_the_heuristic_is_kept_where_no_gain_is_sure(gain: float, kept: bool) ->
     """Intervals are ± 0.1 %: of a gain of 0.35 % 0.25 % are sure, which is level. The others have shorter chains."""
     measurer = ReplayedMeasurer(lambda c: 1e-3 * (1 + 0.1 * len(c.chain)))
     search = run(make_search(measurer, heuristic=apply_opts(BASE, [Opt("TILE", "o1", 16), Opt("UPCAST", "o0", 4), Opt("UPCAST", "o1", 2)])))
-    measurer.seconds = lambda c: 1e-3 if c is search.baseline else (1 - gain) * 1e-3
-    found = search.finish()
-    assert min(len(c.chain) for c, _ in search.confirmed) < len(search.baseline.chain)
-    assert (found.winner is search.baseline) is (found.source == "heuristic") is kept
+    measurer.seconds = lambda c: 1e-3 if c is search.lead.baseline else (1 - gain) * 1e-3
+    found = finish(search)
+    assert min(len(c.chain) for c, _ in found.finalists) < len(search.lead.baseline.chain)
+    assert (found.winner is search.lead.baseline) is (found.source == "heuristic") is kept
 
 
 @pytest.mark.slow
@@ -467,10 +469,11 @@ def test_the_heuristic_is_kept_where_no_gain_is_sure(gain: float, kept: bool) ->
 def test_what_a_search_finds_is_what_the_database_says(seed: int) -> None:
     measurer = ReplayedMeasurer(width=0.002)
     search = run(make_search(measurer, width=6))
-    measurer.seconds = lambda c: 1e-3 if c is search.baseline else 1e-3 * random.Random(f"{seed} {c.linear}").gauss(1 - 0.001 * seed, 0.002)
-    found = search.finish()
+    measurer.seconds = lambda c: 1e-3 * (
+        1.0 if c is search.lead.baseline else random.Random(f"{seed} {c.linear}").gauss(1 - 0.001 * seed, 0.002))
+    found = finish(search)
     records = [confirmed(t.ratio, c.linear, chain=[o.to_json() for o in c.chain], ratio_low=t.low,
-                         ratio_high=t.high, baseline_linear=search.baseline.linear) for c, t in search.confirmed]
+                         ratio_high=t.high, baseline_linear=search.lead.baseline.linear) for c, t in found.finalists]
     verdicts: list[Verdict] = [verdict(linear=m.linear) for m in records]
     won = derive_winner(random.Random(seed).sample(records, len(records)), verdicts, {})
     assert won is not None and won.linear == found.linear and won.own is (found.source == "heuristic")
@@ -480,7 +483,7 @@ def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> No
     """The best of thirteen had no luck in its races, and all others did; another one dies when it is run again."""
     measurer = ReplayedMeasurer()
     search = run(make_search(measurer, width=8))
-    verified = sorted((c for c in search.pool if c.status is Status.VERIFIED and c is not search.baseline), key=lambda c: c.order)
+    verified = sorted((c for c in search.pool if c.status is Status.VERIFIED and c is not search.lead.baseline), key=lambda c: c.order)
     assert len(verified) >= 12
     best, dies = verified[9], verified[1]
     for i, c in enumerate(verified):
@@ -492,9 +495,9 @@ def test_the_best_are_raced_side_by_side_before_the_finalists_are_chosen() -> No
         ratios = zip(candidates, race(candidates).ratios, strict=True)
         return RaceResult(tuple(Failure(Status.CRASH, "died") if c is dies else r for c, r in ratios), 1e-3, 0.0)
     measurer.race = with_a_death  # type: ignore[method-assign]
-    found = search.finish()
+    found = finish(search)
     assert found.winner is best and dies.status is Status.CRASH
-    assert dies not in search.pool and dies not in [c for c, _ in search.confirmed]
+    assert dies not in search.pool and dies not in [c for c, _ in found.finalists]
 
 
 def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
@@ -507,14 +510,14 @@ def test_other_families_have_finalists_as_passes_bring_some_code_more() -> None:
     search.step()
     search.pool = [c for s, score in [*((s, 1e-3) for s in states), *((s, 1.2e-3) for s in others), (far, 1.3e-3)]
                    for c in [raced(s, score, 1)]]
-    search.incumbent = search.pool[0]
+    search.lead.incumbent = search.pool[0]
     ahead = others[1].digest
     measurer.race = lambda candidates: RaceResult(tuple(c.score / candidates[0].score for c in candidates), 1e-3, 0.0)  # type: ignore[method-assign]
     search.pool[5].score = 1.19e-3
     measurer.seconds = lambda c: 0.9e-3 if c.digest == ahead else 1e-3
-    found = search.finish()
+    found = finish(search)
     assert found.winner is not None and found.winner.digest == ahead
-    confirmed = [c.digest for c, _ in search.confirmed if c is not search.baseline]
+    confirmed = [c.digest for c, _ in found.finalists if c is not search.lead.baseline]
     assert len(confirmed) == 4 and far.digest not in confirmed
 
 
@@ -522,16 +525,16 @@ def test_a_long_kernel_has_no_time_for_another_race_of_the_best() -> None:
     measurer = ReplayedMeasurer(seconds=lambda c: 10 * made_up_seconds(c))
     search = run(make_search(measurer, width=8))
     races = len([what for what, _ in measurer.trace if what == "race"])
-    search.finish(0.1)
+    finish(search, 0.1)
     assert len([what for what, _ in measurer.trace if what == "race"]) == races
 
 
 def test_the_result_is_the_heuristic_where_nothing_beats_it_in_confirmation() -> None:
     measurer = ReplayedMeasurer()
     search = run(make_search(measurer))
-    assert search.improved
-    measurer.seconds = lambda c: 1e-3 if c is search.baseline else 1.1e-3
-    found = search.finish()
+    assert search.lead.improved
+    measurer.seconds = lambda c: 1e-3 if c is search.lead.baseline else 1.1e-3
+    found = finish(search)
     assert found.source == "heuristic"
     assert found.chain == HEURISTIC.applied_opts
     assert found.speedup.median == 1.0
@@ -540,7 +543,7 @@ def test_the_result_is_the_heuristic_where_nothing_beats_it_in_confirmation() ->
 def test_events_tell_the_story() -> None:
     events: list[SearchEvent] = []
     search = run(make_search(ReplayedMeasurer(), events=events))
-    found = search.finish()
+    found = finish(search)
     assert [type(e).__name__ for e in events[:3]] == ["KernelStarted", "CandidateTimed", "BaselineTimed"]
     gains = [e for e in events if isinstance(e, Improved)]
     assert all(e.seconds < e.before for e in gains)
@@ -555,5 +558,5 @@ def test_a_finalist_whose_ratio_does_not_fit_its_times_is_not_the_finding() -> N
         def confirm(self, candidates: Sequence[Candidate], seconds: float) -> list[Any]:
             answers = super().confirm(candidates, seconds)
             return [answers[0], *(replace(a, ratio=0.01, low=0.01, high=0.01) for a in answers[1:])]
-    found = run(make_search(Disturbed())).finish()
+    found = finish(run(make_search(Disturbed())))
     assert found.confirmed and found.source == "heuristic"

@@ -15,7 +15,7 @@ import pytest
 from svod.compile.cpu.host import host_target
 from svod.config import BeamConfig, BenchConfig
 from svod.tune.db import Measurement, TuningDB
-from svod.tune.search.kernel_search import Finding
+from svod.tune.search.confirmation import Finding
 from svod.tune.session import KernelTask, TuneSession
 from svod.tune.workers.executor import Executor, InlineExecutor
 from svod.tune.workers.jobs import WorkerConfig

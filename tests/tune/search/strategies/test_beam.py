@@ -15,7 +15,8 @@ from svod.tune.db.winners import TIE
 from svod.tune.measure.candidate import Candidate, Origin, Status
 from svod.tune.measure.measurer import Confirmed, Failure
 from svod.tune.search.actions import default_actions
-from svod.tune.search.kernel_search import HOPELESS, KernelSearch
+from svod.tune.search.confirmation import finish
+from svod.tune.search.kernel_search import HOPELESS, KernelSearch, Subject
 from svod.tune.search.strategies.beam import Beam
 from tests.tune.replay import BASE, HEURISTIC, ReplayedMeasurer, made_up_seconds, make_search, raced, run
 from tests.tune.search_kernels import TARGET, elementwise, gemm
@@ -155,7 +156,7 @@ def test_an_untouched_kernel_that_is_hopeless_is_not_run_where_there_are_other_s
     assert cost_of(base).cycles > HOPELESS * cost_of(good).cycles
     for seeds, run_ in (([(apply_opt(base, Opt("UPCAST", "o1", 16)), Origin.SKETCH)], False), ([], True)):
         measurer = ReplayedMeasurer()
-        search = KernelSearch("key", "gemm", base, good, BeamConfig(width=2, round_size=8), measurer, seeds=seeds)
+        search = KernelSearch(Subject("key", "gemm", base, good, seeds), BeamConfig(width=2, round_size=8), measurer)
         search.step()
         search.step()
         assert (base.digest.hex() in measurer.done("lower")) is run_
@@ -181,8 +182,8 @@ def test_a_wide_beam_does_what_a_narrow_one_does_and_then_more(seed: int) -> Non
         measurer = ReplayedMeasurer(lambda c: made_up_seconds(c) * len(c.chain) ** -0.2 if c.chain else 2e-3)
         search = run(make_search(measurer, width=width, round_size=6, seed=seed, seeds=seeds), 60)
         assert search.finished and search.widened == max(0, (width - 1).bit_length() - 2)
-        traces[width], best[width] = list(measurer.trace), search.best
-        ends[width] = search.finish().seconds
+        traces[width], best[width] = list(measurer.trace), search.lead.best
+        ends[width] = finish(search).seconds
     for narrow, wide in ((4, 6), (4, 8)):
         assert traces[wide][:len(traces[narrow])] == traces[narrow] and len(traces[wide]) > len(traces[narrow])
         assert best[wide] <= best[narrow]
@@ -221,7 +222,7 @@ def test_widening_and_the_bound_and_the_budget() -> None:
     assert search.why == "at the roofline bound" and not search.widened
     search = make_search(ReplayedMeasurer(), width=8)
     run(search, 3)
-    assert search.finish().confirmed and search.why == "budget spent"
+    assert finish(search).confirmed and search.why == "budget spent"
 
 
 @pytest.mark.parametrize("spent, left, asked", [
@@ -238,7 +239,7 @@ def test_a_confirmation_has_what_building_its_finalists_leaves(spent: float, lef
     search = run(make_search(measurer), 3)
     search.spent, search.clock = spent, lambda: now[0]
     measurer.clock = lambda seconds: now.__setitem__(0, 0.25)      # all finalists together
-    search.finish(3.0, deadline=left)
+    finish(search, 3.0, deadline=left)
     assert times == [asked]
 
 
@@ -289,8 +290,8 @@ def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
             t *= 1.0 / min(size, 8) ** 0.5
         return t
     search = run(make_search(ReplayedMeasurer(seconds=seconds), width=4, round_size=24), rounds=10)
-    assert search.incumbent is not None
-    ops = [o.op for o in search.incumbent.chain]
+    assert search.lead.incumbent is not None
+    ops = [o.op for o in search.lead.incumbent.chain]
     assert "THREAD" in ops
     assert ops.count("UPCAST") >= 2
 
@@ -298,6 +299,6 @@ def test_the_beam_climbs_where_opts_pay_one_by_one() -> None:
 def test_an_elementwise_kernel_has_enough_to_try() -> None:
     base = Scheduler(elementwise(1000), TARGET)
     heuristic = apply_opt(base, Opt("UPCAST", "o0", 16))
-    search = KernelSearch("key", "relu", base, heuristic, BeamConfig(width=2), ReplayedMeasurer())
+    search = KernelSearch(Subject("key", "relu", base, heuristic), BeamConfig(width=2), ReplayedMeasurer())
     run(search)
     assert search.counts.timed > 10

@@ -21,7 +21,8 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.errors import ConfigError, KernelOptError, TuneError
 from svod.tune.measure.candidate import FAILED, Candidate, Origin, Status
 from svod.tune.search.actions import default_actions, lanes_of, mutations
-from svod.tune.search.kernel_search import KernelSearch
+from svod.tune.search.confirmation import finish
+from svod.tune.search.kernel_search import KernelSearch, Subject
 from svod.tune.search.strategies.evolve import Evolution
 from svod.tune.search.strategies.registry import check_strategy, make_strategy
 from svod.tune.search.strategies.strategy import FIRST_WIDTH, Proposer
@@ -69,9 +70,9 @@ def strategy_of(search: KernelSearch) -> Proposer:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_enough_measurements_find_what_is_nearly_the_best(strategy: str) -> None:
     search = search_for(strategy)
-    while search.best > 1.1 * best_nearby() and search.counts.timed < 1000:
+    while search.lead.best > 1.1 * best_nearby() and search.counts.timed < 1000:
         search.step()
-    assert search.best <= 1.1 * best_nearby() and search.incumbent is not search.baseline
+    assert search.lead.best <= 1.1 * best_nearby() and search.lead.incumbent is not search.lead.baseline
 
 
 @pytest.mark.slow
@@ -109,7 +110,7 @@ def test_the_first_walk_is_lowered_before_the_last_is_found() -> None:
 def test_the_seed_decides_the_trace(strategy: str) -> None:
     def trace(seed: int) -> list[Any]:
         measurer = ReplayedMeasurer(seconds=seconds)
-        run(search_for(strategy, measurer, seed=seed), 6).finish()
+        finish(run(search_for(strategy, measurer, seed=seed), 6))
         return measurer.trace
     assert trace(1) == trace(1) != trace(2)
 
@@ -143,7 +144,7 @@ def test_a_search_ends_where_nothing_is_left(strategy: str) -> None:
         return made
     measurer = ReplayedMeasurer(seconds=seconds)
     config = BeamConfig(width=2, strategy=strategy, patience=1000)
-    search = run(KernelSearch("key", "gemm", BASE, HEURISTIC, config, measurer, strategy_of=fenced), 200)
+    search = run(KernelSearch(Subject("key", "gemm", BASE, HEURISTIC), config, measurer, strategy_of=fenced), 200)
     assert search.why == "nothing left to try"
     assert {BASE.digest, HEURISTIC.digest} <= set(strategy_of(search).seen) <= allowed
     assert len(measurer.built) == len(set(measurer.built)) <= 3

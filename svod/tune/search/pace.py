@@ -1,0 +1,49 @@
+"""The pace of a search: how long the parts of its rounds take, by the latest ones."""
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+CHUNK = 24                     # Candidates are built and screened in chunks of this size.
+FIRST_CHUNK = 6                # The first chunk is smaller if the time is limited, as the pace is not known yet.
+ROUND_ENDS = 3                 # The ends of this many rounds predict the end of the next.
+COMPILE_FLOOR_SECONDS, COMPILE_FACTOR = 1.0, 20   # The compile deadline is max(1 s, 20 × the median so far).
+
+
+class Pace:
+    """Seconds of one candidate and of the end of a round. `timeout`: the most seconds that a compilation may take.
+
+    building        to build and screen one candidate, in the latest chunk
+    verifying       to verify one candidate, in the latest verification
+    compilations    of each candidate so far
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.building = self.verifying = 0.0
+        self.compilations: list[float] = []
+        self._round_ends: deque[float] = deque(maxlen=ROUND_ENDS)
+
+    @property
+    def compile_deadline(self) -> float:
+        """The seconds that one candidate may compile."""
+        usual = COMPILE_FACTOR * statistics.median(self.compilations) if self.compilations else self.timeout
+        return min(self.timeout, max(COMPILE_FLOOR_SECONDS, usual))
+
+    @property
+    def round_end(self) -> float:
+        """The expected seconds from the last chunk of the next round to its end: the longest of the latest rounds, as races that are
+        repeated take several times as long as others."""
+        return max(self._round_ends, default=0.0)
+
+    def end_round(self, seconds: float) -> None:
+        """Remember the seconds from the last chunk of a round to its end."""
+        self._round_ends.append(seconds)
+
+    def chunk_size(self, seconds: float) -> int:
+        """The number of candidates that can be built within `seconds`."""
+        if seconds == float("inf"):
+            return CHUNK
+        if self.building == 0.0:
+            return FIRST_CHUNK
+        return max(1, min(CHUNK, int(seconds / self.building)))
