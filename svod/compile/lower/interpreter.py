@@ -256,7 +256,7 @@ class PhaseInterpreter:
     def exchange(self, i: int, loops: tuple[int, ...]) -> Pause:
         """An instruction of a whole subgroup: each thread gives its operands, and takes its result from the operands of all."""
         op, _, _, src, _ = self.code[i]
-        result = _TOGETHER[op](self, i)
+        result: Together = getattr(self, _TOGETHER[op])(i)
 
         def wait() -> Iterator[Barrier]:
             self.sent[self.thread] = [self.regs[s] for s in src]
@@ -617,10 +617,8 @@ class PhaseInterpreter:
         return spread
 
 
-_TOGETHER: dict[str, Callable[[PhaseInterpreter, int], Together]] = {
-    "SHFL_XOR": PhaseInterpreter.shuffle, "LOADMATRIX": PhaseInterpreter.load_matrix, "MMA": PhaseInterpreter.matrix_product,
-    "MMASHARED": PhaseInterpreter.product_in_shared,
-}
+#: Methods, by name: an interpreter of another machine overrides them.
+_TOGETHER = {"SHFL_XOR": "shuffle", "LOADMATRIX": "load_matrix", "MMA": "matrix_product", "MMASHARED": "product_in_shared"}
 
 
 def _reached(phase: PhaseInterpreter, i: int, loops: tuple[int, ...], visible: bool) -> Barrier:
