@@ -52,6 +52,7 @@ class Window(NamedTuple):
 def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tuple[EmittedLoop, ...]) -> Window | None:
     """The window by which the loop over a reduce axis of a stage skips iterations that add zeros: a convolution with wide padding, at rows
     whose first taps lie in it. None where the axis is cut (`pieces`) or too little is skipped."""
+    assert r.axes[summed] >= 0, "the parts of a sum are no axis of the kernel, and none of them is skipped"
     s, axis = r.stage.index, state.kernel.axes[r.axes[summed]]
     if state.dots[s] is not None or state.target.has_groups or any(state.pads) \
             or (state.split_reduce is not None and state.split_reduce.axis == axis.index) \

@@ -200,7 +200,7 @@ class LinearIndex:
 class Node:
     """One operation of a resolved stage. `deps`: the local axes its value depends on."""
 
-    kind: str                      # const, axis, variable, alu, cast, bitcast, load, read (of a stage), reduce (its result)
+    kind: str                      # const, axis, variable, alu, cast, bitcast, load, read (of a stage), reduce (its result), part (of it)
     op: str
     dtype: DType
     src: tuple[int, ...]

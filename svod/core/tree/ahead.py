@@ -18,7 +18,7 @@ def ahead(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Let the copies of all pipelined loops run ahead."""
     if maker.state.pipeline is None:
         return phases
-    return tuple([p if p.launch is None else p._replace(launch=with_bodies(partial(with_loops, _ahead), p.launch)) for p in phases])
+    return tuple([p._replace(launch=with_bodies(partial(with_loops, _ahead), p.launch)) for p in phases])
 
 
 def _ahead(node: Loop) -> Loop:

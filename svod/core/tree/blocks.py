@@ -21,7 +21,7 @@ def blocks(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Cut the long sums of all phases."""
     if all(stage.sum_rule is None for stage in maker.kernel.stages):
         return phases
-    return tuple([p if p.launch is None else p._replace(launch=with_bodies(_Blocks(p.split).body, p.launch)) for p in phases])
+    return tuple([p._replace(launch=with_bodies(_Blocks(p.split).body, p.launch)) for p in phases])
 
 
 class _Blocks:

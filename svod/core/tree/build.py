@@ -18,13 +18,16 @@ from collections.abc import Mapping
 from svod.core.kernel.copy_loops import CopyLoops
 from svod.core.kernel.groups import BLOCK_ROLES, phase_of, spanned, stages_of
 from svod.core.kernel.kernel import ResolvedStage
+from svod.core.kernel.layout import is_exact
 from svod.core.kernel.loop_nest import Cut, Cuts, LoopNestMaker, StageNest, loop_nest, stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, EmittedLoop, fit, is_computed_once, is_derived, vector_width
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.levels import MemorySpace
-from svod.core.tree.checks import Checks
+from svod.core.tree.checks import Checks, checks_of
+from svod.core.tree.combine import combining
 from svod.core.tree.nodes import (
     NO_POINT,
+    UNCHECKED,
     Accumulate,
     Body,
     Compute,
@@ -52,7 +55,7 @@ class TreeMaker:
         self.state, self.kernel = state, state.kernel
         self.nest = loop_nest(state)
         self.placement, self.layouts = self.nest.placement, self.nest.layouts
-        self.checks = Checks(state)
+        self.checks = checks_of(state, self.nest)
 
     def phases(self) -> tuple[Phase, ...]:
         """All phases, those that run once first."""
@@ -67,7 +70,9 @@ class TreeMaker:
         if split is None or self.kernel.axes[split.axis].stage != s:
             return [Phase(s, PhaseKind.OUTPUT if nest.r.stage.is_output else PhaseKind.TEMPORARY, is_once, launch)]
         cut = self._split(nest.r, split.axis, split.parts)
-        return [Phase(s, PhaseKind.PARTIAL, is_once, launch, cut), Phase(s, PhaseKind.COMBINE, is_once, None)]
+        second = self._combining_frame(nest.r, cut.parts)
+        return [Phase(s, PhaseKind.PARTIAL, is_once, launch, cut),
+                Phase(s, PhaseKind.COMBINE, is_once, Launch(second, 0, self.loops_alone(second)))]
 
     def _split(self, r: ResolvedStage, axis: int, parts: int) -> Split:
         """A reduction cut into at most `parts` parts, of whole iterations of its outermost loop."""
@@ -96,18 +101,28 @@ class TreeMaker:
         copy = stage_copy(self.state, nest.r, list(nest.layout.extents), self.layouts, nest.layout, self.state.target.has_groups)
         return self.copy_frame(nest.r, copy, nest.layout.extents, nest.layout.order)
 
-    def copy_frame(self, r: ResolvedStage, copy: CopyLoops, extents: tuple[int, ...], order: tuple[int, ...]) -> Frame:
+    def _combining_frame(self, r: ResolvedStage, parts: int) -> Frame:
+        """The loops that combine the parts of sums. Nothing is computed twice in place."""
+        combined, copy, extents, order = combining(self.state, r, parts)
+        fixed = {a: e for a, e, own in zip(r.stage.outs, extents, copy.axes, strict=False) if not is_exact(own, e)}
+        return self.copy_frame(combined, copy, extents, order, self.checks.fixing(fixed) if self.kernel.written else None)
+
+    def copy_frame(self, r: ResolvedStage, copy: CopyLoops, extents: tuple[int, ...], order: tuple[int, ...],
+                   checks: Checks | None = None) -> Frame:
         """The loops of a copy of `extents` positions whose dims lie in `order`."""
         loops = tuple([StageLoop(a, copy.axes[a][0], NO_POINT) for a in order])
-        return self.make_frame(r, tuple(copy.axes), extents, (0,) * len(extents), copy.vector, COPY_VECTOR, copy.width, loops)
+        return self.make_frame(r, tuple(copy.axes), extents, (0,) * len(extents), copy.vector, COPY_VECTOR, copy.width, loops, checks)
 
     def make_frame(self, r: ResolvedStage, pieces: tuple[tuple[EmittedLoop, ...], ...], bounds: tuple[int, ...], apart: tuple[int, ...],
-                   lane: int, vector_row: int, width: int, loops: tuple[StageLoop, ...]) -> Frame:
-        """A frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1."""
+                   lane: int, vector_row: int, width: int, loops: tuple[StageLoop, ...], checks: Checks | None = None) -> Frame:
+        """A frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1. `checks`: of this stage
+        alone."""
         vector = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None
         vector_axis = lane if vector is not None and vector.extent > 1 else -1
-        fixed = frozenset([i for i, axis in enumerate(r.axes) if axis in self.checks.fixed])
-        return Frame(r, pieces, bounds, fixed, vector_axis, vector_row, width, loops, apart)
+        unsafe, _, fixed = checks or self.checks
+        checked = tuple([unsafe.get(axis, UNCHECKED) for axis in r.axes]) if unsafe else ()
+        return Frame(r, pieces, bounds, frozenset([i for i, axis in enumerate(r.axes) if axis in fixed]), checked, vector_axis, vector_row,
+                     width, loops, apart)
 
     def _spanned(self, s: int, axis: int) -> int:
         return spanned(self.state, self.placement, s, axis)

@@ -6,23 +6,44 @@
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from svod.core.kernel.groups import is_covered, spanned
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import Layouts, is_exact, layouts
-from svod.core.kernel.placement import Placement, fit, is_derived, place_stages
+from svod.core.kernel.layout import is_exact
+from svod.core.kernel.loop_nest import LoopNest
+from svod.core.kernel.placement import fit, is_derived
 from svod.core.kernel.scheduler import Scheduler
 
 
-class Checks:
+class Checks(NamedTuple):
     """What is checked of a state."""
 
-    def __init__(self, state: Scheduler) -> None:
+    unsafe: Mapping[int, int]       # axis → the extent that its positions are checked against
+    below: frozenset[int]           # those of them whose positions may also be negative: read backwards
+    fixed: frozenset[int]           # axes whose last tile must not be moved back
+
+    def fixing(self, extents: Mapping[int, int]) -> Checks:
+        """The same, where no position of some more axes is computed twice; those beyond their `extents` are masked."""
+        return Checks({**self.unsafe, **extents}, self.below, self.fixed.union(extents))
+
+
+def checks_of(state: Scheduler, nest: LoopNest) -> Checks:
+    """What is checked of a state, whose loop nest is given."""
+    found = _Checker(state, nest)
+    return Checks(found.unsafe, frozenset(found.below), frozenset(found.fixed))
+
+
+class _Checker:
+    """Finds what is checked, stage by stage."""
+
+    def __init__(self, state: Scheduler, nest: LoopNest) -> None:
         self.state, self.kernel = state, state.kernel
-        self.placement: Placement = place_stages(state)
-        self.layouts: Layouts = layouts(state)
-        self.unsafe: dict[int, int] = {}        # axis → the extent that its positions are checked against
-        self.below: set[int] = set()            # those of them whose positions may also be negative: read backwards
-        self.fixed: set[int] = set()            # axes whose last tile must not be moved back
+        self.placement, self.layouts = nest.placement, nest.layouts
+        self.unsafe: dict[int, int] = {}
+        self.below: set[int] = set()
+        self.fixed: set[int] = set()
         for s in reversed(state.kernel.stages):         # readers before what they read
             if self.placement.paths[s.index] is None:
                 continue
@@ -32,11 +53,6 @@ class Checks:
                     self._check_axis(r, axis)
             self._check_packed(r)
             self._check_reads(r)
-
-    def fix(self, axis: int, extent: int) -> None:
-        """Let no position of an axis be computed twice; those beyond its extent are masked."""
-        self.fixed.add(axis)
-        self.unsafe[axis] = extent
 
     def _check_axis(self, r: ResolvedStage, axis: int) -> None:
         """Check an axis of the state where it was padded, where variables end it, and where moving back its last tile would compute

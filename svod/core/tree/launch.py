@@ -26,7 +26,7 @@ FEW_SUMS = 1 << 14              # sums of a reduction cut over cores below which
 
 def launch(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Give every phase its launch."""
-    return tuple([p if p.launch is None else p._replace(launch=_launched(maker, p, p.launch)) for p in phases])
+    return tuple([p._replace(launch=_launched(maker, p, p.launch)) for p in phases])
 
 
 def cores_of_phase(maker: TreeMaker, phase: Phase) -> int:

@@ -28,7 +28,8 @@ from svod.core.kernel.online import Limit
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP
 
-NO_POINT = -1           # the point of a loop inside which no stage lives: the loop of a copy
+NO_POINT = -1           # the point of a loop inside which no stage lives: of a copy, or over parts of sums
+UNCHECKED = -1          # the extent against which positions of an axis are checked that are inside anyway
 
 
 class Ends(Enum):
@@ -55,6 +56,7 @@ class Frame(NamedTuple):
     pieces: tuple[tuple[EmittedLoop, ...], ...]     # per local axis, outermost first
     bounds: tuple[int, ...]                         # per local axis: positions that it spans here
     fixed: frozenset[int]                           # local axes of which no position may be computed twice
+    checked: tuple[int, ...]                        # per local axis: the extent that positions are checked against; (): none of them is
     vector_axis: int                                # the local axis whose positions are lanes, or -1
     vector_row: int                                 # the row of it that is the vector
     width: int                                      # lanes of a vector
@@ -337,7 +339,7 @@ class Phase(NamedTuple):
     stage: int
     kind: PhaseKind
     is_once: bool
-    launch: Launch | None       # None for combined results: its loops follow from how the parts lie in memory
+    launch: Launch
     split: Split | None = None
 
 

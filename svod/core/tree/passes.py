@@ -40,15 +40,16 @@ PASSES = (
 def loop_tree(state: Scheduler, last: str | None = None) -> Tree:
     """The loop tree of a state, which lowering prints: after the pass called `last`, or all; as placements and orders say for "".
 
-    Raises KernelOptError when the placements of the state contradict each other."""
-    maker = TreeMaker(state)
-    return apply_passes(maker, maker.phases(), last)
+    Raises KernelOptError when the placements of the state contradict each other, ValueError where no pass has the name."""
+    return made_tree(TreeMaker(state), last)
 
 
-def apply_passes(maker: TreeMaker, tree: Tree, last: str | None = None) -> Tree:
-    """A tree after the passes up to the one called `last`, or all."""
-    for p in PASSES if last != "" else ():
+def made_tree(maker: TreeMaker, last: str | None = None) -> Tree:
+    """`loop_tree` of the state that a maker has."""
+    names = ["", *[p.name for p in PASSES]]
+    if last is not None and last not in names:
+        raise ValueError(f"no pass is called {last!r}: there are {', '.join(names[1:])}")
+    tree = maker.phases()
+    for p in PASSES[:None if last is None else names.index(last)]:
         tree = p.run(maker, tree)
-        if p.name == last:
-            break
     return tree

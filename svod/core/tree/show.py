@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from svod.core.ir.uop import Ops
-from svod.core.kernel.groups import group_of, level_of, phase_of
+from svod.core.kernel.groups import BLOCK_ROLES, group_of, level_of, phase_of
 from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.loop_nest import StageNest, copied_ahead
-from svod.core.kernel.placement import is_derived
+from svod.core.kernel.placement import COPY_VECTOR, is_derived
 from svod.core.kernel.scheduler import UNROLL, UPCAST, Scheduler
 from svod.core.machine.levels import Level, MemorySpace
 from svod.core.tree.build import TreeMaker
@@ -45,7 +45,7 @@ from svod.core.tree.nodes import (
     Span,
     Update,
 )
-from svod.core.tree.passes import apply_passes
+from svod.core.tree.passes import made_tree
 
 INDENT = "  "
 MAX_EXPRESSION = 110        # characters of a value before its inner parts are left out
@@ -70,7 +70,7 @@ class _Printer:
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
         self.maker = TreeMaker(state)
-        self.tree = apply_passes(self.maker, self.maker.phases())
+        self.tree = made_tree(self.maker)
         self.nest, self.plan = self.maker.nest, self.maker.placement
         self.lines: list[str] = []
         self._texts: dict[tuple[int, int, int, int], str] = {}      # by stage, node, strength of the operator around it, and depth
@@ -80,10 +80,7 @@ class _Printer:
         for number, phase in enumerate(self.tree):
             nest = self.nest.stages[phase.stage]
             self._line(0, f"phase {number}: {self._title(phase, nest)}")
-            if phase.launch is None:
-                self._line(1, f"{self._target(nest.r)} = {self._value(nest.r)}")
-                continue
-            self._phase(phase, phase.launch, nest)
+            self._phase(phase, nest)
         return "\n".join(self.lines)
 
     def _title(self, phase: Phase, nest: StageNest) -> str:
@@ -95,8 +92,7 @@ class _Printer:
         if phase.kind is PhaseKind.PARTIAL:
             return f"{stage.name}, partial results{shared}"
         if phase.kind is PhaseKind.COMBINE:
-            parts = next((p.split.parts for p in self.tree if p.stage == phase.stage and p.split is not None), 1)
-            return f"{stage.name} → p{nest.r.store_slot}, combines {parts} partial results"
+            return f"{stage.name} → p{nest.r.store_slot}, combines {phase.launch.frame.bounds[-1]} partial results{shared}"
         if phase.kind is PhaseKind.OUTPUT:
             past = ", stored past the caches" if state.stream else ""
             ahead = "".join(f", {name} prefetched {n} iteration{'s' * (n > 1)} ahead" for name, n in state.prefetch)
@@ -104,12 +100,14 @@ class _Printer:
         size = _bytes(prod(nest.region) * stage.dtype.itemsize)
         return f"{stage.name} → temporary, {size}{', once at prepare' if phase.is_once else shared}"
 
-    def _phase(self, phase: Phase, launch: Launch, nest: StageNest) -> None:
+    def _phase(self, phase: Phase, nest: StageNest) -> None:
         """The loops of a phase."""
-        depth, target = 1, None
+        depth, target, launch = 1, None, phase.launch
+        if phase.kind is PhaseKind.COMBINE:
+            nest = nest._replace(r=launch.frame.r, axes=launch.frame.pieces)
+        word = _WORDS[Level.GRID if self.state.target.has_groups else Level.CORE]
         if phase.split is not None:
             axis = self.kernel.axes[nest.r.axes[phase.split.axis]]
-            word = _WORDS[Level.GRID if self.state.target.has_groups else Level.CORE]
             self._line(1, f"{word} part of {axis.name} in 0…{phase.split.parts}")
             depth, target = 2, f"partial[part] of {nest.r.stage.name}"
         if is_derived(nest.r.stage):
@@ -117,7 +115,9 @@ class _Printer:
             return
         for number in range(launch.num_loops):
             if launch.frame.loops[number].piece.extent > 1:
-                self._line(depth, self._loop(nest, Loop(launch.frame, number, launch.body)) + self._launched(launch, number))
+                is_shared = self.state.target.has_groups or cores_of_phase(self.maker, phase) > 1
+                loop = self._loop(nest, Loop(launch.frame, number, launch.body), word if is_shared else "for")
+                self._line(depth, loop + self._launched(launch, number))
                 depth += 1
         self._body(launch.body, nest, depth, target)
 
@@ -208,16 +208,19 @@ class _Printer:
         ahead = f", {copied_ahead(self.state, self.nest)} ahead in {stage.buffers} buffers" if stage.buffers > 1 else ""
         return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}{ahead}"
 
-    def _loop(self, nest: StageNest, node: Loop) -> str:
-        """A loop on one line: its positions and step, and how it ends."""
+    def _loop(self, nest: StageNest, node: Loop, word: str = "for") -> str:
+        """A loop on one line: its positions and step, and how it ends. `word`: for one that is no row of the state."""
         piece, a = node.loop.piece, node.axis
+        step = f" by {piece.stride}" if piece.stride > 1 else ""
+        if piece.row < 0:
+            word, end = "reduce" if a >= node.frame.num_outs else word, min(piece.extent * piece.stride, node.frame.bounds[a])
+            return f"{word} {self._local_names(nest.r)[a]} in 0…{end}{step}{self._notes(node, a, True)}"
         axis = self.kernel.axes[nest.r.axes[a]]
         outermost = self.state.axis_rows[axis.index][0] == piece.row
         end = piece.extent * piece.stride
         if outermost:
             end = min(end, (*nest.region, *(self.state.axis_extent(x) for x in nest.r.stage.reds))[a])
         word = _WORDS.get(level_of(self.state, piece.row), "reduce" if axis.kind == "r" else "for")
-        step = f" by {piece.stride}" if piece.stride > 1 else ""
         padded = f"   (padded from {axis.extent})" if outermost and self.state.pads[axis.index] else ""
         is_cut = outermost and self.state.split_reduce is not None and self.state.split_reduce.axis == axis.index
         return f"{word} {axis.name} in {'its part of ' * is_cut}0…{end}{step}{padded}{self._notes(node, a, outermost)}"
@@ -244,23 +247,21 @@ class _Printer:
     def _tile(self, stage: StageNest, depth: int) -> None:
         """The positions that the threads of a group compute, and those in registers."""
         tile, unrolled, threads = [], [], []
-        for group in stage.axes:
+        for name, group in zip(self._local_names(stage.r), stage.axes, strict=True):
             for p in group:
+                size = f"{name} {p.extent}{' (vector)' if p is stage.vector_loop or p.row == COPY_VECTOR else ''}"
                 if p.extent > 1 and p.role == UPCAST:
-                    tile.append(f"{self._axis_name(p.row)} {p.extent}{' (vector)' if p is stage.vector_loop else ''}")
+                    tile.append(size)
                 elif p.extent > 1 and p.role == UNROLL:
-                    unrolled.append(f"{self._axis_name(p.row)} {p.extent}")
-                elif p.extent > 1 and level_of(self.state, p.row) is Level.BLOCK:
-                    threads.append(f"{self._axis_name(p.row)} {p.extent}")
+                    unrolled.append(size)
+                elif p.extent > 1 and p.role in BLOCK_ROLES:
+                    threads.append(size)
         if threads:
             self._line(depth, f"threads {' × '.join(threads)}")
         if tile:
             self._line(depth, f"tile {' × '.join(tile)}")
         if unrolled:
             self._line(depth, f"unroll {', '.join(unrolled)}")
-
-    def _axis_name(self, row: int) -> str:
-        return self.kernel.axes[self.state.rows[row].axis].name
 
     # -- statements -------------------------------------------------------------------------------
     def _target(self, r: ResolvedStage) -> str:
@@ -271,7 +272,7 @@ class _Printer:
     def _local_names(self, r: ResolvedStage) -> list[str]:
         if is_derived(r.stage) and len(r.axes) <= 6:
             return list("ijklmn"[:len(r.axes)])
-        return [self.kernel.axes[a].name for a in r.axes]
+        return [self.kernel.axes[a].name if a >= 0 else "part" for a in r.axes]
 
     def _accumulator(self, r: ResolvedStage, k: int) -> str:
         return "acc" if len(r.reductions) == 1 else f"acc{k}"
@@ -314,6 +315,8 @@ class _Printer:
         if n.kind == "read":
             coordinates = ", ".join(self._linear(r, d, depth) for d in n.dims)
             return f"{self.kernel.stages[n.arg].name}[{coordinates}]" if n.dims else self.kernel.stages[n.arg].name
+        if n.kind == "part":
+            return f"partial[part] of {r.stage.name}"
         if n.kind == "load":
             assert n.linear is not None, "a load has an index"
             text = f"p{n.arg}[{self._linear(r, n.linear, depth)}]"

@@ -3,7 +3,7 @@
     a convolution whose padding is 6 wide      Loop r1: of the taps, those that lie inside of the image
     attention under a causal mask              Loop r0: of the blocks of keys, those up to the last row of the group
 
-A phase that combines the parts of a cut reduction loops over parts, of which none is left out.
+The parts of a cut reduction are no axis of the kernel: none of them is left out.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from svod.core.kernel.contraction import skipping_window, windows_of
 from svod.core.kernel.online import masked_limits
 from svod.core.tree.build import TreeMaker
-from svod.core.tree.nodes import Ends, Loop, Phase, PhaseKind, Span, Split, with_bodies, with_loops
+from svod.core.tree.nodes import Ends, Loop, Phase, Span, Split, with_bodies, with_loops
 from svod.core.tree.tails import is_split
 
 
@@ -20,14 +20,13 @@ def skips(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Let the reduce loops of all phases skip what adds nothing."""
     if not any(windows_of(maker.kernel, stage.index) for stage in maker.kernel.stages) and not masked_limits(maker.kernel):
         return phases
-    return tuple([p if p.launch is None or p.kind is PhaseKind.COMBINE else p._replace(
-        launch=with_bodies(partial(with_loops, partial(_skipping, maker, p.split)), p.launch)) for p in phases])
+    return tuple([p._replace(launch=with_bodies(partial(with_loops, partial(_skipping, maker, p.split)), p.launch)) for p in phases])
 
 
 def _skipping(maker: TreeMaker, split: Split | None, node: Loop) -> Loop:
     """A loop without the iterations that add nothing to all positions of the tile, where that is worth it."""
     frame, a, on_grid = node.frame, node.axis, maker.state.target.has_groups
-    if a < frame.num_outs or node.span is not Span.ALL or is_split(split, node):
+    if a < frame.num_outs or frame.r.combines or node.span is not Span.ALL or is_split(split, node):
         return node
     window = skipping_window(maker.state, frame.r, a, frame.pieces[a])
     if window is not None:

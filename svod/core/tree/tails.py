@@ -39,7 +39,7 @@ FEW_ROWS = 2                    # Rows of a tile that are computed one by one, w
 
 def tails(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Give all loops of all phases their tails."""
-    return tuple([p if p.launch is None else p._replace(launch=_Tails(maker, p.kind, p.split).launch(p.launch)) for p in phases])
+    return tuple([p._replace(launch=_Tails(maker, p.kind, p.split).launch(p.launch)) for p in phases])
 
 
 def copy_with_tails(maker: TreeMaker, frame: Frame, safe: frozenset[int]) -> Body:

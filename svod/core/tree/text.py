@@ -51,8 +51,7 @@ class _Text:
         for phase in tree:
             split = f", {phase.split.parts} parts of {phase.split.chunk} positions" if phase.split else ""
             yield 0, f"phase {self.kernel.stages[phase.stage].name}, {phase.kind.value}{split}{', once' if phase.is_once else ''}"
-            if phase.launch is not None:
-                yield from self._launch(phase.launch, 1)
+            yield from self._launch(phase.launch, 1)
 
     def _launch(self, node: Launch, depth: int) -> Iterator[Line]:
         loops = [f"{self._axis(node.frame, a)}{_by(piece.stride)} ({piece.extent})" for a, piece, _ in node.loops]

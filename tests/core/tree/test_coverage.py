@@ -133,7 +133,6 @@ def check(state: Scheduler) -> int:
     """Check the phase of the output. Gives the number of its positions; 0 where it is too large, or skips some."""
     kernel = state.kernel
     phase = next(p for p in loop_tree(state) if p.kind in (PhaseKind.OUTPUT, PhaseKind.PARTIAL))
-    assert phase.launch is not None
     r = phase.launch.frame.r
     extents = tuple(kernel.axes[a].extent for a in r.axes)
     total = 1

@@ -6,6 +6,7 @@ from functools import partial
 from itertools import pairwise
 from textwrap import dedent
 
+import numpy as np
 import pytest
 
 from svod import Variable
@@ -124,6 +125,42 @@ def test_copies_ahead() -> None:
     assert "copy s0[4, 4], shared, ahead" in after and "copy s1[8, 4], shared, ahead" in after
 
 
+def test_parts_of_a_sum() -> None:
+    """The second phase has loops of its own, which passes see: as few parts as are unrolled, or a loop over them."""
+    four = replace(AVX512, threads=4)
+    assert tree("", data(34, 21).sum(0), ("THREAD", "r0", 2), target=four) == dedent("""\
+        phase out, partial results, 2 parts of 17 positions
+          launch once
+            loop o0 (21)
+              reduction
+                loop r0 (34)
+                  accumulate
+        phase out, combined results
+          launch once
+            loop o0 by 16 (2), the last tile moved back
+              reduction
+                accumulate o0 16 × part 2""")
+    many = tree("launch", data(340, 70).sum(0), ("THREAD", "r0", 20), target=replace(AVX512, threads=32))
+    assert many[many.index("phase out, combined"):] == dedent("""\
+        phase out, combined results
+          launch o0 by 16 (5)
+            reduction
+              loop part (20)
+                accumulate o0 16""")
+
+
+def test_parts_of_a_sum_that_is_added_to_its_output() -> None:
+    """No position is computed twice in place: those of the last vector beyond the end are masked."""
+    x = Tensor(np.zeros(21, np.float32))
+    text = tree(None, x.assign(x + data(34, 21).sum(0)), ("THREAD", "r0", 2), target=replace(AVX512, threads=4))
+    assert "moved back" not in text and "launch o0 by 16 (2)" in text
+
+
+def test_an_unknown_pass_is_refused() -> None:
+    with pytest.raises(ValueError, match="no pass is called 'tales': there are launch, tails, blocks, skips, ahead"):
+        loop_tree(state_of(data(5) + 1), "tales")
+
+
 def test_each_pass_changes_some_tree() -> None:
     """A pass that changes nothing anywhere would not be one."""
     states = [state_of(data(4, 70) @ data(70, 8), ("UPCAST", "o1", 8), ("UNROLL", "r0", 4)), state_of(data(3, 4096).sum(1)),
@@ -144,7 +181,7 @@ def test_a_pass_that_changes_nothing_leaves_linear_as_it_was(monkeypatch: pytest
             seen.append(node)
             return node
         every = partial(with_loops, note)
-        return tuple([p if p.launch is None else p._replace(launch=with_bodies(every, p.launch)) for p in phases])
+        return tuple([p._replace(launch=with_bodies(every, p.launch)) for p in phases])
     states = [state_of(data(4, 70) @ data(70, 8), ("UNROLL", "r0", 4)),
               state_of(conv(4, 4, 6, 3, padding=1), target=replace(AVX512, threads=2))]
     before = [lower(s).digest for s in states]

@@ -87,7 +87,12 @@ def test_reduction_cut_over_cores() -> None:
                 acc += p1[21·r0 + o0]
               partial[part] of out = acc
         phase 1: out → p0, combines 2 partial results
-          p0[o0] = acc
+          for o0 in 0…21 by 16, the last tile moved back
+            tile o0 16 (vector)
+            unroll part 2
+            acc = 0
+            acc += partial[part] of out
+            p0[o0] = acc
         """)
 
 

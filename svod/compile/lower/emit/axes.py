@@ -11,7 +11,7 @@ from svod.core.ir.uop import Ops, UOp
 from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.required import Lin, add_lins, sum_lins
-from svod.core.tree.nodes import Ends, When
+from svod.core.tree.nodes import UNCHECKED, Ends, When
 from svod.core.tree.tails import FEW_ROWS
 
 
@@ -147,13 +147,13 @@ class Axes:
 
     def guard(self, stage: OpenStage, axes: Any) -> int:
         """The condition that the given local axes are inside their extents, or -1 where that is certain."""
-        unsafe = self.facts.unsafe
-        if not unsafe:
+        checked = stage.frame.checked
+        if not checked:
             return -1
         result = -1
         for a in axes:
-            limit = unsafe.get(stage.r.axes[a])
-            if limit is None or a in stage.safe:
+            limit = checked[a]
+            if limit == UNCHECKED or a in stage.safe:
                 continue
             b = self.b
             is_fixed = self.variable_bound(stage, a) is None
@@ -162,7 +162,7 @@ class Axes:
             lanes = b.num_lanes[value]
             end = b.index(limit) if is_fixed else self.limit(stage, a)
             inside = b.alu("CMPLT", dtypes.bool, lanes, value, b.splat(end, lanes))
-            if stage.r.axes[a] in self.facts.below:
+            if stage.r.axes[a] in self.facts.maker.checks.below:
                 above = b.alu("CMPLE", dtypes.bool, lanes, b.const(dtypes.index, lanes, 0), value)
                 inside = b.alu("AND", dtypes.bool, lanes, inside, above)
             result = inside if result < 0 else b.alu("AND", dtypes.bool, max(lanes, b.num_lanes[result]), result, inside)

@@ -13,7 +13,7 @@ from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import Scheduler, cores_of
 from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.core.tree.build import TreeMaker
-from svod.core.tree.passes import apply_passes
+from svod.core.tree.passes import made_tree
 from svod.errors import ProgramTooLong
 
 SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
@@ -24,15 +24,6 @@ class Temporary(NamedTuple):
 
     number: int                     # among the program's temporaries
     layout: Layout
-
-
-class PartialResults(NamedTuple):
-    """Where the partial results of a cut reduction lie: part by part, and in each as the positions of the output."""
-
-    temps: list[list[int]]          # temporaries, per reduction and component
-    strides: list[int]              # elements from position to position, per output axis
-    total: int                      # elements of a part
-    num_parts: int
 
 
 class ProgramFacts:
@@ -51,11 +42,10 @@ class ProgramFacts:
         self.derived = {s.index for s in self.kernel.stages if is_derived(s)}
         self.temps: list[int] = []                          # bytes of each temporary
         self.temp_of: dict[int, Temporary] = {}    # root stage → its temporary
-        self.parts_of: dict[int, PartialResults] = {}       # by root stage whose reduction is cut
-        checks = maker.checks
-        self.unsafe, self.below, self.fixed = checks.unsafe, checks.below, checks.fixed
+        self.parts: dict[tuple[int, int], int] = {}     # temporaries of the parts of the output's sums, by reduction and component
+        self.unsafe = maker.checks.unsafe
         self.threads = 1 if self.on_grid else cores_of(state)
-        self.tree = apply_passes(maker, maker.phases())
+        self.tree = made_tree(maker)
 
     def is_shared(self, s: int) -> bool:
         """Whether a stage is kept in the memory that the threads of a group share."""
@@ -100,16 +90,6 @@ class ProgramFacts:
         temporary = Temporary(self.new_temp(self.area(s, layout)), layout)
         self.temp_of[s] = temporary
         return temporary
-
-    def partial_results(self, r: ResolvedStage, count: int) -> PartialResults:
-        """New temporaries for the results of so many parts of a stage's reductions."""
-        strides, total = [0] * len(r.stage.outs), 1
-        for i in range(len(r.stage.outs) - 1, -1, -1):
-            strides[i] = total
-            total *= self.kernel.axes[r.stage.outs[i]].extent
-        temps = [[self.new_temp(total * count * d.itemsize + SLACK) for d in red.dtypes] for red in r.reductions]
-        found = self.parts_of[r.stage.index] = PartialResults(temps, strides, total, count)
-        return found
 
     def stored(self, s: int) -> DType:
         """The type in which a staged value lies in memory."""

@@ -152,9 +152,9 @@ class Values:
     def eval_reduce(self, stage: OpenStage, node: Node) -> int:
         return stage.results[node.arg]
 
-    def eval_temp(self, stage: OpenStage, node: Node) -> int:
+    def eval_part(self, stage: OpenStage, node: Node) -> int:
         assert node.linear is not None
-        pointer = self.b.pure("TEMP", node.dtype, 1, (), node.arg)
+        pointer = self.b.pure("TEMP", node.dtype, 1, (), self.ctx.facts.parts[node.arg])
         return self.load(stage, node.dtype, pointer, node.linear, -1, -1, 0, False)
 
     def eval_load(self, stage: OpenStage, node: Node) -> int:
@@ -349,5 +349,5 @@ _EVAL: dict[str, Callable[[Values, OpenStage, Node], int]] = {
     "const": Values.eval_const, "variable": Values.eval_variable, "axis": Values.eval_axis,
     "alu": Values.eval_alu, "cast": Values.eval_cast,
     "bitcast": Values.eval_bitcast, "load": Values.eval_load, "read": Values.eval_read, "reduce": Values.eval_reduce,
-    "temp": Values.eval_temp,
+    "part": Values.eval_part,
 }
