@@ -13,7 +13,7 @@ last line is the root. What follows `;` is not read. An argument is written as
     1, -2, true, "text", none               themselves, as in JSON but for none
     1.0, 1e-05, inf, -inf, nan:7ff8…        floats; of a NaN its bits
     (1, "ADD"), (3,), ()                    tuples
-    Param(slot=0, size=35)                  dataclasses of `svod.core.ir.serialize.ARG_TYPES`; fields at their defaults are left out
+    Param(slot=0, size=35), Dim(expr=%3)    dataclasses of `svod.core.ir.serialize.ARG_TYPES`; fields at their defaults are left out
     op:ADD, dtype:float32, %3, hex:00ff     operations, dtypes, nodes above, bytes
 
 The content is that of `svod.core.ir.serialize`, which also checks it: text and JSON say the same, and `parse_ast(format_ast(u)) is u`.

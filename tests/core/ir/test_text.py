@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from svod import Variable
 from svod.core.graph import graph
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
@@ -45,6 +46,15 @@ def test_how_it_reads() -> None:
 def test_graphs_are_read_back() -> None:
     y = (data(1, 3, 8, 8).pad(((0, 0), (0, 0), (1, 1), (1, 1))).conv2d(data(5, 3, 3, 3)).relu().softmax(-1)).cast("float16")
     assert parse_ast(format_ast(graph.sink(y.uop))) is graph.sink(y.uop)
+
+
+def test_graphs_with_variables_are_read_back() -> None:
+    n = Variable("n", 1, 100).bind(50)
+    sink = graph.sink((data(200)[:2 * n] * 2).sum().uop)
+    text = format_ast(sink)
+    assert "Dim(expr=%" in text and parse_ast(text) is sink
+    with pytest.raises(FormatError, match="a Dim needs an expression of indices that is not a constant"):
+        parse_ast("%0 = CONST index [7]\n%1 = CUSTOM_FUNCTION float32 %0 [(Dim(expr=%0),)]")
 
 
 NAN = struct.unpack(">d", bytes.fromhex("7ff800000000beef"))[0]
