@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from svod.core.ir.summation import BlockedNest, blocked_nest
+from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import UNROLL
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Accumulate, Body, Compute, Inner, Loop, Phase, Reduction, Split, Update, with_bodies
@@ -35,9 +36,10 @@ class _Blocks:
         return Body(tuple([self._compute(c) for c in body.stages]), self._inner(body.inner))
 
     def _compute(self, node: Compute) -> Compute:
-        if node.body is not None:
-            return node._replace(body=self.body(node.body))
-        return node._replace(before=tuple([self._compute(c) for c in node.before])) if node.before else node
+        if is_derived(node.nest.r.stage):       # a copy sums nothing
+            return node._replace(before=tuple([self._compute(c) for c in node.before])) if node.before else node
+        assert node.body is not None
+        return node._replace(body=self.body(node.body))
 
     def _inner(self, node: Inner) -> Inner:
         if isinstance(node, Loop):

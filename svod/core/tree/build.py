@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from svod.core.kernel.copy_loops import CopyLoops
+from svod.core.kernel.group_memory.banks import with_row_pad
 from svod.core.kernel.groups import BLOCK_ROLES, phase_of, spanned, stages_of
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import is_exact
+from svod.core.kernel.layout import Layout, is_exact, lay_out, swizzled_lines
 from svod.core.kernel.loop_nest import Cut, Cuts, LoopNestMaker, StageNest, loop_nest, stage_copy
 from svod.core.kernel.placement import COPY_VECTOR, EmittedLoop, fit, is_computed_once, is_derived, vector_width
 from svod.core.kernel.scheduler import Scheduler
-from svod.core.machine.levels import MemorySpace
+from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.core.tree.checks import Checks, checks_of
 from svod.core.tree.combine import combining
 from svod.core.tree.nodes import (
@@ -167,11 +168,33 @@ class TreeMaker:
     def compute(self, s: int, nests: Nests) -> Compute:
         """A stage where its readers need it."""
         nest = nests[s]
-        if is_derived(nest.r.stage):
-            before = tuple([self.compute(c, nests) for c in self.placement.children.get((s, 0), ())])
-            return Compute(nest, before=before, in_place=nest.space is MemorySpace.HELD)
-        frame = self.frame(nest)
-        return Compute(nest, frame, self.body(frame, 0, nests))
+        if not is_derived(nest.r.stage):
+            frame = self.frame(nest)
+            return Compute(nest, frame, self.body(frame, 0, nests), layout=self._layout(nest))
+        before = tuple([self.compute(c, nests) for c in self.placement.children.get((s, 0), ())])
+        if nest.space is MemorySpace.HELD:
+            return Compute(nest, before=before, in_place=True)
+        layout = self._layout(nest)
+        if nest.copy is not None:
+            return Compute(nest, before=before, layout=layout)
+        copy = stage_copy(self.state, nest.r, list(layout.extents), self.layouts, layout)
+        frame = self.copy_frame(nest.r, copy, layout.extents, layout.order)
+        return Compute(nest, frame, self.loops_alone(frame), before, layout)
+
+    def _layout(self, nest: StageNest) -> Layout:
+        """How what one computation of a stage writes lies in memory. It may differ between the places where the stage is computed: tiles
+        are whole only where the region starts at 0."""
+        s, extents = nest.r.stage.index, tuple([extent for _, extent in nest.written])
+        whole = self.nest.stages[s].layout      # a tail fills a part of the same area
+        if nest.space not in OF_GROUP or whole is None:
+            dim = -1 if self.state.target.has_groups else self.layouts.tiles[s].dim
+            return lay_out(self.state, self.layouts, s, extents, dim >= 0 and nest.written[dim].start == ({}, 0))
+        if extents == whole.extents:
+            return whole
+        packed = self.layouts.packed.get(s)
+        if whole.swizzle is not None and packed is not None and not packed.line:
+            return swizzled_lines(self.layouts, s, extents) or lay_out(self.state, self.layouts, s, extents, False)
+        return with_row_pad(lay_out(self.state, self.layouts, s, extents, False), whole.row_pad)
 
     # -- smaller bodies ---------------------------------------------------------------------------------
     def has_stages(self, s: int, point: int) -> bool:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from svod.core.kernel.contraction import Window
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import block_of, is_contiguous, is_exact
+from svod.core.kernel.layout import Layout, block_of, is_contiguous, is_exact
 from svod.core.kernel.loop_nest import StageNest
 from svod.core.kernel.online import Limit
 from svod.core.kernel.placement import EmittedLoop
@@ -252,15 +252,17 @@ class Reduction(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """A stage is computed for its readers. `frame` and `body`: of a stage with loops of the state; None for a copy, whose loops follow from
-    its layout. `before`: stages that a copy reads, computed before its loops. `in_place`: its elements are computed where they are
-    multiplied, and nothing is stored. `safe`: local axes all of whose positions are inside of extents that variables end.
-    `is_read_beyond`: readers may ask for positions outside of its region."""
+    """A stage is computed for its readers. `frame` and `body`: its loops, which are rows of the state, or, for a copy, follow from its
+    layout; None where all threads of a group take parts of a copy in turn. `before`: stages that a copy reads, computed before its loops.
+    `layout`: how it lies in memory, if it does. `in_place`: its elements are computed where they are multiplied, and nothing is stored.
+    `safe`: local axes all of whose positions are inside of extents that variables end. `is_read_beyond`: readers may ask for positions
+    outside of its region."""
 
     nest: StageNest
     frame: Frame | None = None
     body: Body | None = None
     before: tuple[Compute, ...] = ()
+    layout: Layout | None = None
     in_place: bool = False
     safe: frozenset[int] = frozenset()
     is_read_beyond: bool = False
@@ -349,9 +351,10 @@ def with_loops(change: Callable[[Loop], Loop], body: Body) -> Body:
 
 
 def _with_loops_of_stage(change: Callable[[Loop], Loop], node: Compute) -> Compute:
-    if node.body is not None:
-        return node._replace(body=with_loops(change, node.body))
-    return node._replace(before=tuple([_with_loops_of_stage(change, c) for c in node.before])) if node.before else node
+    before = tuple([_with_loops_of_stage(change, c) for c in node.before]) if node.before else ()
+    if node.body is None and not before:
+        return node
+    return node._replace(body=None if node.body is None else with_loops(change, node.body), before=before)
 
 
 def _with_loops(change: Callable[[Loop], Loop], node: Inner) -> Inner:

@@ -4,7 +4,10 @@
 
     phase 0: s1 → temporary, 512 KiB, once at prepare
       copy s1[512, 256], laid out in the order it is read:
-        s1[i, j] = p2[256·i + j]
+        parallel j in 0…256 by 16
+          for i in 0…512 by 32
+            tile i 32 (vector) × j 16
+            s1[i, j] = p2[256·i + j]
     phase 1: out → p0, on 2 cores
       parallel o1 in 0…512 by 32
         for o0 in 0…64 by 8
@@ -87,6 +90,8 @@ class _Printer:
         """What a phase computes, and on how many cores or threads."""
         state, stage = self.state, nest.r.stage
         cores, group = cores_of_phase(self.maker, phase), group_of(state, self.plan, phase.stage).threads
+        if phase.kind is PhaseKind.COMBINE:
+            group = phase.launch.frame.pieces[-1][0].stride
         shared = f", on {cores} cores" if cores > 1 and not phase.is_once else ""
         shared += f", in groups of {group} threads" if group > 1 else ""
         if phase.kind is PhaseKind.PARTIAL:
@@ -111,8 +116,8 @@ class _Printer:
             self._line(1, f"{word} part of {axis.name} in 0…{phase.split.parts}")
             depth, target = 2, f"partial[part] of {nest.r.stage.name}"
         if is_derived(nest.r.stage):
-            self._copy(Compute(nest), depth)
-            return
+            self._copied(Compute(nest), depth)
+            depth += 1
         for number in range(launch.num_loops):
             if launch.frame.loops[number].piece.extent > 1:
                 is_shared = self.state.target.has_groups or cores_of_phase(self.maker, phase) > 1
@@ -178,8 +183,13 @@ class _Printer:
         if any(c.nest.space is MemorySpace.SHARED for c in stages):
             self._line(depth, "barrier, once others have read what is shared")
         for node in stages:
-            if node.body is None:
-                self._copy(node, depth)
+            if is_derived(node.nest.r.stage):
+                self._copied(node, depth)
+                self._stages(node.before, depth + 1)
+                if node.body is None:
+                    self._line(depth + 1, f"{self._target(node.nest.r)} = {self._value(node.nest.r)}")
+                else:
+                    self._body(node.body, node.nest, depth + 1, None)
                 continue
             region = ", ".join(map(str, node.nest.region))
             memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(node.nest.space, "scratch")
@@ -187,15 +197,13 @@ class _Printer:
             self._line(depth, f"stage {node.nest.r.stage.name}{where}:")
             self._body(node.body, node.nest, depth + 1, None)
 
-    def _copy(self, node: Compute, depth: int) -> None:
-        """A copy, whose loops follow from its layout."""
+    def _copied(self, node: Compute, depth: int) -> None:
+        """The line above the loops of a copy."""
         r, shape = node.nest.r, ", ".join(map(str, node.nest.region))
         if node.in_place:
             self._line(depth, f"operand {r.stage.name}[{shape}], computed where it is multiplied:")
         else:
             self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(node.nest)}, laid out in the order it is read:")
-        self._stages(node.before, depth + 1)
-        self._line(depth + 1, f"{self._target(r)} = {self._value(r)}")
 
     def _shared_copy(self, stage: StageNest) -> str:
         """How all threads of a group copy a stage; nothing for what each has to itself."""

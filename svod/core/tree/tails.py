@@ -16,6 +16,7 @@ from svod.core.kernel.non_temporal import aligns_rows
 from svod.core.tree.build import Nests, TreeMaker
 from svod.core.tree.inside import is_read_beyond, safe_axes
 from svod.core.tree.nodes import (
+    NO_POINT,
     Accumulate,
     Body,
     Compute,
@@ -40,12 +41,6 @@ FEW_ROWS = 2                    # Rows of a tile that are computed one by one, w
 def tails(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
     """Give all loops of all phases their tails."""
     return tuple([p._replace(launch=_Tails(maker, p.kind, p.split).launch(p.launch)) for p in phases])
-
-
-def copy_with_tails(maker: TreeMaker, frame: Frame, safe: frozenset[int]) -> Body:
-    """The loops of a copy for other stages, of which the axes `safe` have only positions inside, with their tails."""
-    s = frame.r.stage.index
-    return _Tails(maker, PhaseKind.TEMPORARY, None).body(maker.loops_alone(frame), Place({}, {s: {}}, {s: safe}, {}))
 
 
 class Place(NamedTuple):
@@ -116,10 +111,9 @@ class _Tails:
         safe = safe_axes(self.maker, place.nests, place.safe, s)
         beyond = any(is_read_beyond(self.maker, place.nests, place.safe, s, dim) for dim in range(len(node.nest.region)))
         inside = place._replace(opened={**place.opened, s: {}}, safe={**place.safe, s: safe})
-        found = node._replace(safe=safe, is_read_beyond=beyond)
-        if node.body is None:
-            return found._replace(before=tuple([self.compute(c, inside) for c in node.before]))
-        return found._replace(body=self.body(node.body, inside))
+        before = tuple([self.compute(c, inside) for c in node.before]) if node.before else ()
+        body = None if node.body is None else self.body(node.body, inside)
+        return node._replace(safe=safe, is_read_beyond=beyond, before=before, body=body)
 
     def inner(self, node: Inner, place: Place) -> Inner:
         """What comes after the stages of a body."""
@@ -245,7 +239,7 @@ class _Tails:
     def cut(self, place: Place, frame: Frame, a: int, point: int) -> Place:
         """Where a stage has the loops of `frame` over a local axis, inside the loop at `point`."""
         s = frame.r.stage.index
-        if not place.nests or not self.maker.has_stages(s, point):
+        if point == NO_POINT or not self.maker.has_stages(s, point):
             return place
         cuts = {**place.cuts, s: {**place.cuts.get(s, {}), a: self.maker.cut(frame, a)}}
         return place._replace(cuts=cuts, nests=self.maker.cut_nests(s, cuts))

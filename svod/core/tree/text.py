@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from svod.core.kernel.kernel import Kernel
+from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import UNROLL, UPCAST
 from svod.core.tree.nodes import (
     Accumulate,
@@ -83,7 +84,7 @@ class _Text:
         yield from self._inner(body.inner, depth)
 
     def _compute(self, node: Compute, depth: int, note: str) -> Iterator[Line]:
-        kind = "operand" if node.in_place else "copy" if node.body is None else "stage"
+        kind = "operand" if node.in_place else "copy" if is_derived(node.nest.r.stage) else "stage"
         yield depth, f"{kind} {node.nest.r.stage.name}[{', '.join(map(str, node.nest.region))}], {node.nest.space.name.lower()}{note}"
         for inside in node.before:
             yield from self._compute(inside, depth + 1, "")

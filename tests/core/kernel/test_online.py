@@ -182,7 +182,9 @@ phase 0: out → p0
             acc = max(acc, s2[s3.o0, 4·s3.o1 + s3.r0])
           s3[s3.o0, s3.o1] = acc
       copy s4[3, 1, 4], laid out in the order it is read:
-        s4[i, j, k] = exp(s2[i, 4·j + k] - where(s3[i, j] == -inf, 0, s3[i, j]))
+        for i in 0…3
+          tile k 4 (vector)
+          s4[i, j, k] = exp(s2[i, 4·j + k] - where(s3[i, j] == -inf, 0, s3[i, j]))
       stage s7[3, 8, 1] in scratch:
         for s7.o0 in 0…3
           tile s7.o1 8 (vector)

@@ -58,6 +58,9 @@ def test_tails_of_a_sum() -> None:
             reduction
               loop r0 by 4 (17)
                 copy s1[8, 4], scratch
+                  loop s1.o1 by 4 (1)
+                    loop s1.o0 by 8 (1)
+                      store s1.o0 8 × s1.o1 4
                 loop r0 (4)
                   accumulate o1 8""")
     assert tree("tails", data(4, 70) @ data(70, 8), *chain) == dedent("""\
@@ -66,10 +69,16 @@ def test_tails_of_a_sum() -> None:
             reduction
               loop r0 by 4 (17)
                 copy s1[8, 4], scratch
+                  loop s1.o1 by 4 (1), once
+                    loop s1.o0 by 8 (1), once
+                      store s1.o0 8 × s1.o1 4
                 loop r0 (4)
                   accumulate o1 8
               tail of 2
                 copy s1[8, 2], scratch
+                  loop s1.o1 by 2 (1), once
+                    loop s1.o0 by 8 (1), once
+                      store s1.o0 8 × s1.o1 2
                 loop r0 (2)
                   accumulate o1 8""")
 

@@ -48,7 +48,9 @@ def test_tiled_gemm_with_a_packed_operand() -> None:
         phase 0: out → p0, on 2 cores
           parallel o1 in 0…512 by 32
             copy s1[32, 256], laid out in the order it is read:
-              s1[i, j] = p2[512·j + i]
+              for j in 0…256 by 4
+                tile i 32 (vector) × j 4
+                s1[i, j] = p2[512·j + i]
             for o0 in 0…64 by 8
               tile o0 8 × o1 32 (vector)
               unroll r0 4
@@ -72,7 +74,12 @@ def test_docstring_example_of_a_phase_of_its_own() -> None:
 def test_softmax_rows_and_their_stages() -> None:
     found = nest(data(5, 37).softmax(-1), ("STAGE", "s2", "o0"), ("UPCAST", "s1.r0", 16))
     assert "stage s1 in a register:" in found and "acc = -inf" in found and "acc = max(acc, " in found
-    assert "copy s2[1, 37], laid out in the order it is read:" in found
+    assert """
+    copy s2[1, 37], laid out in the order it is read:
+      for j in 0…37 by 16, the last tile moved back
+        tile j 16 (vector)
+        s2[i, j] = exp(p1[37·i + j] - s1[i])
+""" in found
     assert "tile s1.r0 16 (vector)" in found and "reduce s1.r0 in 0…37 by 16" in found
     assert found.index("stage s1") < found.index("copy s2") < found.index("stage s3") < found.index("p0[")
 

@@ -5,10 +5,9 @@ import sys
 from typing import NamedTuple
 
 from svod.core.ir.dtype import DType
-from svod.core.kernel.group_memory.banks import with_row_pad
 from svod.core.kernel.groups import check_groups
 from svod.core.kernel.kernel import ResolvedStage
-from svod.core.kernel.layout import Layout, lay_out, swizzled_lines
+from svod.core.kernel.layout import Layout
 from svod.core.kernel.placement import is_derived
 from svod.core.kernel.scheduler import Scheduler, cores_of
 from svod.core.machine.levels import OF_GROUP, MemorySpace
@@ -59,17 +58,6 @@ class ProgramFacts:
         """Whether the threads of a group compute a stage together."""
         return self.nest.stages[s].space in OF_GROUP
 
-    def shared_layout(self, s: int, extents: tuple[int, ...]) -> Layout:
-        """How a region of a stage lies in shared memory."""
-        layout = self.nest.stages[s].layout
-        assert layout is not None
-        if extents == layout.extents:
-            return layout
-        packed = self.packed.get(s)
-        if layout.swizzle is not None and packed is not None and not packed.line:
-            return swizzled_lines(self.layouts, s, extents) or self.layout(s, extents)
-        return with_row_pad(self.layout(s, extents), layout.row_pad)
-
     def note_emitted(self, instructions: int) -> None:
         """Count the instructions of a phase. Raises ProgramTooLong where there are too many."""
         self.left -= instructions
@@ -105,7 +93,3 @@ class ProgramFacts:
         """Whether readers may ask for positions of a dim beyond the staged ones."""
         packed = self.packed.get(s)
         return (packed is None or not packed.padded_to(dim)) and self.kernel.stages[s].outs[dim] in self.unsafe
-
-    def layout(self, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
-        """How a region of stage `s` lies in memory. Readers take it from the emitted stage (`Staged`), as it may differ between regions."""
-        return lay_out(self.state, self.layouts, s, extents, tiled and not self.on_grid)

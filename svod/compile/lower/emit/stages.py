@@ -17,13 +17,11 @@ from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.compile.lower.emit.threads.pipeline import CopiesAhead
 from svod.compile.lower.emit.values import Values
 from svod.core.kernel.groups import group_of, stage_threads
-from svod.core.kernel.kernel import ResolvedStage
 from svod.core.kernel.layout import Layout, area_start
-from svod.core.kernel.loop_nest import StageNest, stage_copy
+from svod.core.kernel.loop_nest import StageNest
 from svod.core.kernel.required import Lin, RequiredDim, add_lins
 from svod.core.kernel.scheduler import UPCAST
 from svod.core.tree.nodes import Body, Compute, Frame, Loop, Reduction
-from svod.core.tree.tails import copy_with_tails
 from svod.errors import KernelOptError
 
 NOWHERE: Lin = ({}, 0)
@@ -70,19 +68,16 @@ class Stages:
         self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
         written = node.nest.written
         extents, base = [extent for _, extent in written], [self.axes.placed_at(start) for start, _ in written]
-        layout = self.facts.shared_layout(s, tuple(extents)) if of_group else self.facts.layout(s, tuple(extents))
-        if layout.tiled >= 0 and not of_group and base[layout.tiled] != ({}, 0):
-            layout = self.facts.layout(s, tuple(extents), tiled=False)   # tiles are whole only when the region starts at 0
-        body = node.body
-        if node.frame is not None:
+        layout, body = node.layout, node.body
+        assert layout is not None
+        if node.frame is None:
+            stage = self.group_copies.open(r, extents, base)
+        elif s in self.facts.derived:
+            stage = OpenStage(node.frame, base)
+        else:
             stage = self._open_rows(node.frame, node.nest, base)
             if self.ctx.group.group.threads > 1 and not of_group:
                 self._of_group(stage, [RequiredDim(self.axes.placed_at(start), extent) for start, extent in node.nest.of_group])
-        elif shared:
-            stage = self.group_copies.open(r, extents, base)
-        else:
-            stage = self._open_copy(r, extents, base, layout)
-            body = copy_with_tails(self.facts.maker, stage.frame, node.safe)
         stage.safe.update(node.safe)
         outer = self.ctx.open_stages.get(s)
         self.ctx.open_stages[s] = stage
@@ -210,8 +205,3 @@ class Stages:
         if a not in stage.frame.fixed:     # its last tile ends where the region does
             apart.append(stage.bounds[a])
         return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in apart)
-
-    def _open_copy(self, r: ResolvedStage, extents: list[int], base: list[Lin], layout: Layout) -> OpenStage:
-        """Open a copy over a region of its stage; its loops follow its layout."""
-        copy = stage_copy(self.state, r, extents, self.facts.layouts, layout)
-        return OpenStage(self.facts.maker.copy_frame(r, copy, tuple(extents), layout.order), base)

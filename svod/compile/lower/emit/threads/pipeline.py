@@ -218,7 +218,8 @@ class CopiesAhead:
     def _buffers(self, node: Compute) -> Buffers:
         s, nest = node.stage, node.nest
         extents, base = [extent for _, extent in nest.written], [self.addresses.axes.placed_at(start) for start, _ in nest.written]
-        layout = self.facts.shared_layout(s, tuple(extents))
+        layout = node.layout
+        assert layout is not None
         size = area_bytes(layout, self.facts.area(s, layout))
         offset = self.ctx.group.shared.area(s, size * nest.buffers, area_start(layout))
         return Buffers(extents, base, layout, offset, size // self.facts.stored(s).itemsize)
