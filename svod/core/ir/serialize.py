@@ -25,16 +25,15 @@ import math
 import struct
 from typing import Any
 
-from svod.core.ir.dtype import BY_NAME, DType, dtypes
+from svod.core.ir.dtype import BY_NAME, DType
 from svod.core.ir.param import Param
 from svod.core.ir.uop import BINARY_OPS, TERNARY, UNARY, Ops, UOp
-from svod.core.ir.variable import Dim
 from svod.errors import FormatError
 
 FORMAT = 1
 MAX_NODES = 1_000_000      # a kernel has tens to thousands; more is a damaged or hostile file
 MAX_ARG_DEPTH = 16         # nesting of tuples and dataclasses in one arg
-ARG_TYPES: dict[str, type] = {"Param": Param, "Dim": Dim}
+ARG_TYPES: dict[str, type] = {"Param": Param}      # `svod.core.ir.variable` adds its Dim
 
 _OPS: dict[str, Ops] = {op.value: op for op in Ops}
 _ARITY: dict[Ops, int] = {op: n for ops, n in ((UNARY, 1), (BINARY_OPS, 2), (TERNARY, 3)) for op in ops}
@@ -57,7 +56,7 @@ def ast_to_data(root: UOp) -> dict[str, Any]:
             nodes.append([u.op.value, u.dtype.name, [position[s] for s in u.src], _arg_to_data(u.arg, position)])
             continue
         stack.append((u, True))
-        below = (*u.src, *_uops_in(u.arg)) if isinstance(u.arg, (tuple, UOp, Dim)) else u.src
+        below = (*u.src, *_uops_in(u.arg))
         stack.extend((s, False) for s in reversed(below) if s not in position)
     return {"format": FORMAT, "nodes": nodes}
 
@@ -94,8 +93,9 @@ def _uops_in(arg: Any) -> list[UOp]:
     """The UOps inside an arg, in order; args are shallow (MAX_ARG_DEPTH), so recursion is safe."""
     if isinstance(arg, UOp):
         return [arg]
-    if isinstance(arg, Dim):
-        return [arg.expr]
+    cls = ARG_TYPES.get(type(arg).__name__)
+    if cls is type(arg):
+        arg = tuple([getattr(arg, f.name) for f in dataclasses.fields(cls)])
     return [u for v in arg for u in _uops_in(v)] if isinstance(arg, tuple) else []
 
 
@@ -167,8 +167,6 @@ def _data_to_dataclass(cls: type, data: dict[Any, Any], nodes: list[UOp], n: int
         raise FormatError(f"node {n} of the AST: {e}") from e
     if cls is Param and not _is_param(value):
         raise FormatError(f"node {n} of the AST: slot, size and bounds of {value!r} must be integers, slot and size not negative")
-    if cls is Dim and not (isinstance(value.expr, UOp) and value.expr.dtype == dtypes.index and value.expr.op is not Ops.CONST):
-        raise FormatError(f"node {n} of the AST: a Dim needs an expression of indices that is not a constant")
     return value
 
 

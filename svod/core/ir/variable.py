@@ -27,6 +27,7 @@ from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import DType, dtypes
 from svod.core.ir.launch import check_bounds, evaluate_extent
 from svod.core.ir.origin import inherit_origin
+from svod.core.ir.serialize import ARG_TYPES
 from svod.core.ir.uop import Ops, UOp
 from svod.errors import ArgumentError, LaunchError, ScheduleError, ShapeError
 
@@ -44,6 +45,10 @@ class Dim(_Integer):
     """An integer that depends on variables. `expr`: a canonical index expression that is not a constant."""
 
     expr: UOp
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expr, UOp) or self.expr.dtype != dtypes.index or self.expr.op is Ops.CONST:
+            raise TypeError("a Dim needs an expression of indices that is not a constant")
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -210,6 +215,9 @@ class BoundVariable(Dim):
 
 
 # -- ints and Dims alike ------------------------------------------------------------------------------
+ARG_TYPES["Dim"] = Dim
+
+
 def dim_of(expr: UOp) -> Any:
     """The int or Dim of an index expression."""
     return int(expr.arg) if expr.op is Ops.CONST else Dim(expr)

@@ -183,19 +183,19 @@ class _Printer:
         if any(c.nest.space is MemorySpace.SHARED for c in stages):
             self._line(depth, "barrier, once others have read what is shared")
         for node in stages:
-            if is_derived(node.nest.r.stage):
+            r = node.nest.r
+            if is_derived(r.stage):
                 self._copied(node, depth)
                 self._stages(node.before, depth + 1)
-                if node.body is None:
-                    self._line(depth + 1, f"{self._target(node.nest.r)} = {self._value(node.nest.r)}")
-                else:
-                    self._body(node.body, node.nest, depth + 1, None)
-                continue
-            region = ", ".join(map(str, node.nest.region))
-            memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(node.nest.space, "scratch")
-            where = " in a register" if node.nest.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
-            self._line(depth, f"stage {node.nest.r.stage.name}{where}:")
-            self._body(node.body, node.nest, depth + 1, None)
+            else:
+                region = ", ".join(map(str, node.nest.region))
+                memory = {MemorySpace.SHARED: "shared memory", MemorySpace.HELD: "registers"}.get(node.nest.space, "scratch")
+                where = " in a register" if node.nest.space is MemorySpace.REGISTER else f"[{region}] in {memory}"
+                self._line(depth, f"stage {r.stage.name}{where}:")
+            if node.body is None:
+                self._line(depth + 1, f"{self._target(r)} = {self._value(r)}")
+            else:
+                self._body(node.body, node.nest, depth + 1, None)
 
     def _copied(self, node: Compute, depth: int) -> None:
         """The line above the loops of a copy."""

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from svod import Variable
 from svod.core.graph import graph
+from svod.core.ir import symbolic as sy
 from svod.core.ir.dtype import dtypes
 from svod.core.ir.param import Param
 from svod.core.ir.serialize import ast_to_data
 from svod.core.ir.text import format_ast, parse_ast
 from svod.core.ir.uop import Ops, UOp
+from svod.core.ir.variable import dim_of
 from svod.errors import FormatError
 from tests.core.corpus import CORPUS, data
 
@@ -53,6 +55,8 @@ def test_graphs_with_variables_are_read_back() -> None:
     sink = graph.sink((data(200)[:2 * n] * 2).sum().uop)
     text = format_ast(sink)
     assert "Dim(expr=%" in text and parse_ast(text) is sink
+    alone = UOp(Ops.CUSTOM_FUNCTION, dtypes.float32, (), dim_of(sy.add(n.expr, sy.const(1))))
+    assert parse_ast(format_ast(alone)) is alone
     with pytest.raises(FormatError, match="a Dim needs an expression of indices that is not a constant"):
         parse_ast("%0 = CONST index [7]\n%1 = CUSTOM_FUNCTION float32 %0 [(Dim(expr=%0),)]")
 
