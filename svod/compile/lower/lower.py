@@ -14,7 +14,7 @@ Extents that an amount does not divide: an output axis moves its last tile back 
 the kernel does not read what it writes, else positions are guarded; a reduce axis runs its remainder as a second, shorter copy of the body.
 
 Extents that depend on variables: loops end where the variables say. Where an iteration covers several positions the body is there twice,
-for iterations that are wholly inside, and, for what those leave, in smaller steps (`Axes.tail_parts`): single rows, vectors under a
+for iterations that are wholly inside, and, for what those leave, in smaller steps (`svod.core.tree.tails`): single rows, vectors under a
 mask, half tiles of accumulators. A last tile of rows is moved back where there are rows enough for a whole one.
 
     UPCAST(o0, 64), n positions   →   LOOP i in 0…n-63 step 64: STORE y[i:i+64];   LOOP i in …n step 16: STORE y[i:i+16] if i+lane < n

@@ -6,9 +6,9 @@
           Loop o2
             Store
 
-On CPUs as many loops as give each core enough iterations; on grids all output loops up to one with stages inside. Where a mask leaves the
-last rows most to do, they run first. A row that is stored past the caches, and whose last vector is not aligned, has its last iteration
-apart.
+On CPUs a launch has as many loops as give each core enough iterations; on grids it has all output loops up to one with stages inside. Where
+a mask leaves the last rows the most work, the last iterations run first. Where an output is stored past the caches and its last vector is
+not aligned, the last iteration has a body of its own.
 """
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def launch(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
 
 
 def cores_of_phase(maker: TreeMaker, phase: Phase) -> int:
-    """The cores that share a phase; 1 on a grid. What runs at prepare takes all of the machine's; few sums are combined by one."""
+    """The cores that share a phase; 1 on a grid. A phase that runs at prepare takes all cores of the machine; one core combines the parts
+    of few sums."""
     if maker.state.target.has_groups:
         return 1
     if phase.kind is PhaseKind.COMBINE and prod([maker.kernel.axes[a].extent for a in maker.kernel.stages[phase.stage].outs]) < FEW_SUMS:
@@ -50,7 +51,8 @@ def _launched(maker: TreeMaker, phase: Phase, one: Launch) -> Launch:
 
 
 def launched_loops(maker: TreeMaker, frame: Frame, parts: int | None, cores: int) -> int:
-    """How many loops make the launch of a stage on so many cores. `parts`: of a cut reduction, which stand around them, or None."""
+    """How many loops make the launch of a stage on so many cores. `parts`: the number of parts of a cut reduction, each of which runs these
+    loops; None where nothing is cut."""
     on_grid, count, iterations = maker.state.target.has_groups, 0, parts or 1
     if parts is not None and not on_grid:
         return 0
@@ -76,7 +78,7 @@ def _inside(body: Body, count: int) -> Body:
 
 
 def _longest_first(maker: TreeMaker, frame: Frame) -> frozenset[int]:
-    """The local axes whose last rows a mask leaves most blocks: the last groups to end are short then."""
+    """The local axes along which a mask leaves the last rows the most blocks. These rows run first, so that the last groups are short."""
     if not maker.state.target.has_groups or not frame.r.stage.is_output:
         return frozenset()
     limits = masked_limits(maker.kernel)

@@ -1,7 +1,9 @@
 """Skips: iterations of reduce loops that add nothing are left out.
 
-    a convolution whose padding is 6 wide      Loop r1: of the taps, those that lie inside of the image
-    attention under a causal mask              Loop r0: of the blocks of keys, those up to the last row of the group
+    a convolution with wide padding     Loop r1 (5)     →     Loop r1 (5), window: the taps that lie inside of the image
+                                          Accumulate            Accumulate
+    attention under a causal mask       Loop r0 (8)     →     Loop r0 (8), limits: the blocks of keys up to the last row of the group
+                                          Accumulate            Accumulate
 
 The parts of a cut reduction are no axis of the kernel: none of them is left out.
 """

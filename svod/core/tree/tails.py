@@ -1,5 +1,10 @@
 """Tails: what becomes of positions that whole iterations leave.
 
+    Loop r0 by 4, of 70             Loop r0 by 4 (17)
+      Accumulate 4          →         Accumulate 4
+                                    Tail of 2
+                                      Accumulate 2
+
     reduce loop of 70 by 4          Loop r0 (17), Tail of 2: a shorter copy of the body                     peeled
     n positions by 64, n variable   Loop o0 while 64 are left, Tail by 16: vectors, the last under a mask   whole, then narrow
     rows of 99 floats, stored past  Tail of a vector up to the first aligned one, Loop o1, Tail by vectors  aligned
