@@ -65,7 +65,7 @@ def main() -> None:
             print(f"{what:20} {e}")
             continue
         rate = 2e-12 * products / seconds
-        print(f"{what:20} {1e6 * seconds:9.1f} µs {rate:6.0f} TFLOP/s, predicted {state.predicted():10.0f} cycles", state.chain, flush=True)
+        print(f"{what:20} {1e6 * seconds:9.1f} µs {rate:6.0f} TFLOP/s, predicted {state.cost().cycles:10.0f}", state.chain, flush=True)
 
 
 if __name__ == "__main__":

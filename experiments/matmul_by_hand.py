@@ -70,7 +70,7 @@ def main() -> None:
     print(f"\nby hand       {last.time()}   {last.chain}")
     heuristic = last.heuristic()
     print(f"the heuristic {heuristic.time()}   {heuristic.chain}")
-    print(f"predicted     {last.predicted():.4g} cycles by hand, {heuristic.predicted():.4g} the heuristic's "
+    print(f"predicted     {last.cost().cycles:.4g} cycles by hand, {heuristic.cost().cycles:.4g} the heuristic's "
           f"({backend_named(first.state.target.device).name})")
 
 

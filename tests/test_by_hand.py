@@ -51,7 +51,7 @@ def test_a_chain_step_by_step() -> None:
     k = naive.apply("UPCAST", "o0", 4).apply("UPCAST", "o1", 8)
     assert naive.chain == "" and k.chain == "UPCAST(o0, 4) UPCAST(o1, 8)" and k.opts[0] == Opt("UPCAST", "o0", 4)
     assert "tile o0 4 × o1 8 (vector)" in k.nest() and "tile" not in naive.nest()
-    assert 0 < k.predicted() < naive.predicted()
+    assert 0 < k.cost().cycles < naive.cost().cycles
     assert k.undo().chain == "UPCAST(o0, 4)" and k.undo(5).chain == "" == k.untouched().chain
     assert svod.kernel(product(), chain=k.chain).nest() == k.nest() == naive.apply(k.chain).nest()
     assert "o0 37 × o1 40 × r0 24" in repr(naive) and k.chain in repr(k)
@@ -65,7 +65,7 @@ def test_every_proposed_chain_is_read_back_and_right(shape: tuple[int, int, int]
     proposed = [k.heuristic(), *k.sketches()]
     for other in proposed:
         assert parse_chain(other.chain) == other.opts and k.apply(other.chain).nest() == other.nest()
-    assert [s.predicted() for s in proposed[1:]] == sorted(s.predicted() for s in proposed[1:])
+    assert [s.cost().cycles for s in proposed[1:]] == sorted(s.cost().cycles for s in proposed[1:])
     for other in proposed[:3]:
         plan = product(*shape).prepare(PrepareConfig(opts={k.key: other.chain}, db=":none:"))
         plan.execute()

@@ -23,6 +23,7 @@ from svod.compile.backend import backend_named, device_named
 from svod.compile.plan.kernel_form import KernelForm
 from svod.compile.resources import PhaseResources
 from svod.config import BeamConfig, BenchConfig, data_dir
+from svod.core.cost.cost import Cost
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.template import made_by
 from svod.core.ir.serialize import ast_to_data
@@ -154,9 +155,9 @@ class HandKernel:
         """The template that made the chain and its amounts, "CONTRACTION: lanes 32, rows 12"; "" for a chain by hand or of a search."""
         return made_by(self.state)
 
-    def predicted(self) -> float:
-        """Cycles of one core that the cost model predicts for one run."""
-        return float(backend_named(self.state.target.device).cost(self.state).cycles)
+    def cost(self) -> Cost:
+        """The predicted cost of one run: printed, the cycles of each stage (of each phase on a GPU) and of each resource."""
+        return backend_named(self.state.target.device).cost(self.state)
 
     # -- other chains -------------------------------------------------------------------------------
     def apply(self, op: str, axis: str | None = None, arg: Any = None) -> HandKernel:

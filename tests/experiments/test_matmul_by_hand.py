@@ -19,4 +19,4 @@ def test_each_step_is_right(size: int) -> None:
     if size == 64:
         said = [why for why, _ in walked]
         assert sum(why.startswith("left out") for why in said) <= (walked[0][1].state.target.threads == 1)
-        assert walked[-1][1].predicted() < 0.2 * walked[0][1].predicted()
+        assert walked[-1][1].cost().cycles < 0.2 * walked[0][1].cost().cycles

@@ -67,7 +67,6 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
     """Every lock that `realize` and a lookup take is held by another thread at the fork."""
     import svod.compile.cpu.runtime as runtime
     import svod.compile.plan.compiler as compiler_module
-    import svod.core.schedule.schedule as schedule
     import svod.prepare as prepare
     from svod.tensor.operations import random
 
@@ -79,11 +78,12 @@ def test_the_locks_of_the_pipeline_are_free_in_the_child(tmp_path: Path) -> None
     db = TuningDB.open(tmp_path / "tune.db")
     held, done = threading.Event(), threading.Event()
 
+    locks: list[Any] = [runtime._load_lock, compiler_module._compilers_lock, prepare._lock, random._stream._lock,
+                        db.storage.lock, db.claims.heartbeat.lock]
+    for compiler in compiler_module._compilers.values():
+        locks += [compiler._lock, *compiler._flights]
+
     def hold() -> None:
-        locks: list[Any] = [runtime._load_lock, schedule._ASTS_LOCK, compiler_module._compilers_lock, prepare._lock, random._stream._lock,
-                            db.storage.lock, db.claims.heartbeat.lock]
-        for compiler in compiler_module._compilers.values():
-            locks += [compiler._lock, *compiler._flights]
         for lock in locks:
             lock.acquire()
         held.set()

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from svod.core.cost.caches import ANYWHERE, LINE, PAGE, Traffic, caches_of, traffic
-from svod.core.cost.cost import Cost, total
+from svod.core.cost.cost import Cost, CostPart, total
 from svod.core.cost.op_count import count_operations
 from svod.core.cost.work import Access, StageWork, Tile, block_ends, has_constant_lanes, is_aligned, kind_of
 from svod.core.kernel.contraction import skipping_window
@@ -57,6 +57,8 @@ class Cpu:
 
 
 CPU = Cpu()
+#: Terms of the cost of a stage: instructions, lines into each cache and from memory, translations of addresses, start of other cores.
+TERMS = ("instructions", "first cache", "second cache", "memory", "page tables", "launch")
 
 
 @Derived
@@ -77,9 +79,13 @@ def cost_of(state: Scheduler) -> Cost:
         data = memory.of_stage(work, non_temporal)
         slowest = max(issue.cycles, *data.cycles)
         cycles = slowest + (cpu.unhidden_share * (issue.cycles + sum(data.cycles) - slowest) + cpu.unhidden_translations * data.translated)
-        cycles = cycles / _speedup(state, stage, is_phase, threads) + (cpu.launch_cycles if is_phase and threads > 1 else 0.0)
+        speedup, launch = _speedup(state, stage, is_phase, threads), cpu.launch_cycles if is_phase and threads > 1 else 0.0
+        cycles = cycles / speedup + launch
+        terms = (*[c / speedup for c in (issue.cycles, *data.cycles)], launch)
+        part = CostPart(stage.r.stage.name, cycles, tuple(zip(TERMS, terms, strict=True)))
         is_once = is_computed_once(state, nest.placement, s)
-        costs.append(Cost(0.0 if is_once else cycles, int(issue.accumulators), scratch, issue.flops, data.moved))
+        costs.append(Cost(0.0 if is_once else cycles, int(issue.accumulators), scratch, issue.flops, data.moved,
+                          () if is_once else (part,)))
     return total(costs)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from svod.core.cost.cost import Cost, total
+from svod.core.cost.cost import Cost, CostPart, total
 from svod.core.cost.footprint import bank_turns, lane_granules, line_turns, shared_granules, touched_bytes, turns_of, waves_of
 from svod.core.cost.groups.device import LINE, SECTOR, Device, device_of, resident_groups
 from svod.core.cost.groups.once import OnceInPhase
@@ -38,6 +38,9 @@ from svod.core.kernel.scheduler import UNROLL, UPCAST, Derived, Scheduler
 from svod.core.machine.levels import MemorySpace
 from svod.errors import KernelOptError
 
+#: Terms of the cost of a phase.
+TERMS = ("instructions", "first cache", "second cache", "memory", "latency", "copies ahead", "first and last blocks", "start of groups",
+         "launch")
 _EXCHANGE_BARRIERS = 2  # of one exchange of partial results
 _COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
 
@@ -100,8 +103,10 @@ class PhasePricer:
         phases = [phase]
         if split is not None and self.state.kernel.axes[split.axis].stage == self.root:
             phases.append(combining_phase(self.state, self.nest.stages[self.root].r, split.parts))
-        return Cost(sum([phase_cycles(self.device, p) for p in phases]), phase.accumulators, phase.scratch, phase.flops,
-                    sum([p.memory for p in phases]))
+        name = self.nest.stages[self.root].r.stage.name
+        parts = [phase_cost(self.device, p, n) for p, n in zip(phases, (name, f"{name}, combined"), strict=False)]
+        return Cost(sum([p.cycles for p in parts]), phase.accumulators, phase.scratch, phase.flops, sum([p.memory for p in phases]),
+                    tuple(parts))
 
     # -- phases -----------------------------------------------------------------------------------------
     def phase(self) -> Phase:
@@ -306,8 +311,8 @@ def _ends(device: Device, phase: Phase, block: float) -> float:
     return (block if phase.blocks else phase.latency) + device.far_cycles + phase.last / device.second_bytes
 
 
-def phase_cycles(device: Device, phase: Phase) -> float:
-    """Cycles of the device for a phase."""
+def phase_cost(device: Device, phase: Phase, name: str) -> CostPart:
+    """Cycles of the device for a phase, and those that each of its resources takes alone."""
     resident = resident_groups(device, phase.threads, phase.registers, phase.shared)
     busy = min(phase.groups, device.units)
     per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
@@ -329,7 +334,13 @@ def phase_cycles(device: Device, phase: Phase) -> float:
     parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
     begun = 0.0 if device.is_software else phase.groups * device.begin_cycles        # meanwhile groups before it do all of that
-    return device.launch_cycles + max(begun, ends + max(longest, copied) + device.unhidden_share * (sum(parts) - longest))
+    cycles = device.launch_cycles + max(begun, ends + max(longest, copied) + device.unhidden_share * (sum(parts) - longest))
+    return CostPart(name, cycles, tuple(zip(TERMS, (*parts, copied, ends, begun, device.launch_cycles), strict=True)))
+
+
+def phase_cycles(device: Device, phase: Phase) -> float:
+    """Cycles of the device for a phase."""
+    return phase_cost(device, phase, "").cycles
 
 
 class StageCounter:
