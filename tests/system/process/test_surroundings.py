@@ -183,7 +183,7 @@ def pack(path: Path) -> None:
     """svod as a zip file."""
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted((ROOT / "svod").rglob("*")):
-            if file.suffix in (".py", ".ll"):
+            if file.suffix in (".py", ".ll", ".json"):
                 archive.write(file, file.relative_to(ROOT))
 
 
