@@ -182,10 +182,10 @@ def test_a_module_is_whole_before_a_thread_uses_it(tmp_path: Path, monkeypatch: 
     (tmp_path / "svod_slow.py").write_text("import threading\nwait = threading.Event()\nwait.wait(60)\nwhole = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(realize.import_module, "svod_slow")
+        first = pool.submit(realize.import_module, "svod_slow")  # type: ignore[attr-defined]
         while not hasattr(sys.modules.get("svod_slow"), "wait"):
             time.sleep(0.001)
-        second = pool.submit(lambda: realize.import_module("svod_slow").whole)
+        second = pool.submit(lambda: realize.import_module("svod_slow").whole)  # type: ignore[attr-defined]
         time.sleep(0.01)
         sys.modules["svod_slow"].wait.set()
         assert first.result().whole and second.result()

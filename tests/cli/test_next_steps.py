@@ -122,7 +122,7 @@ def test_what_svod_tune_recommends_is_so(gained: str, remark: str, says: str, sh
 
 @pytest.mark.slow
 def test_what_a_dry_run_recommends_is_so(shell: Shell) -> None:
-    dry = "svod-tune model.py --db t.db --workers inline --beam 1 --budget 20 --dry-run"
+    dry = "svod-tune model.py --db t.db --workers inline --beam 1 --budget 200 --dry-run"
     [command] = re.findall(r"^next: (.*)$", shell(dry), re.M)
     assert "1 kernel to search" in shell(command) and len(shell.searches) == 1
     while (steps := recommended(shell(dry.replace("--beam 1", f"--beam {shell.searches[-1].config['width']}")))):
