@@ -1,1 +1,1 @@
-"""Which opts: the search of a model, composed."""
+"""The tuner: searches opts for the kernels of a model, and chooses a chain of opts for each."""

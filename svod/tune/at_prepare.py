@@ -62,7 +62,7 @@ class _Clock:
     """Seconds of wall time that this process has spent on one kind of work, the start of its workers included."""
 
     spent: float = 0.0
-    before: float = 0.0         # those that count for no budget any more
+    before: float = 0.0         # seconds of `spent` that are no longer charged to the budget
     told: bool = False          # whether it was said that the budget is used up
 
     def left(self, budget: float) -> float:
@@ -291,7 +291,7 @@ class _Work:
         tasks = []
         for key, k in self.kernels.items():
             variables, proposed = self.unbound.variables_of(key), self.given.get(key, Proposed((), ""))
-            share = counts[key] * float(count_operations(k.ast).flops) if self.given else 0.0      # what counts most comes first
+            share = counts[key] * float(count_operations(k.ast).flops) if self.given else 0.0      # operations of all calls
             tasks.append(KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))), share=share,
                                     sizes=merged_sizes(k, variables), variables=variable_names(k, variables), given=proposed.states,
                                     strategy=proposed.strategy))

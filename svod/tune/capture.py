@@ -126,7 +126,7 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class RunsLine:
-    """How often the plan with the digest `runs` was run so far."""
+    """A line that counts the runs so far (`count`) of the plan with the digest `runs`."""
 
     runs: str
     count: Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -163,7 +163,7 @@ def request_stop(directory: str | os.PathLike[str]) -> None:
 
 
 class _Runs:
-    """How often this process has run the plans of one digest. The counts of plans that no longer exist are kept."""
+    """Counts the runs, in this process, of all plans with one digest. Runs of plans that no longer exist stay counted."""
 
     def __init__(self) -> None:
         self.finished = 0
@@ -519,7 +519,7 @@ def _checked(line: dict[str, Any], kind: Any) -> Any:
 
 @dataclass
 class News:
-    """What has appeared in a capture: keys of kernels, and for each plan the seconds that one run spends in each timed kernel, by key."""
+    """New lines of a capture: keys of kernels, and for each plan the seconds that one run spends in each timed kernel, by kernel key."""
 
     kernels: list[str] = field(default_factory=list)
     plans: list[dict[str, float]] = field(default_factory=list)
@@ -537,7 +537,7 @@ class CaptureWatch:
         self.seen: set[str] = set()
 
     def poll(self) -> News:
-        """What is new since the last call."""
+        """Read the lines that were added since the last call, and return the kernels and plans in them."""
         new = News()
         for file in sorted(self.directory.glob("*.jsonl")):
             with file.open("rb") as f:

@@ -125,7 +125,7 @@ def objection(winner: Winner, kernel: Kernel, resolved: Resolved) -> str | None:
 
 
 def fault(winner: Winner, kernel: Kernel, compiler: Compiler) -> str | None:
-    """What is wrong with a chain of the database, wherever it was measured; None: nothing that is known."""
+    """Why a chain of the database cannot be used, wherever it was measured; None: no fault of it is known."""
     if winner.slower_here:
         return "the chain of others is slower than the heuristic here"
     try:

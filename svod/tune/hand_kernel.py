@@ -248,7 +248,8 @@ class HandKernel:
         return self._timing(found.seconds, measurer)
 
     def _built(self, *kernels: HandKernel) -> tuple[WorkerMeasurer, list[Candidate]]:
-        """What measures the kernel, and a candidate for each chain, compiled with passes. Raises DeviceError where nothing runs."""
+        """A measurer of the kernel, and a candidate for each of `kernels`, compiled with passes. Raises DeviceError where no kernel can
+        run."""
         backend_named(self.state.target.device).check_runs()
         measurer = WorkerMeasurer(self.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
         candidates = [Candidate(k.state, k.opts, Origin.ACTION) for k in kernels]
@@ -313,7 +314,7 @@ class HandKernel:
         return self._form.sass()
 
     def resources(self) -> tuple[PhaseResources, ...]:
-        """What each phase needs of a device with groups of threads, and how much of a unit it fills: threads, shared memory, and registers,
+        """The resources of each phase on a device with groups of threads, and its share of a unit: threads, shared memory, and registers,
         spills and occupancy where the compiler says them; () for other devices."""
         return self._form.resources()
 

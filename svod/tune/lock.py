@@ -90,7 +90,7 @@ def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locke
 
 @lru_cache(maxsize=8)
 def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Locked]:
-    """What `locked_lines` gives, for a file that was `changed` then. Raises OSError."""
+    """Parse a lock file; cached by path, modification time (`changed`, ns) and size. Raises OSError."""
     if size > MOST_BYTES:
         config.log_once(log, logging.WARNING, f"the lock file {path} has {size >> 20} MiB and is not used; {MOST_BYTES >> 20} are read")
         return {}

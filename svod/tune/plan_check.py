@@ -218,7 +218,7 @@ def time_inside(base: ExecutionPlan, best: ExecutionPlan, unbound: UnboundPlan, 
 
 
 def in_plan(unbound: UnboundPlan, key: str, alone: Gain | None, passes: Sequence[Gain], touched: int, target: Target) -> InPlan:
-    """What the passes say about one kernel, and how it differs from what was promised."""
+    """Compare one kernel's gain inside the plan, timed in passes, with the gain that it had alone."""
     calls = unbound.counts[key]
     low, high = median_interval([g.seconds for g in passes]) or (float("-inf"), float("inf"))
     inside = Gain(statistics.median(g.heuristic for g in passes), statistics.median(g.tuned for g in passes))

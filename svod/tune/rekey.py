@@ -19,8 +19,8 @@ from svod.tune.db.records import Record, changed
 
 
 class Rekeyed(NamedTuple):
-    """How many kernels have another key today, how many records were added for them, and the kernels that no key can be made for, with the
-    reason."""
+    """The numbers of kernels whose key has changed and of records added for them, and the kernels for which no key can be computed, each
+    with the reason."""
 
     kernels: int
     records: int

@@ -35,8 +35,8 @@ _FURTHEST = ("failed", "timeout", "slow", "screened", "raced", "confirmed", "wro
 
 
 def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | None = None) -> Tuning | None:
-    """What `db` knows about `target` (a key; None: the one that was searched or measured last); None where it knows nothing about it.
-    `ceilings`: of that machine; None: as they are cached, where that machine is this one."""
+    """Read the results for `target` (a key; None: the target that was searched or measured last) from `db`; None where it has none.
+    `ceilings`: the ceilings of the target's machine; None: the cached ones, if there are any."""
     measurements = [m for m, _ in db.select(Measurement)]
     searches = [s for s, _ in db.select(Search)]
     last: dict[str, float] = {}
@@ -57,7 +57,7 @@ def read_tuning(db: TuningDB, target: str | None = None, ceilings: Ceilings | No
 
 
 def _facts_of(db: TuningDB, target: str) -> dict[str, str]:
-    """What machines said of themselves that had this key."""
+    """The facts that the machines with this target key have recorded about themselves."""
     facts: dict[str, str] = {}
     for t, _ in db.select(TargetFacts):
         if t.target == target:

@@ -98,7 +98,7 @@ class KernelTask:
 
 @dataclass
 class SessionResult:
-    """What a session found. `pending`: keys of kernels another process searches; `unbegun`: of those whose turn did not come."""
+    """The results of a session. `pending`: keys of kernels that another process searches. `unbegun`: keys of kernels that got no round."""
 
     findings: dict[str, Finding] = field(default_factory=dict)
     pending: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class SessionResult:
 
     @property
     def failure(self) -> str:
-        """How the heuristic's chain failed, where every candidate of every kernel did; "" where anything could be measured."""
+        """The failure of the heuristic's chain, if every candidate of every kernel failed; "" if any could be measured."""
         failures = [f.failure for f in self.findings.values()]
         return failures[0] if failures and all(failures) else ""
 
@@ -175,8 +175,8 @@ class TuneSession:
         self._searches: dict[str, str] = {}     # kernel key → id in the database
         self._machines: dict[str, Mapping[str, Any]] = {}      # kernel key → facts about the machine that times it, of the latest round
         self._confirming = False
-        self._made: list[KernelSearch] = []     # searches that have begun
-        self._about: Mapping[str, str] = {}     # what was told last of the machines with the target
+        self._made: list[KernelSearch] = []     # kernel searches that have begun
+        self._about: Mapping[str, str] = {}     # facts about the target's machines that were last recorded
         self._tasks_by_key = {t.key: t for t in self.tasks}
 
     def _worker_measurer(self, kernel: Kernel, shrink: bool) -> Measurer:
@@ -260,7 +260,7 @@ class TuneSession:
                 self._finish(search, searches)
         self._record_unbegun(searches, waiting, BUDGET_SPENT)
         ending = [s for s in searches if isinstance(s, KernelSearch) and s.key not in self.result.findings]
-        for s in sorted(ending, key=lambda s: -s.calls * s.lead.seconds):      # where time is short, what gains most is confirmed
+        for s in sorted(ending, key=lambda s: -s.calls * s.lead.seconds):      # largest total time first, in case time runs out
             self._finish(s, searches)
 
     def _record_unbegun(self, searches: list[KernelSearch | _Planned], waiting: dict[str, KernelTask], why: str) -> None:
@@ -376,7 +376,7 @@ class TuneSession:
 
     @cached_property
     def _evidence(self) -> list[Evidence]:
-        """What the database teaches a learned cost model, read once."""
+        """The training samples that the database has for a learned cost model, read once."""
         learns = self.config.cost_model == "learned" and not self.config.ignore_cache
         return evidence_from(self.db, self.target, self.backend) if learns else []
 

@@ -56,7 +56,7 @@ def _in_words(k: InPlan) -> str:
 
 
 def _measurement(k: InPlan, found: BothWays, digest: str, compiler: Compiler) -> Measurement:
-    """What the plan says about a kernel's tuned chain."""
+    """The record of a kernel's tuned chain as it was timed inside the plan."""
     tuned, heuristic = found.tuned[k.kernel], found.heuristic[k.kernel]
     return Measurement(kernel=k.kernel, target=compiler.target.key, chain=tuple(tuple(o.to_json()) for o in tuned.chain),
                        linear=tuned.linear, status="ok", codegen=compiler.pair.revision, compiler=compiler.pair.key,

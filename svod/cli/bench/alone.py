@@ -59,7 +59,7 @@ def _serve(pipe: Connection[Any, Any], prepared: PreparedPeer) -> None:
             else:
                 answer = contestant.sample(repeats, rest[0], time.perf_counter)
             pipe.send(("done", answer))
-        except Exception as e:      # as above
+        except Exception as e:      # any failure of a contestant is reported through the pipe
             pipe.send(("failed", f"{type(e).__name__}: {' '.join(str(e).split()):.200}"))
 
 

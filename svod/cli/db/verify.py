@@ -92,7 +92,7 @@ def _kernels(keys: list[str], described: dict[str, KernelRecord]) -> Iterator[tu
 
 
 def _resolved(target: Target, db: TuningDB) -> Resolved:
-    """What a check of chains for a target needs, whatever the environment says of searches, captures and the chains of others."""
+    """The resolved configuration for checking chains on a target. Environment variables for searches, captures and imports are ignored."""
     return Resolved.of(config.PrepareConfig.from_env(beam=None, capture=None, imported="check"), target, db)
 
 

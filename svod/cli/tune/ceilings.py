@@ -24,7 +24,7 @@ class MachineCeilings:
         self._known: Ceilings | None = None
 
     def of(self, target: Target, *, refresh: bool = False) -> Ceilings | None:
-        """Those of a target of this machine; None where they cannot be measured."""
+        """The ceilings of this machine for a target; None where they cannot be measured."""
         if (refresh or not self._were_measured) and self._clock.left_for_measuring > 0.0:
             self._were_measured = True
             try:
@@ -34,7 +34,7 @@ class MachineCeilings:
         return self._known
 
     def over(self, outcomes: Sequence[KernelReport], target: Target) -> Ceilings | None:
-        """Those that kernels are held against. Where the machine was busy, or a kernel exceeds quick ones, they are measured again."""
+        """The ceilings with which kernels are compared. They are measured again if the machine was busy, or a kernel exceeds quick ones."""
         ceilings = self.of(target)
         shares = [rate_of(o.row, o.tuned, target, ceilings).share for o in outcomes if o.tuned]
         exceeded = max((s for s in shares if s is not None), default=0.0) > ABOVE_CEILING

@@ -32,14 +32,14 @@ PIPE_WIDTH = 110            # columns of a table that does not go to a terminal
 
 
 class Output:
-    """Where a command prints its report and writes its JSON."""
+    """The destinations of a command's report and of its JSON."""
 
     def __init__(self, options: TuneOptions) -> None:
         self._options = options
 
     @property
     def stream(self) -> TextIO:
-        """Where the report goes: stdout, or stderr where the program or the JSON has stdout."""
+        """The stream of the report: stdout, or stderr where the program or the JSON uses stdout."""
         return sys.stderr if self._options.program or self._options.json_path == "-" else sys.stdout
 
     @property
@@ -71,7 +71,7 @@ class Output:
 
 
 class Kept:
-    """Where the results of a command are: in its database, or in `saved`, the file with what the database could not take."""
+    """The place of a command's results: its database, or `saved`, a file with the records that could not be stored."""
 
     def __init__(self, setting: Setting) -> None:
         self.saved: Path | None = None
@@ -99,7 +99,7 @@ class Kept:
         return result is not None and self._has_database and self.db.path is None
 
     def after_early_end(self, result: SessionResult | None) -> str:
-        """What an early end leaves behind, in words."""
+        """Save the results after an early end, and say in words where they are."""
         self.save(result)
         if self.saved is not None:
             return f"what was found is kept in {self.saved}, as the database could not be written: {self.db.problem}"
@@ -109,7 +109,7 @@ class Kept:
         return f"{count(rows, 'measurement')} kept in {self.db.path}" if rows else f"nothing was added to {self.db.path}"
 
     def lines(self, result: SessionResult | None) -> list[str]:
-        """Where the results are, in words."""
+        """The lines of the report that say where the results are."""
         if result is None:
             return []
         if self.db.path is not None:
@@ -152,7 +152,7 @@ def end_dry_run(setting: Setting, works: Sequence[TargetWork], ceilings: Machine
 
 @dataclass(frozen=True)
 class Report:
-    """What a command has found, for people and as JSON. `workers`: those that searched, in words."""
+    """The results of a command, for people and as JSON. `workers`: a description of the workers that searched."""
 
     setting: Setting
     captured: Captured

@@ -130,7 +130,7 @@ class _TuneRun:
         self.setting.db.close()
 
     def kept_words(self) -> str:
-        """What an early end leaves behind."""
+        """Save the results after an early end, and say in words where they are."""
         return self._kept.after_early_end(self.searches.result)
 
     def run(self) -> int:

@@ -30,7 +30,7 @@ class Searches:
     def __init__(self, setting: Setting, works: Sequence[TargetWork], workers: Workers, ceilings: MachineCeilings) -> None:
         self.has_failed = False
         self._setting, self._works, self._workers, self._ceilings = setting, works, workers, ceilings
-        self._checks: list[SessionResult] = []       # of chains that others found
+        self._checks: list[SessionResult] = []       # results of checking other people's chains
 
     @property
     def result(self) -> SessionResult | None:

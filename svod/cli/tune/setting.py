@@ -20,10 +20,10 @@ from svod.tune.unfinished import left_to_search
 
 # beside EXIT_USAGE and EXIT_INTERRUPTED; docs/tuning.md gives their meanings
 EXIT_OK, EXIT_FAILED, EXIT_SCRIPT, EXIT_NOT_STORED, EXIT_NO_KERNEL, EXIT_DAMAGED = 0, 1, 3, 4, 5, 6
-GRACE_SECONDS = 15.0        # beyond the budget, within which the command ends
-LATE_SECONDS = 10.0         # beyond the budget, after which nothing more is measured
-START_SECONDS = 5.0         # beyond the budget, by which workers have to be up
-CLOSE_SECONDS = 2.0         # to write what was found
+GRACE_SECONDS = 15.0        # seconds beyond the budget within which the command has to end
+LATE_SECONDS = 10.0         # seconds beyond the budget after which nothing more is measured
+START_SECONDS = 5.0         # seconds beyond the budget by which workers have to be up
+CLOSE_SECONDS = 2.0         # seconds kept for writing the results
 CHECK_PART = 0.15           # the largest share of the budget for a plan check
 CHECK_LEAST = 0.5           # the shortest plan check in seconds, however small the budget
 
@@ -119,7 +119,7 @@ class TargetWork:
 
     @property
     def failure(self) -> str:
-        """How all candidates failed, where none of any kernel could be measured."""
+        """The failure of the heuristic's chain, if no candidate of any kernel could be measured; "" otherwise."""
         return self.result.failure if self.result is not None else ""
 
     @property

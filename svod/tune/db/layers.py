@@ -49,8 +49,8 @@ Deciding = tuple[list[tuple[Measurement, int]], list[Verdict]]  # measurements w
 
 
 class DatabasePaths(NamedTuple):
-    """What a spec means: the file to write (None: memory only), whether with WAL, the team's files, the files that ship with svod, and what
-    is wrong."""
+    """The files that a spec names: the file to write (None: memory only), whether it uses WAL, the team's files, the files that ship with
+    svod, and the problem with the spec (None: there is none)."""
 
     write: Path | None
     wal: bool
@@ -69,7 +69,7 @@ def shipped_files() -> tuple[Path, ...]:
 
 
 def resolve(spec: str | None) -> DatabasePaths:
-    """What a spec, the value of SVOD_TUNE_DB, means on this machine. Opens and creates nothing."""
+    """Find the files that a spec, the value of SVOD_TUNE_DB, names on this machine. Opens and creates nothing."""
     if spec is not None and spec.strip() == config.NONE:
         return DatabasePaths(None, False, ())
     if spec is None or not spec.strip(os.pathsep + " "):
@@ -134,7 +134,7 @@ class Layer(Protocol):
         ...
 
     def tally(self, record: type[Record], columns: Sequence[str]) -> Counter[tuple[Any, ...]]:
-        """How many records of one kind have which values in these columns, which are texts."""
+        """Count the records of one kind by their values in these columns, which hold text."""
         ...
 
     def has(self, record: Record) -> bool:
@@ -231,7 +231,7 @@ class JsonlLayer:
 
     def __init__(self, path: Path, rank: int, report: list[Skipped]) -> None:
         self.path, self.name, self.rank, self.report = path, str(path), rank, report
-        self._lines: dict[str | None, dict[str, list[tuple[int, str]]]] = {}        # by target, then by kernel; "": lines that name none
+        self._lines: dict[str | None, dict[str, list[tuple[int, str]]]] = {}        # by target, then by kernel ("": without one)
         self._parsed: dict[int, Record | None] = {}
         self._families: dict[str, list[str]] | None = None      # kernels by structure
 

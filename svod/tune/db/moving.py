@@ -32,7 +32,7 @@ MERGED_AT_ONCE = 10_000         # records of a merge that are in memory at once
 SOUGHT_AT_ONCE = 500            # ids that are looked for at once
 
 Incoming = tuple[Record, tuple[Any, ...]]       # a record of others, and its row for INSERT
-Known = Callable[[type[Record], Sequence[Any]], set[Any]]   # those of these ids of a kind that are here, and no farther than the team's
+Known = Callable[[type[Record], Sequence[Any]], set[Any]]   # (kind, ids) → the ids that the user's or the team's layer has
 
 
 class Merged(NamedTuple):
@@ -44,7 +44,7 @@ class Merged(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """How many rows `gc` removed."""
+    """The numbers of rows that `gc` removed."""
 
     measurements: int
     claims: int
@@ -135,7 +135,7 @@ def _take_in(db: TuningDB, read: Callable[[list[Skipped], Known], Iterator[Incom
             rows = ((type(r), row) for r, row in filter(None, chunk) if not (pruned and is_pruned(r)))
             added += insert_rows(conn, rows)
         return Merged(added, count - added, skipped)
-    next(read([], lambda kind, ids: set()), None)       # what cannot be read is refused before anything is made
+    next(read([], lambda kind, ids: set()), None)       # raises for an unreadable source before the database is created
     return db.storage.write(add, must=True)
 
 
@@ -169,7 +169,7 @@ def export_unstored(db: TuningDB, path: Path) -> int:
 
 
 def _known(conn: sqlite3.Connection, kind: type[Record], ids: Sequence[Any]) -> set[Any]:
-    """Those of these ids that the database has, of its own or of the team."""
+    """The subset of `ids` that the database has in the user's or the team's layer."""
     found = conn.execute(f"SELECT id FROM {kind.table} WHERE layer <= ? AND id IN ({', '.join('?' * len(ids))})", (TEAM, *ids))
     return {id for id, in found}
 
@@ -177,7 +177,7 @@ def _known(conn: sqlite3.Connection, kind: type[Record], ids: Sequence[Any]) -> 
 def _checked_rows(conn: sqlite3.Connection, path: Path, record: type[R], skipped: list[Skipped], known: Known) -> Iterator[Incoming | None]:
     """The records in a table of a stranger's database, whose ids are checked; None for a row whose id is `known`, as it adds nothing."""
     cursor = conn.execute(f"SELECT id, * FROM {record.table}")
-    cursor.row_factory = None       # of tuples dictionaries are made faster than of rows
+    cursor.row_factory = None       # plain tuples, which become dictionaries faster than sqlite3.Row
     names = [name for name, *_ in cursor.description][1:]
     rest = ROW_COLUMNS[record][1:]
 

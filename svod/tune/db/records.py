@@ -73,7 +73,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Number = Annotated[float, Meta(ge=0, le=float_info.max)]
 Positive = Annotated[float, Meta(gt=0, le=float_info.max)]
 Facts = Mapping[str, Any]
-#: What became of a candidate: measured; wrong numbers; over a deadline; killed by a signal; an exception; timing stopped because it was far
+#: The outcome of a candidate: measured; wrong numbers; over a deadline; killed by a signal; an exception; timing stopped because it was far
 #: behind; its worker was lost too often.
 RecordedStatus = Literal["ok", "wrong", "timeout", "crash", "error", "slow", "lost"]
 #: How a candidate was timed: alone (screen), against its round (race), against the heuristic at full size (confirm).
@@ -89,7 +89,7 @@ ChainData = Annotated[tuple[Annotated[tuple[_Operand | tuple[_Operand, ...], ...
 
 R = TypeVar("R", bound="Record")
 
-#: By kind the fields of format 1, which have columns of their own in the database. A field that came later is in the column `extra`.
+#: Kind of record → its fields in format 1. Each has a column of its own in the database; later fields share the column `extra`.
 COLUMNS: dict[str, tuple[str, ...]] = {kind: tuple(names.split()) for kind, names in {
     "target": "target facts",
     "kernel": "kernel name ast ast_version structure flops bytes",
@@ -126,7 +126,7 @@ class Record:
     kind: ClassVar[str]
     table: ClassVar[str]
     json_fields: ClassVar[frozenset[str]] = frozenset()
-    types: ClassVar[dict[str, Any]]         # of the fields, in order
+    types: ClassVar[dict[str, Any]]         # type of each field, in order
     switches: ClassVar[frozenset[str]]      # the fields that are true or false, 0 or 1 in a row
     shape: ClassVar[type[Struct]]           # the same as a structure, by which all fields are checked at once
 
@@ -235,7 +235,7 @@ Sizes = Annotated[tuple[SizeTime, ...], Meta(max_length=100)]
 
 @dataclass(frozen=True)
 class Measurement(Record):
-    """What one candidate did in one search.
+    """The measurement of one candidate in one search.
 
     Times are seconds of one run at full size. `ratio` is candidate ÷ baseline, paired within the same run (below 1: faster), with its
     95 % interval `ratio_low … ratio_high`. `baseline` is the heuristic's time in that run, `baseline_linear` its LINEAR digest. The
@@ -326,7 +326,7 @@ class Verdict(Record):
 
 @dataclass(frozen=True)
 class KernelRecord(Record):
-    """What a kernel computes. `ast` is the kernel AST as JSON data, `structure` the key without extents (of its family), `flops` and
+    """The description of a kernel. `ast` is the kernel AST as JSON data, `structure` the key without extents (of its family), `flops` and
     `bytes` the work and least traffic of one run. Of several descriptions of one kernel the one with the greatest `ast_version` is
     shown."""
 

@@ -45,7 +45,7 @@ class Remote(NamedTuple):
 
     @property
     def copy(self) -> Path:
-        """Where its copy is, or will be."""
+        """The path of the local copy, which need not exist yet."""
         return config.data_dir() / "layers" / f"{hashlib.blake2b(self.url.encode(), digest_size=12).hexdigest()}.jsonl"
 
     @property
@@ -122,7 +122,7 @@ class _Bounded:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """What is known about a copy: its ETag, and when the server is asked again."""
+    """Read the state of a local copy: its ETag, and the time at which the server is asked again."""
     try:
         state = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         return state if isinstance(state, dict) and isinstance(state.get("ask_after", 0.0), (int, float)) else {}

@@ -84,7 +84,7 @@ def add_version_3(db: Database) -> None:
 
 
 def add_version_4(db: Database) -> None:
-    """What measurements are counted by stands in one index, so that no table is read for a count."""
+    """Index all columns by which measurements are counted, so that a count reads the index alone and no table."""
     db.execute("DROP INDEX IF EXISTS measurements_kernel_target")
     db.table("measurements").create_index(("kernel", "target", "status"), "measurements_counted")
 
@@ -156,7 +156,7 @@ INSERT: dict[type[Record], str] = {r: insert_statement(r) for r in RECORDS}
 
 
 def insert_values(record: Record, layer: int) -> tuple[Any, ...]:
-    """What INSERT takes for a record."""
+    """The values that the INSERT statement takes for a record, in the order of its columns."""
     row = record.to_row()
     return (*(row[c] for c in ROW_COLUMNS[type(record)]), layer)
 

@@ -171,7 +171,7 @@ class Storage:
                                                   f"the first: {s.reason} ({s.where})")
 
     def _sink(self) -> layers.SqliteLayer:
-        """Where records go now: the file, which is created if need be, else memory."""
+        """The layer that records are written to now: the file, which is created if need be; memory if it cannot be written."""
         self.after_fork()
         if self._unwritable is None and self.own is None:
             assert self.plan.write is not None, "a plan without a file is unwritable"

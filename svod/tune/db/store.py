@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Record)
 
 TRIED = 2                   # searches that a candidate has to fail in before it is not tried again
-#: Of several measurements of one LINEAR, the one with the lowest number says most about it.
+#: (status, step) of a measurement → rank; among measurements of one LINEAR digest the lowest rank is the most informative.
 _TELLING = {("wrong", ""): 0, ("ok", "confirm"): 1, ("ok", "race"): 2, ("ok", "screen"): 3, ("slow", ""): 4, ("crash", ""): 5,
             ("timeout", ""): 6, ("error", ""): 7}
 
@@ -135,8 +135,8 @@ class TuningDB:
                     for place, evidence in places.items()}
 
     def tally(self, record: type[Record], *columns: str) -> Counter[tuple[Any, ...]]:
-        """How many of the user's records of one kind have which values in these columns. What stands in several layers counts once, but for
-        rows that are no valid records."""
+        """Count the user's records of one kind by their values in these columns. A record in several layers counts once. Invalid rows may
+        count more than once."""
         with self.storage.lock:
             of = self.storage.users_layers()
             nearest, seen = next(iter(of), None), set[str]()

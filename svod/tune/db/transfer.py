@@ -37,7 +37,7 @@ class Skipped(NamedTuple):
 
 
 def admit(read: Callable[[], R], source: str, record: str, skipped: list[Skipped]) -> R | None:
-    """What `read` returns, or None, with a line in `skipped`, where the data is no valid record: whatever it is, its reader goes on."""
+    """The record that `read` returns. Where the data is no valid record: None, and an entry in `skipped`, so that the reader can go on."""
     try:
         return read()
     except RecordError as e:

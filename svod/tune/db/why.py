@@ -139,6 +139,6 @@ def first_difference(asked: str, stored: str) -> tuple[str, str, str]:
 
 
 def _common_parts(asked: str, stored: str) -> int:
-    """How much two target keys have in common: an earlier field outweighs all later ones."""
+    """Score the agreement of two target keys; one equal field outweighs all fields after it."""
     a, b = parse_key(asked), parse_key(stored)
     return sum(1 << (len(KEY_FIELDS) - i) for i, name in enumerate(KEY_FIELDS) if name in a and a[name] == b.get(name))

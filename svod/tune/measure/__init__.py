@@ -1,1 +1,1 @@
-"""What is done with a candidate: compiled, timed, verified."""
+"""Measuring candidates: compiling, timing and verifying them."""

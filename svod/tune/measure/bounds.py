@@ -354,7 +354,7 @@ class _Analysis:
         return ZERO if flags is None else ErrorBound(0.0, _step(flags))
 
     def _sign_may_flip(self, x: UOp) -> UOp | None:
-        """Where the sign bit of x is uncertain: next to 0, and where x is a NaN that was computed."""
+        """A flag that is true where the sign bit of x is uncertain: near 0, and where x is a computed NaN. None: nowhere."""
         e = self.total(x)
         is_nan = None if e is None else x.alu(Ops.CMPNE, x)
         return _any(self.bounds[x].undecidable, self._meets_zero(x, e), is_nan)
@@ -485,7 +485,7 @@ class _Analysis:
         return _max(_abs64(x) if e is None else _abs64(x) - e, _const(max(r.low, -r.high, TINY)))
 
     def _meets_zero(self, x: UOp, e: UOp | None) -> UOp | None:
-        """Where x may be 0, or on either side of it, in one right program and not in another; None: nowhere."""
+        """A flag that is true where two right programs may disagree on whether x is 0, or on its sign. None: nowhere."""
         return None if e is None or self._is_apart_from_zero(x) else _reaches(_abs64(x), e)
 
     def _power(self, u: UOp, unit: float) -> ErrorBound:
@@ -539,7 +539,8 @@ class _Analysis:
 
 
 def _read(index: UOp, of_stage: UOp | None) -> UOp | None:
-    """What is known of a stage's values, where `index` reads that stage; None: nothing is. It becomes a stage of the axes that it reads."""
+    """The expression `of_stage`, known per element of a stage, at the element that `index` reads. It becomes a stage over the axes that it
+    reads. None where nothing is known."""
     if of_stage is None:
         return None
     reads = _ranges_read(of_stage)
@@ -577,7 +578,7 @@ def _step(flags: UOp) -> UOp:
 
 
 def _steps(x: UOp, e: UOp, op: Ops) -> UOp:
-    """How far apart ⌊x⌋, ⌈x⌉, … of two right programs may be."""
+    """The largest difference between two right programs' roundings of x (`op`: ⌊x⌋, ⌈x⌉, …), when x has the error `e`."""
     return (_wide(x) + e * _const(SAFETY)).alu(op) - (_wide(x) - e * _const(SAFETY)).alu(op)
 
 
@@ -589,7 +590,7 @@ def _magnitude(x: UOp) -> UOp:
 
 
 def terms(reduce: UOp) -> int:
-    """How many elements a REDUCE combines for one result."""
+    """The number of elements that a REDUCE combines for one result."""
     n = 1
     for r in reduce.src[reduce.arg[1]:]:
         n *= int(r.src[0].arg)

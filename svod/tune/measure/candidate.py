@@ -19,7 +19,7 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 
 
 class Status(StrEnum):
-    """Where a candidate stands or why it was dropped. The values are stored: never rename one."""
+    """The last step that a candidate reached, or the reason why it was dropped. The values are stored: never rename one."""
 
     QUEUED = "queued"          # proposed, not looked at yet
     LIMIT = "limit"            # over BEAM_UPCAST_MAX, BEAM_UOPS_MAX, or too much work beside the leanest of its round
@@ -43,7 +43,7 @@ DROPPED = FAILED | {Status.LIMIT, Status.DUPLICATE, Status.SLOW}
 
 
 class Origin(StrEnum):
-    """Who proposed a candidate."""
+    """The source that proposed a candidate."""
 
     UNTOUCHED = "untouched"
     HEURISTIC = "heuristic"
@@ -85,7 +85,7 @@ class Candidate:
     score: float = float("inf")             # after a race: incumbent's score × ratio to the incumbent
     noisy: bool = False
     expanded: bool = False
-    known: dict[str, Any] = field(default_factory=dict)  # what the database says about it
+    known: dict[str, Any] = field(default_factory=dict)  # facts that the database has about this candidate
 
     @property
     def digest(self) -> bytes:

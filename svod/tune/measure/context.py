@@ -1,4 +1,4 @@
-"""What a worker remembers about one kernel from job to job: its programs, its buffers, and what it must compute at each size."""
+"""The state of one kernel that a worker keeps between jobs: its programs, its buffers, and its reference results at each size."""
 from __future__ import annotations
 
 import os
@@ -31,7 +31,7 @@ PROGRAMS = 256                      # lowered programs a compile child keeps bet
 LOADED = 64                         # programs a bench child keeps in executable memory
 KEPT_SIZES = 2 * MOST_VERIFIED      # sizes of a kernel with variables whose references a worker remembers
 EXIT_OVERRUN = 86                   # exit status of a worker whose memory a kernel has overwritten
-# what is timed reads values that no operation turns into NaN, infinity or denormals
+# inputs of timed runs: no operation turns them into NaN, infinity or denormals
 TIMING_INPUTS = InputSet("timing", "reals", 0.5, 1.5, 17)
 
 
@@ -58,7 +58,7 @@ class KernelContext:
         self.loaded: OrderedDict[tuple[str, bool], Runner] = OrderedDict()
         self._at: OrderedDict[Size, KernelAtSize] = OrderedDict()
         self._timing_inputs_written = False
-        self._opening = 0           # of the device that the loaded programs are on
+        self._opening = 0           # the device's `opening` number when the loaded programs were loaded
 
     # -- compiling --------------------------------------------------------------------------------------------------------
     def program(self, chain: Sequence[Any], most: int = sys.maxsize) -> Program:
@@ -78,7 +78,7 @@ class KernelContext:
         return GuardedBuffers(self.kernel)
 
     def at(self, size: Size) -> KernelAtSize:
-        """What the kernel is and must compute at a size."""
+        """The kernel at one size, with its reference results; kept for the latest sizes."""
         at = self._at.get(size)
         if at is None:
             at = self._at[size] = KernelAtSize(self, size)

@@ -1,4 +1,4 @@
-"""What a search asks a measurer to do, and the answers: the border between deciding and doing.
+"""The interface between a search and its measurer: requests to lower, build, time and verify, and the answers.
 
 The search (`svod.tune.search`) decides. A `Measurer` does: it lowers, builds, times and verifies, in worker processes
 (`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record.
@@ -25,9 +25,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What is known of a candidate once it is lowered."""
+    """The facts about a candidate that lowering gives."""
 
-    digest: str            # of normalised LINEAR, hex
+    digest: str            # hex digest of the normalised LINEAR
     size: int              # len(LINEAR)
     work: float | None     # operations it executes; None: not known
 
@@ -74,7 +74,7 @@ class Verification:
     right: bool | None
     how: str
     reason: str = ""
-    status: Status = Status.ERROR       # where `right` is None: what ended the verification
+    status: Status = Status.ERROR       # used only if `right` is None: how the verification ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Confirmed:
 
 
 class MachineChanged(TuneError):
-    """What is timed now is timed on another machine than what was timed before: their times are not compared."""
+    """Candidates are now timed on another machine than earlier ones, so that their times cannot be compared."""
 
 
 class Measurer(Protocol):
@@ -114,8 +114,8 @@ class Measurer(Protocol):
         last is proposed. One that has `limit` instructions or more is given up, status LIMIT; 0: no limit."""
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
-        """`build` will be asked for this candidate, without passes: its compilation may begin. What is not built when the next race begins
-        is given up."""
+        """Announce that `build` will be called for this candidate, without passes, so that its compilation may begin. A compilation that
+        has not ended when the next race begins is given up."""
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
         """Compile each candidate within `deadline` seconds of its own."""

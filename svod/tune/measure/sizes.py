@@ -55,13 +55,13 @@ def at_size(kernel: Kernel, size: Size) -> Kernel:
 
 # -- timing -------------------------------------------------------------------------------------------------------------------
 def sizes_of_variables(variables: Sequence[VariableSpec]) -> tuple[Size, ...]:
-    """What a kernel or plan with these variables is timed at: their hints, else the least, the middle and the largest value."""
+    """The sizes at which a kernel or plan with these variables is timed: their hints, else the least, the middle and the largest value."""
     return side_by_side([v.points for v in variables])
 
 
 def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tuple[Size, ...]:
-    """What a kernel is timed at that is called with these variables: at most `MOST_TIMED` of the sizes of its calls, from the least to the
-    largest; by default what the kernel's own bounds say. A kernel without variables has one size, which has no values."""
+    """The sizes at which a kernel is timed: at most `MOST_TIMED` of the sizes of its calls, from the least to the largest. Without calls
+    they come from the bounds of the kernel's variables. A kernel without variables has one size, which has no values."""
     own = [int(name[1:]) for name in kernel.variables]      # a bucket of one value leaves its variable out
     sizes = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
     if not sizes:

@@ -66,7 +66,7 @@ Run = Callable[[Sequence[Array]], None]
 
 
 class InputSet(NamedTuple):
-    """How one set of inputs is drawn."""
+    """The distribution and the seed from which one set of inputs is drawn."""
 
     name: str
     kind: Literal["integers", "reals"]
@@ -127,7 +127,7 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What one output must hold after one set of inputs. `flat` None: `want` and `tolerance` are of the whole output."""
+    """The right content of one output for one set of inputs. `flat` None: `want` and `tolerance` cover the whole output."""
 
     slot: int
     want: Array                   # memory form
@@ -136,7 +136,7 @@ class Expected:
 
     @property
     def compared(self) -> int:
-        """How many elements are compared."""
+        """The number of elements that are compared."""
         return self.want.size if self.tolerance is None else int(np.count_nonzero(self.tolerance != np.inf))
 
 
@@ -167,8 +167,8 @@ def draw(dtype: DType, size: int, inputs: InputSet, rng: np.random.Generator, vm
 
 
 def make_inputs(kernel: Kernel, inputs: InputSet) -> list[Repeated]:
-    """What each slot holds, in memory form: drawn from the set's seed, poison in outputs that the kernel does not read. Integers whose bits
-    are read as floats hold the bits of floats."""
+    """The contents of each slot, in memory form: drawn from the set's seed; poison in outputs that the kernel does not read. Integers
+    whose bits are read as floats hold the bits of floats."""
     divides = any(u.op in (Ops.IDIV, Ops.MOD, Ops.SHL, Ops.SHR) and u.dtype != dtypes.index for u in kernel.ast.toposort())
     read = {u.src[0].src[0].arg.slot for u in kernel.ast.walk(Ops.LOAD)}
     bits_of = read_as(kernel.ast)
@@ -190,7 +190,7 @@ def whole(values: Sequence[Repeated]) -> list[Array]:
 
 
 def _share_worth_comparing(values: Array, tolerance: Array | None, dtype: DType) -> float:
-    """How much of a probe is worth comparing: where the tolerance is not infinite and floats are finite and not zero."""
+    """The share of the elements with a finite tolerance and, for floats, a finite value other than 0."""
     worth = np.ones(values.size, np.bool_) if tolerance is None else tolerance != np.inf
     if dtype.is_float:
         x = to_float(values, dtype)
@@ -293,7 +293,7 @@ class Reference:
         return self._given[number]
 
     def expected(self, number: int) -> list[Expected]:
-        """What the outputs must hold after set `number`."""
+        """The right contents of the outputs for the input set `number`."""
         if number not in self._expected:
             inputs = self.sets[number]
             args = whole(self.given(number))
@@ -327,8 +327,8 @@ class Reference:
         return Expected(param.arg.slot, want, tolerance, flat)
 
     def expected_at(self, number: int, slot: int, flat: Array) -> list[Expected]:
-        """What these positions of an output must hold after set `number`: an entry for each STORE that writes some of them, and one for
-        those that no STORE writes."""
+        """The right values at positions `flat` of an output for the input set `number`: an entry for each STORE that writes some of them,
+        and one for the positions that no STORE writes."""
         args, bounds = whole(self.given(number)), self._bounds_of(self.sets[number].integers)
         stores = [i for i, store in enumerate(self.kernel.ast.src) if store.src[0].src[0].arg.slot == slot]
         found = [self._expected_at(i, self._coordinates_of(i, flat, args), args, bounds[i]) for i in stores]
@@ -396,8 +396,8 @@ def _is_near(got: Array, want: Array, tolerance: Array | float | None, dtype: DT
 
 
 def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DType) -> Array:
-    """How many tolerances each element is away from `want`; 0 where it is within one. What is the same is within any tolerance, also where
-    that is not a number, as that of a NaN is."""
+    """The distance of each element from `want`, in tolerances; 0 where it is within one. Equal elements have distance 0 whatever the
+    tolerance is: that of a NaN is itself a NaN."""
     if dtype.is_float:
         a, b = to_float(got, dtype).astype(np.float64), to_float(want, dtype).astype(np.float64)
         with np.errstate(invalid="ignore"):
@@ -406,7 +406,7 @@ def _excess(got: Array, want: Array, tolerance: Array | float | None, dtype: DTy
             same = (a == b) | (np.isnan(a) & np.isnan(b))
         apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
     elif dtype.kind == "b":
-        # as bytes: a truth value is stored as 0 or 1, nothing else, also where either is right
+        # compared as bytes: any byte but 0 and 1 is wrong, even where both truth values are right
         stored = got.view(np.uint8)
         apart = np.where(stored > 1, np.inf, (stored != want.view(np.uint8)).astype(np.float64))
     else:
@@ -476,7 +476,7 @@ class GuardedBuffers:
         return buffers
 
     def overrun(self) -> str:
-        """Which guard was written: "" or a sentence. After an overrun nothing in this process's memory can be relied on."""
+        """Say in a sentence which guard was written; "" if none was. After an overrun nothing in this process's memory can be relied on."""
         for slot, (low, high, filled) in enumerate(self._guards):
             if (low != filled).any():
                 return f"bytes before buffer {slot} were written"
@@ -485,7 +485,8 @@ class GuardedBuffers:
         return ""
 
     def damage(self, before: Sequence[Repeated]) -> str:
-        """What the kernel wrote although it should not: "" or a sentence. `before`: the contents it was given."""
+        """Say in a sentence what the kernel wrote without permission; "" if nothing. `before`: the contents of the buffers before the
+        run."""
         written = self.overrun()
         if written:
             return written
@@ -563,7 +564,7 @@ def _judged(reference: Reference, how: str) -> Verification:
 
 
 def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputSet) -> str:
-    """What is wrong with the outputs: "" or a sentence."""
+    """Describe the first wrong output in a sentence; "" if all are right."""
     for e in expected:
         got, dtype = buffers.arrays[e.slot], buffers.kernel.params[e.slot].dtype
         mismatch = compare(got if e.flat is None else got[e.flat], e.want, e.tolerance, dtype)
@@ -573,7 +574,8 @@ def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputS
 
 
 def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseline: Baseline) -> list[Expected]:
-    """What the elements must hold that differ most from the baseline's, and by more than is usual. Two right programs may differ by the sum
+    """The right values of the elements that differ most from the baseline's, and by more than is usual. Two right programs may differ by
+    the sum
     of two bounds, which is known at the sampled points only: the medians of the bounds, and of the bounds by magnitude, stand for the
     others. Where only one of the programs has a NaN or an infinity, both may be right. Many such places do not hide those where two numbers
     differ."""
@@ -592,7 +594,7 @@ def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseli
 
 
 def _usual_distance(expected: Sequence[Expected], dtype: DType) -> tuple[float, float]:
-    """How far apart two right programs' elements usually are at most, and how far by their magnitude."""
+    """The usual largest difference between two right programs' elements: absolute, and relative to their magnitude."""
     bounds = np.concatenate([np.zeros(e.want.size) if e.tolerance is None else e.tolerance for e in expected])
     finite = np.isfinite(bounds)
     distance = 2 * float(np.median(bounds[finite])) if finite.any() else 0.0

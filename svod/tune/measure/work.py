@@ -39,7 +39,7 @@ from svod.tune.workers.child import step_limit
 from svod.tune.workers.jobs import machine_name
 
 LOOK_SECONDS = 0.05          # time for which a machine's load is watched when nothing was timed before
-ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")     # of `host_facts`
+ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")     # reported `host_facts`
 
 
 _load_since_last_look: Callable[[], MachineLoad] | None = None       # in a bench child
@@ -100,8 +100,8 @@ def executed_operations(program: Program) -> float | None:
 
 
 def machine_facts(item: str | None, context: None) -> dict[str, Any]:
-    """What a machine that times says of itself: its name, target and load since it was asked last, and what may slow it down; in `about`
-    what stays as it is. Item: the device; None: the CPU."""
+    """Facts about the machine that times: its name, its target, its load since the last call, and what may slow it down. `about` has the
+    facts that do not change. Item: the device; None: the CPU."""
     global _load_since_last_look
     if _load_since_last_look is None:
         _load_since_last_look = watch_machine()

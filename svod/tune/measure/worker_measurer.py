@@ -25,15 +25,15 @@ from svod.tune.measure.sizes import Size, describe_size, geometric_mean, merged_
 from svod.tune.workers.executor import Batch, Executor, Kind
 from svod.tune.workers.jobs import WORK_MODULE, Outcome
 
-LOWER_SECONDS = 5.0           # one lowering
-VERIFY_SECONDS = 60.0         # one verification, and
+LOWER_SECONDS = 5.0           # deadline of one lowering
+VERIFY_SECONDS = 60.0         # deadline of one verification, plus
 VERIFY_TIMES = 100            # this many times the candidate's time: a reference computes what the candidate does, and more slowly
-VERIFY_RUN_SECONDS = 5.0      # one run within a verification, and
+VERIFY_RUN_SECONDS = 5.0      # deadline of one run within a verification, plus
 VERIFY_RUN_TIMES = 10         # this many times the candidate's time
 FACTS_SECONDS = 10.0
 RACE_SECONDS = 60.0
-CONFIRM_EXTRA = 30.0
-CONFIRM_EXTRA_ALONE = 5.0     # where the finalists are confirmed one by one
+CONFIRM_EXTRA = 30.0          # seconds of a confirmation's deadline beyond its timing
+CONFIRM_EXTRA_ALONE = 5.0     # the same when the finalists are confirmed one by one
 RESTLESS_REPEATS = 1          # repeats of void rounds, after a race in which repeating them did not help
 LEAST_ROUNDS = 6              # least rounds of a confirmation: fewer have no interval of 95 %
 REPEAT_SECONDS = 1.5          # most seconds spent on repeating void rounds: the end of a budget counts on races of about equal length
@@ -56,11 +56,12 @@ def _chain(candidate: Candidate) -> list[Any]:
 class WorkerMeasurer:
     """Does what a search of one kernel decides (`svod.tune.measure.measurer.Measurer`), on an executor that others may share.
 
-    `sizes`: what a kernel with variables is timed at; by default what its bounds say. `shrink`: time slices of long kernels while screening
+    `sizes`: the sizes at which a kernel with variables is timed; by default they come from its bounds. `shrink`: time slices of long
+    kernels while screening
     and racing. The first candidate that is screened is the heuristic's. `end` tells when, on the monotonic clock, answers that are still
     missing are given up, whatever the workers do."""
 
-    module = WORK_MODULE        # of the jobs
+    module = WORK_MODULE        # import path of the jobs' module
     compile_job = "compile_candidate"
 
     def __init__(self, kernel: Kernel, target: Target, executor: Executor, config: BeamConfig, bench: BenchConfig | None = None, *,
@@ -75,15 +76,15 @@ class WorkerMeasurer:
         self.parts: dict[str, float] = {}       # LINEAR digest → the part of the kernel it is timed on
         self.lowered_by: dict[bytes, str] = {}  # digest of a candidate → the worker that lowered it
         self.begun: Batch | None = None         # compilations that began before `build` asked for them
-        self.expected: dict[str, int] = {}      # LINEAR digest → its compilation's index there
-        self.compiled: dict[int, Outcome] = {}  # those that have ended and were not asked for yet, by index
+        self.expected: dict[str, int] = {}      # LINEAR digest → index of its compilation in `begun`
+        self.compiled: dict[int, Outcome] = {}  # index in `begun` → outcome that `build` has not asked for yet
         self.baseline: Built | None = None
         self.races = 0
         self.restless = False       # the machine did not come to rest in the latest race that could be repeated
         self.heuristic: tuple[float, ...] | None = None         # the heuristic's seconds per size
         self.heuristic_linear = ""
         self.timed_on: str | None = None        # the machine that timed the latest candidate; None: none has been timed
-        self.timed_by = ""                      # its worker, which is asked first
+        self.timed_by = ""                      # worker that timed it; it gets the next items if it is up
         self.relative: dict[str, tuple[float, ...]] = {}        # LINEAR digest → its times over the heuristic's, per size, by its last race
 
     def _run(self, job: str, items: Sequence[Any], kind: Kind, deadline: float, homes: Sequence[str] = ()) -> list[Outcome]:
@@ -111,14 +112,14 @@ class WorkerMeasurer:
                 batch.cancel()
 
     def _outcome(self, batch: Batch, index: int, found: dict[int, Outcome]) -> Outcome:
-        """The outcome of an item. What comes before it is kept in `found`."""
+        """Wait for the outcome of the item at `index`. Outcomes of other items that arrive earlier are kept in `found`."""
         while index not in found:
             known, outcome = self._next(batch)
             found[known] = outcome
         return found[index]
 
     def _next(self, batch: Batch) -> tuple[int, Outcome]:
-        """The next item of a batch that is answered, or given up."""
+        """Wait for any item of a batch. Returns its index and outcome: GIVEN_UP once the search has to end."""
         while (left := self.end() - time.monotonic()) > 0:
             if (answer := batch.poll(None if left == math.inf else left)) is not None:
                 return answer
@@ -182,7 +183,7 @@ class WorkerMeasurer:
         return _chain(candidate), passes
 
     def _homes(self, candidates: Sequence[Candidate]) -> list[str]:
-        """The workers that have lowered candidates, and have their programs."""
+        """For each candidate the worker that lowered it and still has its program; "" where none did."""
         return [self.lowered_by.get(c.digest, "") for c in candidates]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
@@ -289,7 +290,8 @@ class WorkerMeasurer:
         return outcome
 
     def _verification(self, c: Candidate, outcome: Outcome) -> Verification:
-        """What the outcome of a verification says about `c`. The first candidate that is right becomes the baseline of others."""
+        """Turn the outcome of a verification job into a Verification of `c`. The first candidate that is right becomes the baseline of
+        others."""
         if not outcome.ok:
             failure = failure_of(outcome)
             return Verification(None, "run on the inputs of verification", failure.reason, failure.status)

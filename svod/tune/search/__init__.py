@@ -1,1 +1,1 @@
-"""What is decided: proposals, beams, budgets."""
+"""The decisions of a search: proposals, beams, budgets. `svod.tune.measure` carries them out."""

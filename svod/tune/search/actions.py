@@ -41,7 +41,7 @@ from svod.errors import KernelOptError
 
 WHOLE = 0
 MAX_UNROLL = 32
-BUFFERS = (2, 3)        # of copies that run ahead of a loop
+BUFFERS = (2, 3)        # numbers of buffers for copies that run ahead of a loop
 MAX_PARTS = 64          # parts of a reduction that groups share
 MAX_WASTE = 1.25        # An amount whose tail adds more than a quarter of the work is not tried.
 TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -166,7 +166,7 @@ def default_actions(state: Scheduler, lanes: int) -> Iterator[Opt]:
 
 
 def _placements(state: Scheduler, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
-    """Where each stage may be placed, and non-temporal stores of outputs that the caches do not keep."""
+    """Propose positions for each stage, and non-temporal stores for outputs that exceed the caches."""
     for s in state.kernel.stages:
         if s.is_output:
             if outgrows_caches(state):
@@ -252,7 +252,8 @@ def reference_actions(state: Scheduler, *, padto: bool = False) -> Iterator[Opt]
 
 # -- mutations ----------------------------------------------------------------------------------------------------------------
 def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
-    """What one amount may become: its double, its half, the next divisors of the extent, one vector more or less."""
+    """The amounts to which a mutation may change one amount: its double, its half, the next divisors of the extent, one vector more or
+    less."""
     n = extent if amount == WHOLE else amount
     below = [d for d in divisors(extent) if 1 < d < n]
     above = [d for d in divisors(extent) if d > n]
@@ -264,7 +265,7 @@ def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
 
 
 def replacements(opt: Opt, state: Scheduler, lanes: int) -> Iterator[Opt]:
-    """What one opt may become that is about to be applied to `state`: another amount, or another place of a stage."""
+    """The opts that may replace `opt`, the next one to be applied to `state`: with another amount, or another loop for a stage."""
     if opt.op == "STAGE":
         for row, _, _ in loop_rows(state):
             if row.name != opt.arg:

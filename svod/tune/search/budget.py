@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-WARM_UP_ROUNDS = 2        # the heuristic's, and one of proposals
+WARM_UP_ROUNDS = 2        # one round for the heuristic and one for the first proposals
 MAX_TREND = 0.8
 NEGLIGIBLE = 1e-6         # a gain below this share of the time is none
 MIN_ROUND = 1.5           # seconds; a shorter round does not pay for its race
@@ -44,7 +44,7 @@ class Budgeted(Protocol):
         """Wall seconds of search so far."""
     @property
     def widened(self) -> int:
-        """How often the search has continued with a wider beam instead of ending."""
+        """The number of times that the search continued with a wider beam instead of ending."""
     @property
     def finished(self) -> bool: ...
 

@@ -45,7 +45,7 @@ class CostModel(Protocol):
         """Take all that the search has measured so far."""
 
     def predictions(self, candidates: Sequence[Candidate]) -> Sequence[float]:
-        """What the candidates of one kernel are expected to take, in a unit of their own."""
+        """Predict the times of candidates of one kernel, in the model's own unit."""
 
 
 class AnalyticCost:
@@ -101,7 +101,7 @@ def relative(of: Sequence[float], anchor: Sequence[float]) -> tuple[float, ...]:
 
 
 def evidence_of(state: Scheduler, heuristic: Scheduler, ratio: float) -> Evidence | None:
-    """What a model learns from a state that took `ratio` times as long as the heuristic's; None where its opts do not go together."""
+    """The training sample from a state that took `ratio` times as long as the heuristic's; None where its opts do not go together."""
     try:
         cost = backend_named(state.target.device).cost
         predicted = cost(state).cycles / cost(heuristic).cycles

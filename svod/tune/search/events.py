@@ -43,7 +43,7 @@ class KernelStarted(SearchEvent):
 
 @dataclass(frozen=True)
 class BaselineTimed(SearchEvent):
-    seconds: float            # of the heuristic
+    seconds: float            # time of the heuristic's code
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class KernelFinished(SearchEvent):
 
 @dataclass(frozen=True)
 class FleetSampled(SearchEvent):
-    """What the workers do at this moment, and how the session fares. It is made every few seconds by who watches a session, not by the
+    """The current activity of the workers and the progress of the session. The watcher of a session makes it every few seconds, not the
     search. `per_second`: candidates timed a second, of late. `left`: seconds of the budget. `minute_gain`: seconds of a run of the model
     that another minute of search is expected to save; None while that is unknown. `went`: how many candidates were dropped, by status."""
 
@@ -138,8 +138,8 @@ def nobody(event: SearchEvent) -> None:
 
 
 def debug_line(event: SearchEvent, config: BeamConfig) -> str | None:
-    """What is printed of an event: with BEAM_DEBUG=1 each round and the end of each kernel, with 2 what became of each candidate too; with
-    BEAM_LOG_SURPASS_MAX the candidates that a limit drops. None: nothing."""
+    """The line that is printed for an event: with BEAM_DEBUG=1 each round and the end of each kernel, with 2 what became of each candidate
+    too; with BEAM_LOG_SURPASS_MAX the candidates that a limit drops. None: nothing."""
     level = config.debug
     if level >= 1 and isinstance(event, RoundFinished):
         return (f"round {event.round}: {event.proposed} proposed, {event.timed} timed, {event.failed} failed, best {in_words(event.best)}: "

@@ -24,7 +24,7 @@ MOST_OF_A_KERNEL = 100     # measurements, drawn at random
 
 
 def evidence_from(db: TuningDB, target: Target, backend: Backend) -> list[Evidence]:
-    """What was measured on `target` under today's protocol, of kernels drawn at random where there are many. A record that cannot be
+    """The measurements on `target` under today's protocol, from kernels drawn at random where there are many. A record that cannot be
     replayed is left out."""
     chance = random.Random(0)
     kernels = {k.kernel: k for k, _ in db.select(KernelRecord) if k.ast}
@@ -57,7 +57,7 @@ def _of_kernel(ast: Mapping[str, Any], measurements: list[Measurement], target: 
         try:
             state = apply_opts(base, (Opt.from_json(list(o)) for o in m.chain))
         except SvodError:
-            continue        # of another svod, which had other opts
+            continue        # the chain comes from a version of svod with other opts
         evidence = evidence_of(state, heuristic, (m.time or 0.0) / (m.baseline or 1.0))
         if evidence is not None:
             yield evidence

@@ -157,8 +157,8 @@ def run_child(fd: int, log: int, config: dict[str, Any]) -> None:
 
 
 def _result_of(run: Callable[[Any, Any], Any], item: Any, state: Any) -> Any:
-    """What a job makes of an item. Where memory runs out, it may be full of what earlier items left: the garbage is collected, and the job
-    runs once more."""
+    """Run a job on an item and return its result. On a MemoryError, garbage of earlier items may fill the memory: it is collected, and the
+    job runs once more."""
     with contextlib.suppress(MemoryError):
         return run(item, state)
     gc.collect()
@@ -308,7 +308,7 @@ class Child:
         sock = self._socket
         assert sock is not None
         if os.fstat(self._log).st_size:
-            os.ftruncate(self._log, 0)      # so that the end of the log belongs to this item
+            os.ftruncate(self._log, 0)      # empty the log, so that its text is this item's alone
         frame = encode((kind, job, deadline, payload))
         started = time.monotonic()
         until = started + deadline
@@ -319,7 +319,7 @@ class Child:
                 case ("ok", value, seconds):
                     return Outcome("ok", value, seconds=seconds)
                 case ("error", kind, message, seconds):
-                    if kind == DeviceLost.__name__:     # to the process, not to the next one
+                    if kind == DeviceLost.__name__:     # the device fails in this process only: a new process can use it
                         self._bury()
                     return Outcome("error", None, kind, message, seconds)
                 case reply:

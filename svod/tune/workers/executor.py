@@ -63,7 +63,7 @@ OVERDUE = 3.0               # seconds after all deadlines of a compile worker's 
 OVERDUE_POLL = 1.0          # seconds between looks for such items
 CLOSE_SECONDS = 2.0         # time for workers to end before their surroundings are killed
 CLOSED = Outcome("lost", kind="closed")
-SWITCH_SECONDS = 5e-4       # that one thread may keep the others from running: Python's 5 ms hold up each item on its way to a worker
+SWITCH_SECONDS = 5e-4       # thread switch interval while an executor is open; Python's default, 5 ms, delays every item
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
 
@@ -73,7 +73,7 @@ class WorkerLost(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Activity:
-    """What one worker does now, for people who watch. `state`: "starting" (for the first time, or after it was lost), "idle", "busy" or
+    """The current activity of one worker, for display. `state`: "starting" (for the first time, or after it was lost), "idle", "busy" or
     "set aside", for so many `seconds`. `job`: what a busy one does (`race_candidates`), or why it is set aside. `items`: how many it holds.
     `host`: its machine, "" for this one."""
 
@@ -87,14 +87,14 @@ class Activity:
 
 
 class Batch(Iterator[tuple[int, Outcome]]):
-    """The items of one `submit`, and of every `add`: iterating gives (index, outcome) as they complete. `deadline`: seconds, for items
-    that have not started yet."""
+    """The items of one `submit` and of later `add` calls. Iterating gives (index, outcome) as items complete. `deadline`: seconds, for
+    items that have not started yet."""
 
     def __init__(self, job: str, items: Iterable[Any], kind: Kind, deadline: float, setup: Any,
                  homes: Sequence[str] = (), target: Target | None = None) -> None:
         self.kind: Kind = kind
         self.target = target
-        self.worker = ""            # of bench items: the worker that has taken the first of them
+        self.worker = ""            # for bench items: name of the worker that took the first one
         self.deadline = deadline
         self.job = job
         self.payloads: list[bytes] = []
@@ -154,7 +154,7 @@ class Executor(ABC):
     """See the module's docstring."""
 
     description: str = ""       # shown, and stored with the search: "2 local workers"
-    device: str = HOST          # what bench workers time on
+    device: str = HOST          # the device on which bench workers time
 
     @abstractmethod
     def submit(self, job: str, items: Iterable[Any], *, kind: Kind, deadline: float, setup: Any = None,
@@ -181,7 +181,7 @@ class Executor(ABC):
 
     @abstractmethod
     def activity(self) -> list[Activity]:
-        """What each worker does at this moment. Cheap enough to be asked several times a second, by any thread."""
+        """The current activity of each worker. Cheap enough to be called several times a second, by any thread."""
 
     @abstractmethod
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Executor(ABC):
 
 # -- inline ----------------------------------------------------------------------------------------
 class _InlineBatch(Batch):
-    """Runs the next item when it is asked for."""
+    """A batch that runs its next item when the outcome is requested."""
 
     executor: InlineExecutor
     _index = 0
@@ -290,8 +290,8 @@ class Carrier(Protocol):
     kind: Kind
     chunk: int      # most items of one `run`; above 1 where a round trip is expensive
     host: str       # the machine of its worker; "": this one
-    cores: int      # of that machine
-    target: Target | None       # of that machine; None: it is not known yet, or that of the process that searches, whatever is asked for
+    cores: int      # number of cores of the worker's machine
+    target: Target | None       # target of the worker's machine; None: not known yet, or the worker takes items for any target
 
     def start(self) -> object:
         """Return once there is a worker; at once where there is one. Raises WorkerLost where another attempt may succeed, TuneError where
@@ -301,7 +301,7 @@ class Carrier(Protocol):
         """Run all requests. Raises WorkerLost when the infrastructure failed, TuneError when this carrier cannot work any more."""
 
     def idle(self) -> None:
-        """Release what is exclusive. Called when no further item of this kind is waiting."""
+        """Release exclusive resources, such as the machine lock. Called when no further item that this carrier may take is waiting."""
 
     def interrupt(self) -> None:
         """Make `run` return soon. Called by another thread when the executor closes."""
@@ -343,17 +343,17 @@ class DispatchingExecutor(Executor):
         self.yields = shared_cores is not False         # compilers pause on a machine of few cores while another process times there
         self._changed = threading.Condition()
         self._queues: dict[Kind, Waiting[_Task]] = {"compile": Waiting(), "bench": Waiting()}
-        self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # by machine
+        self._active: dict[Kind, Counter[str]] = {"compile": Counter(), "bench": Counter()}     # machine → number of its busy carriers
         self._up: set[str] = set()              # names of the carriers that have a worker
         self._aside: dict[str, str] = {}        # name of a carrier that cannot work → why
         self._held: dict[str, tuple[float, list[_Task]]] = {}   # name of a busy carrier → when its items are overdue, the items
-        self.abandoned = False                  # nothing that carriers wait for will answer
+        self.abandoned = False                  # all carriers are set aside, and `close` waits for none of them
         self._alone_since: dict[Kind, float] = dict.fromkeys(("compile", "bench"), time.monotonic())    # since when no worker was up
         self._threads: list[tuple[threading.Thread, Carrier]] = []
         self._doing: dict[str, tuple[str, float, str, int]] = {}    # name of a carrier → state, since when, job, items: see Activity
         self.closing = False
         self._ending, self._ended = threading.Event(), threading.Event()
-        self._switch_seconds = sys.getswitchinterval()      # of the user's process, which has it back at the end
+        self._switch_seconds = sys.getswitchinterval()      # the process's own interval, restored by `close`
         sys.setswitchinterval(min(self._switch_seconds, SWITCH_SECONDS))
         atexit.register(self.close)
         # from now on, as Python 3.12 and later start no thread while they exit
@@ -423,7 +423,7 @@ class DispatchingExecutor(Executor):
         return not self._active["compile"][carrier.host]
 
     def _is_timing_due(self, host: str) -> bool:
-        """Whether bench items wait that a machine takes."""
+        """Whether bench items wait that a bench worker of this machine may take."""
         timers = [c for _, c in self._threads if c.kind == "bench" and c.host == host and c.name in self._up]
         return any(self._may_take(c, t) for c in timers for t in self._queues["bench"])
 
@@ -481,7 +481,7 @@ class DispatchingExecutor(Executor):
             task.batch.deliver(task.index, outcome)
 
     def _drive(self, carrier: Carrier) -> None:
-        """A carrier's thread."""
+        """Run items on a carrier until the executor closes or the carrier is set aside. The body of its thread."""
         while self._brought_up(carrier) and (tasks := self._take(carrier)):
             host = carrier.host
             outcomes, retry = self._run(carrier, tasks)
@@ -514,7 +514,7 @@ class DispatchingExecutor(Executor):
         carrier.close()
 
     def _run(self, carrier: Carrier, tasks: Sequence[_Task]) -> tuple[list[tuple[_Task, Outcome]], list[_Task]]:
-        """Run items on a carrier: those that have an outcome, and those that another worker is to try."""
+        """Run items on a carrier. Returns the items that have an outcome, with it, and the items that another worker is to run."""
         try:
             outcomes = carrier.run([t.batch.request(t.index) for t in tasks])
         except WorkerLost as e:
@@ -527,7 +527,7 @@ class DispatchingExecutor(Executor):
         except Exception as e:  # the border of a carrier: what broke costs the carrier, and the others get its items
             self._set_aside(carrier, reason(e))
             return [], list(tasks)
-        # what `close` has killed says so
+        # a worker that `close` has killed reports a crash: the item ends as closed
         return [(t, CLOSED if self.closing and o.status == "crash" else o) for t, o in zip(tasks, outcomes, strict=True)], []
 
     def _brought_up(self, carrier: Carrier) -> bool:
@@ -552,7 +552,7 @@ class DispatchingExecutor(Executor):
         return False
 
     def _lose(self, carrier: Carrier) -> None:
-        """A carrier has no worker for now."""
+        """Note that a carrier has lost its worker and is starting another."""
         with self._changed:
             self._up.discard(carrier.name)
             self._note(carrier, "starting")
@@ -568,7 +568,7 @@ class DispatchingExecutor(Executor):
             return 0.0 if self._is_any_up(kind) else time.monotonic() - self._alone_since[kind]
 
     def _set_aside(self, carrier: Carrier, why: str) -> None:
-        """A carrier gets no items any more."""
+        """Give a carrier no further items. `why`: the reason, in words."""
         self._lose(carrier)
         with self._changed:
             if self.closing:
@@ -578,7 +578,7 @@ class DispatchingExecutor(Executor):
             self._note(carrier, "set aside", why)
             self._drop_hopeless(carrier.kind)
             self._changed.notify_all()
-        if others:      # where none is left the batch says why
+        if others:      # without others, the batch's outcomes give the reason
             config.log_once(log, logging.WARNING, f"a worker is set aside: {why}")
 
     def _why_hopeless(self, batch: Batch) -> str | None:
@@ -636,7 +636,7 @@ class DispatchingExecutor(Executor):
         atexit.unregister(self.close)
 
     def _limit_end(self) -> None:
-        """Kill what carriers wait for, where they have not ended in time. The body of a thread."""
+        """Once `close` has begun, call `_abort` if the carriers have not ended within CLOSE_SECONDS. The body of a thread."""
         self._ending.wait()
         if not self._ended.wait(CLOSE_SECONDS):
             self._abort()

@@ -75,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """How child processes are made, by local and by Ray workers.
+    """Settings for the child processes of local and of Ray workers.
 
     `preload` lists the modules that the fork server imports once; of `module:function` the function is called, too (to warm up).
     `memory_bytes` limits a child's writable memory (0: half of the memory of the machine or container)."""

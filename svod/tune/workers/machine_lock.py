@@ -47,7 +47,7 @@ class MachineLock:
         name = "svod-bench-" + re.sub(r"[^A-Za-z0-9]+", "-", device)
         self._path = (directory or lock_directory()) / f"{name}.lock"
         self._next_path = self._path.with_suffix(".next")
-        self._fd: int | None = None     # of the locked file, while the lock is held
+        self._fd: int | None = None     # descriptor of the locked file; None while the lock is not held
 
     @property
     def held(self) -> bool:
@@ -71,7 +71,7 @@ class MachineLock:
                         log.warning("waiting to time on %s: %s is timing", self.device, self.holder() or "another svod process")
                         announced = time.monotonic() + ANNOUNCE_EVERY
                     time.sleep(POLL)
-            self._fd = os.dup(fd)       # which keeps the lock when the two descriptors are closed
+            self._fd = os.dup(fd)       # the duplicate keeps the lock after `opened` closes both descriptors
         waited = time.monotonic() - started
         if waited > ANNOUNCE_AFTER:
             log.info("timing on %s after a wait of %.1f s", self.device, waited)

@@ -242,7 +242,7 @@ class _RayCarrier:
         self._hopeless: TuneError | None = None     # why another attempt to start would fail as well
         self._locked = False
         self._lost = time.monotonic()               # when it last had no worker
-        self.node: str | None = None                # of a cluster, that it has its place on
+        self.node: str | None = None                # id of the cluster node that this worker runs on
         self.host, self.cores = "", usable_cores()
         self.target: Target | None = None
 
@@ -421,7 +421,8 @@ class RayExecutor(DispatchingExecutor):
         return [c for c in self._carriers if c.kind == kind]
 
     def _places(self, kind: Kind) -> dict[str, int]:
-        """How many workers of a kind each node takes. Nodes with the resource time; in a cluster that never had one, that of this process.
+        """The number of workers of a kind that each node takes. Nodes with the bench resource time; if no node ever had it, this process's
+        node.
         """
         alive = {n["NodeID"]: n["Resources"] for n in self._nodes if n["Alive"]}
         if kind == "compile":
@@ -490,7 +491,7 @@ class RayExecutor(DispatchingExecutor):
         return {n["NodeID"]: n.get("NodeManagerHostname", "?") for n in self._nodes if n["Alive"]}
 
     def _lost_with(self, node: str) -> str:
-        """What cannot be timed any more without this node, in words; empty where another one does it."""
+        """Say which targets cannot be timed without this node; "" if other nodes time them all."""
         there = self._places("bench")
         left = [c.target.key for c in self._of_kind("bench") if c.target is not None and c.node in there]
         lost = sorted({c.target.key for c in self._of_kind("bench") if c.node == node and c.target is not None

@@ -38,7 +38,7 @@ class RayWorker:
         return {**identity(), "host": platform.node(), "machine": self._machine, "cores": str(usable_cores())}
 
     def target(self) -> Target:
-        """What this machine times programs for. Asked for after `hello` has told the same svod."""
+        """The target for which this machine times programs. Called after `hello` has shown that it runs the same svod."""
         return device_named(self._device).backend.target()
 
     def acquire(self, seconds: float) -> bool:

@@ -1,1 +1,1 @@
-"""What is proposed and kept: one file per strategy, behind one interface."""
+"""Search strategies, which propose candidates and choose the ones to keep: one file per strategy, one interface."""

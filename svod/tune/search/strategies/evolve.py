@@ -16,11 +16,11 @@ from svod.tune.measure.candidate import Candidate, Origin
 from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import RANDOM_SHARE, Proposer
 
-POPULATION = 8         # times width: the measured states that may become parents
+POPULATION = 8         # the fastest POPULATION × width measured states may become parents
 TOURNAMENT = 3         # states of which the fastest becomes a parent
-BROOD = 4              # children, for each candidate of a round
-CROSSOVER_SHARE, MUTATION_SHARE = 0.3, 0.5      # of the children; the rest grow by a random opt
-VAIN_CHILDREN = 20     # attempts, for each candidate of a round, after which the round has what it has
+BROOD = 4              # children bred per candidate of a round
+CROSSOVER_SHARE, MUTATION_SHARE = 0.3, 0.5      # shares of the children; the others get a random opt added
+VAIN_CHILDREN = 20     # attempts per candidate of a round; after them a round goes on with fewer children
 
 
 class Evolution(Proposer):
@@ -28,7 +28,7 @@ class Evolution(Proposer):
 
     def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
-        self.mutants: dict[bytes, list[Scheduler]] = {}       # of a parent, by its digest: mutations that were not proposed yet
+        self.mutants: dict[bytes, list[Scheduler]] = {}       # digest of a parent → its mutations not proposed yet
 
     def propose(self) -> list[Candidate]:
         self.round += 1

@@ -43,7 +43,7 @@ Verify = Callable[[Sequence[Candidate]], None]
 
 
 class Strategy(Protocol):
-    """What a search of a kernel asks. A strategy changes nothing that was measured."""
+    """The interface of a search strategy for one kernel. A strategy never changes measured values."""
 
     @property
     def queued(self) -> int:
@@ -60,7 +60,7 @@ class Strategy(Protocol):
         """Take back candidates that a round had no time for, to propose them again."""
 
     def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
-        """Which screened candidates are raced against the incumbent, best first."""
+        """Choose the screened candidates to race against the incumbent, best first."""
 
     def keep(self, pool: Sequence[Candidate], verify: Verify) -> None:
         """The end of a round: choose the best of the raced. `verify` sets the status of those that are about to be kept."""
@@ -70,7 +70,8 @@ class Strategy(Protocol):
 
 
 class Proposer(ABC):
-    """What the strategies share: which candidates are known, which wait, and which of the measured are raced and kept."""
+    """The base of all strategies. It tracks the known and the waiting candidates, and chooses among the measured ones those to race and
+    keep."""
 
     def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         self.base, self.config = base, config
