@@ -291,7 +291,7 @@ class _Work:
         tasks = []
         for key, k in self.kernels.items():
             variables, proposed = self.unbound.variables_of(key), self.given.get(key, Proposed((), ""))
-            share = counts[key] * float(count_operations(k.ast).flops) if self.given else 0.0      # operations of all calls
+            share = counts[key] * float(count_operations(k.ast).flops) if self.given else 0.0      # kernels with more operations come first
             tasks.append(KernelTask(k, calls=counts[key], name=names[key], origins=tuple(dict.fromkeys(origins.get(key, ()))), share=share,
                                     sizes=merged_sizes(k, variables), variables=variable_names(k, variables), given=proposed.states,
                                     strategy=proposed.strategy))

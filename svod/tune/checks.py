@@ -56,8 +56,8 @@ def to_check(kernel: Kernel, resolved: Resolved) -> Proposed | None:
 
 
 def to_transfer(kernel: Kernel, resolved: Resolved) -> Proposed | None:
-    """Chains of related kernels, re-derived for a kernel without a winner in the database; None where there is none, or all were measured
-    here. Relatives are kernels of the user's records: those that ship with svod seed searches, and cost no `prepare` its time."""
+    """Chains of related kernels, re-derived for a kernel without a winner in the database; None: none that was not measured here yet.
+    Relatives are kernels of the user's records: those that ship with svod seed searches, and cost no `prepare` its time."""
     target, db = resolved.target, resolved.db
     if kernel.library_kernel is not None or db.ranking(kernel.key, target.key):
         return None

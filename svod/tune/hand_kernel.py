@@ -248,8 +248,7 @@ class HandKernel:
         return self._timing(found.seconds, measurer)
 
     def _built(self, *kernels: HandKernel) -> tuple[WorkerMeasurer, list[Candidate]]:
-        """A measurer of the kernel, and a candidate for each of `kernels`, compiled with passes. Raises DeviceError where no kernel can
-        run."""
+        """A measurer of the kernel, and a candidate for each of `kernels`, compiled with passes. Raises DeviceError where none can run."""
         backend_named(self.state.target.device).check_runs()
         measurer = WorkerMeasurer(self.kernel, self.state.target, _worker(), BeamConfig(), BenchConfig.from_env(), shrink=False)
         candidates = [Candidate(k.state, k.opts, Origin.ACTION) for k in kernels]

@@ -231,7 +231,7 @@ class JsonlLayer:
 
     def __init__(self, path: Path, rank: int, report: list[Skipped]) -> None:
         self.path, self.name, self.rank, self.report = path, str(path), rank, report
-        self._lines: dict[str | None, dict[str, list[tuple[int, str]]]] = {}        # by target, then by kernel ("": without one)
+        self._lines: dict[str | None, dict[str, list[tuple[int, str]]]] = {}        # target → kernel ("" if the line names none) → lines
         self._parsed: dict[int, Record | None] = {}
         self._families: dict[str, list[str]] | None = None      # kernels by structure
 

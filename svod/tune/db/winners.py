@@ -38,8 +38,8 @@ SLACK = 2.0         # The machine may drift: a paired ratio and the ratio of the
 
 
 class Standing(NamedTuple):
-    """The sort key of a chain under rules 7 and 8: the upper end of the interval of a chain's ratio, whether it is the heuristic's own
-    chain, its length, its text as the database stores it, and its LINEAR digest."""
+    """The values by which rules 7 and 8 compare chains: the upper end of the interval of the ratio, whether the chain is the heuristic's,
+    its length, its text as the database stores it, and its LINEAR digest."""
 
     high: float
     own: bool

@@ -485,8 +485,7 @@ class GuardedBuffers:
         return ""
 
     def damage(self, before: Sequence[Repeated]) -> str:
-        """Say in a sentence what the kernel wrote without permission; "" if nothing. `before`: the contents of the buffers before the
-        run."""
+        """Say in a sentence which forbidden write the kernel made; "" if none. `before`: the contents of the buffers before the run."""
         written = self.overrun()
         if written:
             return written
@@ -575,10 +574,9 @@ def _wrong(buffers: GuardedBuffers, expected: Sequence[Expected], inputs: InputS
 
 def _suspects(reference: Reference, number: int, buffers: GuardedBuffers, baseline: Baseline) -> list[Expected]:
     """The right values of the elements that differ most from the baseline's, and by more than is usual. Two right programs may differ by
-    the sum
-    of two bounds, which is known at the sampled points only: the medians of the bounds, and of the bounds by magnitude, stand for the
-    others. Where only one of the programs has a NaN or an infinity, both may be right. Many such places do not hide those where two numbers
-    differ."""
+    the sum of two bounds, which is known at the sampled points only: the medians of the bounds, and of the bounds by magnitude, stand
+    for the others. Where only one of the programs has a NaN or an infinity, both may be right. Many such elements do not hide the ones
+    where two numbers differ."""
     suspects: list[Expected] = []
     for slot, theirs in baseline.outputs[number].items():
         mine, dtype = buffers.arrays[slot], reference.kernel.params[slot].dtype

@@ -39,7 +39,8 @@ from svod.tune.workers.child import step_limit
 from svod.tune.workers.jobs import machine_name
 
 LOOK_SECONDS = 0.05          # time for which a machine's load is watched when nothing was timed before
-ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")     # reported `host_facts`
+# the facts of `host_facts` that `machine_facts` reports
+ABOUT = ("model", "vendor", "family", "stepping", "microcode", "os", "kernel", "hypervisor", "smt", "numa")
 
 
 _load_since_last_look: Callable[[], MachineLoad] | None = None       # in a bench child

@@ -26,14 +26,14 @@ from svod.tune.workers.executor import Batch, Executor, Kind
 from svod.tune.workers.jobs import WORK_MODULE, Outcome
 
 LOWER_SECONDS = 5.0           # deadline of one lowering
-VERIFY_SECONDS = 60.0         # deadline of one verification, plus
-VERIFY_TIMES = 100            # this many times the candidate's time: a reference computes what the candidate does, and more slowly
-VERIFY_RUN_SECONDS = 5.0      # deadline of one run within a verification, plus
-VERIFY_RUN_TIMES = 10         # this many times the candidate's time
+VERIFY_SECONDS = 60.0         # fixed part of the deadline of one verification
+VERIFY_TIMES = 100            # times the candidate's time, added to that deadline: the reference is slower than the candidate
+VERIFY_RUN_SECONDS = 5.0      # fixed part of the deadline of one run within a verification
+VERIFY_RUN_TIMES = 10         # times the candidate's time, added to the deadline of such a run
 FACTS_SECONDS = 10.0
 RACE_SECONDS = 60.0
 CONFIRM_EXTRA = 30.0          # seconds of a confirmation's deadline beyond its timing
-CONFIRM_EXTRA_ALONE = 5.0     # the same when the finalists are confirmed one by one
+CONFIRM_EXTRA_ALONE = 5.0     # CONFIRM_EXTRA for finalists that are confirmed one by one
 RESTLESS_REPEATS = 1          # repeats of void rounds, after a race in which repeating them did not help
 LEAST_ROUNDS = 6              # least rounds of a confirmation: fewer have no interval of 95 %
 REPEAT_SECONDS = 1.5          # most seconds spent on repeating void rounds: the end of a budget counts on races of about equal length
@@ -57,9 +57,8 @@ class WorkerMeasurer:
     """Does what a search of one kernel decides (`svod.tune.measure.measurer.Measurer`), on an executor that others may share.
 
     `sizes`: the sizes at which a kernel with variables is timed; by default they come from its bounds. `shrink`: time slices of long
-    kernels while screening
-    and racing. The first candidate that is screened is the heuristic's. `end` tells when, on the monotonic clock, answers that are still
-    missing are given up, whatever the workers do."""
+    kernels while screening and racing. The first candidate that is screened is the heuristic's. `end` returns the time, on the monotonic
+    clock, at which answers that are still missing are given up, whatever the workers do."""
 
     module = WORK_MODULE        # import path of the jobs' module
     compile_job = "compile_candidate"
@@ -183,7 +182,7 @@ class WorkerMeasurer:
         return _chain(candidate), passes
 
     def _homes(self, candidates: Sequence[Candidate]) -> list[str]:
-        """For each candidate the worker that lowered it and still has its program; "" where none did."""
+        """For each candidate the worker that lowered it, and may still have its program; "" where none did."""
         return [self.lowered_by.get(c.digest, "") for c in candidates]
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
@@ -290,8 +289,7 @@ class WorkerMeasurer:
         return outcome
 
     def _verification(self, c: Candidate, outcome: Outcome) -> Verification:
-        """Turn the outcome of a verification job into a Verification of `c`. The first candidate that is right becomes the baseline of
-        others."""
+        """Turn the outcome of a job into a Verification of `c`. The first candidate that is right becomes the baseline of others."""
         if not outcome.ok:
             failure = failure_of(outcome)
             return Verification(None, "run on the inputs of verification", failure.reason, failure.status)

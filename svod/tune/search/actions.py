@@ -252,8 +252,7 @@ def reference_actions(state: Scheduler, *, padto: bool = False) -> Iterator[Opt]
 
 # -- mutations ----------------------------------------------------------------------------------------------------------------
 def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
-    """The amounts to which a mutation may change one amount: its double, its half, the next divisors of the extent, one vector more or
-    less."""
+    """The amounts to which a mutation may change one: its double, its half, the next divisors of the extent, one vector more or less."""
     n = extent if amount == WHOLE else amount
     below = [d for d in divisors(extent) if 1 < d < n]
     above = [d for d in divisors(extent) if d > n]

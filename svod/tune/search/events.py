@@ -138,8 +138,8 @@ def nobody(event: SearchEvent) -> None:
 
 
 def debug_line(event: SearchEvent, config: BeamConfig) -> str | None:
-    """The line that is printed for an event: with BEAM_DEBUG=1 each round and the end of each kernel, with 2 what became of each candidate
-    too; with BEAM_LOG_SURPASS_MAX the candidates that a limit drops. None: nothing."""
+    """The line that is printed for an event: with BEAM_DEBUG=1 each round and the end of each kernel, with 2 also the outcome of each
+    candidate; with BEAM_LOG_SURPASS_MAX the candidates that a limit drops. None: nothing is printed."""
     level = config.debug
     if level >= 1 and isinstance(event, RoundFinished):
         return (f"round {event.round}: {event.proposed} proposed, {event.timed} timed, {event.failed} failed, best {in_words(event.best)}: "

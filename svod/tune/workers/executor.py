@@ -63,7 +63,7 @@ OVERDUE = 3.0               # seconds after all deadlines of a compile worker's 
 OVERDUE_POLL = 1.0          # seconds between looks for such items
 CLOSE_SECONDS = 2.0         # time for workers to end before their surroundings are killed
 CLOSED = Outcome("lost", kind="closed")
-SWITCH_SECONDS = 5e-4       # thread switch interval while an executor is open; Python's default, 5 ms, delays every item
+SWITCH_SECONDS = 5e-4       # Python's thread switch interval while an executor is open; the default, 5 ms, delays every item
 SHARED_BELOW = 8            # with fewer cores than this, compilers are idle during timing
 
 
@@ -552,7 +552,7 @@ class DispatchingExecutor(Executor):
         return False
 
     def _lose(self, carrier: Carrier) -> None:
-        """Note that a carrier has lost its worker and is starting another."""
+        """Note that a carrier has no worker for now."""
         with self._changed:
             self._up.discard(carrier.name)
             self._note(carrier, "starting")

@@ -421,9 +421,7 @@ class RayExecutor(DispatchingExecutor):
         return [c for c in self._carriers if c.kind == kind]
 
     def _places(self, kind: Kind) -> dict[str, int]:
-        """The number of workers of a kind that each node takes. Nodes with the bench resource time; if no node ever had it, this process's
-        node.
-        """
+        """The number of workers of a kind that each node takes. Nodes with the resource BENCH time; if none ever had it, this process's."""
         alive = {n["NodeID"]: n["Resources"] for n in self._nodes if n["Alive"]}
         if kind == "compile":
             return {node: int(has["CPU"]) for node, has in alive.items() if has.get("CPU", 0) >= 1}

@@ -70,8 +70,7 @@ class Strategy(Protocol):
 
 
 class Proposer(ABC):
-    """The base of all strategies. It tracks the known and the waiting candidates, and chooses among the measured ones those to race and
-    keep."""
+    """The base of all strategies. It tracks the known and the waiting candidates, and chooses which measured ones to race and keep."""
 
     def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         self.base, self.config = base, config
