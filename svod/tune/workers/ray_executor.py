@@ -289,6 +289,8 @@ class _RayCarrier:
             owner, times = self._owner, self.kind == "bench"
             self._actor = ray.remote(**owner.options(self))(RayWorker).remote(owner.config, owner.device, times, owner.yields)
             theirs = self._await(self._actor.hello.remote())
+            self._check_version(theirs)
+            self._await(self._actor.wait_until_ready.remote())
         except ray.exceptions.RayTaskError as e:
             self._drop()
             self._hopeless = TuneError(f"a worker cannot work: {e.cause}")
@@ -301,17 +303,19 @@ class _RayCarrier:
             self._failures += 1
             self._drop()
             raise WorkerLost(_first_line(e)) from e
-        different = mismatch(identity(), theirs)
-        if different:
-            self._drop()
-            todo = "start this program again" if self._owner.embedded else "install the same version on every node"
-            self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; {todo}")
-            raise self._hopeless
         if self.kind == "bench" and not self._owner.embedded:
             self.target = ray.get(self._actor.target.remote(), timeout=OUTER_GRACE)
         self._failures = 0
         self.host, self.cores = "" if theirs["machine"] == machine_name() else theirs["machine"], int(theirs["cores"])
         return self._actor
+
+    def _check_version(self, theirs: dict[str, str]) -> None:
+        """Drop an actor that runs another svod, and raise TuneError."""
+        if different := mismatch(identity(), theirs):
+            self._drop()
+            todo = "start this program again" if self._owner.embedded else "install the same version on every node"
+            self._hopeless = TuneError(f"the worker on {theirs['host']} is another svod: {different}; {todo}")
+            raise self._hopeless
 
     def _await_node(self) -> None:
         """Wait for a node with a place. Raises TuneError where none joins in time."""

@@ -33,9 +33,12 @@ class RayWorker:
         self._yields = yields and not times and usable_cores() < SHARED_BELOW
 
     def hello(self) -> dict[str, str]:
-        """This worker's `jobs.identity` and host, once the first item can start at once. Raises TuneError when children cannot start."""
-        self._server.wait_until_ready()
+        """This worker's `jobs.identity` and host."""
         return {**identity(), "host": platform.node(), "machine": self._machine, "cores": str(usable_cores())}
+
+    def wait_until_ready(self) -> None:
+        """Wait until an item can start at once. Raises TuneError when children cannot start."""
+        self._server.wait_until_ready()
 
     def target(self) -> Target:
         """The target for which this machine times programs. Called after `hello` has shown that it runs the same svod."""
