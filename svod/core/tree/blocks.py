@@ -4,8 +4,8 @@
       Loop r0 (4096)          →       Loop r0 (4096), blocks of 64
         Accumulate                      Accumulate
 
-A block has accumulators of its own, which are added to those around it. Where accumulators lie in memory, each run of the loops inside may
-be a block as well."""
+Each block sums into new accumulators, which are then added to the accumulators of the loops around it. Accumulators that lie in memory are
+read and written once per run of the inner loops; each such run may be a block too."""
 from __future__ import annotations
 
 from math import prod
@@ -19,24 +19,24 @@ from svod.core.tree.tails import is_split
 
 
 def blocks(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Cut the long sums of all phases."""
+    """Cut the long sums of all phases into blocks; phases come back unchanged where no stage has a rule for its sums."""
     if all(stage.sum_rule is None for stage in maker.kernel.stages):
         return phases
     return tuple([p._replace(launch=with_bodies(_Blocks(p.split).body, p.launch)) for p in phases])
 
 
 class _Blocks:
-    """Cuts the sums of one phase, whose reduction may be split."""
+    """Cuts the sums of one phase. `split`: how cores or groups share its reduction; None if they do not."""
 
     def __init__(self, split: Split | None) -> None:
         self.split = split
 
     def body(self, body: Body) -> Body:
-        """A body whose sums are cut."""
+        """Cut the sums of a body: of its stages and of its loops."""
         return Body(tuple([self._compute(c) for c in body.stages]), self._inner(body.inner))
 
     def _compute(self, node: Compute) -> Compute:
-        if is_derived(node.nest.r.stage):       # a copy sums nothing
+        if is_derived(node.nest.r.stage):       # a copy has no sums
             return node._replace(before=tuple([self._compute(c) for c in node.before])) if node.before else node
         assert node.body is not None
         return node._replace(body=self.body(node.body))
@@ -53,7 +53,7 @@ class _Blocks:
         return node._replace(inner=self._cut(node.inner, nest))
 
     def _nest(self, node: Reduction) -> BlockedNest | None:
-        """How the loops of a reduction are cut; None where its order of additions is free."""
+        """Decide how the loops of a reduction are cut. None: the order of its additions is free, so nothing is cut."""
         rule, frame = node.frame.r.stage.sum_rule, node.frame
         if rule is None:
             return None
@@ -76,7 +76,7 @@ class _Blocks:
         return blocked_nest(rule, iterations, unrolled, end if end < len(frame.loops) else -1)
 
     def _cut(self, node: Inner, nest: BlockedNest | None) -> Inner:
-        """The loops of a reduction with their blocks, and the sums of the stages inside of them."""
+        """Give the loops of a reduction, and the stages computed inside them, their blocks."""
         if isinstance(node, Accumulate):
             return node if nest is None else node._replace(blocks=nest.positions.sizes)
         if isinstance(node, Update):
@@ -92,7 +92,7 @@ class _Blocks:
 
 
 def _has_stages(node: Inner) -> bool:
-    """Whether stages are computed inside of the loops of a reduction."""
+    """Whether any stage is computed inside the loops of a reduction."""
     if isinstance(node, Loop):
         return bool(node.body.stages) or _has_stages(node.body.inner)
     return isinstance(node, Update) and _has_stages(node.inner)

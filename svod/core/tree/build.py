@@ -1,4 +1,4 @@
-"""The loop tree of a state as its placements and orders say: every stage at the point where its readers need it, every loop whole.
+"""The loop tree of a state before any pass: each stage stands at the loop where its readers need it, and no loop has a tail yet.
 
     s1 read by out as s1[o1, r0], STAGE(s1, o1)
 
@@ -9,8 +9,8 @@
           Loop r0
             Accumulate
 
-The passes of `svod.core.tree.passes` make of it what runs. A tail has bodies with stages of their own, as they are smaller there:
-`TreeMaker.cut_nests` has their regions."""
+The passes of `svod.core.tree.passes` turn it into the tree that runs. A tail has its own body, with smaller regions of the stages inside
+it: `TreeMaker.cut_nests` computes these regions."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ Nests = Mapping[int, StageNest]
 
 
 class TreeMaker:
-    """Makes bodies of stages."""
+    """Builds the loop tree of one state: its phases, and the bodies inside their loops."""
 
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
@@ -59,7 +59,7 @@ class TreeMaker:
         self.checks = checks_of(state, self.nest)
 
     def phases(self) -> tuple[Phase, ...]:
-        """All phases, those that run once first."""
+        """The phases of the state. Phases that run once, at prepare, come first."""
         once = {s: is_computed_once(self.state, self.placement, s) for s in self.placement.roots}
         return tuple([phase for s in sorted(self.placement.roots, key=lambda s: not once[s]) for phase in self._phases_of(s, once[s])])
 
@@ -76,7 +76,8 @@ class TreeMaker:
                 Phase(s, PhaseKind.COMBINE, is_once, Launch(second, 0, self.loops_alone(second)))]
 
     def _split(self, r: ResolvedStage, axis: int, parts: int) -> Split:
-        """A reduction cut into at most `parts` parts, of whole iterations of its outermost loop."""
+        """Cut a reduction into at most `parts` parts. Each but the last has the same number of positions: whole iterations of its outermost
+        loop."""
         extent = self._spanned(r.stage.index, axis)
         step = fit(self.state, self.state.axis_rows[axis], extent)[0].stride
         chunk = -(-extent // (parts * step)) * step
@@ -84,7 +85,7 @@ class TreeMaker:
 
     # -- frames -----------------------------------------------------------------------------------------
     def frame(self, nest: StageNest) -> Frame:
-        """The loops of a stage whose loops are rows of the state, or one thread's part of them."""
+        """The loops of a stage whose loops are rows of the state. With groups of threads: the loops of one thread."""
         state, r, s = self.state, nest.r, nest.r.stage.index
         bounds = (*nest.region, *[self._spanned(s, a) for a in r.stage.reds])
         part = thread_part(state, r, nest.axes, bounds)
@@ -97,27 +98,28 @@ class TreeMaker:
         return self.make_frame(r, part.pieces, part.bounds, part.apart, axis, row, vector_width(state, r), tuple(loops))
 
     def root_copy(self, nest: StageNest) -> Frame:
-        """The loops of a copy that is a phase."""
+        """The loops of a copy that is a phase of its own."""
         assert nest.layout is not None, "a copy lies in memory"
         copy = stage_copy(self.state, nest.r, list(nest.layout.extents), self.layouts, nest.layout, self.state.target.has_groups)
         return self.copy_frame(nest.r, copy, nest.layout.extents, nest.layout.order)
 
     def _combining_frame(self, r: ResolvedStage, parts: int) -> Frame:
-        """The loops that combine the parts of sums. Nothing is computed twice in place."""
+        """The loops of the phase that combines the partial results of a split reduction. If the kernel writes one of its inputs, no
+        position is computed twice."""
         combined, copy, extents, order = combining(self.state, r, parts)
         fixed = {a: e for a, e, own in zip(r.stage.outs, extents, copy.axes, strict=False) if not is_exact(own, e)}
         return self.copy_frame(combined, copy, extents, order, self.checks.fixing(fixed) if self.kernel.written else None)
 
     def copy_frame(self, r: ResolvedStage, copy: CopyLoops, extents: tuple[int, ...], order: tuple[int, ...],
                    checks: Checks | None = None) -> Frame:
-        """The loops of a copy of `extents` positions whose dims lie in `order`."""
+        """The loops of a copy of `extents` positions. `order`: its axes, outermost loop first."""
         loops = tuple([StageLoop(a, copy.axes[a][0], NO_POINT) for a in order])
         return self.make_frame(r, tuple(copy.axes), extents, (0,) * len(extents), copy.vector, COPY_VECTOR, copy.width, loops, checks)
 
     def make_frame(self, r: ResolvedStage, pieces: tuple[tuple[EmittedLoop, ...], ...], bounds: tuple[int, ...], apart: tuple[int, ...],
                    lane: int, vector_row: int, width: int, loops: tuple[StageLoop, ...], checks: Checks | None = None) -> Frame:
-        """A frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1. `checks`: of this stage
-        alone."""
+        """Build a frame. `lane`: the local axis that is the vector if its row `vector_row` has several positions, or -1. `checks`: the
+        checked positions of this stage; None takes those of the whole state."""
         vector = next((p for p in pieces[lane] if p.row == vector_row), None) if lane >= 0 else None
         vector_axis = lane if vector is not None and vector.extent > 1 else -1
         unsafe, _, fixed = checks or self.checks
@@ -130,19 +132,19 @@ class TreeMaker:
 
     # -- bodies -----------------------------------------------------------------------------------------
     def body(self, frame: Frame, k: int, nests: Nests) -> Body:
-        """The body inside the first `k` loops of a stage."""
+        """The body inside the outermost `k` loops of a stage: the stages that are placed there, then the next loop."""
         s, point = frame.r.stage.index, frame.loops[k - 1].point if k else 0
         children = self.placement.children.get((s, point), ()) if point != NO_POINT else ()
         return Body(tuple([self.compute(c, nests) for c in children]), self._inner(frame, k, nests))
 
     def _inner(self, frame: Frame, k: int, nests: Nests) -> Inner:
-        """The next loop of a stage; behind its output loops its reduction, or what it stores."""
+        """The next loop of a stage. Inside all output loops: its reduction, or a store if it has none."""
         if k < len(frame.loops) and frame.loops[k].axis < frame.num_outs:
             return Loop(frame, k, self.body(frame, k + 1, nests))
         return self._reduction(frame, k, nests) if frame.r.reductions else Store(frame)
 
     def _reduction(self, frame: Frame, k: int, nests: Nests) -> Reduction:
-        """The loops from number `k` on, the first of which reduces."""
+        """A reduction over loop `k` and the loops inside it. Output loops among them need accumulators in memory: `Reduction.in_memory`."""
         outs, loops = frame.num_outs, frame.loops
         wide = [j for j in range(k, len(loops)) if loops[j].axis < outs and loops[j].piece.extent > 1]
         if not wide:
@@ -151,12 +153,12 @@ class TreeMaker:
         return Reduction(frame, tuple([j for j in range(k, end) if loops[j].axis < outs]), self.inside_reduction(frame, k, end, nests))
 
     def loops_alone(self, frame: Frame) -> Body:
-        """The loops of a stage in which no others are computed: of a copy, or of what combines the parts of a sum."""
+        """The loops of a stage without stages inside them. For copies, and for the phase that combines partial results."""
         return Body((), self._inner(frame, 0, {}))
 
     def inside_reduction(self, frame: Frame, k: int, end: int, nests: Nests) -> Inner:
-        """The loops of a reduction from number `k` on. `end`: the number of the loop inside which accumulators are read from memory; -1:
-        they are carried."""
+        """The loops of a reduction from number `k` on. `end`: accumulators in memory are read and written just outside loop number `end`;
+        -1: they are carried in registers."""
         if k == end:
             return Update(self.inside_reduction(frame, k, -1, nests))
         if k == len(frame.loops):
@@ -166,7 +168,7 @@ class TreeMaker:
         return Loop(frame, k, Body(tuple([self.compute(c, nests) for c in children]), self.inside_reduction(frame, k + 1, end, nests)))
 
     def compute(self, s: int, nests: Nests) -> Compute:
-        """A stage where its readers need it."""
+        """The node that computes a stage for its readers."""
         nest = nests[s]
         if not is_derived(nest.r.stage):
             frame = self.frame(nest)
@@ -182,10 +184,10 @@ class TreeMaker:
         return Compute(nest, frame, self.loops_alone(frame), before, layout)
 
     def _layout(self, nest: StageNest) -> Layout:
-        """How what one computation of a stage writes lies in memory. It may differ between the places where the stage is computed: tiles
-        are whole only where the region starts at 0."""
+        """The memory layout of the region that one computation of a stage writes. A stage computed at several places of the tree may have
+        several layouts: one in tiles needs a region that starts at 0."""
         s, extents = nest.r.stage.index, tuple([extent for _, extent in nest.written])
-        whole = self.nest.stages[s].layout      # a tail fills a part of the same area
+        whole = self.nest.stages[s].layout      # a tail writes a part of the same area, so its rows and tiles have to match
         if nest.space not in OF_GROUP or whole is None:
             dim = -1 if self.state.target.has_groups else self.layouts.tiles[s].dim
             return lay_out(self.state, self.layouts, s, extents, dim >= 0 and nest.written[dim].start == ({}, 0))
@@ -198,15 +200,16 @@ class TreeMaker:
 
     # -- smaller bodies ---------------------------------------------------------------------------------
     def has_stages(self, s: int, point: int) -> bool:
-        """Whether stages are computed inside a loop of a stage: at `point`, or deeper."""
+        """Whether any stage is computed inside the loop of stage `s` at depth `point`, or deeper."""
         return any(q == s and depth >= point for path in self.placement.paths if path for q, depth in path)
 
     def cut(self, frame: Frame, a: int) -> Cut:
-        """The loops over a local axis of a frame, those that are bound to threads among them."""
+        """The loops over a local axis of a frame, including the ones that are bound to threads."""
         bound = [p for p in self.nest.stages[frame.r.stage.index].axes[a] if p.role in BLOCK_ROLES]
         return Cut((*bound, *frame.pieces[a]), frame.bounds[a])
 
     def cut_nests(self, s: int, cuts: Cuts) -> Nests:
-        """The nests of the stages in the phase of stage `s`, where loops are shorter than the state says."""
+        """The loop nests of all stages in the phase of stage `s`, with the shorter loops that `cuts` gives: regions inside them are
+        smaller."""
         root = phase_of(self.placement, s)
         return LoopNestMaker(self.state, cuts, self.nest.stages).make(stages_of(self.state, self.placement, root)).stages

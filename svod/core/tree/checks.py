@@ -18,25 +18,25 @@ from svod.core.kernel.scheduler import Scheduler
 
 
 class Checks(NamedTuple):
-    """What is checked of a state."""
+    """Which axes of a state need a check of their positions, or must not compute any position twice."""
 
     unsafe: Mapping[int, int]       # axis → the extent that its positions are checked against
-    below: frozenset[int]           # those of them whose positions may also be negative: read backwards
+    below: frozenset[int]           # axes of `unsafe` whose positions may also be negative, as they are read backwards
     fixed: frozenset[int]           # axes whose last tile must not be moved back
 
     def fixing(self, extents: Mapping[int, int]) -> Checks:
-        """The same, where no position of some more axes is computed twice; those beyond their `extents` are masked."""
+        """Add axes that must not compute any position twice, with their extents: positions beyond these are masked."""
         return Checks({**self.unsafe, **extents}, self.below, self.fixed.union(extents))
 
 
 def checks_of(state: Scheduler, nest: LoopNest) -> Checks:
-    """What is checked of a state, whose loop nest is given."""
+    """Find the checks of a state. `nest`: its loop nest."""
     found = _Checker(state, nest)
     return Checks(found.unsafe, frozenset(found.below), frozenset(found.fixed))
 
 
 class _Checker:
-    """Finds what is checked, stage by stage."""
+    """Finds the checks of a state, stage by stage."""
 
     def __init__(self, state: Scheduler, nest: LoopNest) -> None:
         self.state, self.kernel = state, state.kernel
@@ -44,7 +44,7 @@ class _Checker:
         self.unsafe: dict[int, int] = {}
         self.below: set[int] = set()
         self.fixed: set[int] = set()
-        for s in reversed(state.kernel.stages):         # readers before what they read
+        for s in reversed(state.kernel.stages):         # readers come before the stages that they read
             if self.placement.paths[s.index] is None:
                 continue
             r = self.placement.stage(s.index)
@@ -55,8 +55,8 @@ class _Checker:
             self._check_reads(r)
 
     def _check_axis(self, r: ResolvedStage, axis: int) -> None:
-        """Check an axis of the state where it was padded, where variables end it, and where moving back its last tile would compute
-        something twice that the kernel reads and writes."""
+        """Mark an axis as checked if it was padded, if its extent depends on variables, or if its last tile must not be moved back: that
+        would compute positions twice that the kernel both reads and writes."""
         state, kernel, s = self.state, self.kernel, r.stage.index
         extent = spanned(state, self.placement, s, axis)
         is_root, reduces, varies = self.placement.paths[s] == (), axis in r.stage.reds, kernel.axes[axis].bound is not None
@@ -69,14 +69,14 @@ class _Checker:
         if in_place and not reduces and not is_exact(fit(state, state.axis_rows[axis], extent), extent):
             self.fixed.add(axis)
         if varies and not reduces and is_root:
-            self.fixed.add(axis)    # where the last tile ends is known when it runs
+            self.fixed.add(axis)    # the start of the last tile is known only at run time
         chosen = state.dots[s]
         padded = state.pads[axis] and not (chosen and chosen.axis == axis)
         if padded or (axis in self.fixed and not (covered and is_root)) or varies:
             self.unsafe[axis] = kernel.axes[axis].extent
 
     def _check_packed(self, r: ResolvedStage) -> None:
-        """Check the axes of a packed operand that are padded: its last group or tile is not full."""
+        """Mark the padded axes of a packed operand as checked: its last group or tile is not full."""
         packed = self.layouts.packed.get(r.stage.index)
         if packed is not None:
             for dim, axis in enumerate(r.stage.outs):
@@ -85,7 +85,7 @@ class _Checker:
                     self.unsafe[axis] = extent
 
     def _check_reads(self, r: ResolvedStage) -> None:
-        """Check stages that are read at checked positions."""
+        """Mark the axes of stages as checked that are read at checked positions."""
         for node in r.nodes:
             if node.kind != "read":
                 continue

@@ -1,9 +1,11 @@
-"""The loops of the phase that combines the parts of a cut sum. They follow from how the parts lie in memory, not from the state's rows.
+"""The loops of the phase that combines the partial results of a split reduction. They follow from the memory layout of these partial
+results, not from the state's rows.
 
     y[i] = Σ x[i, k], THREAD(r0, 3)     Phase out, partial results:   p[part, i] = Σ over the part's k
                                         Phase out, combined results:  Launch o0 by vectors; Loop part (3): y[i] += p[part, i]
 
-Few parts are added in straight-line code. On a grid a subgroup may take the parts of a result in turn.
+Up to `MOST_UNROLLED` parts are added in straight-line code, more in a loop. On a grid the threads of a subgroup may share the parts of one
+result.
 """
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ from svod.core.kernel.kernel import LinearIndex, Node, ReduceNode, ResolvedStage
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, vector_width
 from svod.core.kernel.scheduler import LOOP, UNROLL, Scheduler
 
-MOST_UNROLLED = 8           # parts of a result that a thread adds without a loop
+MOST_UNROLLED = 8           # largest number of parts of one result that a thread adds without a loop
 
 
 def index_of_parts(extents: list[int]) -> LinearIndex:
-    """The element of a position of an output of some extents, and of a part, among all parts: they lie one behind the other."""
+    """The element number of (position of the output, part) in the temporary that holds all partial results: one whole output after the
+    other, the part as the last axis."""
     coefs, total = [], 1
     for a in reversed(range(len(extents))):
         coefs.append((a, total))
@@ -28,8 +31,8 @@ def index_of_parts(extents: list[int]) -> LinearIndex:
 
 
 class Combining(NamedTuple):
-    """A stage as a reduction of the parts of its sums. The last axis is that of the parts; the stride of its piece is the number of threads
-    that take them in turn."""
+    """A stage as a reduction over its partial results. The last axis counts the parts; the stride of its loop is the number of threads that
+    take the parts in turn."""
 
     r: ResolvedStage
     copy: CopyLoops
@@ -38,7 +41,7 @@ class Combining(NamedTuple):
 
 
 def combining(state: Scheduler, r: ResolvedStage, parts: int) -> Combining:
-    """The loops that combine so many parts of an output's sums."""
+    """Build the loops that combine `parts` partial results of each position of an output."""
     extents = [state.kernel.axes[a].extent for a in r.stage.outs]
     index, part, width, on_grid = index_of_parts(extents), len(extents), vector_width(state, r), state.target.has_groups
     combined = _combined(r, index)
@@ -53,7 +56,8 @@ def combining(state: Scheduler, r: ResolvedStage, parts: int) -> Combining:
 
 
 def _combined(r: ResolvedStage, index: LinearIndex) -> ResolvedStage:
-    """A stage as a reduction of the parts of its sums, over one more axis. A node of a part has the reduction and its component."""
+    """Turn a stage into a reduction of its partial results over one more axis. The `arg` of a "part" node is (number of the reduction,
+    component)."""
     nodes, reductions, axes = list(r.nodes), [], (*r.stage.outs, -1)
     for k, red in enumerate(r.reductions):
         first = len(nodes)

@@ -1,4 +1,4 @@
-"""Which positions of a stage are known to be inside of an extent that a variable ends, at a place of the tree."""
+"""Axes whose extent depends on a variable: which positions of a stage are known to be inside that extent, at one place of the loop tree."""
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -6,24 +6,25 @@ from collections.abc import Mapping
 from svod.core.kernel.kernel import ResolvedStage
 from svod.core.tree.build import Nests, TreeMaker
 
-Safe = Mapping[int, frozenset[int]]     # by open stage its local axes all of whose positions are inside
+Safe = Mapping[int, frozenset[int]]     # open stage → its local axes all of whose positions are inside their extents
 
 
 def safe_axes(maker: TreeMaker, nests: Nests, safe: Safe, s: int) -> frozenset[int]:
-    """The local output axes of a stage of which only positions inside are computed: a region of all positions is wider than what is
-    read."""
+    """The local output axes of a stage that are computed inside their extents only. An axis whose region spans all positions is never among
+    them: the region may be wider than the extent."""
     region = nests[s].region
     return frozenset([i for i, e in enumerate(region) if e < readable(maker, s, i) and is_read_inside(maker, nests, safe, s, i)])
 
 
 def readable(maker: TreeMaker, s: int, dim: int) -> int:
-    """The positions of a dim of a staged value that may be read: whole groups for a dot instruction."""
+    """How many positions of a dim of a staged value may be read: the extent, or, for operands of dot instructions, padded to whole
+    groups."""
     packed = maker.layouts.packed.get(s)
     return (packed.padded_to(dim) if packed is not None else 0) or maker.kernel.axes[maker.kernel.stages[s].outs[dim]].extent
 
 
 def is_read_inside(maker: TreeMaker, nests: Nests, safe: Safe, s: int, dim: int) -> bool:
-    """Whether the readers of a stage ask only for positions inside its dim, which variables end."""
+    """Whether a dim's extent depends on variables and all readers stay inside it."""
     if maker.kernel.axes[maker.kernel.stages[s].outs[dim]].bound is None:
         return False
     return all(not lin.atoms and all(_stays_inside(maker, nests, safe, r, a) for a, _ in lin.coefs)
@@ -31,8 +32,8 @@ def is_read_inside(maker: TreeMaker, nests: Nests, safe: Safe, s: int, dim: int)
 
 
 def is_read_beyond(maker: TreeMaker, nests: Nests, safe: Safe, s: int, dim: int) -> bool:
-    """Whether readers of a stage may ask for positions outside of its region: it is the whole dim and they go beyond its end, or the last
-    iteration of a reduce loop, that variables end, covers more than there is."""
+    """Whether readers of a stage may ask for positions outside its region. Two cases: the region is the whole dim and readers go beyond its
+    end; or the last iteration of a reduce loop whose extent depends on variables covers more than is left."""
     if any(a >= len(r.stage.outs) and maker.kernel.axes[r.axes[a]].bound is not None
            for r, node in maker.placement.reads_of(s) for a, _ in node.dims[dim].coefs):
         return True
@@ -43,7 +44,7 @@ def is_read_beyond(maker: TreeMaker, nests: Nests, safe: Safe, s: int, dim: int)
 
 
 def _stays_inside(maker: TreeMaker, nests: Nests, safe: Safe, r: ResolvedStage, a: int) -> bool:
-    """Whether a stage, open or not, has only positions of local axis `a` that are inside."""
+    """Whether a stage computes only positions of local axis `a` that are inside its extent. The stage's loops may be open or not."""
     if r.axes[a] not in maker.checks.unsafe:
         return True
     q = r.stage.index

@@ -6,9 +6,9 @@
           Loop o2
             Store
 
-On CPUs a launch has as many loops as give each core enough iterations; on grids it has all output loops up to one with stages inside. Where
-a mask leaves the last rows the most work, the last iterations run first. Where an output is stored past the caches and its last vector is
-not aligned, the last iteration has a body of its own.
+On CPUs a launch takes outer loops until each core has enough iterations; on grids it takes all output loops up to the first that has stages
+inside. If a mask gives the last rows the most work, the last iterations run first. If non-temporal stores need aligned vectors and only the
+last one is not, the last iteration has a second body.
 """
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from svod.core.kernel.scheduler import cores_of
 from svod.core.tree.build import TreeMaker
 from svod.core.tree.nodes import Body, Frame, Launch, Loop, Phase, PhaseKind
 
-MIN_ITERATIONS = 64             # iterations per core that a phase offers at least, so that cores and slices have something to share
-FEW_SUMS = 1 << 14              # sums of a reduction cut over cores below which one core combines their parts
+MIN_ITERATIONS = 64             # least number of iterations per core, so that cores have enough to share
+FEW_SUMS = 1 << 14              # results; below so many, one core combines the partial results of a split reduction
 
 
 def launch(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Give every phase its launch."""
+    """Make the outermost output loops of every phase its launch."""
     return tuple([p._replace(launch=_launched(maker, p, p.launch)) for p in phases])
 
 
 def cores_of_phase(maker: TreeMaker, phase: Phase) -> int:
-    """The cores that share a phase; 1 on a grid. A phase that runs at prepare takes all cores of the machine; one core combines the parts
-    of few sums."""
+    """The number of cores that share a phase; 1 on a grid. A phase that runs at prepare takes all cores of the machine. A phase that
+    combines the parts of few sums takes one."""
     if maker.state.target.has_groups:
         return 1
     if phase.kind is PhaseKind.COMBINE and prod([maker.kernel.axes[a].extent for a in maker.kernel.stages[phase.stage].outs]) < FEW_SUMS:
@@ -51,8 +51,8 @@ def _launched(maker: TreeMaker, phase: Phase, one: Launch) -> Launch:
 
 
 def launched_loops(maker: TreeMaker, frame: Frame, parts: int | None, cores: int) -> int:
-    """How many loops make the launch of a stage on so many cores. `parts`: the number of parts of a cut reduction, each of which runs these
-    loops; None where nothing is cut."""
+    """How many outermost loops of a stage form its launch. `parts`: the number of parts of a split reduction, each of which runs all these
+    loops; None if the reduction is not split."""
     on_grid, count, iterations = maker.state.target.has_groups, 0, parts or 1
     if parts is not None and not on_grid:
         return 0
@@ -61,7 +61,7 @@ def launched_loops(maker: TreeMaker, frame: Frame, parts: int | None, cores: int
             break
         innermost = count == len(frame.loops) - 1
         if count and not on_grid and (iterations >= MIN_ITERATIONS * cores or (innermost and iterations >= 4 * cores)):
-            break   # enough to share; the innermost loop stays a loop
+            break   # enough iterations to share; with four per core already, the innermost loop stays a loop
         iterations *= loop.piece.extent
         count += 1
         if (frame.r.stage.index, loop.point) in maker.placement.children:
@@ -78,7 +78,8 @@ def _inside(body: Body, count: int) -> Body:
 
 
 def _longest_first(maker: TreeMaker, frame: Frame) -> frozenset[int]:
-    """The local axes along which a mask leaves the last rows the most blocks. These rows run first, so that the last groups are short."""
+    """The local axes along which a mask leaves the last rows the most blocks to compute. These rows run first, so that the groups that
+    finish last are the short ones."""
     if not maker.state.target.has_groups or not frame.r.stage.is_output:
         return frozenset()
     limits = masked_limits(maker.kernel)

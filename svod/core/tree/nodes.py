@@ -10,8 +10,8 @@
           Tail                        a shorter copy of the body, for the last 2 positions
             Accumulate                16 × 2 positions
 
-A body is what one iteration runs: first the stages that are computed there for their readers, then the next loop, reduction or statement.
-`Frame` is a stage's loops as they are at a place of the tree: a tail has another frame than the loop that it belongs to.
+A body is what one iteration runs: first the stages that are computed there for their readers, then the next loop, reduction or statement. A
+`Frame` describes a stage's loops at one place of the tree: the frame of a tail has smaller loops than that of the loop it belongs to.
 """
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from svod.core.kernel.online import Limit
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP
 
-NO_POINT = -1           # the point of a loop inside which no stage lives: of a copy, or over parts of sums
-UNCHECKED = -1          # the extent against which positions of an axis are checked that are inside anyway
+NO_POINT = -1           # `StageLoop.point` of a loop inside which no stage is computed: in a copy, or over the parts of sums
+UNCHECKED = -1          # `Frame.checked` of an axis whose positions need no check
 
 
 class Ends(Enum):
-    """How the tiles of an axis end at its extent. `Frame.ends` alone decides."""
+    """What happens at the end of an axis that its tiles may not divide. `Frame.ends` alone decides."""
 
     EXACT = "exact"                 # Tiles divide the extent.
     MOVED_BACK = "moved back"       # The last tile begins earlier, and computes some positions again.
@@ -46,23 +46,26 @@ class StageLoop(NamedTuple):
 
     axis: int                       # local axis
     piece: EmittedLoop
-    point: int                      # the depth inside this loop, in the state's order of the stage, where stages live; or NO_POINT
+    # depth of this loop in the order of its stage, counted from 1, which names the place of stages inside it; or NO_POINT
+    point: int
 
 
 class Frame(NamedTuple):
-    """The loops of a stage at a place of the tree, as one thread runs them."""
+    """The loops of a stage at one place of the tree, as one thread runs them."""
 
     r: ResolvedStage
     pieces: tuple[tuple[EmittedLoop, ...], ...]     # per local axis, outermost first
-    bounds: tuple[int, ...]                         # per local axis: positions that it spans here
-    fixed: frozenset[int]                           # local axes of which no position may be computed twice
-    checked: tuple[int, ...]                        # per local axis: the extent that positions are checked against; (): none of them is
+    bounds: tuple[int, ...]                         # per local axis: number of positions that the loops span here
+    fixed: frozenset[int]                           # local axes that must not compute any position twice
+    # per local axis: the extent against which positions are checked, or UNCHECKED; () if no axis is checked
+    checked: tuple[int, ...]
     vector_axis: int                                # the local axis whose positions are lanes, or -1
-    vector_row: int                                 # the row of it that is the vector
+    vector_row: int                                 # the row of the vector axis that is the vector
     width: int                                      # lanes of a vector
     loops: tuple[StageLoop, ...]                    # outermost first
-    apart: tuple[int, ...]                          # per local axis: positions by which the last thread of a group starts later
-    is_aligned: bool = False                        # Tiles are inside, and their vectors begin at multiples of their size in the output.
+    # per local axis: how many positions after the first thread of the group the last one starts
+    apart: tuple[int, ...]
+    is_aligned: bool = False                        # Vectors begin at multiples of their size in the output; no position is beyond the end.
 
     @property
     def num_outs(self) -> int:
@@ -70,7 +73,7 @@ class Frame(NamedTuple):
         return len(self.r.stage.outs)
 
     def ends(self, a: int) -> Ends:
-        """How the tiles of an axis end."""
+        """How the tiles of local axis `a` end."""
         if is_exact(self.pieces[a], self.bounds[a]) or (self.is_aligned and a == self.vector_axis):
             return Ends.EXACT
         if a in self.fixed:
@@ -78,31 +81,31 @@ class Frame(NamedTuple):
         return Ends.MOVED_BACK if a < self.num_outs else Ends.PEELED
 
     def reach(self, a: int) -> int:
-        """Positions that one iteration of the innermost loop of an axis covers."""
+        """Positions that one iteration of the innermost loop of local axis `a` covers."""
         return block_of(self.pieces[a])
 
     def num_loops(self, a: int) -> int:
-        """The number of loops of an axis."""
+        """The number of loops of local axis `a`."""
         return sum(p.role == LOOP for p in self.pieces[a])
 
     def number_of(self, loop: StageLoop) -> int:
-        """The number of a loop among the rows of its axis, as the axis is cut here."""
+        """The index of a loop among the rows of its axis, in this frame."""
         return next(i for i, p in enumerate(self.pieces[loop.axis]) if p.row == loop.piece.row)
 
     def left(self, a: int, at: int) -> int:
-        """Positions of a reduce axis that its rows from number `at` on must cover."""
+        """Positions that the rows of reduce axis `a` from index `at` on must cover."""
         pieces = self.pieces[a]
         return self.bounds[a] if all(p.extent == 1 for p in pieces[:at]) else pieces[at].extent * pieces[at].stride
 
     def vector_stride(self) -> int:
-        """Positions from lane to lane."""
+        """Positions from one lane of the vector to the next."""
         if self.vector_axis < 0:
             return 1
         return next((p.stride for p in self.pieces[self.vector_axis] if p.row == self.vector_row), 1)
 
     def tail_step(self, a: int) -> int:
-        """Positions per iteration for the remainder of the innermost loop of an axis that a variable ends: single positions where grouping
-        does not make them cheaper, a vector where the axis is the vector, half of a tile of accumulators."""
+        """How many positions one iteration covers in the tail of an axis whose extent depends on a variable: a vector on the vector axis,
+        half a tile if there are accumulators, else single positions."""
         reach, pieces = self.reach(a), self.pieces[a]
         if not is_contiguous(pieces):
             return reach
@@ -113,7 +116,7 @@ class Frame(NamedTuple):
         return -(-reach // 2)
 
     def narrowed(self, a: int, step: int) -> Frame:
-        """The frame of iterations of `step` positions of an axis, the last of which may be outside."""
+        """The frame in which an iteration covers only `step` positions of axis `a`. Its last iteration may go beyond the extent."""
         if step == self.reach(a):
             return self
         cut: list[EmittedLoop] = []
@@ -126,7 +129,8 @@ class Frame(NamedTuple):
         return self._replace(pieces=self._with(a, tuple(reversed(cut))))
 
     def shortened(self, a: int, at: int, rest: int) -> Frame:
-        """The frame of the last, shorter iteration of a reduce loop, number `at` of its axis: inner rows are cut to `rest` positions."""
+        """The frame of the last, shorter iteration of a reduce loop. `at`: the index of the loop among the rows of its axis; the rows
+        inside it are cut to `rest` positions."""
         cut = []
         left, stride = rest, 1
         pieces = self.pieces[a]
@@ -146,22 +150,22 @@ class Frame(NamedTuple):
 # -- statements -------------------------------------------------------------------------------------
 
 class Store(NamedTuple):
-    """The positions of a tile are computed and stored."""
+    """Compute the positions of a tile and store them."""
 
     frame: Frame
 
 
 class Accumulate(NamedTuple):
-    """The positions of one iteration are added to the accumulators. `blocks`: sizes of blocks of positions that have accumulators of
-    their own, innermost first."""
+    """Add the positions of one iteration to the accumulators. `blocks`: sizes of the blocks of positions that are summed apart first,
+    innermost first."""
 
     frame: Frame
     blocks: tuple[int, ...] = ()
 
 
 class Update(NamedTuple):
-    """Accumulators in memory are read, `inner` adds to them, and they are written back. `in_block`: `inner` begins with new ones, whose sum
-    is added to memory."""
+    """Read accumulators from memory, let `inner` add to them, and write them back. `in_block`: `inner` starts from zero instead, and its
+    sum is then added to memory."""
 
     inner: Inner
     in_block: bool = False
@@ -170,26 +174,28 @@ class Update(NamedTuple):
 # -- loops ------------------------------------------------------------------------------------------
 
 class Span(Enum):
-    """The iterations of a loop."""
+    """Which iterations of a loop run."""
 
-    ALL = "all"                     # All, or those of a part of a cut reduction.
-    ONCE = "once"                   # A single one: no loop.
-    NEVER = "never"                 # None: the axis is shorter than an iteration, and its tail has it all.
-    TO_LIMIT = "to its limit"       # Up to where a variable says; positions beyond are guarded, or a loop around makes sure there are none.
-    WHOLE = "whole"                 # Those that lie inside of what a variable says; tails have the rest.
-    ALIGNED = "aligned"             # Tiles whose vectors begin at multiples of their size; tails have the ends of the row.
+    ALL = "all"                     # All iterations; in a split reduction, all iterations of one part.
+    ONCE = "once"                   # A single iteration, emitted without a loop.
+    NEVER = "never"                 # None: the axis is shorter than one iteration, so the tail computes all of it.
+    # Up to the extent that a variable gives. Positions beyond it are guarded, unless an outer loop excludes them.
+    TO_LIMIT = "to its limit"
+    WHOLE = "whole"                 # The iterations that lie wholly inside the extent that a variable gives; tails compute the rest.
+    ALIGNED = "aligned"             # Tiles whose vectors are aligned in the output; the tail computes both ends of the row.
 
 
 class When(Enum):
-    """The remainder that a tail is for."""
+    """For how many remaining positions a tail is."""
 
     ANY = "any"
     FEW = "few"                     # At most `FEW_ROWS` positions are left.
-    MANY = "many"                   # More are.
+    MANY = "many"                   # More than `FEW_ROWS` are left.
 
 
 class Tail(NamedTuple):
-    """A copy of a loop's body for positions that its iterations leave. `step`: positions of an iteration."""
+    """A copy of a loop's body for the positions that its whole iterations leave over. `step`: positions that one iteration of the tail
+    covers."""
 
     when: When
     step: int
@@ -201,19 +207,19 @@ class Loop(NamedTuple):
     """A loop of a stage around a body."""
 
     frame: Frame
-    number: int                     # among the loops of its stage
+    number: int                     # index among the loops of its stage
     body: Body
     span: Span = Span.ALL
     tails: tuple[Tail, ...] = ()
-    is_moved_back: bool = False     # The last iteration begins earlier, at run time, where there are positions enough for it.
-    blocks: tuple[int, ...] = ()    # iterations of blocks with accumulators of their own, innermost first
-    window: Window | None = None    # The iterations outside of it add zeros, and are skipped.
-    limits: tuple[Limit, ...] = ()  # Masks that leave nothing of some iterations, which are skipped.
-    ahead: tuple[Compute, ...] = ()     # copies that run ahead of the iteration that reads them
+    is_moved_back: bool = False     # The last iteration begins earlier, so that it ends at the extent; decided at run time.
+    blocks: tuple[int, ...] = ()    # sizes, in iterations, of the blocks that are summed apart, innermost first
+    window: Window | None = None    # Iterations outside this window would add zeros; they are skipped.
+    limits: tuple[Limit, ...] = ()  # Masks; iterations that they mask completely are skipped.
+    ahead: tuple[Compute, ...] = ()     # copies that start iterations before the one that reads them
 
     @property
     def loop(self) -> StageLoop:
-        """The loop as the frame has it."""
+        """The loop's entry in the frame."""
         return self.frame.loops[self.number]
 
     @property
@@ -228,23 +234,23 @@ class Loop(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """Positions from one iteration to the next, as the axis is cut here."""
+        """Positions from one iteration to the next, in this frame."""
         return self.frame.pieces[self.axis][self.frame.number_of(self.loop)].stride
 
     @property
     def whole(self) -> int:
-        """Whole iterations of a reduce loop."""
+        """The number of whole iterations of a reduce loop."""
         return self.frame.left(self.axis, self.frame.number_of(self.loop)) // self.stride
 
     @property
     def rest(self) -> int:
-        """Positions of a reduce loop that whole iterations leave."""
+        """The positions of a reduce loop that whole iterations leave over."""
         return self.frame.left(self.axis, self.frame.number_of(self.loop)) % self.stride
 
 
 class Reduction(NamedTuple):
-    """The reductions of a stage: accumulators begin, `inner` adds to them, and results are stored. `in_memory`: numbers of the output loops
-    inside the reduce loops; each of their iterations has accumulators of its own, in memory."""
+    """The reductions of a stage: initialize accumulators, let `inner` add to them, and store the results. `in_memory`: numbers of the
+    output loops inside the reduce loops; every iteration of these has its own accumulators, in memory."""
 
     frame: Frame
     in_memory: tuple[int, ...]
@@ -252,11 +258,12 @@ class Reduction(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """A stage is computed for its readers. `frame` and `body`: its loops, which are rows of the state, or, for a copy, follow from its
-    layout; None where all threads of a group take parts of a copy in turn. `before`: stages that a copy reads, computed before its loops.
-    `layout`: how it lies in memory, if it does. `in_place`: its elements are computed where they are multiplied, and nothing is stored.
-    `safe`: local axes all of whose positions are inside of extents that variables end. `is_read_beyond`: readers may ask for positions
-    outside of its region."""
+    """Compute a stage for its readers.
+
+    `frame`, `body`: its loops, which are rows of the state; the loops of a copy follow from its layout. None if all threads of a group take
+    parts of a copy in turn. `before`: the stages that a copy reads, computed before its loops. `layout`: of the value in memory, if it is
+    stored there. `in_place`: nothing is stored, each element is computed where it is multiplied. `safe`: local axes all of whose positions
+    are inside extents that depend on variables. `is_read_beyond`: readers may ask for positions outside the region."""
 
     nest: StageNest
     frame: Frame | None = None
@@ -277,7 +284,8 @@ Inner = Loop | Reduction | Store | Accumulate | Update
 
 
 class Body(NamedTuple):
-    """What one iteration runs."""
+    """The content of one iteration of a loop, or of the launch: stages that are computed for their readers, then the next loop or
+    statement."""
 
     stages: tuple[Compute, ...]
     inner: Inner
@@ -286,7 +294,8 @@ class Body(NamedTuple):
 # -- phases -----------------------------------------------------------------------------------------
 
 class Part(NamedTuple):
-    """A loop over what is left of an iteration of a launch along an axis, in steps; `inside`: the same along the next axis, or a body."""
+    """A loop along one axis over the positions of a launch's iteration that is only partly inside. `inside`: loops along the next such
+    axis, or the body."""
 
     axis: int
     when: When
@@ -296,16 +305,17 @@ class Part(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The outermost loops of a phase, whose iterations cores or groups of threads claim: the first `num_loops` ones of the frame."""
+    """The outermost `num_loops` loops of a phase. Cores or groups of threads claim their iterations."""
 
     frame: Frame
     num_loops: int
-    body: Body                              # of an iteration all of whose positions are inside
-    ended: frozenset[int] = frozenset()     # local axes that a variable ends, and all of whose loops are in the launch
-    moved_back: frozenset[int] = frozenset()            # those of them whose last tile begins earlier, at run time
-    partly: tuple[Part, ...] | Body | None = None       # of an iteration only some of whose positions are inside
-    longest_first: frozenset[int] = frozenset()         # local axes whose last iterations run first, as a mask leaves them most
-    last: Body | None = None                # of the last iteration, where its vectors alone are not aligned
+    body: Body                              # for iterations all of whose positions are inside
+    ended: frozenset[int] = frozenset()     # local axes whose extent depends on a variable, with all their loops in the launch
+    moved_back: frozenset[int] = frozenset()            # axes of `ended` whose last tile begins earlier, at run time
+    partly: tuple[Part, ...] | Body | None = None       # for iterations only some of whose positions are inside
+    # local axes whose last iterations run first, because a mask leaves them the most work
+    longest_first: frozenset[int] = frozenset()
+    last: Body | None = None                # for the last iteration, if its vectors are the only ones that are not aligned
 
     @property
     def loops(self) -> tuple[StageLoop, ...]:
@@ -314,7 +324,7 @@ class Launch(NamedTuple):
 
     @property
     def iterations(self) -> int:
-        """The number of iterations, of a whole reduction."""
+        """The number of iterations of the launch; for a split reduction, of one part."""
         return prod(loop.piece.extent for loop in self.loops)
 
 
@@ -328,15 +338,16 @@ class PhaseKind(Enum):
 
 
 class Split(NamedTuple):
-    """A reduction cut into parts, one iteration of its phase each."""
+    """A reduction that is split into parts; every part is an iteration of the phase's launch."""
 
     axis: int               # local axis
-    chunk: int              # positions of a part
+    chunk: int              # positions of one part
     parts: int
 
 
 class Phase(NamedTuple):
-    """One launch of a program. `is_once`: it reads constants alone, and runs at prepare. `split`: how its reduction is cut."""
+    """One launch of a program. `is_once`: it reads nothing but constants, so it runs once, at prepare. `split`: how its reduction is split
+    into parts, or None."""
 
     stage: int
     kind: PhaseKind
@@ -346,7 +357,7 @@ class Phase(NamedTuple):
 
 
 def with_loops(change: Callable[[Loop], Loop], body: Body) -> Body:
-    """A body all of whose loops, those of the stages in it among them, are what `change` makes of them, innermost ones first."""
+    """Replace every loop of a body, and of the stages in it, by `change(loop)`; inner loops come first."""
     return Body(tuple([_with_loops_of_stage(change, c) for c in body.stages]), _with_loops(change, body.inner))
 
 
@@ -367,7 +378,7 @@ def _with_loops(change: Callable[[Loop], Loop], node: Inner) -> Inner:
 
 
 def with_bodies(change: Callable[[Body], Body], launch: Launch) -> Launch:
-    """A launch all of whose bodies are what `change` makes of them."""
+    """Replace every body of a launch by `change(body)`."""
     return launch._replace(body=change(launch.body), last=None if launch.last is None else change(launch.last),
                            partly=None if launch.partly is None else _with_parts(change, launch.partly))
 

@@ -1,8 +1,8 @@
-"""The passes that make the loop tree of a state, in their order.
+"""The passes over the loop tree of a state, in the order in which they run.
 
-A pass takes a tree and gives another one; nodes are immutable. To add one: a file with a function `name(maker, phases)`, whose docstring
-has a tree before and after, and its place in `PASSES`. `SVOD_DUMP_AFTER=name` prints the tree after it, the page of a kernel's steps shows
-it, and lowering prints what the last one gives."""
+A pass takes a tree and returns a new one; nodes are immutable. To add a pass, write a file with a function `name(maker, phases)` and a
+docstring that shows a tree before and after, and enter it in `PASSES`. `SVOD_DUMP_AFTER=name` prints the tree after it, the page of a
+kernel's steps shows it, and lowering prints what the last one gives."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Tree = tuple[Phase, ...]
 
 
 class TreePass(NamedTuple):
-    """A pass over the loop tree. `what`: what a tree has after it, in words."""
+    """A pass over the loop tree. `what`: words for what the tree has once the pass has run."""
 
     name: str
     what: str
@@ -38,14 +38,14 @@ PASSES = (
 
 
 def loop_tree(state: Scheduler, last: str | None = None) -> Tree:
-    """The loop tree of a state, which lowering prints: after the pass called `last`, or all; as placements and orders say for "".
+    """The loop tree of a state, from which code is emitted. `last`: the name of the last pass to run; None runs all of them, "" none.
 
-    Raises KernelOptError when the placements of the state contradict each other, ValueError where no pass has the name."""
+    Raises KernelOptError if the placements of the state contradict each other, ValueError if no pass is called `last`."""
     return made_tree(TreeMaker(state), last)
 
 
 def made_tree(maker: TreeMaker, last: str | None = None) -> Tree:
-    """`loop_tree` of the state that a maker has."""
+    """`loop_tree` of the state of `maker`."""
     names = ["", *[p.name for p in PASSES]]
     if last is not None and last not in names:
         raise ValueError(f"no pass is called {last!r}: there are {', '.join(names[1:])}")

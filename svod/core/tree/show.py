@@ -1,4 +1,4 @@
-"""A state as the loop nest that lowering will emit, for people: `print_nest(state)`.
+"""Prints the loop nest that lowering will emit for a state, for people to read: `print_nest(state)`.
 
     state: GEMM 64×512×256 after UPCAST(o0, 8) UPCAST(o1, 32) STAGE(s1, root) THREAD(o1, 2)
 
@@ -17,8 +17,9 @@
             acc += p1[256·o0 + r0] · s1[o1, r0]
           p0[512·o0 + o1] = acc
 
-`o0` stands for the axis' coordinate, whichever loops make it; a tile is the positions side by side in registers. A stage is shown at
-the point where it is computed. Names of stages and axes are those that opts use; `p0`, `p1` are the kernel's arguments.
+`o0` in an expression is the axis' coordinate, summed over all loops of the axis. A tile line gives the positions that lie side by side in
+registers. A stage is shown at the loop where it is computed. Stages and axes have the names that opts use; `p0`, `p1` are the kernel's
+arguments.
 """
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ from svod.core.tree.nodes import (
 from svod.core.tree.passes import made_tree
 
 INDENT = "  "
-MAX_EXPRESSION = 110        # characters of a value before its inner parts are left out
+MAX_EXPRESSION = 110        # longest text of a value, in characters; a longer one has its inner parts replaced by …
 _INFIX = {Ops.ADD.value: ("+", 4), Ops.SUB.value: ("-", 4), Ops.MUL.value: ("·", 5), Ops.FDIV.value: ("/", 5), Ops.IDIV.value: ("//", 5),
           Ops.MOD.value: ("%", 5), Ops.CMPLT.value: ("<", 3), Ops.CMPLE.value: ("≤", 3), Ops.CMPEQ.value: ("==", 3),
           Ops.CMPNE.value: ("≠", 3), Ops.AND.value: ("&", 2), Ops.XOR.value: ("^", 1), Ops.OR.value: ("|", 0), Ops.SHL.value: ("<<", 6),
@@ -68,7 +69,7 @@ def print_nest(state: Scheduler) -> str:
 
 
 class _Printer:
-    """Writes one state."""
+    """Writes the text of one state."""
 
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
@@ -76,7 +77,8 @@ class _Printer:
         self.tree = made_tree(self.maker)
         self.nest, self.plan = self.maker.nest, self.maker.placement
         self.lines: list[str] = []
-        self._texts: dict[tuple[int, int, int, int], str] = {}      # by stage, node, strength of the operator around it, and depth
+        # (stage, node, binding strength of the operator around it, depth) → text
+        self._texts: dict[tuple[int, int, int, int], str] = {}
 
     # -- phases -----------------------------------------------------------------------------------
     def run(self) -> str:
@@ -87,7 +89,7 @@ class _Printer:
         return "\n".join(self.lines)
 
     def _title(self, phase: Phase, nest: StageNest) -> str:
-        """What a phase computes, and on how many cores or threads."""
+        """The headline of a phase: the stage it computes, where the result goes, and the cores or threads that share the work."""
         state, stage = self.state, nest.r.stage
         cores, group = cores_of_phase(self.maker, phase), group_of(state, self.plan, phase.stage).threads
         if phase.kind is PhaseKind.COMBINE:
@@ -127,7 +129,7 @@ class _Printer:
         self._body(launch.body, nest, depth, target)
 
     def _launched(self, launch: Launch, number: int) -> str:
-        """Notes on a loop of a launch."""
+        """Notes on loop `number` of a launch: its order, and how it ends."""
         a = launch.frame.loops[number].axis
         notes = [", the last first"] if a in launch.longest_first else []
         if a in launch.ended and number == max(k for k in range(launch.num_loops) if launch.frame.loops[k].axis == a):
@@ -136,7 +138,8 @@ class _Printer:
 
     # -- bodies -----------------------------------------------------------------------------------
     def _body(self, body: Body, nest: StageNest, depth: int, target: str | None) -> None:
-        """The stages, loops and statements of a body of the stage of `nest`, which is stored to `target`."""
+        """Write the stages, loops and statements of a body. `nest`: the stage that the body belongs to; `target`: the text of the element
+        it stores, or None for the stage's usual one."""
         self._stages(body.stages, depth)
         node = body.inner
         if isinstance(node, Loop):
@@ -148,7 +151,7 @@ class _Printer:
             self._line(depth, f"{target or self._target(nest.r)} = {self._value(nest.r)}")
 
     def _nested(self, node: Loop, nest: StageNest, depth: int, inside: Callable[[Body, int], None]) -> None:
-        """A loop and its body; of a loop that has no whole iteration the body of its tail."""
+        """Write a loop and its body. If the loop has no whole iteration, the body of its tail is shown instead."""
         if node.loop.piece.extent > 1:
             self._line(depth, self._loop(nest, node))
             depth += 1
@@ -156,7 +159,7 @@ class _Printer:
         inside(node.tails[0].body if node.span is Span.NEVER else node.body, depth)
 
     def _reduction(self, node: Reduction, nest: StageNest, depth: int, target: str) -> None:
-        """Accumulators, the loops that add to them, and what is stored of them."""
+        """Write the accumulators, the loops that add to them, and the store of the result."""
         r = nest.r
         self._tile(nest, depth)
         for k, red in enumerate(r.reductions):
@@ -179,7 +182,7 @@ class _Printer:
                 self._line(depth, self._update(nest.r, k, red))
 
     def _stages(self, stages: tuple[Compute, ...], depth: int) -> None:
-        """The stages that are computed at a place."""
+        """Write the stages that are computed at one place of the loops."""
         if any(c.nest.space is MemorySpace.SHARED for c in stages):
             self._line(depth, "barrier, once others have read what is shared")
         for node in stages:
@@ -198,7 +201,7 @@ class _Printer:
                 self._body(node.body, node.nest, depth + 1, None)
 
     def _copied(self, node: Compute, depth: int) -> None:
-        """The line above the loops of a copy."""
+        """Write the headline of a copy's loops."""
         r, shape = node.nest.r, ", ".join(map(str, node.nest.region))
         if node.in_place:
             self._line(depth, f"operand {r.stage.name}[{shape}], computed where it is multiplied:")
@@ -206,7 +209,7 @@ class _Printer:
             self._line(depth, f"copy {r.stage.name}[{shape}]{self._shared_copy(node.nest)}, laid out in the order it is read:")
 
     def _shared_copy(self, stage: StageNest) -> str:
-        """How all threads of a group copy a stage; nothing for what each has to itself."""
+        """How all threads of a group copy a stage into shared memory; "" if each thread has its own copy."""
         if stage.copy is None or stage.layout is None:
             return ""
         threads = group_of(self.state, self.plan, phase_of(self.plan, stage.r.stage.index)).threads
@@ -217,7 +220,7 @@ class _Printer:
         return f" into shared memory, by {threads} threads{vectors}{pad}{swizzle}{ahead}"
 
     def _loop(self, nest: StageNest, node: Loop, word: str = "for") -> str:
-        """A loop on one line: its positions and step, and how it ends. `word`: for one that is no row of the state."""
+        """A loop as one line: its positions and step, and how it ends. `word`: the keyword of a loop that is no row of the state."""
         piece, a = node.loop.piece, node.axis
         step = f" by {piece.stride}" if piece.stride > 1 else ""
         if piece.row < 0:
@@ -234,7 +237,7 @@ class _Printer:
         return f"{word} {axis.name} in {'its part of ' * is_cut}0…{end}{step}{padded}{self._notes(node, a, outermost)}"
 
     def _notes(self, node: Loop, a: int, outermost: bool) -> str:
-        """How a loop ends, and what its iterations are."""
+        """Notes on how a loop ends, and how its iterations are grouped or skipped."""
         notes = []
         if outermost and node.frame.ends(a) is Ends.MOVED_BACK:
             notes.append(", the last tile moved back")
@@ -253,7 +256,7 @@ class _Printer:
         return "".join(notes)
 
     def _tile(self, stage: StageNest, depth: int) -> None:
-        """The positions that the threads of a group compute, and those in registers."""
+        """Write the positions that the threads of a group share out, those in registers, and those that are unrolled."""
         tile, unrolled, threads = [], [], []
         for name, group in zip(self._local_names(stage.r), stage.axes, strict=True):
             for p in group:
@@ -295,7 +298,7 @@ class _Printer:
         return self._text(r, r.value, _LOOSEST)
 
     def _text(self, r: ResolvedStage, node: int, outer: int) -> str:
-        """A value as an expression of bounded length: to the largest depth at which it is short enough."""
+        """A value as an expression of bounded length: nested as deep as still fits `MAX_EXPRESSION` characters."""
         for depth in (40, 8, 6, 4, 3, 2, 1):
             text = self._expression(r, r.nodes[node], outer, depth)
             if len(text) <= MAX_EXPRESSION:
@@ -303,7 +306,8 @@ class _Printer:
         return text
 
     def _expression(self, r: ResolvedStage, n: Node, outer: int, depth: int) -> str:
-        """A node as text, written once for each depth. What is too long is cut: nobody prints what contains it."""
+        """A node as text, cached by depth. Text that is too long is cut off: an expression that contains it is too long as well, so it is
+        never shown."""
         key = id(r), id(n), outer, depth
         if key not in self._texts:
             text = self._written(r, n, outer, depth)
@@ -372,14 +376,14 @@ class _Printer:
 
 
 def _ends_at_run_time(frame: Frame, a: int, is_moved_back: bool, steps: Sequence[int]) -> str:
-    """How a loop whose extent is known when it runs ends."""
+    """How a loop ends whose extent is known only at run time."""
     moved = ", the last tile moved back" if is_moved_back else ""
     smaller = [str(step) for step in steps if step < frame.reach(a)]
     return f"{moved}, the rest by {' or '.join(smaller)}" if smaller else moved
 
 
 def _steps_of(launch: Launch, a: int) -> list[int]:
-    """The steps in which a launch takes what is left of an axis."""
+    """The step sizes with which a launch covers the remainder of local axis `a`; [] if it has none."""
     parts = launch.partly
     while parts is not None and not isinstance(parts, Body):
         if parts[0].axis == a:

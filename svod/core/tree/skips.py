@@ -1,11 +1,11 @@
-"""Skips: iterations of reduce loops that add nothing are left out.
+"""Skips: reduce loops leave out iterations that add nothing.
 
     a convolution with wide padding     Loop r1 (5)     →     Loop r1 (5), window: the taps that lie inside of the image
                                           Accumulate            Accumulate
     attention under a causal mask       Loop r0 (8)     →     Loop r0 (8), limits: the blocks of keys up to the last row of the group
                                           Accumulate            Accumulate
 
-The parts of a cut reduction are no axis of the kernel: none of them is left out.
+The phase that combines the parts of a split reduction skips none of them, as parts are no axis of the kernel.
 """
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from svod.core.tree.tails import is_split
 
 
 def skips(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Let the reduce loops of all phases skip what adds nothing."""
+    """Let the reduce loops of all phases skip iterations that add nothing."""
     if not any(windows_of(maker.kernel, stage.index) for stage in maker.kernel.stages) and not masked_limits(maker.kernel):
         return phases
     return tuple([p._replace(launch=with_bodies(partial(with_loops, partial(_skipping, maker, p.split)), p.launch)) for p in phases])
 
 
 def _skipping(maker: TreeMaker, split: Split | None, node: Loop) -> Loop:
-    """A loop without the iterations that add nothing to all positions of the tile, where that is worth it."""
+    """Let a loop skip the iterations that add nothing to any position of the tile. Comes back unchanged if these are too few, or if the
+    loop's bounds must not vary."""
     frame, a, on_grid = node.frame, node.axis, maker.state.target.has_groups
     if a < frame.num_outs or frame.r.combines or node.span is not Span.ALL or is_split(split, node):
         return node
@@ -35,6 +36,7 @@ def _skipping(maker: TreeMaker, split: Split | None, node: Loop) -> Loop:
         return node._replace(window=window)
     if not on_grid or not frame.r.stage.is_output or sum(p.extent > 1 for p in frame.pieces[a]) != 1 or node.rest:
         return node
-    # all threads of a group run the same iterations; where the last tile is moved back its rows are others
+    # All threads of a group run the same iterations. A tile that was moved back has other rows than its number says, so its mask is not
+    # used.
     limits = tuple([limit for limit in masked_limits(maker.kernel) if frame.ends(limit.output) is not Ends.MOVED_BACK])
     return node._replace(limits=limits)

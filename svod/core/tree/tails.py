@@ -1,4 +1,4 @@
-"""Tails: what becomes of positions that whole iterations leave.
+"""Tails: the code for positions that are left over after the whole iterations of a loop.
 
     Loop r0 by 4, of 70             Loop r0 by 4 (17)
       Accumulate 4          →         Accumulate 4
@@ -40,29 +40,29 @@ from svod.core.tree.nodes import (
     When,
 )
 
-FEW_ROWS = 2                    # Rows of a tile that are computed one by one, where the tile is larger and the number known at run time.
+FEW_ROWS = 2                    # rows of a larger tile: at most so many left over at run time are computed one by one
 
 
 def tails(maker: TreeMaker, phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Give all loops of all phases their tails."""
+    """Give the loops of all phases their tails."""
     return tuple([p._replace(launch=_Tails(maker, p.kind, p.split).launch(p.launch)) for p in phases])
 
 
 class Place(NamedTuple):
-    """Where a body stands: the stages around it, and what is known of them there."""
+    """What is known at the point of the tree where a body stands, of the stages whose loops are open around it."""
 
     nests: Nests
-    opened: dict[int, dict[int, int]]           # by open stage, and local axis, how many loops are open
-    safe: dict[int, frozenset[int]]             # by open stage the local axes all of whose positions are inside
-    cuts: Cuts                                  # what is shorter than the state says
+    opened: dict[int, dict[int, int]]           # open stage → local axis → number of its loops that are open
+    safe: dict[int, frozenset[int]]             # open stage → local axes all of whose positions are inside their extents
+    cuts: Cuts                                  # loops that are shorter here than the state says
 
     def opening(self, s: int, a: int) -> Place:
-        """Inside of one more loop."""
+        """The place inside one more loop of stage `s` over local axis `a`."""
         of_stage = self.opened[s]
         return self._replace(opened={**self.opened, s: {**of_stage, a: of_stage.get(a, 0) + 1}})
 
     def knowing(self, s: int, axes: frozenset[int]) -> Place:
-        """Where the positions of these axes are inside."""
+        """The same place, where all positions of these axes of stage `s` are known to be inside their extents."""
         return self._replace(safe={**self.safe, s: self.safe[s] | axes})
 
 
@@ -75,7 +75,8 @@ class _Tails:
 
     # -- the launch -------------------------------------------------------------------------------------
     def launch(self, launch: Launch) -> Launch:
-        """A launch, whose iterations lie inside, partly inside, or outside of what variables say."""
+        """Give a launch its bodies. With extents that depend on variables, an iteration lies wholly inside, partly inside, or outside of
+        them; partly inside ones get their own body."""
         frame, s = launch.frame, launch.frame.r.stage.index
         opened: dict[int, int] = {}
         for loop in launch.loops:
@@ -93,7 +94,7 @@ class _Tails:
         return done._replace(partly=self._parts(frame, launch.num_loops, narrow, place.knowing(s, ended.difference(cut))))
 
     def _parts(self, frame: Frame, count: int, axes: list[int], place: Place) -> tuple[Part, ...] | Body:
-        """What is left of an iteration, in smaller steps along `axes`."""
+        """Bodies for an iteration that is only partly inside: loops with smaller steps along `axes`, outermost first."""
         s = frame.r.stage.index
         if not axes:
             return self.body(self.maker.body(frame, count, place.nests), place)
@@ -107,11 +108,11 @@ class _Tails:
 
     # -- loops ------------------------------------------------------------------------------------------
     def body(self, body: Body, place: Place) -> Body:
-        """A body whose loops have their tails."""
+        """Give all loops of a body their tails."""
         return Body(tuple([self.compute(c, place) for c in body.stages]), self.inner(body.inner, place))
 
     def compute(self, node: Compute, place: Place) -> Compute:
-        """A stage inside of loops of others."""
+        """Give the loops of a stage, computed inside loops of other stages, their tails."""
         s = node.stage
         safe = safe_axes(self.maker, place.nests, place.safe, s)
         beyond = any(is_read_beyond(self.maker, place.nests, place.safe, s, dim) for dim in range(len(node.nest.region)))
@@ -121,7 +122,7 @@ class _Tails:
         return node._replace(safe=safe, is_read_beyond=beyond, before=before, body=body)
 
     def inner(self, node: Inner, place: Place) -> Inner:
-        """What comes after the stages of a body."""
+        """Give the loop or reduction at the end of a body its tails."""
         if isinstance(node, Loop):
             return self.output_loop(node, place)
         if isinstance(node, Reduction):
@@ -129,7 +130,7 @@ class _Tails:
         return node
 
     def output_loop(self, node: Loop, place: Place) -> Loop:
-        """An output loop outside of reduce loops."""
+        """Give an output loop that is outside of all reduce loops its tails."""
         loop, frame, s = node.loop, node.frame, node.frame.r.stage.index
         a, inside = loop.axis, place.opening(s, loop.axis)
         if self._is_aligned(node):
@@ -148,7 +149,8 @@ class _Tails:
         return found._replace(tails=narrow or (self._tail(node, a, When.ANY, frame.reach(a), inside),))
 
     def _tail(self, node: Loop, a: int, when: When, step: int, inside: Place) -> Tail:
-        """The loop's body over the remainder of an axis, in steps, of which the last may be outside."""
+        """The tail of an output loop: its body over the remainder of axis `a` in steps of `step` positions, the last of which may go beyond
+        the end."""
         s, cut = node.frame.r.stage.index, node.frame.narrowed(a, step)
         place = inside.knowing(s, frozenset([a])) if step == 1 < node.frame.reach(a) else inside
         if cut is not node.frame:
@@ -156,7 +158,8 @@ class _Tails:
         return Tail(when, step, cut, self.body(self.maker.body(cut, node.number + 1, place.nests), place))
 
     def _is_aligned(self, node: Loop) -> bool:
-        """Whether the rows of the output are stored at multiples of the vector, and this loop runs over their tiles."""
+        """Whether the output's rows are stored at addresses that are multiples of the vector, and this loop runs over the tiles of a
+        row."""
         frame, loop = node.frame, node.loop
         if self.on_grid or self.kind is not PhaseKind.OUTPUT or not frame.r.stage.is_output:
             return False
@@ -164,7 +167,7 @@ class _Tails:
             aligns_rows(self.maker.state, frame.r, frame.pieces, frame.vector_axis, frame.vector_row)
 
     def _aligned(self, node: Loop, place: Place) -> Loop:
-        """Tiles at multiples of the vector, and single vectors at both ends of the row."""
+        """The loop over the tiles of an aligned row. Its tail has single vectors, which run at both ends of the row."""
         frame, a, k = node.frame, node.loop.axis, node.number + 1
         inside = place.opening(frame.r.stage.index, a)
         aligned, cut = frame._replace(is_aligned=True), frame.narrowed(a, frame.width)
@@ -173,7 +176,7 @@ class _Tails:
 
     # -- reduce loops -----------------------------------------------------------------------------------
     def reducing(self, node: Inner, place: Place, in_memory: bool) -> Inner:
-        """The loops of a reduction. `in_memory`: no accumulators are carried here."""
+        """Give the loops of a reduction their tails. `in_memory`: accumulators are in memory here, so none are carried."""
         if isinstance(node, Accumulate):
             return node
         if isinstance(node, Update):
@@ -184,7 +187,7 @@ class _Tails:
         return self._reduce_loop(node, place, in_memory)
 
     def _output_inside(self, node: Loop, place: Place, in_memory: bool) -> Loop:
-        """An output loop inside of reduce loops: its iterations have accumulators of their own."""
+        """An output loop inside reduce loops: each of its iterations has its own accumulators, in memory."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
         inside = place.opening(s, a)
         if not in_memory or node.loop.piece.extent == 1:
@@ -196,19 +199,19 @@ class _Tails:
         return self._with_body(node, inside, in_memory)._replace(span=Span.TO_LIMIT)
 
     def _with_body(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
-        """A loop of a reduction around what its body becomes."""
+        """A loop of a reduction with the stages and loops in its body processed."""
         stages = tuple([self.compute(c, inside) for c in node.body.stages])
         return node._replace(body=Body(stages, self.reducing(node.body.inner, inside, in_memory)))
 
     def _reduce_loop(self, node: Loop, place: Place, in_memory: bool) -> Loop:
-        """Whole iterations of a reduce loop, and a tail."""
+        """A reduce loop: its whole iterations, and one tail for the remainder."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
         inside = place.opening(s, a)
         if self.is_ended(frame, a):
             return self._ended_loop(node, inside, in_memory)
         found = self._with_body(node, inside, in_memory)
         if not is_split(self.split, node):
-            if node.whole == 1 and not in_memory:       # where nothing is carried, one iteration is a loop as well
+            if node.whole == 1 and not in_memory:       # a single iteration over accumulators in memory is still emitted as a loop
                 found = found._replace(span=Span.ONCE)
             elif node.whole == 0:
                 found = found._replace(span=Span.NEVER)
@@ -219,7 +222,7 @@ class _Tails:
         return found._replace(tails=(self._reduce_tail(node, When.ANY, node.rest, cut, inside, in_memory),))
 
     def _ended_loop(self, node: Loop, inside: Place, in_memory: bool) -> Loop:
-        """A reduce loop over an axis that a variable ends."""
+        """A reduce loop over an axis whose extent depends on a variable."""
         frame, a, s = node.frame, node.axis, node.frame.r.stage.index
         if inside.opened[s][a] < frame.num_loops(a):
             return self._with_body(node, inside, in_memory)._replace(span=Span.TO_LIMIT)
@@ -234,7 +237,7 @@ class _Tails:
         return found._replace(tails=(self._reduce_tail(node, When.ANY, step, cut, place, in_memory),))
 
     def _reduce_tail(self, node: Loop, when: When, step: int, cut: Frame, place: Place, in_memory: bool) -> Tail:
-        """A copy of a reduce loop's body with smaller loops."""
+        """The tail of a reduce loop: a copy of its body in which the loops of `cut` are smaller."""
         end = _end_of(node)
         whole = self.maker.inside_reduction(cut, node.number, end, place.nests)
         assert isinstance(whole, Loop)
@@ -242,7 +245,8 @@ class _Tails:
 
     # -- smaller bodies ---------------------------------------------------------------------------------
     def cut(self, place: Place, frame: Frame, a: int, point: int) -> Place:
-        """Where a stage has the loops of `frame` over a local axis, inside the loop at `point`."""
+        """The place where a stage has the shorter loops of `frame` over local axis `a`. Stages inside the loop at depth `point` then have
+        smaller regions."""
         s = frame.r.stage.index
         if point == NO_POINT or not self.maker.has_stages(s, point):
             return place
@@ -251,20 +255,21 @@ class _Tails:
 
     # -- questions --------------------------------------------------------------------------------------
     def is_ended(self, frame: Frame, a: int) -> bool:
-        """Whether a variable ends an axis, and so its loops. On a grid loops run over the most positions, and guards alone use it."""
+        """Whether the extent of an axis depends on a variable, so that its loops end at run time. Always false on a grid: loops run to the
+        largest extent there, and guards check the real one."""
         axis = frame.r.axes[a]
         return not self.on_grid and axis >= 0 and self.maker.kernel.axes[axis].bound is not None
 
     def is_moved_back(self, frame: Frame, a: int) -> bool:
-        """Whether the last tile of an axis that a variable ends may begin earlier and compute some positions again, where there are
-        enough of them."""
+        """Whether the last tile of an axis may begin earlier at run time and compute some positions twice. That takes an extent of at least
+        one tile, which is checked at run time."""
         is_tile = a != frame.vector_axis and a < frame.num_outs and bool(frame.r.reductions) and frame.reach(a) > 1
         in_place = frame.r.stage.is_output and bool(self.maker.kernel.written)
         return is_tile and not in_place and is_contiguous(frame.pieces[a]) and frame.num_loops(a) == 1
 
     def steps(self, frame: Frame, a: int) -> list[tuple[When, int]]:
-        """The steps for the remainder of an output axis, one of which is taken; none where they are no smaller. A few rows of a tile of
-        accumulators go one by one, as batches of one are common."""
+        """The step sizes for the remainder of an output axis; one of them is chosen at run time by how much is left. [] if no smaller step
+        than the tile helps. A remainder of few rows is computed row by row, as batches of one are common."""
         step, reach = frame.tail_step(a), frame.reach(a)
         if a == frame.vector_axis or not frame.r.reductions or not is_contiguous(frame.pieces[a]) or step <= FEW_ROWS:
             return [(When.ANY, step)] if step < reach else []
@@ -272,12 +277,12 @@ class _Tails:
 
 
 def is_split(split: Split | None, node: Loop) -> bool:
-    """Whether cores or groups share a reduce loop: the outermost of the axis of a split reduction."""
+    """Whether cores or groups share this loop: the outermost one over the axis of a split reduction."""
     return split is not None and node.frame.r.stage.is_output and split.axis == node.axis and node.is_outermost
 
 
 def _end_of(node: Loop) -> int:
-    """The number of the loop inside which accumulators are read from memory; -1 where they are carried."""
+    """The number of the loop just outside of which accumulators in memory are read and written; -1 if they are carried in registers."""
     inner: Inner = node
     while isinstance(inner, Loop):
         if isinstance(inner.body.inner, Update):

@@ -1,4 +1,4 @@
-"""A loop tree as text, a line for a node: what a pass made of it.
+"""A loop tree as text, one line for each node, to show the result of a pass.
 
     phase out, output
       launch o0 by 16 (7)
@@ -38,12 +38,12 @@ Line = tuple[int, str]      # depth, text
 
 
 def format_tree(kernel: Kernel, tree: tuple[Phase, ...]) -> str:
-    """The tree of a kernel's state."""
+    """The text of a kernel's loop tree."""
     return "\n".join(INDENT * depth + text for depth, text in _Text(kernel).phases(tree))
 
 
 class _Text:
-    """Writes nodes; names of axes and stages are those that opts use."""
+    """Writes nodes as lines. Axes and stages have the names that opts use."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -123,7 +123,7 @@ class _Text:
         yield from self._body(node.body, depth + 1)
 
     def _tile(self, frame: Frame) -> str:
-        """The positions of a tile by axis, and of unrolled loops."""
+        """The extents of the tile by axis, upcast and unrolled loops alike; "" if there are none."""
         sizes = [f"{self._axis(frame, a)} {p.extent}" for a, own in enumerate(frame.pieces) for p in own
                  if p.extent > 1 and p.role in (UPCAST, UNROLL)]
         return f" {' × '.join(sizes)}" if sizes else ""

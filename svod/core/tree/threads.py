@@ -1,4 +1,4 @@
-"""The part of a stage's loops that one thread of a group runs: those that no opt has bound to threads.
+"""The loops of a stage that one thread of a group runs: those that no opt has bound to threads.
 
     o0 of 64 = LOCAL 8 × UPCAST 8           one thread: 8 positions; threads start 8 apart, the last one 56 later than the first
     a tile of 16 × 8 that 32 threads hold   one thread: its elements, side by side
@@ -18,15 +18,16 @@ from svod.core.machine.isa import Fragment
 
 
 class ThreadPart(NamedTuple):
-    """What a thread runs, per local axis."""
+    """The loops that one thread runs, by local axis."""
 
     pieces: tuple[tuple[EmittedLoop, ...], ...]
     bounds: tuple[int, ...]
-    apart: tuple[int, ...]          # positions by which the last thread starts later
+    apart: tuple[int, ...]          # how many positions after the first thread the last thread starts, per local axis
 
 
 def held_sides(state: Scheduler, r: ResolvedStage) -> dict[int, int]:
-    """The local axes of the rows (0) and columns (1) of the tiles that threads hold of a stage."""
+    """Local axis → 0 if it runs along the rows, 1 if along the columns, of the tiles that threads hold in registers; {} for other
+    stages."""
     chosen = state.dots[r.stage.index]
     if held_layout(state, r.stage.index) is None or chosen is None:
         return {}
@@ -34,7 +35,7 @@ def held_sides(state: Scheduler, r: ResolvedStage) -> dict[int, int]:
 
 
 def thread_part(state: Scheduler, r: ResolvedStage, pieces: Sequence[tuple[EmittedLoop, ...]], bounds: Sequence[int]) -> ThreadPart:
-    """One thread's part of loops over `bounds` positions."""
+    """The part that one thread has of loops over `bounds` positions per axis."""
     if not state.target.has_groups:
         return ThreadPart(tuple(pieces), tuple(bounds), (0,) * len(pieces))
     fragment, sides = held_layout(state, r.stage.index), held_sides(state, r)
@@ -50,12 +51,12 @@ def thread_part(state: Scheduler, r: ResolvedStage, pieces: Sequence[tuple[Emitt
             own[i] = (*[p for p in own[i] if p.role != DOT], *_elements(fragment, sides[i], of_axis[-1].row))
         if is_exact(of_axis, bounds[i]):
             extents[i] = own[i][0].extent * own[i][0].stride if own[i] else 1
-        else:       # the last tile of all threads ends where the region does
+        else:       # the last tile of all threads together ends where the region does
             extents[i] -= apart[i]
     return ThreadPart(tuple(own), tuple(extents), tuple(apart))
 
 
 def _elements(fragment: Fragment, side: int, row: int) -> list[EmittedLoop]:
-    """The positions of a tile that a thread has along its rows (`side` 0) or columns, side by side."""
+    """A thread's elements of a tile along its rows (`side` 0) or columns (1), as upcast loops."""
     steps = [(d.extent, (d.rows, d.columns)[side]) for d in fragment.elements]
     return [EmittedLoop(row, UPCAST, extent, step) for extent, step in steps if step]
