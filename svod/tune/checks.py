@@ -1,8 +1,9 @@
-"""Chains that were not measured here, and are to be before they are used: winners of others, and what did well on relatives.
+"""Chains that have to be measured on this machine before they are used: winners of other machines, and chains of related kernels.
 
-`svod.tune.at_prepare` measures them when they are first needed, `svod-tune` before it searches, `svod-db verify` when it is told to. Each
-does it as a search does, with the given chains alone: workers, comparison of numbers, paired times. The outcome is evidence like any other,
-in the own layer. Hence a chain is measured once, and a chain that is slower here, or fails, is not used here, whatever others say.
+`svod.tune.at_prepare` measures them when they are first needed, `svod-tune` before it searches, `svod-db verify` on request. Each runs a
+search that has only these chains as candidates, with workers, a comparison of outputs and paired times. The results are recorded like any
+other measurement of this machine. So a chain is measured once, and a chain that fails or is slower here is not used here, whatever its
+records from elsewhere say.
 """
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from svod.tune.db.records import CHECK, TRANSFER
 from svod.tune.relatives import is_compatible, seeds_of_relatives
 from svod.tune.resolved import Resolved
 
-MOST_CHECKED = 3        # chains of others for one kernel that are measured, the best first
+MOST_CHECKED = 3        # most winners of other machines that are measured for one kernel, the best first
 
 
 class Proposed(NamedTuple):
-    """Chains to measure: the states they lead to, and who proposed them (`CHECK`, `TRANSFER`)."""
+    """Chains to measure: the states that they lead to, and their source, CHECK (winners of other machines) or TRANSFER (relatives)."""
 
     states: tuple[Scheduler, ...]
     strategy: str
 
 
 def chains_to_check(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice], resolved: Resolved) -> dict[str, Proposed]:
-    """The chains that are measured before these kernels use them, by kernel: winners of others, and, where nothing is searched, what did
-    well on relatives. `choices`: the chains that are known."""
+    """Kernel key → the chains to measure before the kernel uses them: winners of other machines, and, where nothing is searched, chains of
+    relatives. `choices`: the chains that the kernels would use without measuring."""
     proposed: dict[str, Proposed] = {}
     for key, choice in choices.items():
         found = to_check(kernels[key], resolved) if choice.source in ("heuristic", "database", "transfer") else None
@@ -43,8 +44,8 @@ def chains_to_check(kernels: Mapping[str, Kernel], choices: Mapping[str, Choice]
 
 
 def to_check(kernel: Kernel, resolved: Resolved) -> Proposed | None:
-    """The winners of others that rank before every chain that may be used today, and were not measured here; None: there are none, or
-    SVOD_IMPORTED asks for no check."""
+    """The winners of other machines that were not measured here and rank before the first chain that may be used; None if there are none,
+    or if SVOD_IMPORTED asks for no check."""
     base, states = Scheduler(kernel, resolved.target), []
     for winner in resolved.db.ranking(kernel.key, resolved.target.key):
         problem = objection(winner, kernel, resolved)
@@ -56,8 +57,8 @@ def to_check(kernel: Kernel, resolved: Resolved) -> Proposed | None:
 
 
 def to_transfer(kernel: Kernel, resolved: Resolved) -> Proposed | None:
-    """Chains of related kernels, re-derived for a kernel without a winner in the database; None: none that was not measured here yet.
-    Relatives are kernels of the user's records: those that ship with svod seed searches, and cost no `prepare` its time."""
+    """Chains of related kernels, adapted to a kernel that has no winner in the database; None if all of them were measured here already.
+    Relatives are taken from the user's records only; records that ship with svod seed searches, but would make every `prepare` slower."""
     target, db = resolved.target, resolved.db
     if kernel.library_kernel is not None or db.ranking(kernel.key, target.key):
         return None

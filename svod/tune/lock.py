@@ -1,11 +1,11 @@
-"""Lock files: the chains of one model, as text that is reviewed and kept with its source.
+"""Lock files: the chains of one model as text, which is reviewed and committed together with the model's source.
 
     {"format": "svod-lock", "version": 1}
     {"chain": "UPCAST(o0, 8) LANES(o1.in)", "from": "fc", "gain": 1.3, "kernel": "1e0aeffe…", "name": "gemm", "target": "x86_64/…"}
 
-`svod-tune -o model.lock.jsonl` writes one, SVOD_LOCK and `PrepareConfig(lock=…)` name the one that is used. A file may have lines of
-several targets. It is data: a line that is malformed is skipped with a warning, and so is the file where it is missing or of another
-kind. A chain is replayed by `apply_opt`, which gives right code or an error.
+`svod-tune -o model.lock.jsonl` writes a lock file; SVOD_LOCK and `PrepareConfig(lock=…)` name the file to use. A file may have lines of
+several targets. It is data, never executed: a malformed line is skipped with a warning, and so is a whole file that is missing or no lock
+file. A chain is replayed by `apply_opt`, which gives correct code or an error.
 """
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ log = logging.getLogger("svod.tune")
 FORMAT = "svod-lock"
 VERSION = 1
 MOST_BYTES = 64 << 20
-MOST_CHAIN = 20_000         # characters: more than a thousand opts
+MOST_CHAIN = 20_000         # most characters of one field; a chain of this length has more than a thousand opts
 
 Chain = tuple[Opt, ...]
 
 
 @dataclass(frozen=True)
 class Locked:
-    """A line: the chain of a kernel on a target. `name`, `origin` and `gain` (over the heuristic, where it was measured) are for people."""
+    """A line of a lock file: the chain of a kernel on a target. `name`, `origin` and `gain` (over the heuristic, where it was measured) are
+    information for readers."""
 
     kernel: str
     target: str
@@ -52,9 +53,9 @@ class Locked:
 
 
 def write_lock(path: Path, lines: Iterable[Locked], searched: Mapping[str, Collection[str]] | None = None) -> int:
-    """Write a lock file, in a stable order, so that a diff shows what changed. `searched`: by target, the keys of the kernels that were to
-    have lines; a line of the file that is there for another target, or for a kernel that is among them but not in `lines`, stays. None: no
-    line stays. Returns the number of lines. Raises OSError."""
+    """Write a lock file in a stable order, so that a diff shows only changes. `searched`: target → keys of the kernels that were tuned for
+    it. With it, lines of an existing file stay if they are for another target, or for a tuned kernel that has no new line. With None no
+    old line stays. Returns the number of lines. Raises OSError."""
     lines = list(lines)
     if searched is not None and path.is_file():
         new = {(x.kernel, x.target) for x in lines}
@@ -77,11 +78,11 @@ def check_replaceable(path: Path) -> None:
 
 
 def locked_lines(path: str | os.PathLike[str]) -> Mapping[tuple[str, str], Locked]:
-    """The lines of a lock file by (kernel, target). Raises nothing: what cannot be used is said once."""
+    """The lines of a lock file by (kernel, target). Raises nothing: a file or line that cannot be used is reported once, as a warning."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no file")       # a pipe may never end
+            raise ValueError("it is no file")       # reading a pipe might never end
         return _read(os.fspath(path), status.st_mtime_ns, status.st_size)
     except (OSError, ValueError) as e:      # ValueError: a null character in the path
         config.log_once(log, logging.WARNING, f"the lock file {path} cannot be read and is not used: {e}")
@@ -116,7 +117,7 @@ def _read(path: str, changed: int, size: int) -> Mapping[tuple[str, str], Locked
 
 
 def _parsed(data: Any) -> Locked:
-    """A line. Raises ValueError, SvodError."""
+    """Check the parsed JSON of a line and return it as Locked. Raises ValueError, SvodError."""
     chain, gain = _text(data, "chain"), data.get("gain")
     name, origin = (x if isinstance(x := data.get(field), str) else "" for field in ("name", "from"))
     return Locked(_text(data, "kernel"), _text(data, "target"), parse_chain(chain), name, origin,

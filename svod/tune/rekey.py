@@ -1,8 +1,8 @@
-"""Records under the keys that kernels have today.
+"""Copies of old records under the current keys of their kernels.
 
-A kernel's key is a digest of its canonical AST and of the revision of that form. When either changes, what was measured would be lost,
-although the AST is stored as data: it is made canonical anew, and every record of the kernel is written once more under the key of today.
-The old records stay, as evidence always does. A chain whose LINEAR differs since is a seed, as always.
+A kernel's key is a digest of its canonical AST and of the revision of the canonical form. When svod changes that form, the key changes and
+measurements would no longer be found. The AST is stored as data, so it is made canonical anew, and every record of the kernel is written
+again under the current key. The old records stay. A chain that gives another LINEAR than it did then is only a seed, as always.
 """
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from svod.tune.db.records import Record, changed
 
 
 class Rekeyed(NamedTuple):
-    """The numbers of kernels whose key has changed and of records added for them, and the kernels for which no key can be computed, each
-    with the reason."""
+    """`kernels`, `records`: the numbers of kernels whose key has changed and of records added for them. `failed`: the kernels for which no
+    key can be computed, each with the reason."""
 
     kernels: int
     records: int
@@ -50,7 +50,7 @@ def rekey(db: TuningDB) -> Rekeyed:
         kinds: tuple[type[Record], ...] = (Measurement, Verdict, Search, OriginRecord) if key != k.kernel else ()
         old = [pair for kind in kinds for pair in db.select(kind, k.kernel)]
         records = [(described, layer), *zip(changed((r for r, _ in old), partial(_with_key, key)), (at for _, at in old), strict=True)]
-        # a record stays in its layer: what others measured does not become what was measured here
+        # a record stays in its layer, so that a measurement of others never counts as one of this machine
         added += sum(db.record([r for r, at in records if at == one], layer=one, must=True) for one in (OWN, TEAM))
         kernels += key not in known
     return Rekeyed(kernels, added, failed)

@@ -1,10 +1,10 @@
-"""What a configuration names, looked up once, at the door of `prepare`.
+"""The objects that a configuration names, looked up once, when `prepare` begins.
 
     PrepareConfig → device → target → compiler
                   → the tuning database, the lines of the lock file
 
-Everything below the door is given the one object. A plan that runs on several devices has one for each (`Resolved.on`), which differ in
-their compilers alone.
+`prepare` passes the resulting `Resolved` on to all code that it calls. A plan that runs on several devices has one `Resolved` for each
+(`Resolved.on`); they differ only in their compilers.
 """
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ remake_after_fork(sys.modules[__name__], "_lock", threading.Lock)
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration with what it names.
+    """A configuration with the objects that it names.
 
-    config       the options; none that the environment may set is open
-    compiler     of the device that runs what a graph has on the CPU, under its limits: `threads`, `optimizer`
+    config       the options; every option that the environment may set has its value
+    compiler     the compiler for the device that runs the graph's CPU nodes, under the options' limits: `threads`, `optimizer`
     db           the tuning database; an empty one where the options say that none is consulted
     locked       the lines of the lock file by (kernel, target); none without a lock file
     """
@@ -48,7 +48,7 @@ class Resolved:
 
     @classmethod
     def of(cls, config: PrepareConfig, target: Target, db: TuningDB) -> Resolved:
-        """A configuration for a target and a database that its user has looked up."""
+        """A configuration with a target and a database that the caller has looked up already."""
         locked = {} if config.lock is None or config.noopt else locked_lines(config.lock)
         return cls(config, compiler_for(target, config), db, locked)
 
@@ -57,20 +57,21 @@ class Resolved:
         return self.compiler.target
 
     def target_of(self, device: str) -> Target:
-        """The target of another device, under the limits of the configuration. Raises UnsupportedError for one that there is not."""
+        """The target of another device, under the limits of the configuration. Raises UnsupportedError for an unknown device."""
         return _target(device, self.config)
 
     def on(self, device: str) -> Resolved:
-        """The same for another device, by its name in graphs."""
+        """The same configuration and database, with the compiler for another device, named as in graphs."""
         return self if device == self.target.device else replace(self, compiler=compiler_for(self.target_of(device), self.config))
 
     def for_constants(self) -> Resolved:
-        """The same for what is computed once, while a plan is made: it is not worth a search, and no part of the model that is captured."""
+        """The same for kernels that run only once, while a plan is made: they are not worth a search, and no part of the captured model."""
         return resolve(replace(self.config, beam=None, capture=None, opts={}))
 
 
 def resolve(config: PrepareConfig) -> Resolved:
-    """Look up what a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be used."""
+    """Look up the objects that a configuration names. Raises UnsupportedError for an unknown device, DeviceError for one that cannot be
+    used."""
     return Resolved.of(config, _target(config.device or HOST, config), database(config))
 
 
@@ -79,19 +80,19 @@ def _target(device: str, config: PrepareConfig) -> Target:
 
 
 def database(config: PrepareConfig) -> TuningDB:
-    """The process's handle on the tuning database that a configuration names; on an empty one where it consults none."""
+    """This process's handle of the tuning database that a configuration names; a handle of an empty one where it consults none."""
     key = config.consults_database, config.db
     with _lock:
         db = _databases.get(key)
         if db is None:
             db = _databases[key] = TuningDB.open(config.db if config.consults_database else NONE)
-            if config.db is not None and config.beam is None:       # a search makes it
+            if config.db is not None and config.beam is None:       # a search would create the file
                 _tell_missing(db)
         return db
 
 
 def _tell_missing(db: TuningDB) -> None:
-    """Say that a database that was named is not there: it may have been named by a relative path, and another directory been meant."""
+    """Warn that the named database does not exist: its path may be relative and meant for another working directory."""
     file = db.plan.write
     if file is not None and not any(os.path.exists(f) for f in (file, *db.plan.read) if isinstance(f, Path)):
         log_once(log, logging.WARNING, f"there is no tuning database {file}, which SVOD_TUNE_DB or db= names")

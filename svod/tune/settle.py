@@ -1,10 +1,11 @@
-"""Tuned chains inside the plan that they are for: those that are slower there than the heuristic's are given up.
+"""Giving up tuned chains that are slower inside their plan than the heuristic's chains.
 
-    heuristic's and tuned code → the plan timed both ways → losses → records → the chains that are chosen now → once more
+    time the plan with the heuristic's and with tuned chains → record the losses → choose chains again by the database → repeat
 
-A search times kernels alone, with their operands in the caches. In a plan weights come from memory, and what a kernel leaves in the caches
-is there for the next one: a chain without prefetches, or one that stores past the caches, may win alone and lose there. What was measured
-inside is evidence of its own (`svod.tune.db.winners`, rule 6), so that no later search prefers the chain again.
+A search times kernels alone, with their operands in the caches. In a plan weights come from memory, and the results of one kernel are in
+the caches for the next: a chain without prefetches, or with stores that bypass the caches, may be faster alone and slower in a plan.
+Measurements inside a plan are recorded and judged by themselves (`svod.tune.db.winners`, rule 6), so that no later search prefers the
+chain again.
 """
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from svod.system.quantities import seconds as duration
 from svod.tune.db import Measurement, TuningDB
 from svod.tune.plan_check import InPlan, PlanCheck, name_of
 
-ROUNDS = 3      # rounds of timing and giving up: the chain that comes next may lose as well
+ROUNDS = 3      # most rounds of timing and giving up: the chain that replaces one that was given up may be slower as well
 
 
 @dataclass(frozen=True)
 class BothWays:
-    """A plan that was timed both ways, and its code by kernel key."""
+    """The check of a plan that was timed with the heuristic's and with tuned chains, and its code for both, by kernel key."""
 
     check: PlanCheck
     heuristic: Mapping[str, Compiled]
@@ -32,11 +33,11 @@ class BothWays:
 
 
 def settle(unbound: UnboundPlan, digest: str, timed: Callable[[], BothWays | None], compiler: Compiler, db: TuningDB) -> PlanCheck | None:
-    """The check of a plan with the chains that are left when those that lose inside it are given up, in a few rounds. None where there was
-    no time for any.
+    """Give up tuned chains that are slower inside the plan than the heuristic's, in up to ROUNDS rounds. Returns the check of the plan with
+    the chains that are left; None if there was no time for a check.
 
-    `timed` times the plan with the chains that the database has now; None: there is no time left. Kernels with variables keep their chains:
-    a plan is timed at one size of many. On a busy machine nothing is given up."""
+    `timed` times the plan with the chains that the database chooses at that moment; it returns None when no time is left. Kernels with
+    variables keep their chains, as the plan is timed at only one of their sizes. On a busy machine no chain is given up."""
     now, check, given_up = timed(), None, list[str]()
     for last in (*[False] * (ROUNDS - 1), True):
         if now is None:

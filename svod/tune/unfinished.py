@@ -1,9 +1,9 @@
-"""What is left to search of a kernel that the tuning database knows.
+"""The decision whether a kernel that the tuning database knows is searched further.
 
-A search is complete where it ended by itself: nothing was gained any more, nothing was left to try, or the machine allows nothing faster.
-A search that its budget, Ctrl-C or an error ended is searched on, and so is one that was narrower than what is asked for now, or of
-another strategy, unless it ended at what the machine allows. What was measured is kept: the stored winners are the seeds, and no
-candidate that the database has is built again.
+A search is complete if it ended by itself: rounds gained nothing, nothing was left to try, or the best chain was at the roofline bound. A
+kernel is searched further if its search was ended by its budget, Ctrl-C or an error. It is also searched further if the search now asked
+for is wider or uses another strategy, unless the old one ended at the roofline bound. Measurements are kept: the stored winners are the
+seeds, and no candidate that the database has is built again.
 """
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from svod.tune.db.records import AT_BOUND, BUDGET_SPENT, CHECK, FAILED, INTERRUP
 from svod.tune.resolved import Resolved
 
 CUT_SHORT = {BUDGET_SPENT: "its search ended with its budget", INTERRUPTED: "Ctrl-C ended its search", FAILED: "an error ended its search"}
-#: Fields of BeamConfig of which a larger value tries more.
+#: Numeric fields of BeamConfig: with a larger value a search tries more candidates.
 AMOUNTS = ("width", "patience", "round_size")
-#: Fields of BeamConfig that are given when the search proposes from all that svod knows, with the values that propose the most.
+#: Fields of BeamConfig that limit the kinds of proposals, each with the value that limits nothing.
 MOST = {"sketches": True, "mutations": True, "actions": "default", "strict": ""}
 
 
 def what_is_left(searches: Sequence[Search], asked: BeamConfig) -> str | None:
-    """Why a kernel with these searches on one target is searched on when `asked` is asked for; None where nothing is left to search, and
-    for a kernel that was never searched here, whose winner came from elsewhere. A search without an end was killed, or another process is
-    at it, whose claim tells."""
+    """The reason to search a kernel further with the settings `asked`, given its searches on one target. None if nothing is left to search,
+    or if the kernel was never searched here because its winner came from elsewhere. A search whose end is not recorded was killed, or runs
+    in another process, which then holds a claim."""
     searches = [s for s in searches if s.strategy not in (CHECK, TRANSFER)]
     ended = sorted((s for s in searches if s.ended_at is not None), key=lambda s: s.ended_at or 0.0)
     killed = {s.search for s in searches} - {s.search for s in ended}
@@ -36,7 +36,7 @@ def what_is_left(searches: Sequence[Search], asked: BeamConfig) -> str | None:
 
 
 def was_cut_short(db: TuningDB, kernel: str, target: str) -> bool:
-    """Whether the latest search of a kernel on a target had more to try when it ended: `svod-tune --resume` goes on with it."""
+    """Whether the latest search of a kernel on a target was ended before it was complete, so that `svod-tune --resume` continues it."""
     searches = [s for s, _ in db.select(Search, kernel, target) if s.strategy not in (CHECK, TRANSFER)]
     if not searches:
         return False
@@ -46,7 +46,7 @@ def was_cut_short(db: TuningDB, kernel: str, target: str) -> bool:
 
 
 def left_to_search(db: TuningDB, kernel: str, target: str, asked: BeamConfig) -> str | None:
-    """`what_is_left` of the searches that `db` has of a kernel on a target, by their keys."""
+    """`what_is_left` for the searches in `db` of a kernel on a target, given by their keys."""
     return what_is_left([s for s, _ in db.select(Search, kernel, target)], asked)
 
 
@@ -69,8 +69,8 @@ def _left_by(search: Search, asked: BeamConfig) -> str | None:
 
 
 def _narrower(before: Any, asked: BeamConfig) -> str | None:
-    """In what a search with the settings `before`, as a record has them, tried less than `asked`; None: in nothing. What a record does not
-    say counts as equal."""
+    """The setting, in words, with which a recorded search (`before`: its settings) tried less than one with `asked` would; None if there is
+    none. A setting that the record lacks counts as equal."""
     for name in AMOUNTS:
         value, wanted = before.get(name), getattr(asked, name)
         if isinstance(value, int) and value < wanted:

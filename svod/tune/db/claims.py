@@ -34,7 +34,7 @@ BEAT = 7.0       # seconds between heartbeats
 
 
 class Holder(NamedTuple):
-    """The process that holds a claim."""
+    """The process that holds a claim. `heartbeat` and `since`, when it was taken, are seconds since the epoch."""
 
     kernel: str
     target: str
@@ -50,8 +50,8 @@ COLUMNS = ", ".join(Holder._fields)
 
 
 def boot_id() -> str:
-    """The space that ids of processes count in: this machine's current boot and, as containers of one machine may have one host name, the
-    namespace; "" where that is not known."""
+    """A name for the range in which process ids are unique: the id of this machine's current boot and the kernel's PID namespace, as
+    containers of one machine may share a host name. "" where either is unknown."""
     boot, namespace = system_files.boot_id(), system_files.process_namespace()
     return f"{boot}/{namespace}" if boot and namespace else ""
 
@@ -66,7 +66,7 @@ def is_void(holder: Holder, now: float) -> bool:
         except ProcessLookupError:
             return True
         except OSError:
-            return False  # alive, but of another user
+            return False  # the process is alive and belongs to another user
     return False
 
 
@@ -77,7 +77,7 @@ def standing(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> 
 
 
 def live(row: sqlite3.Row, now: float) -> Holder | None:
-    """The claim in a row of `COLUMNS`; None where it is void, or the row is no claim."""
+    """Read a row of `COLUMNS` as a claim. Returns None if the claim is void or the row holds no valid claim."""
     try:
         holder: Holder = checked(list(row), Holder, RecordError)
     except RecordError:
@@ -86,7 +86,7 @@ def live(row: sqlite3.Row, now: float) -> Holder | None:
 
 
 def take(conn: sqlite3.Connection, kernel: str, target: str, now: float) -> str | None:
-    """Claim (kernel, target) inside a write transaction; the claim's token, or None where a live claim stands."""
+    """Claim (kernel, target) inside a write transaction. Returns the claim's token, or None if a live claim exists already."""
     if standing(conn, kernel, target, now) is not None:
         return None
     holder = Holder(kernel, target, socket.gethostname(), boot_id(), os.getpid(), heartbeat=now, since=now, token=uuid.uuid4().hex)
@@ -101,7 +101,7 @@ class Claim:
 
     def __init__(self, claims: Claims, kernel: str, target: str, token: str | None) -> None:
         self.kernel, self.target, self.token = kernel, target, token
-        self.lost = False       # another process has taken it
+        self.lost = False       # true once another process has taken the claim
         self._claims, self.pid = claims, os.getpid()
 
     @property
@@ -165,12 +165,13 @@ class Claims:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.heartbeat = Heartbeat()
-        self._held: set[tuple[str, str]] = set()        # claims within this process
+        self._held: set[tuple[str, str]] = set()        # (kernel, target) of claims that could not be written to the file
         remake_after_fork(self, "heartbeat", Heartbeat)
         remake_after_fork(self, "_held", set)
 
     def take(self, kernel: str, target: str) -> Claim | None:
-        """The right to search (kernel, target), renewed until it is released; None: a live process has it (`holder`), or this one."""
+        """Claim the right to search (kernel, target) and renew the claim until it is released. Returns None if a live process, this one
+        included, holds it already; `holder` tells which."""
         storage = self._storage
         with storage.lock:
             file, token = storage.written(), None
@@ -193,7 +194,8 @@ class Claims:
             return claim
 
     def renew(self, claim: Claim) -> bool:
-        """Write the heartbeat of a claim; False where the claim is no longer this process's. A failed write waits for the next beat."""
+        """Write the heartbeat of a claim; False where the claim is no longer this process's. A failed write returns True: the next
+        heartbeat tries again."""
         renewed = self._change("UPDATE claims SET heartbeat = :now", claim)
         return renewed is None or renewed == 1
 

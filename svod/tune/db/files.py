@@ -15,8 +15,8 @@ from svod.tune.db import schema
 
 BUSY_SECONDS = 30.0
 OPEN_ATTEMPTS = 8
-LEAST_FREE = 1 << 20            # With less free disk, in bytes, no database is begun: the search of one kernel stores about 100 KB.
-LONGEST = 1 << 26               # Bytes of one value or row; a record's field is shorter.
+LEAST_FREE = 1 << 20            # bytes of free disk below which no database is created: the search of one kernel stores about 100 KB
+LONGEST = 1 << 26               # most bytes of one value or row that SQLite accepts; every field of a record is shorter
 SQLITE_MAGIC = b"SQLite format 3\0"
 
 #: The kernel's names of file systems on which WAL's shared memory does not work between machines.
@@ -28,7 +28,7 @@ NETWORK_FILE_SYSTEMS = frozenset({
 
 
 def file_system_type(path: Path, mounts: str) -> str:
-    """The type of the file system of `path`, from `mounts`, the text of /proc/self/mountinfo; "" where that does not say it."""
+    """The type of the file system of `path`, from `mounts`, the text of /proc/self/mountinfo; "" if no mount point there contains it."""
     best, kind = -1, ""
     real = os.path.realpath(path)
     for line in mounts.splitlines():
@@ -61,7 +61,7 @@ def open_for_writing(path: Path, *, wal: bool) -> sqlite3.Connection:
         conn = _connect(str(path))
         try:
             version = schema.read_version(conn)  # before anything is written: a foreign file stays as it is
-            if (conn.execute("PRAGMA journal_mode").fetchone()[0] == "wal") != wal:  # new, or moved between file systems
+            if (conn.execute("PRAGMA journal_mode").fetchone()[0] == "wal") != wal:  # a new file, or moved between file systems
                 conn.execute(f"PRAGMA journal_mode = {'WAL' if wal else 'DELETE'}")
             if version < schema.SCHEMA_VERSION:
                 schema.upgrade(conn)
@@ -100,7 +100,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection | None:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why a database at `path` cannot be created or written, judged by permissions and names; None: there is no reason."""
+    """Why a database at `path` cannot be created or written, judged by permissions and names; None if it can."""
     existing = path
     while not os.path.lexists(existing) and existing != existing.parent:
         existing = existing.parent
@@ -112,12 +112,12 @@ def unwritable(path: Path) -> str | None:
         return f"{path} is no regular file"
     if not os.access(path, os.W_OK):
         return f"{path} is read-only"
-    # SQLite creates its side files beside it
+    # SQLite creates its journal files in the same directory
     return None if _may_write_in(path.parent) else f"{path} cannot be written: its directory is read-only"
 
 
 def full_disk(path: Path) -> str | None:
-    """The complaint that the disk of `path` is full; None: it is not, or that is not known."""
+    """An error text if the disk of `path` is full; None if it is not, or if the free space is unknown."""
     directory = next((p for p in path.parents if p.is_dir()), path)
     try:
         usage = shutil.disk_usage(directory)
@@ -178,7 +178,7 @@ def _upgraded_copy(conn: sqlite3.Connection) -> sqlite3.Connection:
 
 
 class _Connection(sqlite3.Connection):
-    """SQLite's messages repeat names of a damaged file, which may be no text: that is an error of the database like any other."""
+    """A connection that raises DatabaseError where the message of an SQLite error is not UTF-8, as it quotes a name of a damaged file."""
 
     def execute(self, *given: Any) -> sqlite3.Cursor:
         try:

@@ -61,13 +61,13 @@ SEEDS = frozenset({Origin.UNTOUCHED, Origin.HEURISTIC, Origin.DATABASE, Origin.S
 
 
 def chain_order(chain: Sequence[Opt]) -> tuple[int, str]:
-    """Shorter chains first, then by text: which of two chains to the same state is kept."""
+    """A sort key: shorter chains first, then by text. Of two chains to the same state the first by this key is kept."""
     return len(chain), chain_text(chain)
 
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """One state and its fate. Times are seconds of one execution of the whole kernel."""
+    """One state of a kernel with its measurements. Times are seconds of one execution of the whole kernel."""
 
     state: Scheduler
     chain: tuple[Opt, ...]
@@ -93,12 +93,12 @@ class Candidate:
 
     @property
     def order(self) -> tuple[float, int, str]:
-        """Best first: by score, then by chain."""
+        """A sort key, best candidates first: by score, then by chain."""
         return (self.score, *chain_order(self.chain))
 
     @property
     def fitness(self) -> float:
-        """The seconds that are known best: those of its races, else the screening's."""
+        """Its seconds as races measured them, or as screening did if it was never raced."""
         return self.score if self.score < float("inf") else self.seconds
 
     def fail(self, status: Status, reason: str) -> None:

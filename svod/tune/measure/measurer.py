@@ -1,6 +1,6 @@
 """The interface between a search and its measurer: requests to lower, build, time and verify, and the answers.
 
-The search (`svod.tune.search`) decides. A `Measurer` does: it lowers, builds, times and verifies, in worker processes
+The search (`svod.tune.search`) makes the decisions. A `Measurer` does the work: it lowers, builds, times and verifies, in worker processes
 (`svod.tune.measure.worker_measurer.WorkerMeasurer`) or from a table of recorded measurements (the tests). Every answer is a record.
 A candidate that fails gives a `Failure`, never an exception. Answers stand in the order of the candidates, apart from those of `lower`.
 """
@@ -17,7 +17,7 @@ from svod.tune.measure.candidate import Candidate, Status
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer: ERROR, CRASH, TIMEOUT, LOST or LIMIT, and the reason in words."""
+    """The answer for a candidate that failed: the status ERROR, CRASH, TIMEOUT, LOST, LATE or LIMIT, and the reason in words."""
 
     status: Status
     reason: str
@@ -59,12 +59,13 @@ class Screened:
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """Interleaved rounds. `ratios[i]`: time of candidate i over that of candidate 0, median over rounds; None: it failed."""
+    """The result of a race of interleaved rounds. `ratios[i]`: the time of candidate i over that of candidate 0, median over the rounds, or
+    its Failure."""
 
     ratios: tuple[float | Failure, ...]
     anchor: float          # seconds of candidate 0
-    noise: float           # relative half-width within which two equal candidates differ
-    noisy: bool = False    # the machine did not come to rest, however often the rounds were repeated
+    noise: float           # the relative difference, up or down, that two equal candidates may show
+    noisy: bool = False    # the machine stayed too busy for steady times, although rounds were repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Verification:
     right: bool | None
     how: str
     reason: str = ""
-    status: Status = Status.ERROR       # used only if `right` is None: how the verification ended
+    status: Status = Status.ERROR       # the way in which verification failed, used only if `right` is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,29 +100,31 @@ class Confirmed:
 
 
 class MachineChanged(TuneError):
-    """Candidates are now timed on another machine than earlier ones, so that their times cannot be compared."""
+    """The machine that times has changed during the search, so that new times cannot be compared with earlier ones."""
 
 
 class Measurer(Protocol):
-    """Does what a search decides. Methods may raise KeyboardInterrupt, TuneError (no worker left) and MachineChanged, nothing else."""
+    """Lowers, builds, times and verifies candidates. Methods may raise KeyboardInterrupt, TuneError (no worker left) and MachineChanged,
+    nothing else."""
 
     def machine(self) -> Mapping[str, Any]:
         """Facts about the machine that times, as it is now: name, target, load, steal, cores. Raises TuneError where that machine cannot
         time the target of the search."""
 
     def lower(self, candidates: Iterable[Candidate], limit: int) -> Iterable[tuple[Candidate, Lowered | Failure]]:
-        """Lower each candidate, and give each with its answer as soon as that is known, in any order: the first may be lowered before the
-        last is proposed. One that has `limit` instructions or more is given up, status LIMIT; 0: no limit."""
+        """Lower candidates and yield each with its answer as soon as that is known, in any order: the first may be lowered before the last
+        is proposed. The lowering of a candidate that has `limit` instructions or more is abandoned with the status LIMIT; 0: no limit."""
 
     def expect(self, candidate: Candidate, deadline: float) -> None:
         """Announce that `build` will be called for this candidate, without passes, so that its compilation may begin. A compilation that
-        has not ended when the next race begins is given up."""
+        has not ended when the next race begins is abandoned."""
 
     def build(self, candidates: Sequence[Candidate], *, passes: bool, deadline: float) -> list[Built | Failure]:
-        """Compile each candidate within `deadline` seconds of its own."""
+        """Compile the candidates; each has `deadline` seconds."""
 
     def screen(self, candidates: Sequence[Candidate], incumbent: float | None) -> list[Screened | Failure]:
-        """Time each built candidate by itself: one run under a deadline, one sample, more of the better half. `incumbent`: seconds."""
+        """Time each built candidate by itself: one run under a deadline, then one sample, then more samples of the faster half.
+        `incumbent`: seconds of the best candidate so far, or None."""
 
     def race(self, candidates: Sequence[Candidate]) -> RaceResult:
         """Time built candidates interleaved; the first one is the incumbent and the anchor."""

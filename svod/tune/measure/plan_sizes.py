@@ -1,4 +1,4 @@
-"""At which values of its variables a plan is timed: at those of its kernels, side by side.
+"""The values of a plan's variables that it is timed at: the values that its kernels are timed at, combined position by position.
 
     kernels over n (1, 256, 512) and over n, m (1, 256, 512; 1, 8)        n=1 m=1, n=256 m=8, n=512 m=1
 """
@@ -14,7 +14,8 @@ Values = dict[str, int]
 
 
 def plan_sizes(calls: Iterable[tuple[VariableSpec, ...]]) -> list[Values]:
-    """The values to time a plan at, ascending: each call runs with some of them. A plan without variables has one empty set."""
+    """The values of its variables to time a plan at. `calls`: the variables of each kernel call; every call is within its bounds at one or
+    more of the returned sets of values. A plan without variables has one empty set."""
     distinct = list(dict.fromkeys(calls))
     points: dict[str, set[int]] = {}
     for variables in distinct:

@@ -1,13 +1,13 @@
-"""At which values of its variables a kernel is timed and verified.
+"""The values of its variables that a kernel is timed and verified at.
 
-    v0 in 1 … 512, hints ()          timed at 1, 256, 512;    with hints (64, 100): at those
-    o0 = v0, split by 8 and by 64    verified at 1, 512 and beside the amounts: 7, 8, 9 and 63, 64, 65
+    v0 in 1 … 512, hints ()          timed at 1, 256, 512;    with hints (64, 100): timed at 64, 100
+    o0 = v0, split by 8 and by 64    verified at 1, 512 and next to the amounts: 7, 8, 9 and 63, 64, 65
 
-A *size* is one value per variable, in the order of `Kernel.variables`: plain data. A kernel without variables has one size: (). The sizes
-of several variables take the values side by side, the first values together, then the second ones: a fault in one variable shows whatever
-the others are.
+A *size* is a tuple with one value per variable, in the order of `Kernel.variables`. A kernel without variables has one size: (). With
+several variables, the first size has the first value of each, the second size the second value of each, and so on. That is enough to find
+a fault in the handling of one variable, as it shows at any values of the others.
 
-A candidate is held against the heuristic's time at the same size. Its score is the geometric mean over the sizes. At no size may it take
+A candidate is compared with the heuristic's time at the same size. Its score is the geometric mean over the sizes. At no size may it take
 longer than 1.2 times the heuristic's time (`svod.tune.db.winners.WORST_RATIO`).
 """
 from __future__ import annotations
@@ -26,12 +26,13 @@ from svod.core.schedule.kernel_variables import specialize
 
 Size = tuple[int, ...]
 
-MOST_TIMED = 4          # sizes that a kernel is timed at: each costs as much as a kernel of a constant shape
-MOST_VERIFIED = 16
+MOST_TIMED = 4          # most sizes that a kernel is timed at: each costs as much as a kernel of a constant shape
+MOST_VERIFIED = 16      # most sizes that a candidate is verified at
 
 
 def side_by_side(points: Sequence[Sequence[int]]) -> tuple[Size, ...]:
-    """Sizes out of the values of each variable: as many as the variable with the most values has, each once; () for no variables."""
+    """Combine the values of each variable into sizes, position by position; a variable with fewer values than others repeats them. Equal
+    sizes are returned once. Without variables the only size is ()."""
     if not points:
         return ((),)
     count = max(map(len, points))
@@ -39,17 +40,17 @@ def side_by_side(points: Sequence[Sequence[int]]) -> tuple[Size, ...]:
 
 
 def values_of(kernel: Kernel, size: Size) -> dict[str, int]:
-    """A size as values by name."""
+    """The values of a size by the names of the variables."""
     return dict(zip(kernel.variables, size, strict=True))
 
 
 def describe_size(kernel: Kernel, size: Size) -> str:
-    """`v0=7, v1=64`."""
+    """A size as text, such as `v0=7, v1=64`."""
     return ", ".join(f"{name}={value}" for name, value in values_of(kernel, size).items())
 
 
 def at_size(kernel: Kernel, size: Size) -> Kernel:
-    """The kernel with its variables replaced by values, over the same buffers."""
+    """The kernel with its variables replaced by their values in a size. It uses the same buffers."""
     return Kernel(specialize(kernel.ast, values_of(kernel, size)))
 
 
@@ -62,7 +63,7 @@ def sizes_of_variables(variables: Sequence[VariableSpec]) -> tuple[Size, ...]:
 def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tuple[Size, ...]:
     """The sizes at which a kernel is timed: at most `MOST_TIMED` of the sizes of its calls, from the least to the largest. Without calls
     they come from the bounds of the kernel's variables. A kernel without variables has one size, which has no values."""
-    own = [int(name[1:]) for name in kernel.variables]      # a bucket of one value leaves its variable out
+    own = [int(name[1:]) for name in kernel.variables]      # a variable with only one possible value is a constant of the kernel
     sizes = sorted({s for given in calls for s in sizes_of_variables([given[i] for i in own])}, key=lambda s: (math.prod(s), s))
     if not sizes:
         return sizes_of_variables([VariableSpec(name, low, high) for name, (low, high) in kernel.variables.items()])
@@ -72,12 +73,12 @@ def merged_sizes(kernel: Kernel, calls: Iterable[Sequence[VariableSpec]]) -> tup
 
 
 def variable_names(kernel: Kernel, calls: Sequence[Sequence[VariableSpec]]) -> dict[str, str]:
-    """The names that the user gave to a kernel's variables, by its own (v0, v1, …); several with / where calls differ."""
+    """The kernel's names of its variables (v0, v1, …) → the user's names; several joined by / where calls differ."""
     return {name: "/".join(dict.fromkeys(given[int(name[1:])].name for given in calls)) for name in kernel.variables} if calls else {}
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers."""
+    """The geometric mean of positive numbers."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
@@ -92,8 +93,8 @@ def work_of(kernel: Kernel, sizes: Sequence[Size]) -> tuple[float, float]:
 
 # -- verifying ----------------------------------------------------------------------------------------------------------------
 def sizes_to_verify(state: Scheduler) -> tuple[Size, ...]:
-    """The least and the largest size, and the sizes beside each amount that the chain of a state splits a symbolic axis by: those at which
-    the amount just divides the axis, and those at which it just does not. Beyond `MOST_VERIFIED` sizes, amounts take turns."""
+    """The least and the largest size, and for each amount that the state's chain splits a symbolic axis by, the sizes at which the axis is
+    a multiple of the amount, one less and one more. There are at most `MOST_VERIFIED` sizes, in which amounts take turns."""
     kernel = state.kernel
     bounds = kernel.variables
     beside: dict[str, list[list[int]]] = {name: [] for name in bounds}
@@ -109,8 +110,8 @@ def sizes_to_verify(state: Scheduler) -> tuple[Size, ...]:
 
 
 def _amounts(state: Scheduler, axis: int) -> set[int]:
-    """The numbers that an axis is divided by: the strides of its loops, the cores that share it, and half of each, because the rest of a
-    tile is done in halves."""
+    """The numbers that an axis is divided by: the strides of its loops, the number of cores or of parts that it is split over, and half of
+    each, because the remainder of a tile is computed in halves."""
     rows = [state.rows[r] for r in state.axis_rows[axis]]
     amounts = {r.stride for r in rows}
     if state.thread is not None and state.rows[state.thread.row].axis == axis:
@@ -121,8 +122,9 @@ def _amounts(state: Scheduler, axis: int) -> set[int]:
 
 
 def _values_beside(bound: UOp, amount: int, name: str, bounds: Mapping[str, tuple[int, int]]) -> list[int]:
-    """Values of a variable for which an extent is the amount, one less and one more, or as near as possible. Where the extent is never so
-    small, they stand about its least multiple instead. Exact for extents that grow by one with the variable."""
+    """Values of a variable for which an extent, `bound`, is `amount`, one less and one more, or as near as possible. Where the extent is
+    always larger, the least multiple of the amount that it can exceed is used instead. Exact for extents that grow by one with the
+    variable."""
     low, high = bounds[name]
     others = {n: h for n, (_, h) in bounds.items()}
     first, last = (evaluate_extent(bound, {**others, name: v}) for v in (low, high))

@@ -1,9 +1,10 @@
 """Timing a part of a kernel: the CPU's form of grid shrinking.
 
 A phase computes iterations begin ≤ i < end of its outermost parallel loops. While screening and racing, a long kernel is timed on a slice
-of them, of at least 1 ms, and the time is scaled back. A slice is timed only where its time stands for the whole:
+of them, of at least 1 ms, and the time is scaled back. A slice is timed only where its time represents the whole kernel:
 
-* One phase runs, apart from phases that run once: partial results and their combination cannot be cut alike.
+* The kernel has one phase, not counting phases that run only once, at prepare. Where one phase computes partial results and another
+  combines them, cutting both by the same share would not scale both times alike.
 * The slice holds at least four iterations per core. On a target with groups of threads it is whole waves, at least four: as many groups as
   all units of the device run at a time. Less than a wave takes as long as a wave does.
 * The slice does not fall into a smaller cache than the whole. Every buffer of a memory-bound kernel may shrink with the slice, so the
@@ -26,25 +27,25 @@ from svod.core.machine.target import Target
 
 SLICE_SECONDS = 1e-3
 WORTH_SLICING = 4e-3             # seconds: shorter kernels are timed whole
-TILES_PER_CORE = 4               # and waves of groups
-COMPUTE_BOUND = 16.0             # operations per byte of the buffers
-ROUNDED = 6                      # digits of a number of iterations, so that a share of whole ones stays whole
-LEVEL_MARGIN = 1.25              # a slice counts as above a cache when it is this much larger
+TILES_PER_CORE = 4               # least iterations of a slice per core; with groups of threads, least number of waves
+COMPUTE_BOUND = 16.0             # operations per byte of the buffers above which a kernel counts as compute-bound
+ROUNDED = 6                      # decimals that iteration counts are rounded to, so that a float error never adds an iteration
+LEVEL_MARGIN = 1.25              # a slice exceeds a cache only if its bytes are this many times the cache's
 
 
 def _only_phase(spec: ProgramSpec) -> int | None:
-    """The number of the one phase that runs, which can be cut; None if there are several."""
+    """The index of the only phase that runs with every call; None if there are several such phases."""
     running = [i for i, p in enumerate(spec.phases) if not p.once]
     return running[0] if len(running) == 1 else None
 
 
 def kernel_bytes(kernel: Kernel) -> int:
-    """Bytes of all buffers."""
+    """Bytes of all buffers of a kernel."""
     return sum(p.arg.size * p.dtype.itemsize for p in kernel.params)
 
 
 def least_fraction(kernel: Kernel, target: Target) -> float:
-    """The smallest part of a kernel that stays in the cache level of the whole; 1: none does."""
+    """The smallest fraction of a kernel whose buffers are in the same cache level as the whole kernel's; 1 if only the whole is."""
     size = kernel_bytes(kernel)
     levels = [target.l1, target.l2]
     if count_operations(kernel.ast).flops < COMPUTE_BOUND * size:
@@ -54,8 +55,9 @@ def least_fraction(kernel: Kernel, target: Target) -> float:
 
 
 def wave_of(phase: PhaseSpec, target: Target, resources: Sequence[PhaseResources]) -> int:
-    """Iterations of a phase that run at a time on all units of a target with groups. `resources` are those of the program; where the
-    compiler did not tell the registers, as many groups as fit without them. A driver in software runs one group on each core."""
+    """Iterations of a phase that run at the same time on all units of a target with groups of threads. `resources`: the program's, one
+    entry per phase. Where they do not say how many groups a unit holds, registers are taken as no limit to it. A software driver runs one
+    group on each core."""
     device = device_of(target)
     if device.is_software:
         return device.units
@@ -67,7 +69,7 @@ def wave_of(phase: PhaseSpec, target: Target, resources: Sequence[PhaseResources
 
 def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: float | None, plan: ExecutionPlan,
                resources: Sequence[PhaseResources] = ()) -> float:
-    """The part of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None. `resources`: of `wave_of`.
+    """The fraction of the kernel to time: 1 for all of it. `incumbent`: seconds of the best so far, or None. `resources`: see `wave_of`.
 
     With an incumbent the part takes about 1 ms at the incumbent's speed. Without one, slices are run, doubling, until one takes 1 ms: an
     untouched kernel may need minutes for the whole."""
@@ -78,7 +80,7 @@ def least_part(kernel: Kernel, spec: ProgramSpec, target: Target, incumbent: flo
     wave = wave_of(phase, target, resources) if target.has_groups else 0
 
     def whole(part: float) -> float:
-        """At least this part, in whole waves."""
+        """Round a fraction of the kernel up to whole waves."""
         return math.ceil(round(part * phase.extent / wave, ROUNDED)) * wave / phase.extent if wave else part
     least = whole(max(least_fraction(kernel, target), TILES_PER_CORE * (wave or phase.threads) / phase.extent))
     if least > 0.5:
@@ -105,7 +107,7 @@ def part_of_run(plan: ExecutionPlan, spec: ProgramSpec, part: float) -> float:
     assert phase is not None
     extent = spec.phases[phase].extent
     count = max(1, min(extent, math.ceil(round(extent * part, ROUNDED))))
-    # from the middle: the first and the last iterations hold the borders
+    # the slice is from the middle, because the first and the last iterations handle borders
     begin = (extent - count) // 2
     plan.set_range(0, phase, begin, begin + count)
     return count / extent

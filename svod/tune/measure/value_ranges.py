@@ -1,12 +1,12 @@
-"""What is known of a kernel's values whatever its inputs hold: an interval for each node of the AST.
+"""Interval analysis of a kernel: for each node of its AST, an interval that holds its values for any inputs.
 
     |x|, x·x, √x, eˣ, max(x, 0)                [0, ∞]
     min(max(x, -1), 1)                         [-1, 1]
-    1 - y·y  of a y in [-1, 1]                 [0, 1]
+    1 - y·y, with y in [-1, 1]                 [0, 1]
     Σ of terms that are not negative           [0, ∞]
 
-The intervals hold for every right program, fused multiply-adds and any order of summation included: rounding is monotone, so what is not
-negative before it is rounded is not negative afterwards. A NaN is outside of every interval and is not spoken of.
+The intervals hold for every correct program of the AST, with fused multiply-adds and any order of summation: rounding is monotone, so a
+value that is not negative before rounding is not negative afterwards. An interval says nothing about NaN: any node may also be NaN.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ValueRange(NamedTuple):
 
 
 ANY = ValueRange()
-POSITIVE = ValueRange(0.0)      # or zero
+POSITIVE = ValueRange(0.0)      # zero included
 NEGATIVE = ValueRange(high=0.0)
 POSITIVE_RESULTS = frozenset({Ops.EXP, Ops.EXP2, Ops.SQRT})
 POSITIVE_OF_POSITIVE = frozenset({Ops.RECIPROCAL, Ops.FDIV, Ops.POW})
@@ -37,7 +37,7 @@ WHOLE = {Ops.FLOOR: np.floor, Ops.CEIL: np.ceil, Ops.TRUNC: np.trunc, Ops.ROUND:
 
 
 def range_of(u: UOp, known: Mapping[UOp, ValueRange]) -> ValueRange:
-    """The interval of a node's values; `known`: those of its sources."""
+    """The interval of a node's values. `known`: the intervals of its sources."""
     if u.op is Ops.CONST:
         return ANY if math.isnan(u.arg) else ValueRange(float(u.arg), float(u.arg))
     if not u.dtype.is_float:
@@ -58,7 +58,7 @@ def range_of(u: UOp, known: Mapping[UOp, ValueRange]) -> ValueRange:
 
 
 def _ends(u: UOp, src: list[ValueRange]) -> tuple[float, float]:
-    """The interval of an operation that is exact but for its rounding."""
+    """The ends of the interval of a node's exact result, before rounding; ANY for an operation without a rule here."""
     op = u.op
     if op is Ops.NEG:
         return -src[0].high, -src[0].low
@@ -88,7 +88,7 @@ def _ends(u: UOp, src: list[ValueRange]) -> tuple[float, float]:
 
 
 def _product(is_square: bool, a: ValueRange, b: ValueRange) -> tuple[float, float]:
-    # an infinite end stands for values that grow without bound, whose product with 0 is 0
+    # an infinite end means that values are finite and unbounded, so its product with 0 is 0 and not NaN
     ends = [0.0 if x == 0 or y == 0 else x * y for x in a for y in b]
     return max(0.0, min(ends)) if is_square else min(ends), max(ends)
 
@@ -100,5 +100,5 @@ def _reduced(combiner: str, x: ValueRange) -> ValueRange:
 
 
 def _rounded(end: float, dtype: DType, unknown: float) -> float:
-    """An end as a number of the dtype; `unknown` where infinities cancel."""
+    """Round an end of an interval to the dtype; returns `unknown` for NaN, which infinities that cancel give."""
     return unknown if math.isnan(end) else float(round_to(np.asarray(end, np.float64), dtype))

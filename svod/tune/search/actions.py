@@ -1,4 +1,4 @@
-"""Which opts to try next: the default grid, the reference systems' grid, and mutations of a chain.
+"""The opts to try next: the default grid, the reference systems' grid, and mutations of a chain.
 
 This file decides which amounts are worth an attempt, not which are legal: an opt that does not apply raises `KernelOptError` in
 `apply_opt`, in microseconds, and the proposal is dropped. The default grid is derived per named axis from the target and the extent:
@@ -21,7 +21,7 @@ This file decides which amounts are worth an attempt, not which are legal: an op
     dot instructions  TC with each one that the target has and a contraction fits
 
 Loops of several stages may run over one dimension of a tensor: in softmax the maximum, the sum and the output all run over the columns.
-Such loops are *tied*: an opt that divides one of them (`SPLITS`) is proposed for that loop alone, and with the same amount for all.
+Such loops are *tied*: an opt that splits one of them (`SPLITS`) is proposed twice, for that loop alone and with the same amount for all.
 
 The amount 0 stands for the whole extent. The reference grid (`--actions reference`) is that of tinygrad and of Svod in Rust: 193
 positional opts, whose positions become names when the action is generated.
@@ -41,9 +41,9 @@ from svod.errors import KernelOptError
 
 WHOLE = 0
 MAX_UNROLL = 32
-BUFFERS = (2, 3)        # numbers of buffers for copies that run ahead of a loop
-MAX_PARTS = 64          # parts of a reduction that groups share
-MAX_WASTE = 1.25        # An amount whose tail adds more than a quarter of the work is not tried.
+BUFFERS = (2, 3)        # the numbers of buffers that PIPELINE is tried with, for copies that run ahead of a loop
+MAX_PARTS = 64          # most parts that SPLITK divides a reduction into
+MAX_WASTE = 1.25        # An amount that increases the work by more than this factor, by rounding up the extent, is not tried.
 TILE_SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 SPLITS = frozenset({"UPCAST", "UNROLL", "TILE"})
 
@@ -61,7 +61,8 @@ def wasted(extent: int, amount: int) -> float:
 
 
 def fitting_amounts(amounts: Iterable[int], extent: int, longest_whole: int) -> tuple[int, ...]:
-    """The amounts below `extent` that waste little, in ascending order, and the whole axis where it is no longer than `longest_whole`."""
+    """The amounts below `extent` that waste at most MAX_WASTE, in ascending order, and the whole axis if it is no longer than
+    `longest_whole`."""
     fitting = sorted(n for n in set(amounts) if 1 < n < extent and wasted(extent, n) <= MAX_WASTE)
     return (*fitting, WHOLE) if 1 < extent <= longest_whole else tuple(fitting)
 
@@ -82,7 +83,7 @@ def unroll_amounts(extent: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def partial_amounts(extent: int, lanes: int) -> tuple[int, ...]:
-    """Partial results side by side on a reduce axis: four, or whole vectors."""
+    """Numbers of partial results to accumulate side by side on a reduce axis: four, or whole vectors."""
     return fitting_amounts({4, *(lanes * k for k in (1, 2, 4, 8))}, extent, 2 * lanes)
 
 
@@ -118,8 +119,8 @@ def lanes_of(kernel: Kernel, target: Target) -> int:
 
 
 def loop_rows(state: Scheduler) -> list[tuple[Loop, str, int]]:
-    """(row, kind, stage) of every loop that an opt can change, in table order: its extent is above 1, and its stage has its own loops,
-    being an output, or a reduction that is not inlined into its readers."""
+    """(row, kind, stage) of every loop that an opt can change, in table order: loops with more than one iteration of stages that have
+    loops of their own, which are outputs and the reductions that are not inlined into their readers."""
     kernel, loops = state.kernel, []
     for row in state.rows:
         if row.role == LOOP and row.extent > 1:
@@ -166,7 +167,7 @@ def default_actions(state: Scheduler, lanes: int) -> Iterator[Opt]:
 
 
 def _placements(state: Scheduler, loops: list[tuple[Loop, str, int]]) -> Iterator[Opt]:
-    """Propose positions for each stage, and non-temporal stores for outputs that exceed the caches."""
+    """For each stage propose the loops in which it may be computed, and for outputs that exceed the caches non-temporal stores."""
     for s in state.kernel.stages:
         if s.is_output:
             if outgrows_caches(state):
@@ -180,7 +181,7 @@ def _placements(state: Scheduler, loops: list[tuple[Loop, str, int]]) -> Iterato
 
 
 def _group_actions(state: Scheduler, row: Loop, kind: str) -> Iterator[Opt]:
-    """Opts that bind a loop to the threads of a group or to the grid, or copy ahead of it."""
+    """Opts that distribute a loop over the threads of a group, split it over groups, or prefetch copies for its next iterations."""
     for n in group_amounts(row.extent, state.target.group_threads):
         for op in ("LOCAL",) if kind == "o" else ("GROUP", "GROUPTOP"):
             yield Opt(op, row.name, n)
@@ -193,8 +194,8 @@ def _group_actions(state: Scheduler, row: Loop, kind: str) -> Iterator[Opt]:
 
 
 def apply_tied(state: Scheduler, opt: Opt, after: Scheduler) -> Scheduler | None:
-    """`after`, which is `state` with the split `opt`, with the same split applied to all tied loops: loops of other stages over the same
-    dimension, with the same extent and stride. None where no loop is tied, or the split applies to none."""
+    """Apply the split `opt` to all loops that are tied to its own: loops of other stages over the same dimension, with the same extent and
+    stride. `after` is `state` with the split of its own loop. Returns None where no loop is tied, or the split applies to none of them."""
     if opt.op not in SPLITS:
         return None
     dimension, loops = state.kernel.dimensions, loop_rows(state)
@@ -264,7 +265,7 @@ def neighbour_amounts(amount: int, extent: int, lanes: int) -> tuple[int, ...]:
 
 
 def replacements(opt: Opt, state: Scheduler, lanes: int) -> Iterator[Opt]:
-    """The opts that may replace `opt`, the next one to be applied to `state`: with another amount, or another loop for a stage."""
+    """The opts that may replace `opt`, the next opt of a chain, in `state`: the same with another amount, or STAGE at another loop."""
     if opt.op == "STAGE":
         for row, _, _ in loop_rows(state):
             if row.name != opt.arg:
@@ -282,7 +283,8 @@ def replacements(opt: Opt, state: Scheduler, lanes: int) -> Iterator[Opt]:
 
 
 def _tied_later(state: Scheduler, chain: Sequence[Opt], i: int) -> frozenset[int]:
-    """The later places in the chain that led to `state` where opt i, a split, is repeated for a tied loop with the same amount."""
+    """The indices after i of a chain at which its opt i, a split, is repeated with the same amount for a tied loop. `state`: the state that
+    the chain leads to."""
     opt = chain[i]
     if opt.op not in SPLITS:
         return frozenset()
@@ -294,8 +296,8 @@ def _tied_later(state: Scheduler, chain: Sequence[Opt], i: int) -> frozenset[int
 
 
 def mutations(base: Scheduler, chain: Sequence[Opt], lanes: int) -> Iterator[Scheduler]:
-    """States one change away from `chain`: one amount or place replaced, or one opt left out. If tied loops have the same split, all of
-    these splits are changed together as well.
+    """The states of all chains that differ from `chain` in one opt: it has another amount, puts its stage at another loop, or is left out.
+    If tied loops have the same split, these splits are also changed together.
 
     `base` is the untouched state. A chain whose remainder does not apply after the change is dropped: most changes of an early split
     remove a loop that a later opt names."""

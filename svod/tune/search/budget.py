@@ -1,4 +1,4 @@
-"""The budget of a model over its kernels: whose round comes next, and when to stop.
+"""The search budget of a model, divided among its kernels: the kernel whose round comes next, and the time to stop.
 
 Kernels advance in interleaved rounds. Each kernel begins with two warm-up rounds: the heuristic, which is timed and verified, and the
 first proposals. The kernels that take most of the model's time come first, so that a first gain is there within seconds. Then the next
@@ -6,9 +6,9 @@ round goes to the kernel with the largest
 
     calls × (time − expected time after more search)
 
-and may take that kernel's share of the remaining time, so that a short budget reaches every kernel. A search that has widened instead of
-ending has little to gain. It waits until the others have widened as often, so that a list of kernels does first what narrow beams do.
-Among such searches the one with the largest possible gain comes first.
+and may take that kernel's share of the remaining time, so that a short budget reaches every kernel. A search that has widened its beam
+instead of ending has little to gain: it waits until the others have widened as often, so that all kernels are searched with narrow beams
+first. Where no gain is expected any more, the search with the largest distance from its bound comes first.
 
 The expected time is at least the roofline bound, and at least what the kernel's own trend gives: gains that shrink by a constant factor q
 from round to round (the ratio of the last two, at most 0.8) sum to gain·q/(1−q).
@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 
 WARM_UP_ROUNDS = 2        # one round for the heuristic and one for the first proposals
 MAX_TREND = 0.8
-NEGLIGIBLE = 1e-6         # a gain below this share of the time is none
+NEGLIGIBLE = 1e-6         # a gain below this share of the time counts as none
 MIN_ROUND = 1.5           # seconds; a shorter round does not pay for its race
 
 MODEL_SECONDS = 600.0     # default budget of a whole model
@@ -30,7 +30,7 @@ KERNEL_SECONDS = 40.0     # default budget of one kernel
 
 
 class Budgeted(Protocol):
-    """A kernel's search, as the budget sees it. Times in seconds of one call."""
+    """The interface of a kernel's search that the budget uses. Times are seconds of one call."""
 
     @property
     def calls(self) -> float: ...
@@ -53,7 +53,8 @@ S = TypeVar("S", bound=Budgeted)
 
 
 def _trend(history: Sequence[float]) -> tuple[float, float] | None:
-    """The gain of the last round and the factor by which gains shrink; (0, 0) after two flat rounds. None while it is unknown."""
+    """The gain of the last round and the factor by which gains shrink; (0, 0) after two rounds without a gain. None while there are too few
+    rounds to tell."""
     if len(history) < 3 or history[-2] == float("inf") or history[-3] == float("inf"):
         return None
     gain, before = history[-2] - history[-1], history[-3] - history[-2]
@@ -65,7 +66,7 @@ def _trend(history: Sequence[float]) -> tuple[float, float] | None:
 
 
 def expected_seconds(history: Sequence[float], bound: float) -> float:
-    """The seconds that a kernel with these best times per round is expected to reach; never below `bound`."""
+    """The seconds that a kernel is expected to reach with more search; never below `bound`. `history`: its best time after each round."""
     trend = _trend(history)
     if trend is None:
         return bound
@@ -104,7 +105,7 @@ def gain_within(kernels: Iterable[Budgeted], seconds: float) -> float | None:
 
 
 def possible_gain(kernel: Budgeted) -> float:
-    """Seconds of model time between what this kernel takes and its bound."""
+    """Seconds of model time that this kernel would save if it reached its bound."""
     return kernel.calls * max(0.0, kernel.history[-1] - kernel.bound)
 
 
@@ -134,7 +135,7 @@ class ModelBudget:
 
     def next(self, kernels: Sequence[S]) -> S | None:
         """The kernel whose round comes next, or None when the budget is spent or every search has finished. Warm-up rounds follow the order
-        of `kernels`, which should be by share of the run time."""
+        of `kernels`, which should be sorted by their share of the run time, largest first."""
         if self.left <= 0:
             return None
         open_kernels = [k for k in kernels if not k.finished and k.spent < self.per_kernel]
@@ -144,7 +145,8 @@ class ModelBudget:
         return min(open_kernels, key=lambda k: (k.widened, -expected_gain(k), -possible_gain(k)), default=None)
 
     def deadline(self, kernel: S, kernels: Sequence[S]) -> float:
-        """When, on `clock`, the next round of this kernel has to end. The kernel's share of the remaining time is by its expected gain."""
+        """The time on `clock` at which the next round of this kernel has to end. It may take a share of the remaining time that is
+        proportional to its expected gain."""
         limit = min(self.left, max(0.0, self.per_kernel - kernel.spent))
         if len(kernel.history) < WARM_UP_ROUNDS:        # leave the others time for their warm-up
             cold = sum(len(k.history) < WARM_UP_ROUNDS and not k.finished for k in kernels)

@@ -1,5 +1,5 @@
-"""The end of a kernel's search: the best are raced side by side once more, compiled with LLVM's passes, verified, and timed at full size
-beside the heuristic's chain and stored winners. The database's rules choose among them (`svod.tune.db.winners`)."""
+"""The end of a kernel's search: the best candidates are raced side by side once more, compiled with LLVM's passes, verified, and timed at
+full size together with the heuristic's chain and stored winners. The database's rules choose the winner (`svod.tune.db.winners`)."""
 from __future__ import annotations
 
 import logging
@@ -22,15 +22,15 @@ from svod.tune.search.kernel_search import KernelSearch
 log = logging.getLogger("svod.tune")
 
 FINALISTS = 3                  # The least number of finalists; a wider beam has as many as it is wide.
-PASSES_BRING = 1.25            # LLVM's passes may speed up one family by this factor: the best of each family within it is a finalist.
-SEMIFINAL = 4                  # This many times the number of finalists are raced side by side, to choose them.
+PASSES_BRING = 1.25            # LLVM's passes may speed up a family by this factor, so a family's best this much behind may be a finalist.
+SEMIFINAL = 4                  # The finalists are chosen in a race of at most this many times as many candidates.
 SEMIFINAL_SHARE = 0.25         # The semifinal takes this share of the seconds of a confirmation.
 RACE_RUNS = 10                 # A race runs each candidate about this many times.
-CONFIRM_SECONDS = 3.0          # A confirmation takes at most this many seconds,
-CONFIRM_SHARE = 0.2            # and at most this share of the search's seconds
-CONFIRM_LEAST_SECONDS = 1.0    # unless that is less than this.
-CONFIRM_FLOOR_SECONDS = 0.5    # A confirmation always has this long, whatever the deadline is.
-CONFIRM_ROUNDS = 15            # A confirmation usually has this many rounds, which limits the number of finalists.
+CONFIRM_SECONDS = 3.0          # A confirmation takes at most this many seconds.
+CONFIRM_SHARE = 0.2            # A confirmation after a short search takes at most this share of the search's seconds.
+CONFIRM_LEAST_SECONDS = 1.0    # CONFIRM_SHARE never limits a confirmation to fewer seconds than this.
+CONFIRM_FLOOR_SECONDS = 0.5    # A confirmation may take at least this many seconds, even after the deadline.
+CONFIRM_ROUNDS = 15            # So many finalists are chosen that there is time for about this many rounds.
 WIND_UP_SECONDS = 0.5          # Storing the results and ending the workers takes about this long.
 
 
@@ -38,14 +38,14 @@ WIND_UP_SECONDS = 0.5          # Storing the results and ending the workers take
 class Finding:
     """The result of a search for one kernel. Times are seconds of one call; infinite where nothing was measured.
 
-    source        'beam', 'database' or 'heuristic', which proposed the chain
+    source        what proposed the chain: 'beam', 'database' or 'heuristic'
     confirmed     timed at full size against the heuristic, with passes
     why           the reason why the search ended
     linear        digest of the winner's LINEAR
     speedup       heuristic's time over the winner's
-    failure       where every candidate failed: how the heuristic's did
+    failure       how the heuristic's candidate failed, if no candidate was verified; otherwise ""
     finalists     the candidates that were confirmed, and their times
-    refuted       candidates that were right without passes and wrong with them
+    refuted       candidates whose outputs were right without LLVM's passes and wrong with them
     unconfirmed   why no finalist could be confirmed
     """
 
@@ -105,17 +105,18 @@ def finish(search: KernelSearch, seconds: float = CONFIRM_SECONDS, deadline: flo
 
 
 def _places(search: KernelSearch) -> int:
-    """The number of finalists, apart from the best of other families."""
+    """The number of finalists chosen by time alone; the best of other tiling families may join them."""
     return max(FINALISTS, search.config.width)
 
 
 def _most_finalists(search: KernelSearch, seconds: float) -> int:
-    """The number of finalists, at least one, that a confirmation of so many seconds has time for."""
+    """The number of finalists, at least one, that a confirmation of `seconds` has time for."""
     return max(1, min(2 * _places(search), int(seconds / (CONFIRM_ROUNDS * max(search.lead.best, 1e-9))) - 1))
 
 
 def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candidate]:
-    """The best `count` of `ranked` and the best of as many other families, as the passes may change the order; at most `most`."""
+    """The best `count` of `ranked`, and the best of up to `count` other tiling families, as LLVM's passes may change the order. If that
+    makes more than `most`, fewer families are added."""
     chosen = list(ranked[:count])
     families = {tiling_family(c.state) for c in chosen}
     for c in ranked[count:]:
@@ -126,8 +127,8 @@ def _finalists(ranked: Sequence[Candidate], count: int, most: int) -> list[Candi
 
 
 def _race_the_best(search: KernelSearch, seconds: float) -> list[Candidate]:
-    """All verified candidates, best first. Scores come from several races, and the best few of hundreds were the luckiest. So many as
-    there is time for within `seconds` are raced side by side, and the new scores count as much as the old ones."""
+    """All verified candidates, best first. Their scores come from different races, so the best few of hundreds may only have been the
+    luckiest: as many as `seconds` allow are raced side by side, and their old and new scores are averaged."""
     verified = sorted((c for c in search.pool if c.status is Status.VERIFIED and c is not search.lead.baseline), key=lambda c: c.order)
     count = min(SEMIFINAL * _places(search), int(seconds / (RACE_RUNS * max(search.lead.best, 1e-9))))
     if min(count, len(verified)) <= _places(search):
@@ -147,7 +148,7 @@ def _race_the_best(search: KernelSearch, seconds: float) -> list[Candidate]:
 
 
 def _build(search: KernelSearch, candidates: Sequence[Candidate]) -> tuple[list[Candidate], str]:
-    """(the candidates that compile with passes; why the last of the others does not)."""
+    """Compile with LLVM's passes. Returns the candidates that compile, and the reason of the last failure, "" without failures."""
     built, problem = [], ""
     for c, answer in zip(candidates, search.measurer.build(candidates, passes=True, deadline=search.config.timeout_sec), strict=True):
         if isinstance(answer, Failure):
@@ -160,13 +161,13 @@ def _build(search: KernelSearch, candidates: Sequence[Candidate]) -> tuple[list[
 
 
 def _forget(search: KernelSearch, c: Candidate) -> None:
-    """Remove `c`, which turned out wrong."""
+    """Remove `c`, which turned out wrong, from the pool and from the lead."""
     search.pool = [x for x in search.pool if x is not c]
     search.lead.forget(c, search.pool)
 
 
 def _decide(search: KernelSearch, timed: Sequence[tuple[Candidate, Confirmed]], baseline: Candidate | None) -> Finding:
-    """Choose among the confirmed finalists by the database's rules: the finding is what is used later."""
+    """Choose among the confirmed finalists by the database's rules, so that later runs, which apply these rules, use the same chain."""
     for c, t in timed:
         c.score, c.known["confirmed"] = t.seconds, t
     reference = next((t for c, t in timed if c is baseline), None)
@@ -179,7 +180,7 @@ def _decide(search: KernelSearch, timed: Sequence[tuple[Candidate, Confirmed]], 
 
 
 def result(search: KernelSearch) -> Finding:
-    """The best verified so far, unconfirmed; the heuristic's chain where nothing was verified."""
+    """The finding without a confirmation: the best verified candidate so far, or the heuristic's chain where none was verified."""
     baseline, counts = search.lead.baseline, search.counts
     best = search.lead.incumbent or search.lead.verified_baseline
     if best is None:

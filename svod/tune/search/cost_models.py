@@ -1,10 +1,10 @@
-"""By which prediction proposals are ranked: the analytic cost of a state, or a model that has learned from measurements.
+"""The cost models by which proposals are ranked: the analytic cost of a state, or a model that has learned from measurements.
 
-The learned model is gradient boosting of trees over a state's features (`features.py`). It predicts by what factor the analytic prediction
-is wrong, relative to the heuristic's chain of the same kernel: times of several kernels go together, and a model that knows little ranks
-as the analytic one does. It learns from the candidates of its own search, anew in each round, and from what the database has of other
-kernels. The faster a candidate is, the more it counts: what matters is the order of the fast ones. Absolute errors are minimised, as a
-sample may be disturbed.
+The learned model is gradient boosting of trees over a state's features (`features.py`). It predicts the factor by which the analytic
+prediction is wrong, relative to the heuristic's chain of the same kernel. So it can learn from several kernels together, and a model that
+has learned little ranks like the analytic one. It learns from the candidates of its own search, anew in each round, and from the
+database's measurements of other kernels. The faster a candidate is, the more it counts, because only the order of the fast ones matters.
+Absolute errors are minimised, as a sample may be disturbed.
 """
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from svod.errors import KernelOptError, TuneError
 from svod.tune.measure.candidate import Candidate
 from svod.tune.search.features import COSTS, features
 
-LEAST_SAMPLES = 32         # measurements of its own that a model without evidence needs
-EVIDENCE_WEIGHT = 0.2      # weight of a measurement of another search, beside 1 of an own one
+LEAST_SAMPLES = 32         # measurements of the running search that a model needs if the database has no evidence
+EVIDENCE_WEIGHT = 0.2      # weight of a measurement of another search; one of the running search has weight 1
 TREES, LEAVES, LEAST_LEAF, RATE = 60, 8, 8, 0.08
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One measured state of some kernel: its features relative to those of the heuristic's chain, its time over that chain's, and the
-    logarithm of that over what the analytic model says it is."""
+    """One measured state of some kernel. `features`: relative to those of the heuristic's chain; `ratio`: its time over that chain's time;
+    `error`: log(ratio / the ratio that the analytic model predicts)."""
 
     features: tuple[float, ...]
     ratio: float
@@ -39,10 +39,10 @@ class Evidence:
 
 
 class CostModel(Protocol):
-    """Ranks candidates by what they are expected to take."""
+    """Ranks candidates by predicted time."""
 
     def learn(self, measured: Iterable[Candidate]) -> None:
-        """Take all that the search has measured so far."""
+        """Learn from all candidates that the search has measured so far."""
 
     def predictions(self, candidates: Sequence[Candidate]) -> Sequence[float]:
         """Predict the times of candidates of one kernel, in the model's own unit."""
@@ -59,13 +59,13 @@ class AnalyticCost:
 
 
 class LearnedCost:
-    """Ranks by the analytic prediction, corrected by what was measured. Without enough measurements it ranks as the analytic model."""
+    """Ranks by the analytic prediction times a learned correction. Without enough measurements it ranks as the analytic model."""
 
     def __init__(self, base: Scheduler, seed: int, evidence: Sequence[Evidence] = ()) -> None:
         self.anchor = features(backend_named(base.target.device).heuristic(base))
         self.seed, self.evidence = seed, evidence
         self.known: dict[bytes, tuple[float, ...]] = {}
-        self.learned = -1          # measurements of its own that the model has learned from; -1: there is no model
+        self.learned = -1          # number of this search's measurements that the model was trained on; -1: there is no model yet
         self.model: Any = None
 
     def features(self, c: Candidate) -> tuple[float, ...]:
@@ -79,7 +79,7 @@ class LearnedCost:
             return
         self.learned = len(own)
         errors = np.array([log(c.fitness / c.predicted) for c in own])
-        errors -= np.median(errors) if own else 0.0       # the unit of predictions is one of its own
+        errors -= np.median(errors) if own else 0.0       # removes the factor between predicted cycles and measured seconds
         best = min((c.fitness for c in own), default=0.0)
         rows = [*(self.features(c) for c in own), *(e.features for e in self.evidence)]
         weights = [*(best / c.fitness for c in own), *(EVIDENCE_WEIGHT * min(1.0, 1.0 / e.ratio) for e in self.evidence)]
@@ -96,12 +96,12 @@ class LearnedCost:
 
 
 def relative(of: Sequence[float], anchor: Sequence[float]) -> tuple[float, ...]:
-    """Features of a state with those of the analytic model relative to another state's."""
+    """The features `of` a state, the first COSTS of them as differences from those of the state `anchor`."""
     return (*(a - b for a, b in zip(of[:COSTS], anchor[:COSTS], strict=True)), *of[COSTS:])
 
 
 def evidence_of(state: Scheduler, heuristic: Scheduler, ratio: float) -> Evidence | None:
-    """The training sample from a state that took `ratio` times as long as the heuristic's; None where its opts do not go together."""
+    """The training sample from a state that took `ratio` times as long as the heuristic's; None if one of them has no predicted cost."""
     try:
         cost = backend_named(state.target.device).cost
         predicted = cost(state).cycles / cost(heuristic).cycles
@@ -121,7 +121,7 @@ def regressor(seed: int) -> Any:
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """A context in which the model uses one thread: others would spin beside the workers."""
+    """A context in which the model uses one thread: more threads would take cores from the workers."""
     from threadpoolctl import threadpool_limits  # a dependency of scikit-learn
 
     return threadpool_limits(1)  # type: ignore[no-any-return]

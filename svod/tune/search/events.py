@@ -9,7 +9,7 @@ from svod.core.kernel.chain_text import AS_IT_IS
 from svod.system.quantities import seconds as in_words
 from svod.tune.workers.executor import Activity
 
-LIMIT = "limit"             # the status of a candidate that a limit of the search drops
+LIMIT = "limit"             # the status of a candidate that exceeds a limit of the search
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SessionStarted(SearchEvent):
 
 @dataclass(frozen=True)
 class DriverBusy(SearchEvent):
-    """Until the next event the workers wait for this process, which does `what`."""
+    """The workers wait for this process, which does `what`, until the next event."""
 
     what: str
 
@@ -48,7 +48,7 @@ class BaselineTimed(SearchEvent):
 
 @dataclass(frozen=True)
 class RoundFinished(SearchEvent):
-    """The counts are of this round."""
+    """A round has ended. The counts are those of its candidates, `best` and `chain` are the incumbent's."""
 
     round: int
     proposed: int
@@ -103,9 +103,10 @@ class KernelFinished(SearchEvent):
 
 @dataclass(frozen=True)
 class FleetSampled(SearchEvent):
-    """The current activity of the workers and the progress of the session. The watcher of a session makes it every few seconds, not the
-    search. `per_second`: candidates timed a second, of late. `left`: seconds of the budget. `minute_gain`: seconds of a run of the model
-    that another minute of search is expected to save; None while that is unknown. `went`: how many candidates were dropped, by status."""
+    """The current activity of the workers and the progress of the session. The session's watcher thread sends it every few seconds, not
+    the search. `per_second`: recent rate of timed candidates. `left`: seconds of the budget that are left. `minute_gain`: seconds of a run
+    of the model that another minute of search is expected to save; None while that is unknown. `went`: number of dropped candidates by
+    status."""
 
     workers: tuple[Activity, ...]
     candidates: int
@@ -117,7 +118,7 @@ class FleetSampled(SearchEvent):
 
 @dataclass(frozen=True)
 class SessionEnding(SearchEvent):
-    """Ctrl-C has ended the search; what was found in this many kernels is being confirmed."""
+    """Ctrl-C has ended the search. The best chains of `kernels` kernels are being confirmed."""
 
     kernels: int
 
@@ -138,8 +139,8 @@ def nobody(event: SearchEvent) -> None:
 
 
 def debug_line(event: SearchEvent, config: BeamConfig) -> str | None:
-    """The line that is printed for an event: with BEAM_DEBUG=1 each round and the end of each kernel, with 2 also the outcome of each
-    candidate; with BEAM_LOG_SURPASS_MAX the candidates that a limit drops. None: nothing is printed."""
+    """The line to print for an event, or None. BEAM_DEBUG=1 prints each round and the end of each kernel, 2 also the outcome of each
+    candidate; BEAM_LOG_SURPASS_MAX prints the candidates that exceed a limit."""
     level = config.debug
     if level >= 1 and isinstance(event, RoundFinished):
         return (f"round {event.round}: {event.proposed} proposed, {event.timed} timed, {event.failed} failed, best {in_words(event.best)}: "

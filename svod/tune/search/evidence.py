@@ -1,4 +1,4 @@
-"""What the database teaches a learned cost model: measured states of other kernels, and of the same one in earlier searches."""
+"""Training data for a learned cost model from the database: measured states of other kernels, and of the same one in earlier searches."""
 from __future__ import annotations
 
 import logging
@@ -20,7 +20,7 @@ from svod.tune.search.cost_models import Evidence, evidence_of
 log = logging.getLogger("svod.tune")
 
 MOST_KERNELS = 24          # most kernels whose evidence is read
-MOST_OF_A_KERNEL = 100     # measurements, drawn at random
+MOST_OF_A_KERNEL = 100     # most measurements of one kernel; they are drawn at random
 
 
 def evidence_from(db: TuningDB, target: Target, backend: Backend) -> list[Evidence]:

@@ -1,7 +1,8 @@
-"""The numbers that a learned cost model reads from a state, as many for every kernel and device.
+"""The features of a kernel's state that a learned cost model reads: a vector of the same length for every kernel and device.
 
-The first COSTS are the cost that depends on the size of a kernel; a model reads them relative to those of the heuristic's chain. Then come
-the work of the stage with most of it, as one core or thread does it, and how the state shares, places and stages.
+The first COSTS features are predicted costs, which grow with the kernel: a model reads them relative to those of the heuristic's chain.
+Then come numbers of loops and operations of the stage with the most work, per core or thread, and numbers of the decisions that the state
+has made.
 """
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ NAMES = (
 
 
 def features(state: Scheduler) -> tuple[float, ...]:
-    """The features of a state, in the order of NAMES; sizes are logarithms. Raises KernelOptError where its opts do not go together."""
+    """The features of a state, in the order of NAMES; sizes are logarithms. Raises KernelOptError where its opts contradict each other."""
     return (*_costs(state), *_work(state), *_places(state))
 
 
@@ -35,7 +36,7 @@ def _costs(state: Scheduler) -> tuple[float, ...]:
 
 
 def _work(state: Scheduler) -> tuple[float, ...]:
-    """The work of the stage with most of it, and the number of stages."""
+    """Numbers of loops and operations of the stage with the most operations, and the number of stages."""
     works = backend_named(state.target.device).work(state)
     most = max(works, key=lambda w: w.stage.times * w.body * w.tile)
     innermost = most.loops[-1][1] if most.loops else 1
@@ -45,7 +46,8 @@ def _work(state: Scheduler) -> tuple[float, ...]:
 
 
 def _places(state: Scheduler) -> tuple[float, ...]:
-    """Cut loops, cores, where stages live, and the hints."""
+    """Numbers of loop splits and cores; of stages inlined, stored in a phase of their own and stored inside another stage's loop; and of
+    the other opts, such as padding, prefetches and chosen vector axes."""
     places = [p for p, s in zip(state.place, state.kernel.stages, strict=True) if not s.is_output]
     padding = sum(log2(pad / a.extent) for pad, a in zip(state.pads, state.kernel.axes, strict=True) if pad)
     return (sum(len(ids) - 1 for ids in state.axis_rows), 0 if state.thread is None else state.thread.cores,

@@ -3,18 +3,20 @@
     step 1      lower, build, time and verify the heuristic: it is the baseline, the first incumbent, and the result of a search that finds
                 nothing better. With BEAM_SKETCHES=0 it is only the baseline: nothing starts from it
     step n      propose → limits → lower → filter → build → screen → race → verify → keep
-    the end     of `svod.tune.search.confirmation`: the best are raced once more, compiled with passes and timed at full size
+    the end     the best are raced once more, compiled with LLVM's passes and timed at full size (`svod.tune.search.confirmation`)
 
-A round drops candidates in this order: accumulators need more vector registers than BEAM_UPCAST_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; more
-than 1000 times the work of the leanest candidate of the round (unknown work is exempt); this search or the database has seen the LINEAR
-digest. Building and screening go in small chunks: a better incumbent shortens the rest of the round, and a spent budget ends it.
-Candidates that were not built go back to the queue.
+A round drops a candidate for one of these reasons, checked in this order: its accumulators need more vector registers than
+BEAM_UPCAST_MAX; its groups have more threads than BEAM_LOCAL_MAX; `len(LINEAR) ≥ BEAM_UOPS_MAX`; it has more than 1000 times the
+operations of the round's leanest candidate (an unknown number is exempt); this search or the database has measured its LINEAR digest.
+Building and screening go in small chunks: a better incumbent shortens the rest of the round, and a spent budget ends it. Candidates that
+were not built go back to the queue.
 
-A search stops after BEAM_PATIENCE rounds without a gain above max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), which an incumbent
-has to keep when it is measured again, and when there is nothing left to try: unless the strategy can widen, which starts that patience
-anew. Where the incumbents of two races in a row, by the races' own clock, were at 1.05 × the roofline bound, one round without a gain,
-and none in sight, is enough; a noisy race, and one that refutes the bound, ends the row. It stops in any case when its budget is spent.
-`BEAM_STRICT=reference`: after one round without a gain above BEAM_MIN_PROGRESS.
+A search stops after BEAM_PATIENCE rounds in a row without a gain, or when nothing is left to try. If the strategy can widen, it widens
+instead, and the count of rounds begins anew. A gain is more than max(BEAM_MIN_PROGRESS, 0.5 %, the noise of the race), and the incumbent
+has to keep it when it is measured again. A search whose incumbent took at most 1.05 × the roofline bound in two races in a row stops,
+without widening, after one round without a gain, unless a gain waits to be measured again; a noisy race, or one below 0.95 × the bound,
+does not count as one of the two. A spent budget always stops a search. With `BEAM_STRICT=reference` a search stops after one round without
+a gain above BEAM_MIN_PROGRESS.
 
 A KeyboardInterrupt leaves `step` at once. Earlier rounds are kept, and `svod.tune.search.confirmation.result` gives the best of them.
 """
@@ -49,7 +51,7 @@ MAX_WORK_RATIO = 1000          # A candidate with more than this many times the 
 HOPELESS = 30.0                # The untouched kernel is not run if it is predicted to take this many times the heuristic's cycles.
 MOST_OF_A_CHUNK = 0.75         # If more than this share of a chunk is too slow, the incumbent is timed again.
 SLOWER_MACHINE = 1.1           # If the incumbent then takes this many times its old time, the machine has become slower.
-SEED_ROUND = 8                 # This many seeds are a round of their own.
+SEED_ROUND = 8                 # With at least this many seeds, the first round measures only the seeds.
 
 
 @dataclass
@@ -60,16 +62,17 @@ class Counts:
     limited: int = 0
     duplicate: int = 0
     built: int = 0
-    timed: int = 0                 # have a new LINEAR, compiled, ran, and have a sample
+    timed: int = 0                 # candidates with a new LINEAR that compiled, ran and have a sample
     wrong: int = 0
     failed: int = 0
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel that is searched. `base`: its untouched state; `heuristic`: the heuristic's; `seeds`: more first states. `known`: the LINEAR
-    digests that the database has measurements of; seeds from the database are exempt, as they need a score of this run. `calls`: the weight
-    of the kernel in the model. Unless it `grows`, the seeds are measured, and nothing is proposed."""
+    """A kernel that is searched. `base`: its state without opts; `heuristic`: its state under the heuristic's chain; `seeds`: more states
+    to begin with. `known`: the LINEAR digests that the database has measurements of; seeds from the database are measured all the same, as
+    they need a score of this run. `calls`: the weight of the kernel in the model. With `grows` False only the seeds are measured, and
+    nothing is proposed."""
 
     key: str
     name: str
@@ -85,17 +88,18 @@ class Subject:
         return backend_named(self.base.target.device).cost(state)
 
     def candidates(self, *, stored: bool) -> list[Candidate]:
-        """The seeds: those that come from the database of measurements, or the others."""
+        """The seeds as candidates: the seeds from the database if `stored`, else all others."""
         return [Candidate(s, s.applied_opts, o) for s, o in self.seeds if (o is Origin.DATABASE) is stored]
 
 
 class KernelSearch:
-    """The search of one kernel. After each round `record` gets its finished candidates. `bound`: the roofline's seconds of a call.
+    """The search of one kernel. `record` is called after each round with the candidates that it finished. `bound`: the roofline's seconds
+    of a call.
 
     history   the best seconds after each round
-    pool      candidates that were screened or better; the strategy keeps some of the raced ones
+    pool      candidates that were screened, raced or verified; the strategy chooses the members of the beam from them
     judged    candidates that were raced or verified in the latest round
-    digests   of LINEAR that was measured
+    digests   the LINEAR digests that this search has measured
     """
 
     def __init__(self, subject: Subject, config: BeamConfig, measurer: Measurer, *, bound: float = 0.0, listener: Listener = nobody,
@@ -114,8 +118,8 @@ class KernelSearch:
         self.judged: list[Candidate] = []
         self.digests: set[str] = set()
         self.spent, self.finished, self.why = 0.0, False, ""
-        self.widened = 0                           # times that the strategy has widened
-        self.is_wider = False                      # the strategy has widened and has not been given what to keep
+        self.widened = 0                           # the number of times that the strategy has widened
+        self.is_wider = False                      # the strategy has widened, and its `keep` has not been called since
 
     @property
     def key(self) -> str:
@@ -165,7 +169,7 @@ class KernelSearch:
         if baseline.status is Status.SCREENED:
             baseline.score, baseline.status = baseline.seconds, Status.RACED
             self.verify([baseline])
-        if not self.config.sketches:        # the search may propose it again
+        if not self.config.sketches:        # nothing starts from the heuristic, so the search may come upon its chain as a new one
             self.pool.clear()
             self.digests.discard(baseline.linear)
         if self.lead.verified_baseline is not None:
@@ -183,7 +187,7 @@ class KernelSearch:
         seeds: list[Candidate] = []
         if len(self.history) == 1:
             seeds = self.strategy.seed([*self.stored, *self._untouched(), *self.subject.candidates(stored=False)])
-        # enough seeds are a round of their own: the first one is short, and what follows starts from the best of them
+        # with enough seeds the first round measures only these: it is short, and the next one starts from the best of them
         seeds_alone = not self.subject.grows or (len(seeds) >= SEED_ROUND and not self.progress.strict)
         batch, candidates = self._prepare(seeds if seeds_alone else itertools.chain(seeds, self._propose()), exempt=False)
         if not batch:
@@ -202,7 +206,8 @@ class KernelSearch:
         self._judge_progress(before, proposed=not seeds_alone)
 
     def _untouched(self) -> list[Candidate]:
-        """The untouched kernel. Left out where there are other seeds and it is hopeless: its first run would end with a killed child."""
+        """The kernel without opts, as a candidate. It is left out where there are other seeds and it is predicted to be far too slow
+        (HOPELESS): its first run would end with a killed worker."""
         subject = self.subject
         if not subject.grows:
             return []
@@ -212,7 +217,7 @@ class KernelSearch:
         return [Candidate(subject.base, subject.base.applied_opts, Origin.UNTOUCHED)]
 
     def _propose(self) -> Iterator[Candidate]:
-        """The strategy's proposals; one without any widens. None where that does not help."""
+        """The strategy's proposals. A strategy that has none is widened, until it proposes something or cannot be widened any more."""
         found = False
         while not found:
             if self.is_wider:
@@ -225,7 +230,8 @@ class KernelSearch:
                 return
 
     def _widen(self) -> bool:
-        """Go on from everything measured so far with more of it, instead of ending; False where the strategy does not widen."""
+        """Let the strategy keep more of the measured candidates and go on from these, instead of ending the search. Returns False where the
+        strategy cannot widen."""
         if not self.strategy.widen():
             return False
         self.widened, self.is_wider, self.progress.flat = self.widened + 1, True, 0
@@ -241,7 +247,7 @@ class KernelSearch:
 
     def _judge_progress(self, before: Candidate | None, *, proposed: bool) -> None:
         """End the search, or let it widen, where it makes no progress. `before`: the incumbent that the round began with. `proposed`: the
-        round had more than seeds."""
+        round measured proposals, not only seeds."""
         again = not self.progress.strict and before is not None and (before is self.lead.baseline or self.lead.is_measured_again(before))
         why = self.progress.judge(self.name, self.lead.best, before.score if again and before else self.lead.best, proposed=proposed)
         if why == AT_BOUND or (why and not self._widen()):
@@ -249,8 +255,8 @@ class KernelSearch:
 
     # -- the parts of a round ---------------------------------------------------------------------------------------------
     def _prepare(self, proposals: Iterable[Candidate], *, exempt: bool) -> tuple[list[Candidate], list[Candidate]]:
-        """Apply the limits, lower, filter. Candidates are lowered while more of them are proposed. Returns all, and those worth building.
-        `exempt`: no limits, for the heuristic."""
+        """Apply the limits to the proposals, lower them and drop duplicates; the first are lowered while later ones are still proposed.
+        Returns (all candidates, the candidates to build). `exempt`: apply no limits, for the heuristic."""
         batch: list[Candidate] = []
         expected: set[str] = set()
         for c, answer in self.measurer.lower(self._within_limits(proposals, batch, exempt), 0 if exempt else self.config.uops_max):
@@ -276,7 +282,7 @@ class KernelSearch:
         return batch, fresh
 
     def _within_limits(self, proposals: Iterable[Candidate], batch: list[Candidate], exempt: bool) -> Iterator[Candidate]:
-        """The proposals that keep the limits on what a state takes; all are added to `batch`."""
+        """Yield the proposals within the limits on registers and on threads of a group. All proposals are added to `batch`."""
         for c in proposals:
             batch.append(c)
             try:
@@ -292,7 +298,8 @@ class KernelSearch:
                 yield c
 
     def _is_fresh(self, c: Candidate, exempt: bool) -> bool:
-        """Whether a LINEAR is still to be measured. The heuristic's and those of stored seeds need a score of this run."""
+        """Whether a candidate's LINEAR has not been measured yet. For the heuristic (`exempt`) and for seeds from the database, only
+        measurements of this search count, as they need a score of this run."""
         return c.linear not in self.digests and (c.linear not in self.subject.known or exempt or c.origin is Origin.DATABASE)
 
     def _drop_bloated(self, lowered: Sequence[Candidate]) -> list[Candidate]:
@@ -352,7 +359,7 @@ class KernelSearch:
         """The timings of these candidates, and the factor by which the machine is slower now than it was for the incumbent.
 
         A neighbour on the memory bus can take half of the bandwidth for seconds. If nearly all candidates are too slow, the incumbent is
-        timed again, and the candidates are held against its new time."""
+        timed again, and the candidates are compared with its new time."""
         incumbent = self.lead.incumbent
         if incumbent is None:
             return self.measurer.screen(built, None), 1.0
@@ -360,7 +367,7 @@ class KernelSearch:
         slow = [t.status is Status.TIMEOUT if isinstance(t, Failure) else t.cut for t in timings]
         if sum(slow) <= MOST_OF_A_CHUNK * len(built):
             return timings, 1.0
-        now = self.measurer.screen([incumbent], None)[0]        # without a limit: it might be cut by its own
+        now = self.measurer.screen([incumbent], None)[0]        # without a limit: its old time might cut it
         if isinstance(now, Failure) or now.seconds <= SLOWER_MACHINE * incumbent.seconds:
             return timings, 1.0
         again = [i for i, t in enumerate(timings) if slow[i] or isinstance(t, Screened)]
@@ -378,7 +385,8 @@ class KernelSearch:
         self.listener(CandidateDropped(self.key, str(c.status), c.reason, chain_text(c.chain)))
 
     def _race(self, fresh: Sequence[Candidate]) -> bool:
-        """Race the best of what was screened against the incumbent, then let the strategy keep. Whether the race was noisy."""
+        """Race the best screened candidates against the incumbent, then let the strategy choose what it keeps. Returns whether the race was
+        noisy."""
         noisy, lead = False, self.lead
         racers = self.strategy.racers([c for c in self.pool if c.status is Status.SCREENED])
         if lead.incumbent is None and racers:
@@ -405,7 +413,7 @@ class KernelSearch:
         return noisy
 
     def verify(self, candidates: Sequence[Candidate]) -> None:
-        """Compare what the candidates compute; those that are wrong leave the pool."""
+        """Verify the outputs of the candidates; candidates that are wrong, or cannot be verified, leave the pool."""
         started = self.clock()
         verdicts = self.measurer.verify(candidates)
         self.pace.verifying = (self.clock() - started) / len(candidates)

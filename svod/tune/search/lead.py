@@ -24,7 +24,7 @@ class Lead:
         self.baseline = baseline
         self.incumbent: Candidate | None = None
         self._key, self._listener = key, listener
-        self._told = float("inf")                   # the least time that was announced
+        self._told = float("inf")                   # seconds of the fastest incumbent so far, which was announced
         self._estimates: list[float] = []           # logarithms of the incumbent's seconds in each race as incumbent
 
     @property
@@ -44,7 +44,7 @@ class Lead:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a call by which the best chain leads over the heuristic's."""
+        """Seconds of a call that the best chain saves over the heuristic's; 0 while there is no better one."""
         return self.baseline.score - self.best if self.improved and self.baseline.score < float("inf") else 0.0
 
     def is_measured_again(self, c: Candidate) -> bool:
@@ -71,7 +71,7 @@ class Lead:
         self._estimates.clear()
 
     def forget(self, c: Candidate, pool: Iterable[Candidate]) -> None:
-        """Take the lead from `c`, which turned out wrong; the best of the others has it then."""
+        """Take the lead from `c`, which turned out wrong, and give it to the best verified candidate of the others."""
         if self.incumbent is c:
             self.incumbent = self.verified_baseline
             self.choose(pool)

@@ -1,4 +1,4 @@
-"""The pace of a search: how long the parts of its rounds take, by the latest ones."""
+"""The pace of a search: estimates of how long the parts of a round take, from the latest rounds."""
 from __future__ import annotations
 
 import statistics
@@ -6,16 +6,16 @@ from collections import deque
 
 CHUNK = 24                     # Candidates are built and screened in chunks of this size.
 FIRST_CHUNK = 6                # The first chunk is smaller if the time is limited, as the pace is not known yet.
-ROUND_ENDS = 3                 # The ends of this many rounds predict the end of the next.
+ROUND_ENDS = 3                 # The end of the next round is predicted from the ends of this many latest rounds.
 COMPILE_FLOOR_SECONDS, COMPILE_FACTOR = 1.0, 20   # The compile deadline is max(1 s, 20 × the median so far).
 
 
 class Pace:
-    """Seconds of one candidate and of the end of a round. `timeout`: the most seconds that a compilation may take.
+    """Seconds that the parts of a round took. `timeout`: the most seconds that a compilation may take.
 
-    building        to build and screen one candidate, in the latest chunk
-    verifying       to verify one candidate, in the latest verification
-    compilations    of each candidate so far
+    building        seconds to build and screen one candidate, in the latest chunk
+    verifying       seconds to verify one candidate, in the latest verification
+    compilations    seconds of the compilation of each candidate so far
     """
 
     def __init__(self, timeout: float) -> None:

@@ -1,7 +1,7 @@
-"""When a search ends for want of progress.
+"""The rule that ends a search which makes no progress.
 
 A gain counts when the incumbent keeps it in another measurement. A new incumbent may have won its race by luck, so the search goes on for
-the round that measures it again.
+one more round, which measures it again.
 """
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from svod.tune.measure.measurer import RaceResult
 log = logging.getLogger("svod.tune")
 
 RELATIVE_PROGRESS = 0.005      # A round that gains less than this share is flat.
-BOUND_REACHED = 1.05           # A search ends when its incumbent takes less than this many roofline bounds
-BOUND_RACES = 2                # in this many races in a row: the machine may have been slower when the bound was measured.
+BOUND_REACHED = 1.05           # An incumbent is at the roofline bound if its time is at most this many times the bound.
+BOUND_RACES = 2                # This many races in a row must find it there: the machine may have been slower when the bound was measured.
 BOUND_REFUTED = 0.95           # A time below this many bounds shows that the bound is wrong.
 
 
 class Progress:
     """The gains of a search, round by round. `bound`: the roofline's seconds of a call; 0 where it is unknown. `settled`: the least seconds
     that an incumbent kept when it was measured again. `flat`: rounds in a row without a gain. `at_bound`: latest races in a row whose
-    incumbent was at the bound. `noise`: of the latest race."""
+    incumbent was at the bound. `noise`: the relative noise of the latest race."""
 
     def __init__(self, config: BeamConfig, bound: float) -> None:
         self.strict = config.strict == "reference"
@@ -36,8 +36,8 @@ class Progress:
         self.at_bound = self.at_bound + 1 if near else 0
 
     def judge(self, name: str, best: float, settled: float, *, proposed: bool) -> str:
-        """The reason to end a search after a round, or "". `best`: seconds of the incumbent; `settled`: those that an incumbent kept in
-        this round. A round without proposals is never flat."""
+        """The reason to end a search after a round, or "". `best`: seconds of the incumbent. `settled`: seconds of the incumbent that this
+        round began with, as its race measured them again. A round without proposals is never flat."""
         least = self._least
         if not self.strict and best < float("inf"):
             least = max(least, best * max(RELATIVE_PROGRESS, self.noise))

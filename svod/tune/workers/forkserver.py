@@ -2,8 +2,8 @@
 
     searching process ──(requests)──▶ fork server ──fork──▶ child ◀──(socket)──▶ searching process
 
-The fork server of multiprocessing is a singleton that the user's program may be using. It imports the user's `__main__` into every child
-and starts a resource tracker. svod's own never runs a script twice that has no guard around its main part.
+multiprocessing's fork server is not used: it is a singleton that the user's program may be using, it imports the user's `__main__` into
+every child, and it starts a resource tracker. This one never imports the user's script, which may have no guard around its main part.
 
 No process outlives the searching process. The server ends when its request socket closes, also after SIGKILL, and kills its children
 first. A child gets SIGKILL from the operating system when the server dies (Linux), and ends when its own socket closes. Both ignore
@@ -27,10 +27,10 @@ from svod.system.process.signals import interrupt_blocked
 from svod.system.process.streams import above_standard
 from svod.tune.workers.jobs import WorkerConfig, identity, mismatch, package_roots
 
-CLOSED = -1               # in place of a descriptor that was closed
+CLOSED = -1               # stands for the descriptor of a file that was closed
 START_DEADLINE = 300.0    # seconds until the server must have said hello, also with a cold disk and on a very busy machine
 REQUEST_DEADLINE = 15.0   # seconds for one request; a fork takes milliseconds
-CLOSE_DEADLINE = 2.0      # seconds until a server that was told to end is killed
+CLOSE_DEADLINE = 2.0      # seconds that a server has to end before it is killed
 REAP_DEADLINE = 5.0       # seconds that a killed process may take to end, as it may have gigabytes to unmap
 
 # BLAS must not start threads in a process that forks, so this comes before any import of numpy.
@@ -40,7 +40,7 @@ _BOOT = ("import os, sys, json; os.environ.update(OPENBLAS_NUM_THREADS='1', MKL_
 
 
 class ServerLost(Exception):
-    """The fork server is gone or does not answer. No candidate is to blame: its items may run again."""
+    """The fork server is gone or does not answer. No candidate is to blame: the items that its children had may run again."""
 
 
 def _command(fd: int, config: WorkerConfig) -> list[str]:
@@ -66,8 +66,8 @@ def open_log() -> int:
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets, neither of which has the number of a standard stream. The second is for another process, which waits in it:
-    sockets of gevent never wait."""
+    """Two connected sockets, neither of which has the number of a standard stream. The second is for another process and is set to
+    blocking mode: under gevent new sockets are non-blocking."""
     ours, theirs = (socket.socket(fileno=above_standard(s.detach())) for s in socket.socketpair())
     os.set_blocking(theirs.fileno(), True)
     return ours, theirs
@@ -149,7 +149,7 @@ class ForkServer:
                     raise ServerLost("the fork server ended")
                 self._buffer += chunk
         except OSError as e:
-            self.abort()        # it may have been stopped: nobody is to wait for it again
+            self.abort()        # the server may only be suspended: kill it, so that no later request waits for it
             raise ServerLost(f"the fork server does not answer: {e}") from e
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
@@ -169,7 +169,7 @@ class ForkServer:
             return self._read_line()
 
     def start_child(self, sock: socket.socket, log: int) -> int:
-        """A new child that serves `sock` and logs to `log`. Returns its process id."""
+        """Fork a child that serves `sock` and logs to the descriptor `log`. Returns its process id."""
         reply = self._request({"do": "fork"}, (sock.fileno(), log))
         if "error" in reply:
             raise ServerLost(f"the fork server cannot fork: {reply['error']}")

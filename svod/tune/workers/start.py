@@ -13,8 +13,8 @@ from svod.tune.workers.executor import Executor, InlineExecutor, LocalExecutor, 
 from svod.tune.workers.jobs import WorkerConfig
 
 log = logging.getLogger("svod.tune")
-RAY_START_DEADLINE = 15.0   # seconds until the local executor takes over
-CLOSE_SECONDS = 5.0         # longest wait for a start that is not wanted any more
+RAY_START_DEADLINE = 15.0   # seconds that Ray has to start before the local executor is used instead
+CLOSE_SECONDS = 5.0         # seconds that `ExecutorStart.close` waits for an executor that is still starting
 
 
 def make_executor(spec: str = "local", address: str | None = None, config: WorkerConfig | None = None, device: str = HOST,
@@ -61,7 +61,7 @@ class ExecutorStart:
         self._made: Executor | None = None
         self._closed = False
         self._error: BaseException | None = None
-        self._done = threading.Event()      # not a join: a thread whose join Ctrl-C interrupts counts as ended, though it runs
+        self._done = threading.Event()      # not Thread.join: when Ctrl-C interrupts a join, the thread counts as ended, though it runs
         threading.Thread(target=self._make, args=(args, kwargs), name="svod-executor-start", daemon=True).start()
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

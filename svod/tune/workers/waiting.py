@@ -1,4 +1,4 @@
-"""Items that wait for a worker, by the worker that is to have them."""
+"""A queue of items that wait for workers. Each item may name the worker that it prefers, its home."""
 from __future__ import annotations
 
 from collections import deque
@@ -9,15 +9,16 @@ from typing import Generic, Protocol, TypeVar
 class Homed(Protocol):
     @property
     def home(self) -> str:
-        """The worker that is preferred; "": none."""
+        """The name of the worker that should take the item; "" if any may."""
 
 
 T = TypeVar("T", bound=Homed)
 
 
 class Waiting(Generic[T]):
-    """First come, first served among the items of one home. A worker takes its own items first, then those without a home, then what
-    another one would take last: from the one that has most of them. None of this takes longer where more items wait."""
+    """A queue of items by home; items of one home are served first come, first served. A worker takes the items of its own home first,
+    then items without a home, then the last item of the home that has the most. The time to take an item does not grow with their number.
+    """
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._by_home: dict[str, deque[T]] = {}
@@ -40,7 +41,7 @@ class Waiting(Generic[T]):
             self._by_home.setdefault(item.home, deque()).appendleft(item)
 
     def take(self, worker: str, fits: Callable[[T], bool]) -> T | None:
-        """Remove the item that a worker takes next of those that fit it; None where none does."""
+        """Remove and return the next item for a worker among the items that `fits` accepts; None where it accepts none."""
         for home in (worker, ""):
             items = self._by_home.get(home, deque())
             at = next((i for i, item in enumerate(items) if fits(item)), None)

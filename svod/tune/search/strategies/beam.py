@@ -1,12 +1,13 @@
 """BEAM: the best few of all states measured so far, and everything one change away from them.
 
-    propose   each new member of the beam × (actions + mutations) goes to the queue, by the digest of the state;
-              the best predictions of the queue are measured, none that is clearly behind, and a fifth at random
+    propose   every action on and every mutation of each new member of the beam goes to the queue, if its state is new;
+              a round measures the candidates of the queue with the best predictions, unless they are clearly behind,
+              and adds a fifth at random
 
 Proposals that a round has no room for stay queued. A proposal is clearly behind if the analytic model predicts it to take longer than each
 of the 4 × width fastest measured candidates: their predictions show how far the predictions for this kernel are wrong. Only the random
-fifth may be behind. A beam that widens takes the best of all that was raced; the proposals that the narrow one had no room for are still
-queued.
+fifth may be behind. When the beam widens, its members are the best of all candidates raced so far; proposals that the narrow beam had no
+room for are still queued.
 
 With `BEAM_STRICT=reference` the rules are those of the reference systems: single actions only, all of them measured, and a beam of the full
 width from the start, taken from the latest round.
@@ -23,12 +24,12 @@ from svod.tune.search.actions import default_actions, reference_actions
 from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import RANDOM_SHARE, Proposer
 
-LEAST_ROUND = 8            # least number of best predictions in a round, even if they are behind
-JUDGES = 4                 # times width: the number of fastest candidates that define which predictions are clearly behind
+LEAST_ROUND = 8            # a round measures at least this many of the best predictions, even if they are behind
+JUDGES = 4                 # the JUDGES × width fastest candidates define which predictions are clearly behind
 
 
 class Beam(Proposer):
-    """Proposes all states one change away from the members of the beam, by predicted cycles."""
+    """Proposes all states one change away from the members of the beam, the best predictions first."""
 
     def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
@@ -79,7 +80,7 @@ class Beam(Proposer):
         return self.begin_round(chosen)
 
     def behind(self) -> float:
-        """The predicted cycles above which a proposal is clearly behind; infinite until twice as many candidates were measured."""
+        """The predicted cycles above which a proposal is clearly behind; infinite until 2 × JUDGES × width candidates were measured."""
         measured = sorted((c for c in self.seen.values() if c.samples and c.predicted < float("inf")), key=lambda c: c.seconds)
         judges = JUDGES * self.width
         return max(c.predicted for c in measured[:judges]) if len(measured) >= 2 * judges else float("inf")

@@ -1,10 +1,12 @@
 """Evolve: a population of the fastest measured states, and children of two of them or of one.
 
-    propose   parents win tournaments of TOURNAMENT. A child of two has the opts of one on some axes and those of the other on the rest,
-              or the first opts of one and what applies of the other's last ones. A child of one is a mutation, or has a random opt more.
-              BROOD times as many children as the round takes are bred; it takes the best predictions, and a fifth at random
+    propose   a parent is the fastest of TOURNAMENT states drawn at random. A child of two parents has the opts of one on some axes and of
+              the other on the remaining axes, or the first opts of one followed by the last opts of the other. A child of one parent is
+              its mutation, or has one random opt more. BROOD times as many children are bred as a round measures; the round measures the
+              children with the best predictions, and a fifth at random
 
-A kernel without measured states has random walks as children. Opts of a parent that do not apply to the child are left out.
+While no state is measured, a child is the untouched kernel with up to two random opts. Opts of a parent that do not apply to the child are
+left out.
 """
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import RANDOM_SHARE, Proposer
 
 POPULATION = 8         # the fastest POPULATION × width measured states may become parents
-TOURNAMENT = 3         # states of which the fastest becomes a parent
+TOURNAMENT = 3         # the fastest of this many states, drawn at random, becomes a parent
 BROOD = 4              # children bred per candidate of a round
 CROSSOVER_SHARE, MUTATION_SHARE = 0.3, 0.5      # shares of the children; the others get a random opt added
-VAIN_CHILDREN = 20     # attempts per candidate of a round; after them a round goes on with fewer children
+VAIN_CHILDREN = 20     # most attempts to breed a child, per candidate of a round; a round may then have fewer children
 
 
 class Evolution(Proposer):
@@ -46,7 +48,7 @@ class Evolution(Proposer):
         return self.begin_round(chosen)
 
     def forget(self, digests: set[bytes]) -> None:
-        """Remove children that were not chosen: later parents may have them again."""
+        """Remove children that were not chosen, so that later rounds may breed them again."""
         for d in digests:
             del self.queue[d], self.seen[d]
 
@@ -79,7 +81,7 @@ class Evolution(Proposer):
 
     def cross(self, first: Sequence[Opt], second: Sequence[Opt]) -> Scheduler:
         """A state with opts of two chains."""
-        if self.random.random() < 0.5:      # one axis or stage from one parent, the next from the other
+        if self.random.random() < 0.5:      # for each axis or stage, draw the parent whose opts on it are taken
             own = {axis for axis in dict.fromkeys(o.axis.split(".")[0] for o in (*first, *second)) if self.random.random() < 0.5}
             opts = [*(o for o in first if o.axis.split(".")[0] in own), *(o for o in second if o.axis.split(".")[0] not in own)]
         else:

@@ -1,16 +1,17 @@
-"""Optuna: a study whose trials are chains, written as a program that asks for one choice after the other (define by run).
+"""Optuna: a study whose trials are chains. A trial makes one choice after the other, in Optuna's define-by-run form:
 
-    start              one of the fastest measured states
-    change, to         one opt of its chain, and what it becomes; or none
-    opts               how many opts are added, at most MOST_ADDED
-    opt, amount        of each: its kind and axis, then its amount or place
+    start              the state to begin with: one of the fastest measured states
+    change, to         an opt of that state's chain, and the opt that replaces it; or no change
+    opts               the number of opts to add, at most MOST_ADDED
+    opt, amount        for each added opt: its kind and axis, then its argument
 
-The choices of a parameter must never change, so its name ends in a digest of them: what was learned of a choice counts wherever the same
-choice comes up again. The sampler is Optuna's default, TPE. A trial whose candidate failed is told as FAIL. So is one in vain, which ends
-in a known state; the next one then makes random choices, as the sampler would go on to propose what it holds to be best.
+Optuna requires that the choices of a parameter never change. A parameter's name therefore ends in a digest of its choices, and the study
+applies what it learned of a parameter wherever the same choices come up again. The sampler is Optuna's default, TPE. A trial whose
+candidate failed is reported to the study as FAIL. So is a trial that ends in a known state; the trial after it makes random choices, as TPE
+would go on to propose the known state, which it predicts to be the best.
 
 The study is in memory. With `BEAM_OPTUNA_STORAGE` finished trials are also written to a study of that storage, for `optuna-dashboard`; its
-name is the kernel's key. Trials in vain are left out.
+name is the kernel's key. Trials that end in a known state are not written.
 """
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ except ImportError as e:
 
 log = logging.getLogger("svod.tune")
 
-STARTS = 2             # times width: the fastest states from which trials start
-MOST_ADDED = 3         # opts that a trial adds
-VAIN_TRIALS = 10       # trials in vain, for each candidate of a round, after which the round has what it has
+STARTS = 2             # trials start from the STARTS × width fastest states
+MOST_ADDED = 3         # the most opts that a trial adds
+VAIN_TRIALS = 10       # most trials per candidate of a round; a round may then have fewer candidates
 NONE = "-"
 STORAGE_ERRORS = (optuna.exceptions.OptunaError, SQLAlchemyError, ImportError, ValueError, OSError)
 
@@ -50,11 +51,11 @@ def named(what: str, choices: Sequence[Any]) -> str:
 
 
 class OptunaStudy(Proposer):
-    """Proposes what an Optuna study asks for."""
+    """Proposes the states that the trials of an Optuna study lead to."""
 
     def __init__(self, base: Scheduler, config: BeamConfig, model: CostModel | None = None) -> None:
         super().__init__(base, config, model)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)        # else each trial is a line on stderr
+        optuna.logging.set_verbosity(optuna.logging.WARNING)        # otherwise Optuna logs each trial to stderr
         self.learning = optuna.samplers.TPESampler(seed=config.seed, constant_liar=True)
         self.chance = optuna.samplers.RandomSampler(config.seed)
         self.study = optuna.create_study(sampler=self.learning)
@@ -100,7 +101,7 @@ class OptunaStudy(Proposer):
         return state
 
     def changes_of(self, state: Scheduler) -> dict[str, dict[str, Scheduler]]:
-        """By opt of the state's chain, what it may become, and the state then."""
+        """For each opt of the state's chain, as text: its possible replacements, as text → the state after the replacement."""
         if state.digest not in self.changes:
             chain, found = state.applied_opts, dict[str, dict[str, Scheduler]]()
             for changed in self.mutate(chain):
@@ -118,7 +119,7 @@ class OptunaStudy(Proposer):
             self.tell(self.open.pop(digest), self.seen[digest])
 
     def tell(self, trial: optuna.Trial, c: Candidate) -> None:
-        """End a trial with what became of its candidate: its seconds, or a failure."""
+        """End a trial: report the seconds of its candidate to the study, or that it failed."""
         trial.set_user_attr("chain", chain_text(c.chain))
         trial.set_user_attr("status", str(c.status))
         told = self.study.tell(trial, c.fitness) if c.samples else self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -131,7 +132,7 @@ class OptunaStudy(Proposer):
 
 
 def check_storage(url: str) -> None:
-    """Raise TuneError for a storage that cannot be opened; "" is none."""
+    """Raise TuneError if the storage at `url` cannot be opened; "" stands for no storage."""
     if url:
         try:
             optuna.get_all_study_names(url)
@@ -140,7 +141,7 @@ def check_storage(url: str) -> None:
 
 
 def open_mirror(url: str, name: str) -> optuna.Study:
-    """The study of this name in a storage, made where there is none. Raises TuneError where the storage cannot be opened."""
+    """Open the study `name` in the storage at `url`, or create it. Raises TuneError where the storage cannot be opened."""
     try:
         return optuna.create_study(study_name=name, storage=url, load_if_exists=True)
     except STORAGE_ERRORS as e:

@@ -14,7 +14,7 @@ from svod.tune.search.cost_models import CostModel
 from svod.tune.search.strategies.strategy import Proposer
 
 LONGEST = 8            # steps of a walk
-VAIN_WALKS = 20        # walks in vain, for each candidate of a round, after which the round has what it has
+VAIN_WALKS = 20        # most walks per candidate of a round; a round may then have fewer candidates
 
 
 class RandomWalks(Proposer):

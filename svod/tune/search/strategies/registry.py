@@ -1,4 +1,4 @@
-"""Strategies by name. Optuna is imported where its strategy is asked for: it may not be installed, and takes a second to import."""
+"""Strategies by name. Optuna is imported only for its own strategy: it may not be installed, and its import takes a second."""
 from __future__ import annotations
 
 from collections.abc import Sequence

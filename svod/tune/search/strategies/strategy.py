@@ -1,19 +1,20 @@
-"""The interface of strategies, what they share, and their names.
+"""The interface of search strategies, and the base class that they share.
 
-A strategy decides what is tried and kept. Rounds, filters, building, timing, races, verification, the database and the budget are those of
-`KernelSearch`, whatever the strategy. One round, as a strategy sees it:
+A strategy decides which candidates are tried and which are kept. `KernelSearch` does everything else in the same way for all strategies:
+rounds, filters, building, timing, races, verification, the database and the budget. It calls these methods of a strategy in a round:
 
-    seed       the first round: the baseline, stored chains, the untouched kernel and the sketches
-    propose    every later round: new candidates, none when nothing is left to try
-    requeue    those that the round had no time for
-    racers     which of the screened are raced against the incumbent: the best 2 × width, the best of each protected sketch family, and a
-               few more sketches of these families, so that one unlucky sample excludes no family; at most 4 × width
-    keep       the best `width` of all raced states whose outputs are right, at most half of them from one family; a sketch family keeps
-               one place for two rounds. What became of the round's candidates is in the candidates themselves
-    widen      where the search would end: go on with more of it, or not
+    seed       takes the states to begin with: the baseline, stored chains, the untouched kernel and the sketches
+    propose    returns new candidates; none when nothing is left to try
+    requeue    takes back the candidates that the round had no time for
+    racers     chooses the screened candidates to race against the incumbent: the best 2 × width, the best of each protected sketch family,
+               and a few more sketches of these families, so that one unlucky sample excludes no family; at most 4 × width
+    keep       keeps the best `width` of all raced states whose outputs are right, at most half of them from one family; one state of each
+               sketch family is kept for two rounds. The candidates themselves hold the results of the round
+    widen      is called where the search would end: it increases the width to let the search go on, or returns False
 
-A state reached by two chains is one candidate and keeps the shorter chain. A wide search begins with FIRST_WIDTH. Where it would end for
-lack of gains, the width is doubled: it begins as a narrow one does, candidate by candidate, and finds no less.
+A state reached by two chains is one candidate and keeps the shorter chain. A search with a larger configured width begins with FIRST_WIDTH,
+and doubles its width where it would end for lack of gains. So its first candidates are exactly those of a narrow search, and its result is
+no worse.
 """
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ from svod.tune.measure.candidate import Candidate, Origin, Status, chain_order
 from svod.tune.search.actions import apply_tied, default_actions, lanes_of, mutations
 from svod.tune.search.cost_models import AnalyticCost, CostModel
 
-FIRST_WIDTH = 4            # first width of a wide search, which doubles it until it has its own
+FIRST_WIDTH = 4            # a search begins with at most this width, and doubles it up to the configured one
 RANDOM_SHARE = 0.2         # share of a round that is drawn at random where the rest is chosen by prediction
-SKETCH_ROUNDS = 2          # rounds in which a sketch family keeps a place
-STEP_TRIES = 20            # opts that a random step tries until one applies
+SKETCH_ROUNDS = 2          # rounds in which one state of each sketch family is kept
+STEP_TRIES = 20            # a random step gives up after this many opts that do not apply
 TIED_SHARE = 0.5           # share of the random splits that are applied to all tied loops
 
 Verify = Callable[[Sequence[Candidate]], None]
@@ -53,8 +54,8 @@ class Strategy(Protocol):
         """Take these first states; return those to measure now."""
 
     def propose(self) -> Iterable[Candidate]:
-        """Candidates for the next round, no state twice; none when there is nothing left to try. All are taken, one after the other: the
-        first may be lowered before the last is found."""
+        """Candidates for the next round, no state twice; none when there is nothing left to try. The search takes all of them from the
+        iterable, one by one: it may lower the first before the last is found."""
 
     def requeue(self, candidates: Sequence[Candidate]) -> None:
         """Take back candidates that a round had no time for, to propose them again."""
@@ -63,10 +64,11 @@ class Strategy(Protocol):
         """Choose the screened candidates to race against the incumbent, best first."""
 
     def keep(self, pool: Sequence[Candidate], verify: Verify) -> None:
-        """The end of a round: choose the best of the raced. `verify` sets the status of those that are about to be kept."""
+        """End a round: keep the best of the raced candidates. `verify`, called with candidates that are about to be kept, sets their
+        status."""
 
     def widen(self) -> bool:
-        """Go on with more, where the search would end; False where there is no more."""
+        """Increase the width, so that a search that would end goes on. Returns False where it cannot be increased."""
 
 
 class Proposer(ABC):
@@ -95,7 +97,7 @@ class Proposer(ABC):
         return self.config.round_size * self.width
 
     def widen(self) -> bool:
-        """Double the width up to the configured one. False where the search has it already."""
+        """Double the width up to the configured one. Returns False if the search has the configured width already."""
         if self.width >= self.config.width:
             return False
         self.width = min(2 * self.width, self.config.width)
@@ -106,7 +108,7 @@ class Proposer(ABC):
     def propose(self) -> Iterable[Candidate]: ...
 
     def begin_round(self, chosen: Iterable[Candidate]) -> list[Candidate]:
-        """These candidates, out of the queue and marked with the round that measures them."""
+        """Take the chosen candidates out of the queue and mark them with the number of the round. Returns them."""
         chosen = list(chosen)
         for c in chosen:
             self.queue.pop(c.digest, None)
@@ -114,7 +116,7 @@ class Proposer(ABC):
         return chosen
 
     def offer(self, state: Scheduler, origin: Origin) -> Candidate | None:
-        """The candidate for `state` if it is new; a known one may get a shorter chain."""
+        """A new candidate for `state`; None if the state is known, whose candidate then gets the chain if it is shorter."""
         known = self.seen.get(state.digest)
         if known is not None:
             if chain_order(state.applied_opts) < chain_order(known.chain):
@@ -125,7 +127,7 @@ class Proposer(ABC):
         return candidate
 
     def enqueue(self, state: Scheduler, origin: Origin) -> bool:
-        """Queue `state` if it is new and its opts go together. Returns whether it was queued."""
+        """Queue `state` if it is new and its cost can be predicted. Returns whether it was queued."""
         candidate = self.offer(state, origin)
         if candidate is None or not self.predict(candidate):
             return False
@@ -143,7 +145,8 @@ class Proposer(ABC):
                 self.sketch_families.setdefault(tiling_family(c.state), self.round + SKETCH_ROUNDS + 1)
         if len(fresh) <= self.room:
             return fresh
-        # the best prediction of each family first, then by prediction; later rounds propose what this one has no room for
+        # seeds that are no sketches come first, then the best sketch of each family, then the others, each by prediction; later rounds
+        # propose the seeds that this one has no room for
         ranked = sorted(fresh, key=lambda c: c.predicted)
         leaders = {id(c) for c in {tiling_family(c.state): c for c in reversed(ranked)}.values()}
         ranked.sort(key=lambda c: (c.origin is Origin.SKETCH, id(c) not in leaders))
@@ -178,7 +181,7 @@ class Proposer(ABC):
         return None if after is None else apply_tied(state, opt, after)
 
     def mutate(self, chain: Sequence[Opt]) -> Iterable[Scheduler]:
-        """All states one change within `chain` away from its end."""
+        """The states of all chains that differ from `chain` by one opt, changed or left out."""
         return mutations(self.base, chain, self.lanes)
 
     def step(self, state: Scheduler) -> Scheduler | None:
@@ -197,12 +200,12 @@ class Proposer(ABC):
 
     # -- measured ---------------------------------------------------------------------------------------------------------
     def fastest(self, count: int) -> list[Candidate]:
-        """At most `count` of the measured candidates, fastest first: by their races, else by their screening."""
+        """At most `count` of the measured candidates, fastest first: by their time in races, or in screening if they were never raced."""
         alive = [c for c in self.seen.values() if c.status in (Status.SCREENED, Status.RACED, Status.VERIFIED)]
         return sorted(alive, key=lambda c: (c.fitness, *chain_order(c.chain)))[:count]
 
     def ranked(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Candidates by what they are expected to take, by all that was measured so far."""
+        """The candidates by predicted time, fastest first. The cost model learns from all measurements so far before it predicts."""
         candidates = list(candidates)
         self.model.learn(self.seen.values())
         expected = dict(zip(candidates, self.model.predictions(candidates), strict=True))
@@ -215,7 +218,7 @@ class Proposer(ABC):
     def racers(self, screened: Sequence[Candidate]) -> list[Candidate]:
         ranked = sorted(screened, key=lambda c: (c.seconds, *chain_order(c.chain)))
         chosen = ranked[:2 * self.width]
-        most = 2 * len(chosen)      # some kernels have sketches of dozens of families, and a race takes as long as it has racers
+        most = 2 * len(chosen)      # a limit, as some kernels have sketches of dozens of families, and each racer makes the race longer
         protected = self.protected()
         missing = protected - {tiling_family(c.state) for c in (*chosen, *self.members)}
         others = []
@@ -228,11 +231,11 @@ class Proposer(ABC):
         return [*chosen, *others[:self.width]][:most]
 
     def select(self, pool: Sequence[Candidate]) -> list[Candidate]:
-        """The best `width` of `pool`, best first: caps per family and kept places applied."""
+        """The best `width` of `pool`, best first: at most half of one family, and one of each protected sketch family."""
         ranked = sorted(pool, key=lambda c: c.order)
         leaders = {tiling_family(c.state): c for c in reversed(ranked)}
         protected = sorted((leaders[f] for f in self.protected() if f in leaders), key=lambda c: c.order)
-        # places kept for sketches never push out the best, and the best sketches come first where there are too many
+        # sketches that are kept never push out the best candidate, and the best sketches come first where there are too many
         kept = [*ranked[:1], *(c for c in protected if c is not ranked[0])][:self.width]
         taken = Counter(tiling_family(c.state) for c in kept)
         for c in ranked:
