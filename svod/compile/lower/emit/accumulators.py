@@ -1,8 +1,8 @@
-"""Accumulators of a stage's reductions: initial values, the work of one iteration, and how partial results combine.
+"""Accumulators of a stage's reductions: initial values, the code of one iteration, and the combination of partial results.
 
     (m, s, a) = EXPSUM over b of (p[i, b], t[i, b], y[i, n, b]), 4 × 8 results a thread:  4 of m, 4 of s, 32 of a
 
-Components of a reduction that are the same for several positions of the tile are carried once."""
+If a component of a reduction is the same at several positions of the tile, a loop carries only one accumulator for it."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from svod.core.kernel.required import add_lins
 from svod.core.kernel.scheduler import UNROLL
 from svod.errors import KernelOptError
 
-Unrolled = list[tuple[tuple[int, ...], dict[int, int]]]     # positions of unrolled rows: (index per row, offset per axis)
+Unrolled = list[tuple[tuple[int, ...], dict[int, int]]]     # positions of unrolled rows: (index per row, axis → offset)
 
 
 class Accumulators:
@@ -68,7 +68,7 @@ class Accumulators:
         return out
 
     def _depends(self, stage: OpenStage, red: ReduceNode, component: int, offsets: dict[int, int], chunk: Chunk) -> tuple[Any, int]:
-        """(what tells a component at a position of the tile from that at others, its lanes)."""
+        """(key, lanes) of one component of a reduction at a position of the tile: positions with the same key share one accumulator."""
         if len(red.values) == 1:
             return (tuple(offsets.items()), chunk.offset), chunk.width
         axes = {a for c in get_combiner(red.combiner).read_for(component) for a in stage.r.nodes[red.values[c]].deps}
@@ -76,11 +76,12 @@ class Accumulators:
         return ((own, chunk.offset), chunk.width) if stage.vector_axis in axes else ((own, -1), 1)
 
     def _spread(self, stage: OpenStage, accs: list[int]) -> list[int]:
-        """The accumulators of all positions of the tile, from those that are carried."""
+        """Expand the accumulators that are carried to one for each position of the tile."""
         return [accs[slot] for slot in stage.slots] if stage.slots else list(accs)
 
     def _merged(self, stage: OpenStage, before: list[int], accs: list[int]) -> list[int]:
-        """What is carried on, from the accumulators of all positions: positions that are beyond the tile's end have none."""
+        """Reduce the accumulators of all positions to those that are carried. `before`: the carried ones so far; a position beyond the
+        tile's end leaves its own unchanged."""
         if not stage.slots:
             return accs
         out = list(before)
@@ -90,12 +91,13 @@ class Accumulators:
         return out
 
     def sum_key(self, stage: OpenStage, plan: TensorizePlan, offsets: dict[int, int], chunk: Chunk, partial: tuple[Any, ...]) -> Any:
-        """The key of a correction: the position of the operand that is summed, and the partial result."""
+        """The key of a correction's accumulator: the position along the axes of the operand that is summed, and the partial result."""
         axes = plan.operands[plan.corrects].axes
         return tuple(offsets.get(a, 0) for a in axes), chunk.offset if stage.vector_axis in axes else 0, partial
 
     def accumulate(self, stage: OpenStage, accs: list[int], blocks: tuple[int, ...]) -> list[int]:
-        """Accumulate all expanded positions of one innermost iteration, reduction-major, in `blocks` of such sizes."""
+        """Accumulate all expanded positions of one innermost iteration, reduction by reduction. `blocks`: sizes of the blocks that are
+        summed apart first, innermost first; () for none."""
         positions = stage.positions((UNROLL,), range(stage.num_outs, len(stage.pieces)))
         return self._in_blocks(stage, accs, positions, blocks)
 
@@ -107,7 +109,7 @@ class Accumulators:
         return accs
 
     def fold(self, stage: OpenStage, accs: list[int], block: list[int]) -> list[int]:
-        """Accumulators combined with those of a block."""
+        """Combine accumulators with those of a block."""
         parts, following = [self._spread(stage, accs), self._spread(stage, block)], list[int]()
         while len(following) < len(parts[0]):
             for red in stage.r.reductions:
@@ -171,7 +173,7 @@ class Accumulators:
         return self._merged(stage, carried, accs)
 
     def guarded(self, value: int, acc: int, guard: int) -> int:
-        """The new value of an accumulator where `guard` holds."""
+        """Select the new value of an accumulator where `guard` holds, else the old one. `guard` -1: always the new one."""
         b = self.b
         return value if guard < 0 else b.alu("WHERE", b.dtype[acc], b.num_lanes[acc], guard, value, acc)
 
@@ -191,7 +193,7 @@ class Accumulators:
         return list(combiner.combine(tuple(acc), tuple(values), self.alu, nan=red.dtypes[0].is_float))
 
     def alu(self, op: Ops, *given: int | float) -> int:
-        """An elementwise operation, as combiners call it: of as many lanes as the widest operand."""
+        """Emit an elementwise operation for a combiner. It has as many lanes as the widest operand; a float becomes a constant."""
         b, args = self.b, list[int]()
         for a in given:
             args.append(b.const(b.dtype[args[-1]], 1, a) if isinstance(a, float) else a)
@@ -202,7 +204,8 @@ class Accumulators:
         return b.alu(op.value, dtype, width, *args)
 
     def epilogue(self, stage: OpenStage, accs: list[int], sink: Sink) -> None:
-        """Combine the partial results of each position, in this thread and over those that share it, and store the stage's value."""
+        """Combine the partial results of each position, within this thread and over the threads that share it, and hand the stage's value
+        to the sink."""
         accs = self._spread(stage, accs)
         stage.memo.clear()
         plan = self.intrinsics.plan_of(stage)
@@ -213,7 +216,7 @@ class Accumulators:
         tile = stage.out_positions()
         results: Iterable[list[int]] = (self._result(stage, plan, accs, t, *position) for t, position in enumerate(tile))
         components = [(k, c) for k, red in enumerate(stage.r.reductions) for c in range(len(red.values))]
-        if group.threads_of(stage.index).reducers > 1:      # those of all positions at once
+        if group.threads_of(stage.index).reducers > 1:      # combine the accumulators of all positions in one go
             together = group.combine(stage.r, [v for values in results for v in values], self.alu)
             results = (together[at:at + len(components)] for at in range(0, len(together), len(components)))
         run, columns = self._run(stage)
@@ -233,14 +236,15 @@ class Accumulators:
             stage.vector_axis, stage.whole_vectors = lane, whole
 
     def _run(self, stage: OpenStage) -> tuple[int, int]:
-        """(positions beside each other that a thread has of a stage that HOLD has laid out, their axis); (1, -1) where there are none."""
+        """(count, axis) of the neighbouring positions of which a thread holds results, in a stage that HOLD lays out; (1, -1) for other
+        stages."""
         fragment, chosen, last = held_layout(self.state, stage.index), self.state.dots[stage.index], stage.num_outs - 1
         if stage.r.combines or fragment is None or chosen is None or (fragment.run.rows, fragment.run.columns) != (0, 1):
             return 1, -1
         return (fragment.run.extent, last) if stage.r.axes[last] == chosen.columns else (1, -1)
 
     def _beside(self, values: tuple[int, ...]) -> int:
-        """The values of positions beside each other, as a vector where they differ."""
+        """Join the values of neighbouring positions in a vector; equal ones stay a scalar."""
         first, *others = values
         if all(v == first for v in others):
             return first
@@ -250,7 +254,7 @@ class Accumulators:
 
     def _result(self, stage: OpenStage, plan: TensorizePlan | None, accs: list[int], t: int, offsets: dict[int, int],
                 chunk: Chunk) -> list[int]:
-        """The components of all reductions at position t of the tile: what this thread has of them."""
+        """This thread's partial result at position `t` of the tile: the components of all reductions."""
         partial, reduce_lane = stage.partial, stage.vector_axis >= stage.num_outs
         components = sum(len(red.values) for red in stage.r.reductions)
         at, first, found = t * len(partial) * components, 0, list[int]()
@@ -267,7 +271,7 @@ class Accumulators:
         return found
 
     def tile_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
-        """Rows of each tile, by way of scratch, where partial results are added."""
+        """Store the rows of each tile. They pass through scratch memory, where the partial results of a position are added."""
         b = self.b
         rows, columns = self.intrinsics.tile_shape(stage, plan)
         dtype = plan.dot.accumulator
@@ -291,8 +295,8 @@ class Accumulators:
                 sink(stage)
 
     def held_epilogue(self, stage: OpenStage, plan: TensorizePlan, accs: list[int], sink: Sink) -> None:
-        """The elements that this thread holds of each tile: those beside each other in a row as a vector, where partial results are added;
-        or whole 16-byte lines, for which threads that share rows have exchanged elements."""
+        """Store this thread's elements of each tile, after adding partial results. Neighbouring elements of a row are stored as a vector;
+        or threads that share rows first exchange elements, and each stores a line of 16 bytes."""
         count = len(stage.partial)
         assert plan.dot.fragments is not None
         results = plan.dot.fragments[0]
@@ -307,7 +311,8 @@ class Accumulators:
                 cells.append(Cell(at, self._part(total, k, width)))
 
         def open_tile(scale: int, width: int) -> None:
-            """Take positions from the first one of this thread on, whose columns are `scale` times as far apart, in vectors."""
+            """Count positions from this thread's first element, in vectors of `width`. `scale`: factor on the distance in columns between
+            the threads of a row."""
             stage.base[:], stage.apart[:] = base, apart
             for a, (terms, const), most, k in zip((plan.rows, plan.columns), origin, map(max, *results.origins), (1, scale), strict=True):
                 stage.base[a] = add_lins(stage.base[a], (terms, const), k)
@@ -338,21 +343,21 @@ class Accumulators:
         stage.memo.clear()
 
     def _part(self, total: int, first: int, width: int) -> int:
-        """Elements of a tile that are beside each other."""
+        """Extract neighbouring elements of a tile as a vector."""
         b = self.b
         if width == 1:
             return b.pure("EXTRACT", b.dtype[total], 1, (total,), first)
         return b.pure("SHUFFLE", b.dtype[total], width, (total,), tuple(range(first, first + width)))
 
     def _value_of(self, stage: OpenStage, cell: Cell, width: int) -> int:
-        """The stage's value for some sums; anything where they are beyond its end."""
+        """The stage's value computed from the sums of a cell. Beyond the stage's end the value is arbitrary, and is not stored."""
         stage.set_position(cell.at, Chunk(0, width, width))
         stage.results = {(0, 0): cell.total}
         stage.memo.clear()
         return self.values.result(stage)
 
     def combine_all(self, red: ReduceNode, parts: list[list[int]], reduce_lane: bool) -> list[int]:
-        """Combine partial results in a tree, then across the lanes of vectors on a reduce axis."""
+        """Combine partial results pairwise in a tree. `reduce_lane`: the lanes of a vector are partial results as well."""
         b = self.b
         combiner = get_combiner(red.combiner)
         nan = red.dtypes[0].is_float

@@ -14,27 +14,28 @@ from svod.core.kernel.kernel import LinearIndex
 from svod.core.kernel.layout import Layout, Swizzle
 from svod.core.kernel.required import Lin, add_lins
 
-Base = tuple[int, int]          # an index value and a constant to add to it
+Base = tuple[int, int]          # (an index value, a constant to add to it)
 
 
 class Address(NamedTuple):
-    """An access at the current position: element start + const, `lane` elements further per lane; with `vector`, start + vector."""
+    """The elements of an access at the current position: start + const + lane·i in lane i, or start + const + vector[i]."""
 
     start: int                      # an index value
     const: int
-    lane: int                       # elements from lane to lane; 0: the same for all
-    vector: int                     # an index per lane, or -1
+    lane: int                       # elements from one lane to the next; 0: all lanes read the same
+    vector: int                     # a vector of indices, one per lane, or -1
 
 
 class Addresses:
-    """Elements of arguments and of staged values, over the axes of an open stage."""
+    """Builds addresses of elements of arguments and of staged values, over the axes of an open stage."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes):
         self.b = ctx.b
         self.axes = axes
 
     def relative(self, stage: OpenStage, staged: Staged, dims: tuple[LinearIndex, ...]) -> tuple[LinearIndex, Base]:
-        """The element number of coordinates in a staged value, over local axes, and where the first position stands."""
+        """The element number of a read of a staged value: as an index over local axes, and its base under the loops opened so far. `dims`:
+        the coordinates read."""
         layout = staged.layout
         assert layout is not None
         coefs: dict[int, int] = {}
@@ -52,7 +53,7 @@ class Addresses:
             elif i == layout.tiled and layout.overlaps:
                 start = add_lins(start, self.tile_at(layout, here), 1)
             elif i == layout.tiled:
-                # whole tiles: every coefficient is a multiple of the tile, expanded positions lie inside one
+                # Coefficients are multiples of the tile, and all expanded positions lie inside one tile.
                 terms, const = here
                 start = add_lins(start, ({v: c * layout.outer // layout.tile for v, c in terms.items()},
                                          const // layout.tile * layout.outer + const % layout.tile * stride), 1)
@@ -66,20 +67,21 @@ class Addresses:
         return linear, self.axes.apart(start)
 
     def in_tiles(self, layout: Layout, at: Lin) -> Lin:
-        """The address of a position of the tiled dim that need not be the first of a tile."""
+        """The address of a position of the tiled dim, which may lie anywhere in its tile."""
         b = self.b
         value, tile = self.axes.ssa(at), b.index(layout.tile)
         whole, rest = (b.alu(op, dtypes.index, 1, value, tile) for op in ("IDIV", "MOD"))
         return {whole: layout.outer, rest: layout.strides[layout.tiled]}, 0
 
     def tile_at(self, layout: Layout, first: Lin) -> Lin:
-        """The address of the tile whose first position is given. The last tile is moved back; its number is that of the next multiple."""
+        """The address of the tile that starts at position `first`. The last tile is moved back, so the quotient is rounded up to get its
+        number."""
         b, tile = self.b, layout.tile
         number = b.alu("IDIV", dtypes.index, 1, b.add(self.axes.ssa(first), b.index(tile - 1)), b.index(tile))
         return {number: layout.outer}, 0
 
     def base_of(self, stage: OpenStage, linear: LinearIndex) -> Base:
-        """The address of a flat index under the loops opened so far."""
+        """The base of a flat index under the loops opened so far."""
         start = stage.linear.get(linear)
         if start is None:
             lin: Lin = ({}, 0)
@@ -90,7 +92,7 @@ class Addresses:
         return base
 
     def along(self, stage: OpenStage, staged: Staged, dim: int, lin: LinearIndex) -> Base:
-        """The part that a dim has in the address of the current position, before lines are swizzled. `lin`: the position, an axis."""
+        """How much one dim adds to the address of the current position, before the swizzle. `lin`: the coordinate along the dim."""
         layout = staged.layout
         assert layout is not None and not lin.atoms
         here: Lin = ({}, lin.const)
@@ -107,7 +109,7 @@ class Addresses:
         return self.axes.apart(here)
 
     def swizzled(self, layout: Layout, start: int, const: int, lane: int, width: int) -> Address:
-        """Where the lines of an address lie."""
+        """The address after the swizzle of a layout; unchanged if it has none."""
         b, swizzle = self.b, layout.swizzle
         if swizzle is None:
             return Address(start, const, lane, -1)
@@ -127,7 +129,7 @@ class Addresses:
         return b.alu("XOR", dtypes.index, width, element, row)
 
     def in_layout(self, stage: OpenStage, pointer: int, layout: Layout, base: list[Lin]) -> Address:
-        """The current position in the stage's own area."""
+        """The address of the current position in the stage's own memory. `base`: the start of each dim."""
         place = stage.linear.get(("store", pointer))
         if place is None:
             lin: Lin = ({}, 0)

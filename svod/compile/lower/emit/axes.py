@@ -1,4 +1,4 @@
-"""The axes of an open stage as values: starts, extents that depend on variables, and the conditions that positions are inside."""
+"""Emits values for the axes of an open stage: starts, extents that depend on variables, and conditions that positions are inside."""
 from __future__ import annotations
 
 from math import gcd
@@ -16,13 +16,13 @@ from svod.core.tree.tails import FEW_ROWS
 
 
 class Axes:
-    """Values of the axes of open stages."""
+    """Emits values for the axes of open stages."""
 
     def __init__(self, ctx: PhaseContext):
         self.ctx, self.b, self.facts, self.kernel = ctx, ctx.b, ctx.facts, ctx.kernel
 
     def start(self, stage: OpenStage, a: int) -> Lin:
-        """The start of local axis `a` under the loops opened so far; expanded positions are added to it as constants."""
+        """The start of local axis `a` under the loops opened so far, without the expanded positions: they are added as constants."""
         lin = stage.linear.get(a)
         if lin is None:
             terms, const = sum_lins(stage.opened[a])
@@ -35,7 +35,7 @@ class Axes:
         return lin
 
     def placed_at(self, starts: Lin) -> Lin:
-        """A start in terms of loop rows as values of the loops that are open, or of this thread."""
+        """Translate a start from loop rows of the state to the index values of the open loops, or of this thread."""
         state, group = self.facts.state, self.ctx.group
         (terms, const), seen = starts, set[tuple[int, int]]()
         found: Lin = ({}, const)
@@ -52,27 +52,28 @@ class Axes:
         return found
 
     def at(self, stage: OpenStage, lin: LinearIndex) -> Lin:
-        """Σ coefficient·axis + constant at the current position."""
+        """Evaluate an index (Σ coefficient·axis + constant) at the current position."""
         here: Lin = ({}, lin.const)
         for a, c in lin.coefs:
             here = add_lins(here, add_lins(self.start(stage, a), ({}, stage.offsets[a]), 1), c)
         return here
 
     def placed(self, place: list[Lin]) -> tuple[tuple[frozenset[tuple[int, int]], ...], tuple[int, ...]]:
-        """(the terms of each dim, its constant) of a position."""
+        """Split a position into (the terms of each dim, the constant of each dim)."""
         return tuple([frozenset(terms.items()) for terms, _ in place]), tuple([const for _, const in place])
 
     def bound(self, stage: OpenStage, a: int) -> UOp | None:
-        """The extent of local axis `a` where it depends on variables, else None."""
+        """The extent of local axis `a` as an expression, if its loops end at a variable; else None, and always None on a grid."""
         return None if self.facts.on_grid else self.variable_bound(stage, a)
 
     def variable_bound(self, stage: OpenStage, a: int) -> UOp | None:
-        """`bound`, or None on a grid, where loops run over the most positions and guards alone use the bound."""
+        """The extent of local axis `a` as an expression, if it depends on variables, else None. On a grid only guards use it, as loops run
+        to the largest extent."""
         axis = stage.r.axes[a]
         return self.kernel.axes[axis].bound if axis >= 0 else None
 
     def limit(self, stage: OpenStage, a: int) -> int:
-        """The value of `variable_bound`."""
+        """Emit the value of `variable_bound`, which must not be None."""
         bound = self.variable_bound(stage, a)
         assert bound is not None
         made: dict[UOp, int] = {}
@@ -87,31 +88,32 @@ class Axes:
         return made[bound]
 
     def room(self, stage: OpenStage, a: int) -> int:
-        """Positions left of an axis whose extent depends on variables, from the loops opened so far."""
+        """Positions left of an axis whose extent depends on variables, counted from the loops opened so far."""
         at = add_lins(sum_lins(stage.opened[a]), stage.base[a], 1)
         return self.b.alu("SUB", dtypes.index, 1, self.limit(stage, a), self.ssa(at))
 
     def count(self, stage: OpenStage, a: int, piece: EmittedLoop) -> int:
-        """Iterations of a loop over an axis whose extent depends on variables, from the loops opened so far."""
+        """Iterations of a loop over an axis whose extent depends on variables, inside the loops opened so far."""
         b = self.b
         left = b.alu("IDIV", dtypes.index, 1, b.add(self.room(stage, a), b.index(piece.stride - 1)), b.index(piece.stride))
         return b.alu("MIN", dtypes.index, 1, b.index(piece.extent), left)
 
     def for_tail(self, when: When, rest: int) -> int:
-        """The condition that a tail is for a remainder of `rest` positions; -1: always."""
+        """The condition that a tail handles a remainder of `rest` positions; -1: always."""
         if when is When.ANY:
             return -1
         few = self.b.alu("CMPLE", dtypes.bool, 1, rest, self.b.index(FEW_ROWS))
         return few if when is When.FEW else self.b.alu("NOT", dtypes.bool, 1, few)
 
     def whole_end(self, room: int, reach: int, stride: int, stop: int) -> int:
-        """The end of the iterations, `stride` apart and `reach` wide, that stay inside `room`; at most `stop`."""
+        """The end of the iterations that stay inside `room` positions; at most `stop`. Iterations are `stride` apart, and each covers
+        `reach` positions."""
         b = self.b
         count = b.alu("IDIV", dtypes.index, 1, b.alu("ADD", dtypes.index, 1, room, b.index(stride - reach)), b.index(stride))
         return b.alu("MAX", dtypes.index, 1, b.index(0), b.alu("MIN", dtypes.index, 1, stop, b.mul(count, stride)))
 
     def coordinate(self, stage: OpenStage, a: int) -> int:
-        """The value of local axis `a` at the current position: a vector on the vector axis."""
+        """The value of local axis `a` at the current position; on the vector axis a vector."""
         b = self.b
         terms, const = self.start(stage, a)
         value = self.ssa((terms, const + stage.offsets[a]))
@@ -139,14 +141,14 @@ class Axes:
         return self.ssa((terms, 0)), const
 
     def first_together(self, stage: OpenStage, a: int, limit: int) -> int:
-        """The first of the positions of a local axis that are below a multiple of `limit` where the current one is: all they start at is a
-        multiple of their number, and so is the limit. They share a condition."""
+        """Round the current position down to the first of a block of positions that share the answer to "position < limit". The block's
+        size divides the limit and everything that moves the position."""
         terms, const = add_lins(self.start(stage, a), ({}, stage.offsets[a]), 1)
         together = gcd(limit, *[c * self.b.multiple_of(v) for v, c in terms.items()])
         return self.ssa((terms, const - const % together))
 
     def guard(self, stage: OpenStage, axes: Any) -> int:
-        """The condition that the given local axes are inside their extents, or -1 where that is certain."""
+        """The condition that the given local axes are inside their extents; -1 if that is certain."""
         checked = stage.frame.checked
         if not checked:
             return -1

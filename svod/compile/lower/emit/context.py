@@ -1,4 +1,4 @@
-"""What the objects that emit one phase share: the facts of the program, the builder, the stages that are open, scratch memory."""
+"""The state that the emitters of one phase share: facts of the program, the builder, open stages, and scratch memory."""
 from __future__ import annotations
 
 from svod.compile.lower.builder import Builder
@@ -8,7 +8,7 @@ from svod.compile.lower.emit.threads.groups import GroupThreads
 from svod.core.kernel.groups import ThreadGroup
 from svod.core.tree.nodes import Split
 
-ALIGN = 64      # bytes at multiples of which scratch areas stand
+ALIGN = 64      # bytes: scratch areas begin at multiples of this
 
 
 class PhaseContext:
@@ -19,17 +19,18 @@ class PhaseContext:
         self.state = facts.state
         self.kernel = facts.kernel
         self.b = Builder(facts.left)
-        self.scratch = 0                                # bytes taken so far
+        self.scratch = 0                                # bytes of scratch taken so far
         self.areas: dict[int, tuple[int, int]] = {}     # stage → (offset, bytes) of its scratch
-        self.staged: dict[int, Staged] = {}             # the values of stages that can be read
-        self.versions = 0                               # contents that scratch areas had so far
+        self.staged: dict[int, Staged] = {}             # stage → its value, as readers find it
+        self.versions = 0                               # counts how often scratch areas were filled
         self.open_stages: dict[int, OpenStage] = {}     # stages whose loops are open
-        self.split: Split | None = None        # the reduction that the phase computes parts of
+        self.split: Split | None = None        # the reduction of which the phase computes partial results, or None
         self.group = GroupThreads(self.b, self.state, ThreadGroup(1, 1), {})
-        self.part = -1                                  # number of the part: the index of the launch
+        # index value: the number of the part that an iteration of the launch computes; -1 without parts
+        self.part = -1
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a new scratch area."""
+        """Take a new scratch area of `nbytes` bytes; returns its offset."""
         offset = self.scratch
         self.scratch += -(-nbytes // ALIGN) * ALIGN
         return offset
@@ -44,13 +45,13 @@ class PhaseContext:
         return staged
 
     def forget_values(self) -> None:
-        """Forget the values of a loop that was closed."""
+        """Drop cached values that the loop just closed may have defined."""
         for stage in self.open_stages.values():
             stage.memo.clear()
             stage.linear.clear()
 
     def stage_area(self, s: int, nbytes: int) -> int:
-        """Scratch of a stage: one area, grown when a longer part of the stage needs more."""
+        """The offset of a stage's scratch area. It is taken anew if a larger region of the stage needs more bytes."""
         offset, size = self.areas.get(s, (0, -1))
         if size >= nbytes:
             return offset

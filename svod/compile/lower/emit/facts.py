@@ -1,4 +1,4 @@
-"""Facts about a state that all phases of a program share: where stages live and how they lie in memory, and which positions are checked."""
+"""Facts about a state that all phases of a program share: placement and memory layout of stages, and positions that need checks."""
 from __future__ import annotations
 
 import sys
@@ -15,23 +15,24 @@ from svod.core.tree.build import TreeMaker
 from svod.core.tree.passes import made_tree
 from svod.errors import ProgramTooLong
 
-SLACK = 128                     # bytes behind each scratch area: a partial vector may be read past its end
+SLACK = 128                     # bytes after each scratch area, as a partial vector may be read past its end
 
 
 class Temporary(NamedTuple):
-    """Where a root stage lies for the phases behind it."""
+    """The memory of a stage that is a phase, for the phases after it."""
 
-    number: int                     # among the program's temporaries
+    number: int                     # number among the program's temporaries
     layout: Layout
 
 
 class ProgramFacts:
-    """Facts of a state, and what its phases share: the temporaries that they pass on, and the `most` instructions that they may have."""
+    """Facts of a state, and the temporaries and the budget of instructions that its phases share. `most`: instructions that they may have
+    together."""
 
     def __init__(self, state: Scheduler, most: int = sys.maxsize):
         check_groups(state)
         self.state = state
-        self.left = most                        # instructions that the phases that are not emitted yet may have
+        self.left = most                        # instructions that phases not yet emitted may have
         self.on_grid = state.target.has_groups      # a launch is a grid of groups of threads
         self.kernel = state.kernel
         self.maker = maker = TreeMaker(state)
@@ -41,25 +42,25 @@ class ProgramFacts:
         self.derived = {s.index for s in self.kernel.stages if is_derived(s)}
         self.temps: list[int] = []                          # bytes of each temporary
         self.temp_of: dict[int, Temporary] = {}    # root stage → its temporary
-        self.parts: dict[tuple[int, int], int] = {}     # temporaries of the parts of the output's sums, by reduction and component
+        self.parts: dict[tuple[int, int], int] = {}     # (reduction, component) → temporary with the output's partial results
         self.unsafe = maker.checks.unsafe
         self.threads = 1 if self.on_grid else cores_of(state)
         self.tree = made_tree(maker)
 
     def is_shared(self, s: int) -> bool:
-        """Whether a stage is kept in the memory that the threads of a group share."""
+        """Whether a stage is kept in shared memory, where all threads of a group read it."""
         return self.nest.stages[s].space is MemorySpace.SHARED
 
     def is_held(self, s: int) -> bool:
-        """Whether a stage stays in the registers of the threads that hold tiles of it."""
+        """Whether a stage stays in the registers of threads, each of which holds some elements of its tiles."""
         return self.nest.stages[s].space is MemorySpace.HELD
 
     def is_of_group(self, s: int) -> bool:
-        """Whether the threads of a group compute a stage together."""
+        """Whether the threads of a group compute a stage together: in shared memory, or in registers as tiles."""
         return self.nest.stages[s].space in OF_GROUP
 
     def note_emitted(self, instructions: int) -> None:
-        """Count the instructions of a phase. Raises ProgramTooLong where there are too many."""
+        """Count the instructions of a phase. Raises ProgramTooLong if all phases together have too many."""
         self.left -= instructions
         if self.left < 0:
             raise ProgramTooLong("it has more instructions than it may have")
@@ -71,7 +72,7 @@ class ProgramFacts:
         return len(self.temps) - 1
 
     def temp(self, r: ResolvedStage) -> Temporary:
-        """A new temporary for a root stage."""
+        """Take a new temporary for a stage that is a phase."""
         s = r.stage.index
         layout = self.nest.stages[s].layout
         assert layout is not None
@@ -80,16 +81,16 @@ class ProgramFacts:
         return temporary
 
     def stored(self, s: int) -> DType:
-        """The type in which a staged value lies in memory."""
+        """The dtype of a staged value in memory."""
         return self.packed[s].dtype if s in self.packed else self.kernel.stages[s].dtype
 
     def area(self, s: int, layout: Layout) -> int:
-        """Bytes of a staged value, with room for reads beyond its end; of shared memory nobody reads beyond."""
+        """Bytes of a staged value, with room for reads beyond its end; shared memory needs no such room."""
         packed = self.packed.get(s)
         beyond = layout.strides[packed.row_dim] * (packed.rows - 1) if packed is not None and packed.row_dim >= 0 else 0
         return (layout.size + beyond) * self.stored(s).itemsize + (0 if self.is_shared(s) else SLACK)
 
     def guarded(self, s: int, dim: int) -> bool:
-        """Whether readers may ask for positions of a dim beyond the staged ones."""
+        """Whether readers may ask for positions of a dim beyond the staged ones, so that they have to load under a gate."""
         packed = self.packed.get(s)
         return (packed is None or not packed.padded_to(dim)) and self.kernel.stages[s].outs[dim] in self.unsafe

@@ -1,11 +1,11 @@
-"""Dot and matrix instructions: their reads from packed operands, and the products that they sum.
+"""Emits dot and matrix instructions: loads of their packed operands, and the instructions themselves.
 
     c[n] += a[k]·b[k, n]:     DOT c, (word of a in all lanes), (vector of words of p) [2]
     tiles:                    TILEDOT c, (rows of a), (rows of groups of b); afterwards TILESTORE to scratch, and rows from there
     tiles of a subgroup:      MMA c, (LOADMATRIX of a), (LOADMATRIX of b), of which each thread has its elements
     of several subgroups:     MMASHARED c, a in shared memory, b in shared memory
 
-Operands are packed in whole groups, so nothing is cut short here (`packing`)."""
+Operands are packed in whole groups (`packing`), so there are no partial groups here."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from svod.errors import KernelOptError
 
 
 class OperandAddress(NamedTuple):
-    """An operand at the current position: its staged value, its element numbers over local axes, and its address."""
+    """An operand at the current position: its staged value, its element number as an index over local axes, and its address."""
 
     staged: Staged
     linear: LinearIndex
@@ -34,8 +34,10 @@ class OperandAddress(NamedTuple):
 
 
 class TileAddress(NamedTuple):
-    """A tile of an operand: an index, and one that lines change places by where they do; a constant; the elements from row to row and from
-    column to column; the lines of a row."""
+    """The address of a tile of an operand.
+
+    `at`: an index value; in a swizzled layout a second one, along the lines, which is added after the swizzle. `const`: constant to add.
+    `steps`: elements from row to row and from column to column. `lines`: lines in a row of the swizzled layout, or 1."""
 
     at: tuple[int, ...]
     const: int
@@ -44,23 +46,23 @@ class TileAddress(NamedTuple):
 
 
 class Intrinsics:
-    """Products by the instructions that a state's opts chose."""
+    """Emits products by the instructions that a state's opts chose."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses, values: Values, packing: Packing):
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
         self.axes, self.addresses, self.values, self.packing = axes, addresses, values, packing
 
     def plan_of(self, stage: OpenStage) -> TensorizePlan | None:
-        """The instruction that sums in this stage; None in the phase that combines partial results."""
+        """The instruction that computes the sums of this stage; None without one, and in the phase that combines partial results."""
         return None if stage.r.combines else self.facts.dots.get(stage.index)
 
     def dot(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
-        """`acc` plus the dot products of the groups at the current position."""
+        """Add the dot products of the groups at the current position to `acc`."""
         a, c = (self.dot_operand(stage, o, p, width) for o, p in zip(plan.operands, plan.packed, strict=True))
         return self.b.pure("DOT", plan.dot.accumulator, width, (acc, a, c), plan.dot.group)
 
     def dot_correction(self, stage: OpenStage, plan: TensorizePlan, acc: int, width: int) -> int:
-        """`acc` plus the effect of one operand's flipped sign bits on the groups at the current position."""
+        """Add to `acc` the error that flipped sign bits of one operand cause in the groups at the current position."""
         at = plan.corrects
         p = plan.packed[1 - at]
         bits = self.b.const(p.dtype, width * p.group, SIGN if p.dtype.kind == "u" else -SIGN)
@@ -69,7 +71,7 @@ class Intrinsics:
         return self.b.pure("DOT", plan.dot.accumulator, width, src, p.group)
 
     def dot_operand(self, stage: OpenStage, o: Operand, p: Packed, width: int) -> int:
-        """The groups of an operand at the current position, one per lane."""
+        """Load an operand's groups at the current position, one per lane."""
         node = stage.r.nodes[o.node]
         key: Any = ("dot", o.node, width, stage.chunk.active, *[stage.offsets[d] for d in node.deps])
         groups = stage.memo.get(key)
@@ -103,7 +105,7 @@ class Intrinsics:
         return b.bitcast(p.dtype, value)
 
     def per_element(self, gate: int, lanes: int) -> int:
-        """A gate per element from a gate per group."""
+        """Spread a condition per group to one per element."""
         b = self.b
         words = b.num_lanes[gate]
         if words == 1:
@@ -111,19 +113,20 @@ class Intrinsics:
         return b.pure("SHUFFLE", dtypes.bool, lanes, (gate,), tuple(i * words // lanes for i in range(lanes)))
 
     def tile_shape(self, stage: OpenStage, plan: TensorizePlan) -> tuple[int, int]:
-        """(rows, columns) of a tile in this stage, whose axes may have fewer positions."""
+        """(rows, columns) of a tile in this stage; smaller than the instruction's where the axes have fewer positions."""
         rows, columns = (next((p.extent for p in stage.pieces[a] if p.role == DOT), 1) for a in (plan.rows, plan.columns))
         return rows, columns
 
     def tile_zero(self, stage: OpenStage, plan: TensorizePlan, number: int) -> int:
-        """A new tile accumulator. Tiles in registers change in place, so none is merged with another, or hoisted out of its loop."""
+        """A new tile accumulator of zeros. Tile registers change in place, so a tile must not be merged with an equal one, or hoisted out
+        of its loop."""
         if plan.dot.fragments:
             return self.b.const(plan.dot.accumulator, plan.dot.fragments[0].num_elements, 0)
         rows, columns = self.tile_shape(stage, plan)
         return self.b.load("TILEZERO", plan.dot.accumulator, rows * columns, (), (rows, columns, number), ordered=True)
 
     def tile_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
-        """`acc` plus the product of the tiles at the current position."""
+        """Add the product of the tiles at the current position to `acc`."""
         if plan.dot.fragments:
             return self.held_dot(stage, plan, acc)
         rows, columns = self.tile_shape(stage, plan)
@@ -142,13 +145,13 @@ class Intrinsics:
             if beside != 1 or staged.guarded:
                 name = self.kernel.stages[o.stage].name
                 raise KernelOptError(f"stage {name} does not lie in rows for tiles; leave its axes as TC put them, without PADTO")
-            # not moved out of the loop: registers are few, and those of what is outside are taken all the time
+            # Loaded in this loop, even if the address does not change in it: tile registers are few, and one hoisted would stay occupied.
             values.append(self.b.load("TILELOAD", p.dtype, lines * length, (staged.pointer, start), (const, lines, step),
                                       max(staged.floor, self.b.level), False, staged.version))
         return self.b.pure("TILEDOT", plan.dot.accumulator, rows * columns, (acc, *values), (rows, columns, g))
 
     def held_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
-        """`acc` plus the product of the tiles at the current position, which the threads of a subgroup hold together."""
+        """Add the product of the tiles at the current position to `acc`; the threads of a subgroup hold these tiles together."""
         if plan.dot.reads_shared:
             return self.shared_dot(stage, plan, acc)
         b, dot, group = self.b, plan.dot, self.ctx.group
@@ -167,14 +170,16 @@ class Intrinsics:
                 raise KernelOptError(f"stage {name} lies in the memory of one thread; a subgroup holds its tiles")
             if b.op[staged.pointer] == "SHARED":
                 group.shared.before_reading((b.arg[staged.pointer],))
-            # in the loop that it is read in: registers are few, and those of what is outside are taken all the time
+            # Loaded in the loop that multiplies, even if the address does not change in it: a fragment hoisted would occupy registers all
+            # the time.
             values.append(b.load("LOADMATRIX", p.dtype, dot.fragments[1 + number].num_elements, (staged.pointer, *tile.at),
                                  (tile.const, dot.name, number, *tile.steps, tile.lines), max(staged.floor, b.level), False,
                                  staged.version))
         return b.load("MMA", dot.accumulator, b.num_lanes[acc], tuple(values), dot.name, b.level)
 
     def computed_fragment(self, stage: OpenStage, o: Operand, p: Packed, fragment: Fragment, tile: tuple[int, int]) -> int:
-        """The elements that this thread has of an operand, computed here. `tile`: the local axes of its rows and columns."""
+        """Compute this thread's elements of an operand that is not stored in memory. `tile`: the local axes of the operand's rows and
+        columns."""
         node, r = stage.r.nodes[o.node], self.facts.placement.stage(o.stage)
         key: Any = ("computed", o.node, *[stage.offsets[d] for d in node.deps])
         if key not in stage.memo:
@@ -194,8 +199,8 @@ class Intrinsics:
         return stage.memo[key]
 
     def tile_at(self, stage: OpenStage, plan: TensorizePlan, o: Operand, axes: tuple[int, int]) -> TileAddress:
-        """Where the tile of an operand at the current position lies; its rows and columns are along local axes. If another axis is out of
-        range, it is the first tile: its result is never stored."""
+        """The address of an operand's tile at the current position. `axes`: the local axes of the tile's rows and columns. If a third axis
+        is beyond its end, the first tile is read instead: that result is never stored."""
         b, dims = self.b, stage.r.nodes[o.node].dims
         layout = self.ctx.staged_value(o.stage).layout
         if layout is None or layout.swizzle is None:
@@ -216,8 +221,8 @@ class Intrinsics:
         return TileAddress(tuple(at), const, steps, lines)
 
     def in_rows(self, stage: OpenStage, o: Operand) -> tuple[Staged, int, int, int, int]:
-        """(the operand, where the current position lies along all dims but the innermost, a constant that belongs to both, where along the
-        innermost one, that dim) of an operand that lies in rows of lines."""
+        """The address of an operand in a swizzled layout or one for MMASHARED: (staged value, offset along all dims but the innermost,
+        constant to add, offset along the innermost dim, number of the innermost dim)."""
         dims, staged = stage.r.nodes[o.node].dims, self.ctx.staged_value(o.stage)
         layout = staged.layout
         assert layout is not None
@@ -231,7 +236,7 @@ class Intrinsics:
         return staged, start, const + more, further, inner
 
     def shared_dot(self, stage: OpenStage, plan: TensorizePlan, acc: int) -> int:
-        """`acc` plus the product of the tiles at the current position, which the instruction reads from shared memory."""
+        """Add the product of the tiles at the current position to `acc`, by an instruction that reads them from shared memory."""
         b, dot, group = self.b, plan.dot, self.ctx.group
         src, sides = [acc], list[tuple[int, int, int, int]]()
         group.exchanges = True
@@ -239,7 +244,7 @@ class Intrinsics:
             staged, start, const, further, inner = self.in_rows(stage, o)
             assert staged.layout is not None and b.op[staged.pointer] == "SHARED"
             group.shared.before_reading((b.arg[staged.pointer],))
-            in_columns = (inner == p.dim) == (number == 0)      # the dim that is cut into lines is that of the matrix's columns
+            in_columns = (inner == p.dim) == (number == 0)      # whether the dim that is cut into lines runs along the matrix's columns
             src += [staged.pointer, b.add(start, further)]
             sides.append((const, int(in_columns), staged.layout.outer, staged.layout.tile // p.line))
         return b.load("MMASHARED", dot.accumulator, b.num_lanes[acc], tuple(src), (dot.name, *sides), ordered=True)

@@ -1,4 +1,4 @@
-"""The launch of a phase: its outermost loops become begin…end, and the rest is emitted inside.
+"""Emits the launch of a phase: its outermost loops become one loop from BEGIN to END, and everything else is emitted inside that.
 
     for i in 4: for j in 8: for k in 9: …    →    LOOP n in begin…end:  i = n // 8;  j = n % 8;  LOOP k …        extent 32
 """
@@ -19,7 +19,7 @@ from svod.core.ir.uop import Ops
 from svod.core.kernel.required import Lin, add_lins
 from svod.core.tree.nodes import Body, Launch, Part
 
-ALIGNED = 64                    # a step that leaves alone what is known of the alignment of addresses
+ALIGNED = 64                    # step of a loop that leaves the known alignment of addresses inside it unchanged
 
 
 class Spec(NamedTuple):
@@ -39,32 +39,32 @@ Emitted = tuple[Spec, tuple[Instruction, ...]]
 
 
 class Cover(NamedTuple):
-    """The positions that an iteration of a launch covers and computes, where variables end axes."""
+    """The positions of one iteration of a launch that are computed, if the extents of axes depend on variables."""
 
-    condition: int                  # the index, which is 0, of a loop that runs once at most and holds everything computed; or -1
-    parts: dict[int, int]           # axis → the first position of the part
-    latest: dict[int, int]          # axis → the last position at which a whole tile starts: later ones are moved back to it
+    condition: int                  # index (always 0) of the loop around the body, which runs once or not at all; -1: no such loop
+    parts: dict[int, int]           # axis → first position of the part of the iteration that is computed
+    latest: dict[int, int]          # axis → largest start of a whole tile; tiles that would start later are moved back to it
 
 
 Inside = Callable[[Cover, Body], None]      # emits a body at the positions of a cover
 
 
 class LaunchEmitter:
-    """Emits the launches of a phase's open stage."""
+    """Emits the launch of one phase."""
 
     def __init__(self, ctx: PhaseContext, stages: Stages):
         self.ctx, self.b, self.state, self.facts = ctx, ctx.b, ctx.state, ctx.facts
         self.stages, self.axes = stages, stages.axes
 
     def emit(self, stage: OpenStage, launch: Launch, sink: Sink, threads: int, once: bool = False) -> Emitted:
-        """Emit a phase on so many `threads`."""
+        """Emit a phase that `threads` cores share. `once`: it runs once, at prepare."""
         b, split = self.b, self.ctx.split
         begin, end = b.pure("BEGIN", dtypes.index, 1, ()), b.pure("END_", dtypes.index, 1, ())
         extent = launch.iterations * (split.parts if split is not None else 1)
         self.ctx.open_stages[stage.index] = stage
         counts = self._counts(stage, launch)
         body = launch.body
-        if launch.last is not None:     # its vectors alone are not aligned
+        if launch.last is not None:     # the last iteration has a body of its own, as only its vectors are not aligned
             last = b.index(extent - 1)
             with stage.cut(launch.frame._replace(is_aligned=True)):
                 self._iterations(stage, launch, body, counts, begin, b.alu("MIN", dtypes.index, 1, end, last), sink)
@@ -81,14 +81,15 @@ class LaunchEmitter:
                     group.shared.size, self.state.target.subgroup if group.exchanges else 0), code
 
     def _distances(self) -> dict[Source, int]:
-        """What PREFETCH asks for, by pointer. A stage that has left the root since lies in a cache."""
+        """The prefetch distance, in iterations, by pointer. A stage that no longer is at the root is left out: it lies in a cache
+        anyway."""
         temporaries = {self.state.kernel.stages[s].name: ("TEMP", t.number) for s, t in self.facts.temp_of.items()}
         arguments = {f"p{slot}": ("ARG", slot) for slot in range(len(self.state.kernel.params))}
         sources = temporaries | arguments
         return {sources[name]: n for name, n in self.state.prefetch if name in sources}
 
     def _counts(self, stage: OpenStage, launch: Launch) -> tuple[Count, ...]:
-        """The iteration count of each loop of a launch, after that of the parts of a split reduction."""
+        """The iteration count of each loop of a launch, outermost first; for a split reduction, the number of parts comes before them."""
         split = self.ctx.split
         counts = [] if split is None else [Count((), split.parts, 1, split.parts)]
         seen: set[int] = set()
@@ -107,7 +108,7 @@ class LaunchEmitter:
 
     def _iterations(self, stage: OpenStage, launch: Launch, body: Body, counts: tuple[Count, ...], begin: int, end: int,
                     sink: Sink) -> None:
-        """Iterations `begin` to `end` of a launch."""
+        """Emit iterations `begin` to `end` of a launch."""
         iteration, _ = self.b.open(begin, end, 1)
         self.ctx.group.shared.outside = (iteration,)
         indices = self._indices(stage, launch, counts, iteration)
@@ -118,7 +119,7 @@ class LaunchEmitter:
         self.b.close(iteration)
 
     def _indices(self, stage: OpenStage, launch: Launch, counts: tuple[Count, ...], iteration: int) -> list[int]:
-        """The index of each count in an iteration of the launch; the innermost changes first."""
+        """The loop index of each entry of `counts` in an iteration of the launch; the innermost changes fastest."""
         b, loops = self.b, launch.loops
         indices: list[int] = []
         rest = iteration
@@ -136,7 +137,7 @@ class LaunchEmitter:
 
     def _iteration(self, stage: OpenStage, launch: Launch, body: Body, indices: list[int], cover: Cover, sink: Sink) -> None:
         """Emit one iteration of the launch."""
-        moved: set[int] = set()     # axes that start where the part does
+        moved: set[int] = set()     # axes whose start already includes that of the part
         for (a, piece, _), index in zip(launch.loops, indices, strict=True):
             start: Lin = ({self.b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
             if cover.condition >= 0 and self.axes.bound(stage, a) is not None:
@@ -153,9 +154,10 @@ class LaunchEmitter:
 
     # -- extents that depend on variables ------------------------------------------------------------------
     def _where_inside(self, stage: OpenStage, launch: Launch, body: Body, indices: list[int], inside: Inside) -> None:
-        """Emit one iteration of a launch: without guards if all of it lies inside, part by part if only some does."""
+        """Emit one iteration of a launch: without guards if it lies inside all extents, in parts if only some of its positions do, else
+        nothing."""
         b = self.b
-        starts: dict[int, Lin] = {}     # of the axes that variables end
+        starts: dict[int, Lin] = {}     # starts of the axes whose extents depend on variables
         for (a, piece, _), index in zip(launch.loops, indices, strict=True):
             if self.axes.bound(stage, a) is not None:
                 start: Lin = ({b.mul(index, piece.stride): 1}, 0) if piece.extent > 1 else ({}, 0)
@@ -177,7 +179,8 @@ class LaunchEmitter:
             stage.safe.difference_update(single)
 
     def _conditions(self, stage: OpenStage, launch: Launch, left: dict[int, int]) -> tuple[int, int, dict[int, int]]:
-        """(some position is inside, all are, `Cover.latest`) of an iteration with `left` positions of each axis from its start."""
+        """(condition that some position of the iteration is inside, condition that all are, `Cover.latest`). `left`: axis → positions from
+        the iteration's start to the extent."""
         b = self.b
         some = everything = -1
         latest: dict[int, int] = {}
@@ -198,7 +201,7 @@ class LaunchEmitter:
         return b if a < 0 else self.b.alu("AND", dtypes.bool, 1, a, b)
 
     def _where(self, condition: int, body: Callable[[int], None]) -> None:
-        """A loop that runs once where the condition holds."""
+        """Emit `body` in a loop that runs once if the condition holds, else not at all."""
         b = self.b
         loop, _ = b.open(b.index(0), b.alu("WHERE", dtypes.index, 1, condition, b.index(1), b.index(0)), ALIGNED)
         body(loop)
@@ -207,7 +210,7 @@ class LaunchEmitter:
 
     def _in_parts(self, stage: OpenStage, launch: Launch, parts: tuple[Part, ...] | Body, left: dict[int, int], cover: Cover,
                   inside: Inside) -> None:
-        """The remaining positions of an iteration, in smaller steps."""
+        """Emit the positions of an iteration that are inside, in smaller steps."""
         if isinstance(parts, Body):
             inside(cover, parts)
             return

@@ -1,4 +1,4 @@
-"""Output loops of an open stage, as the tree has them: whole iterations, iterations that variables end, rows with aligned vectors."""
+"""Emits output loops of an open stage: with constant extents, with extents that depend on variables, and over rows with aligned vectors."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ Inside = Callable[[Body], Any]          # emits a body
 
 
 class LoopEmitter:
-    """Opens output loops around their bodies."""
+    """Emits output loops around their bodies."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, values: Values):
         self.b = ctx.b
         self.axes, self.values = axes, values
 
     def output(self, stage: OpenStage, node: Loop, inside: Inside) -> None:
-        """An output loop, its tails among it."""
+        """Emit an output loop and its tails."""
         b, a, piece = self.b, node.axis, node.loop.piece
         if node.span is Span.ALIGNED:
             self._aligned_row(stage, node, inside)
@@ -35,7 +35,8 @@ class LoopEmitter:
             self._to_limit(stage, node, inside)
 
     def _between(self, stage: OpenStage, a: int, stride: int, start: int, stop: int, body: Callable[[], Any], last: int = -1) -> None:
-        """A loop over an axis from `start` to `stop`; positions beyond `last` are moved back to it."""
+        """Emit a loop over an axis from `start` to `stop`. `last`: index value of the largest start, to which later ones are moved back;
+        -1: none."""
         b = self.b
         loop, _ = b.open(start, stop, stride)
         stage.open_row(a, ({loop if last < 0 else b.alu("MIN", dtypes.index, 1, loop, last): 1}, 0))
@@ -45,13 +46,14 @@ class LoopEmitter:
         stage.memo.clear()
 
     def _single(self, stage: OpenStage, a: int, body: Callable[[], Any]) -> None:
-        """A loop of one iteration."""
+        """Emit a loop of one iteration: just its body."""
         stage.open_row(a, ({}, 0))
         body()
         stage.close_row(a)
 
     def _stop(self, stage: OpenStage, node: Loop) -> int:
-        """Where an output loop ends. Of an axis that its amounts do not divide, an inner loop has no iterations wholly beyond the end."""
+        """The end of an output loop. An inner loop of an axis that its splits do not divide ends early, before iterations that are wholly
+        beyond the extent."""
         b, a, piece = self.b, node.axis, node.loop.piece
         stop = b.index(piece.extent * piece.stride)
         terms, const = sum_lins(stage.opened[a])
@@ -61,7 +63,7 @@ class LoopEmitter:
         return b.alu("MIN", dtypes.index, 1, stop, left)
 
     def _to_limit(self, stage: OpenStage, node: Loop, inside: Inside) -> None:
-        """An output loop of an axis whose extent depends on variables."""
+        """Emit an output loop over an axis whose extent depends on variables."""
         b, a, piece, reach = self.b, node.axis, node.loop.piece, node.frame.reach(node.axis)
         room = self.axes.room(stage, a)
         stop = b.alu("MIN", dtypes.index, 1, b.index(piece.extent * piece.stride), room)
@@ -87,8 +89,8 @@ class LoopEmitter:
                     self._between(stage, a, step, middle, end, lambda body=tail.body: inside(body))     # type: ignore[misc]
 
     def _aligned_row(self, stage: OpenStage, node: Loop, inside: Inside) -> None:
-        """The loop over an aligned row of the output (`aligns_rows`): one vector up to the first multiple of its size, tiles, and
-        vectors for the rest, the last of them moved back.
+        """Emit the loop over an aligned row of the output (`aligns_rows`): one vector up to the first aligned address, then tiles, then
+        vectors for the rest, the last of which is moved back.
 
             for j in 0, 64 … n: y[i, j:j+64]   →   s = -(i*n) % 16;  if s: y[i, 0:16];  for j in s, s+64 … n-64: y[i, j:j+64];
                                                    for j in j, j+16 … n: y[i, j:j+16]
@@ -111,7 +113,7 @@ class LoopEmitter:
             self._between(stage, a, width, rest, b.index(extent), lambda: inside(tail.body))
 
     def counted(self, stage: OpenStage, node: Loop, iteration: dict[int, int], number: int, body: Callable[[], Any]) -> None:
-        """An output loop that counts its iterations by one, for accumulators in scratch."""
+        """Emit an output loop that counts iterations by one, as slots of accumulators in scratch are numbered by iteration."""
         b, a, piece = self.b, node.axis, node.loop.piece
         if node.span is Span.ONCE:
             self._single(stage, a, body)

@@ -1,8 +1,9 @@
-"""Operands of dot and matrix instructions, staged in groups.
+"""Emits the copies that pack operands of dot and matrix instructions into groups.
 
     p[k/2, n, 2] ← b[k, n]:   x = LOAD b[k, n…];  y = LOAD b[k+1, n…];  STORE p ← SHUFFLE x, y       x0 y0 x1 y1 …
 
-The copies fill the rest of the last group with zeros, so readers see whole groups only; where a subgroup holds tiles, whole tiles."""
+The copies fill the last group with zeros, so that readers need no partial groups; if a subgroup holds tiles, the last tile is filled as
+well."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.addresses import Addresses
@@ -73,7 +74,7 @@ class Packing:
         b.store("STORES", WORD, words, (b.pure(op, WORD, 1, (), arg), word, b.bitcast(WORD, value), *extra), (const // g, step))
 
     def packed_value(self, stage: OpenStage, p: Packed, width: int) -> int:
-        """The narrow number at the current position; 0 beyond the end of the sum."""
+        """The operand's narrow number at the current position; 0 beyond the end of the summed axis."""
         b = self.b
         narrow = stored_node(stage.r, p)
         source = stage.r.nodes[narrow].dtype
@@ -88,16 +89,16 @@ class Packing:
         return b.bitcast(p.dtype, bits)
 
     def masked_zero(self, stage: OpenStage, n: int) -> bool:
-        """Whether a node is a load, which gives 0 beyond the end anyway."""
+        """Whether a node is a load, whose own gate gives 0 beyond the end."""
         node = stage.r.nodes[n]
         if node.kind == "bitcast":
             return self.masked_zero(stage, node.src[0])
         return node.kind == "load" and (node.gate < 0 or (stage.r.nodes[node.alt].kind == "const" and stage.r.nodes[node.alt].arg == 0))
 
     def interleaved(self, parts: list[int]) -> int:
-        """Vectors a, b, … interleaved: a0 b0 … a1 b1 …"""
+        """Interleave vectors a, b, …: a0 b0 … a1 b1 …"""
         b = self.b
-        size = 1        # elements of a part that stay together
+        size = 1        # elements of a part that lie side by side so far
         while len(parts) > 1:
             lanes = b.num_lanes[parts[0]]
             order = tuple(part * lanes + block * size + k for block in range(lanes // size) for part in (0, 1) for k in range(size))

@@ -1,4 +1,4 @@
-"""The kinds of phases: the launch, and where the values go."""
+"""Emits the phases of a program by kind: each kind stores its values elsewhere."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.context import PhaseContext
@@ -30,7 +30,7 @@ class PhaseEmitter:
         self.launch = LaunchEmitter(self.ctx, self.stages)
 
     def emit(self) -> Emitted:
-        """The launch of the phase, and its code."""
+        """Emit the phase; returns its launch and its code."""
         return _EMIT[self.phase.kind](self, self.facts.placement.stage(self.phase.stage))
 
     # -- kinds of phases -------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class PhaseEmitter:
         return self._emit(stage, self._store(r, stream))
 
     def _store(self, r: ResolvedStage, stream: bool) -> Sink:
-        """Store the values of the output to elements of an argument."""
+        """A sink that stores the output's values to elements of an argument."""
         store, slot = r.store, r.store_slot
         assert store is not None
         pointer = self.b.pure("ARG", self.kernel.params[slot].dtype, 1, (), slot)

@@ -1,4 +1,5 @@
-"""Reduce loops: accumulators carried through them or kept in scratch, remainders, parts of a split reduction.
+"""Emits reduce loops: with accumulators carried in registers or kept in scratch memory, their remainders, and the parts of split
+reductions.
 
     for r in K: acc += f(r)          →    LOOP r (acc) … ENDLOOP (acc + f(r));  RESULT
     for k: for n: acc[n] += f(k, n)  →    for n: scratch[n] = 0;  for k: for n: scratch[n] += f(k, n);  for n: … scratch[n]
@@ -29,27 +30,28 @@ ComputeAll = Callable[[tuple[Compute, ...]], None]      # computes the stages of
 
 
 class ScratchAccumulators:
-    """Accumulators of output loops inside reduce loops: one slot of scratch for each iteration of those output loops."""
+    """Accumulators in scratch memory, for reductions with output loops inside reduce loops: one slot for each iteration of those output
+    loops."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, first: list[int], loops: list[Loop], tile_shape: tuple[int, int] | None):
         self.b = ctx.b
         self.axes = axes
-        self.first = first              # the values that they start with
-        self.loops = loops              # the output loops, outermost first
-        self.tile_shape = tile_shape    # (rows, columns) where they are tiles
-        self.iteration: dict[int, int] = {}     # number of an open loop → its index
+        self.first = first              # initial values
+        self.loops = loops              # the output loops inside the reduce loops, outermost first
+        self.tile_shape = tile_shape    # (rows, columns) of a tile register, if accumulators are tiles
+        self.iteration: dict[int, int] = {}     # position in `loops` of an open loop → its index value
         self.ctx = ctx
         total = prod(node.loop.piece.extent for node in loops)
         self.offsets = [ctx.allocate(self.b.dtype[v].itemsize * self.b.num_lanes[v] * total + SLACK) for v in first]
 
     def another(self) -> ScratchAccumulators:
-        """An area for a block's accumulators in the same iterations."""
+        """A second set of slots, for the accumulators of a block."""
         other = ScratchAccumulators(self.ctx, self.axes, self.first, self.loops, self.tile_shape)
         other.iteration = self.iteration
         return other
 
     def _slot(self, number: int, dtype: DType, lanes: int) -> tuple[int, int]:
-        """(pointer, index) of an accumulator in the iteration that is open."""
+        """(pointer, index) of accumulator `number` in the current iteration of the open loops."""
         terms: Terms = {}
         scale = lanes
         for j in reversed(range(len(self.loops))):
@@ -80,8 +82,9 @@ class ScratchAccumulators:
 
 
 Memory = ScratchAccumulators | None
-Inside = Callable[[list[int], Memory], list[int]]       # emits what adds to accumulators, carried or in scratch
-Run = Callable[[int, int, list[int], Memory], list[int]]    # the same for iterations from a start to a stop
+# emits code that adds to accumulators, carried or in scratch; returns the new carried ones
+Inside = Callable[[list[int], Memory], list[int]]
+Run = Callable[[int, int, list[int], Memory], list[int]]    # like `Inside`, for the iterations from a start to a stop
 
 
 class ReduceLoops:
@@ -94,7 +97,7 @@ class ReduceLoops:
         self.copies_ahead = copies_ahead
 
     def emit(self, stage: OpenStage, node: Reduction, sink: Sink, compute_all: ComputeAll) -> None:
-        """Emit the loops of a reduction, and give the results to the sink."""
+        """Emit the loops of a reduction, and hand the results to the sink."""
         first = self.accumulators.identities(stage)
         stage.first = first
         if not node.in_memory:
@@ -109,8 +112,8 @@ class ReduceLoops:
         self._over_outputs(stage, scratch, 0, lambda: self.accumulators.epilogue(stage, scratch.read(), sink))
 
     def _over_outputs(self, stage: OpenStage, scratch: ScratchAccumulators, j: int, body: Callable[[], None]) -> None:
-        """The output loops from number j on that are not open. No stages live here, as what is read after the reduction lives outside its
-        loops."""
+        """Emit `body` inside those output loops from number `j` on that are not open. No stages are computed in these loops: stages that
+        are read after the reduction are placed outside of its loops."""
         if j == len(scratch.loops):
             body()
             return
@@ -120,8 +123,8 @@ class ReduceLoops:
         self.loops.counted(stage, scratch.loops[j], scratch.iteration, j, lambda: self._over_outputs(stage, scratch, j + 1, body))
 
     def _emit(self, stage: OpenStage, node: Inner, accs: list[int], scratch: Memory, compute_all: ComputeAll) -> list[int]:
-        """Emit loops with carried accumulators, and return the results. Accumulators in scratch are read and written by an Update; the
-        loops around it carry nothing."""
+        """Emit a loop or statement of a reduction; returns the new carried accumulators. Accumulators in scratch are read and written by an
+        Update, and the loops around it carry nothing."""
         if isinstance(node, Accumulate):
             return self.accumulators.accumulate(stage, accs, node.blocks)
         if isinstance(node, Update):
@@ -151,7 +154,7 @@ class ReduceLoops:
 
     def _over_axis(self, stage: OpenStage, node: Loop, accs: list[int], scratch: Memory,
                    inside: Callable[[Body, list[int], Memory], list[int]]) -> list[int]:
-        """One reduce loop: whole iterations, block by block where they are many, then a shorter copy of the body for the remainder."""
+        """Emit one reduce loop: its whole iterations, in blocks if it has any, then its tail."""
         b, a, stride = self.b, node.axis, node.stride
 
         def looped(body: Body, start: int, stop: int, step: int, values: list[int], memory: Memory) -> list[int]:
@@ -192,7 +195,7 @@ class ReduceLoops:
     # -- blocks --------------------------------------------------------------------------------------------
     def _in_blocks(self, stage: OpenStage, sizes: tuple[int, ...], stride: int, bounds: tuple[int, int], accs: list[int],
                    scratch: Memory, run: Run) -> list[int]:
-        """`run` between two bounds, in blocks of so many iterations, level by level."""
+        """Emit `run` from one bound to the other, in nested blocks. `sizes`: iterations of a block, innermost first; () for no blocks."""
         b = self.b
 
         def blocks(sizes: tuple[int, ...], start: int, stop: int, positions: int | None, own: list[int],
@@ -211,7 +214,7 @@ class ReduceLoops:
         return blocks(sizes, *bounds, stop - start if start is not None and stop is not None else None, accs, scratch)
 
     def _block(self, stage: OpenStage, accs: list[int], scratch: Memory, body: Inside) -> list[int]:
-        """Accumulators and what `body` adds to new ones."""
+        """Let `body` add to new accumulators, and combine them with the given ones."""
         if scratch is None:
             return self.accumulators.fold(stage, accs, body(stage.first, None))
         own = scratch.another()
@@ -235,8 +238,7 @@ class ReduceLoops:
 
     def _up_to_limit(self, stage: OpenStage, node: Loop, looped: Callable[[Body, int, int, int, list[int], Memory], list[int]],
                      accs: list[int], scratch: Memory) -> list[int]:
-        """A reduce loop over an axis whose extent depends on variables: iterations that are wholly inside, then smaller ones for the
-        rest."""
+        """Emit a reduce loop over an axis whose extent depends on variables: whole iterations first, then smaller ones up to the extent."""
         b, a, stride = self.b, node.axis, node.stride
         at = node.frame.number_of(node.loop)
         end = -(-node.frame.left(a, at) // stride) * stride
@@ -265,7 +267,7 @@ class ReduceLoops:
         return self._block(stage, accs, scratch, tail) if node.blocks else tail(accs, scratch)
 
     def _used_bounds(self, stage: OpenStage, node: Loop) -> tuple[int, int]:
-        """(start, stop) of a reduce loop without the iterations that add nothing to all positions of the tile."""
+        """(start, stop) of a reduce loop. Iterations that add nothing to any position of the tile are left out."""
         b, window, end = self.b, node.window, node.whole * node.stride
         if window is None:
             return self._unmasked_bounds(stage, node, end)
@@ -277,7 +279,7 @@ class ReduceLoops:
                 b.alu("MIN", dtypes.index, 1, b.index(end), b.alu("IDIV", dtypes.index, 1, stop, apart)))
 
     def _unmasked_bounds(self, stage: OpenStage, node: Loop, end: int) -> tuple[int, int]:
-        """(start, stop) of a loop over the blocks of a pass: of those whose scores are not all masked for all rows of the group."""
+        """(start, stop) of a loop over blocks of keys: blocks whose scores are masked for all rows of the group are left out."""
         b = self.b
         start, stop = b.index(0), b.index(end)
         for limit in node.limits:
@@ -295,7 +297,7 @@ class ReduceLoops:
         return start, stop
 
     def _part_bounds(self, end: int) -> tuple[int, int]:
-        """(start, stop) of this part's positions."""
+        """(start, stop) of the reduce positions of this part of a split reduction. `end`: of all parts."""
         b = self.b
         assert self.ctx.split is not None
         chunk = self.ctx.split.chunk
@@ -303,7 +305,7 @@ class ReduceLoops:
         return start, b.alu("MIN", dtypes.index, 1, b.add(start, b.index(chunk)), b.index(end))
 
     def _first_of_last_part(self) -> int:
-        """0 in the last part, else 1: the start of a loop to 1 that only the last part runs."""
+        """The start of a loop to 1 that only the last part runs: 0 in the last part, else 1."""
         b = self.b
         assert self.ctx.split is not None
         last = b.alu("CMPEQ", dtypes.bool, 1, self.ctx.part, b.index(self.ctx.split.parts - 1))

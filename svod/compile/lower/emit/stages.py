@@ -1,4 +1,4 @@
-"""Stages: their loops, the stages inside these, and where values are staged for their readers."""
+"""Emits stages: their loops, the stages inside these loops, and the stores into the memory where readers find the values."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ NOWHERE: Lin = ({}, 0)
 
 
 class Stages:
-    """Emits stages and, at the points of their loops, the stages that live there."""
+    """Emits stages, and inside their loops the stages that are placed there."""
 
     def __init__(self, ctx: PhaseContext):
         self.ctx, self.b, self.state, self.kernel, self.facts = ctx, ctx.b, ctx.state, ctx.kernel, ctx.facts
@@ -44,7 +44,7 @@ class Stages:
         self.reductions = ReduceLoops(ctx, self.axes, self.loops, intrinsics, self.accumulators, self.copies_ahead)
 
     def emit(self, stage: OpenStage, body: Body, sink: Sink) -> None:
-        """Emit a body: the stages in it, then the loops of `stage`, and its reduction or the positions that `sink` stores."""
+        """Emit a body: the stages in it, then the loops of `stage` and its reduction. `sink` stores the value at each position."""
         self.compute_all(body.stages)
         if isinstance(body.inner, Loop):
             self.loops.output(stage, body.inner, lambda inside: self.emit(stage, inside, sink))
@@ -54,15 +54,15 @@ class Stages:
             self._store(stage, sink)
 
     def compute_all(self, stages: tuple[Compute, ...]) -> None:
-        """Compute the stages of a body."""
+        """Emit the stages of a body, except those that are computed where they are multiplied."""
         for node in stages:
             if not node.in_place:
                 self.compute(node)
-        if stages:    # here, not in a loop that reads what they stored
+        if stages:    # wait here, not inside a loop that reads the values
             self.ctx.group.shared.before_reading(self._shared_areas([node.stage for node in stages]))
 
     def compute(self, node: Compute) -> None:
-        """Compute the part of a stage that its readers need at this point."""
+        """Emit the computation of one stage, for the region that its readers need here."""
         s, r = node.stage, node.nest.r
         shared, of_group = self.facts.is_shared(s), self.facts.is_of_group(s)
         self.ctx.group.shared.before_reading(self._shared_areas(r.reads))
@@ -97,18 +97,19 @@ class Stages:
         self.ctx.forget_values()
 
     def _shared_areas(self, stages: Iterable[int]) -> list[int]:
-        """The areas of those of the stages that lie in shared memory."""
+        """Offsets of the areas of shared memory that hold any of these stages."""
         found = [self.ctx.staged[s].pointer for s in stages if s in self.ctx.staged]
         return [self.b.arg[p] for p in found if p >= 0 and self.b.op[p] == "SHARED"]
 
     def _of_group(self, stage: OpenStage, whole: list[RequiredDim]) -> None:
-        """Note what all threads of the group compute together of a stage that each of them has to itself."""
+        """Note which region all threads of the group together compute, for a stage of which each thread has its own region. `whole`: that
+        region, per output axis."""
         count = len(whole)
         stage.group_base = [*(start for start, _ in whole), *stage.group_base[count:]]
         stage.apart = [*(extent - own for (_, extent), own in zip(whole, stage.bounds, strict=False)), *stage.apart[count:]]
 
     def _emit_own(self, stage: OpenStage, node: Compute, body: Body, layout: Layout, base: list[Lin]) -> None:
-        """Compute what each thread has to itself: one element, or an area of scratch."""
+        """Compute a stage of which each thread has its own value: a single element, or an area of scratch memory."""
         s, b = stage.index, self.b
         if all(extent == 1 for _, extent in node.nest.written):
             got: list[int] = []
@@ -122,7 +123,7 @@ class Stages:
         self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)
 
     def _emit_shared(self, stage: OpenStage, node: Compute, body: Body | None, layout: Layout, base: list[Lin]) -> None:
-        """Fill an area of shared memory."""
+        """Compute a stage into an area of shared memory."""
         s, b, shared = stage.index, self.b, self.ctx.group.shared
         offset = shared.area(s, self.facts.area(s, layout), area_start(layout))
         shared.before_writing((offset,))
@@ -138,7 +139,7 @@ class Stages:
         self.ctx.staged[s] = Staged(-1, pointer, layout, tuple(base), b.level, self.ctx.versions, node.is_read_beyond)
 
     def _emit_held(self, stage: OpenStage, body: Body, base: list[Lin]) -> None:
-        """Compute the elements of tiles that this thread holds."""
+        """Compute a stage whose tiles stay in registers: the elements that this thread holds."""
         held: dict[tuple[int, ...], int] = {}
         starts: set[tuple[frozenset[tuple[int, int]], ...]] = set()
 
@@ -157,7 +158,7 @@ class Stages:
                                               held=Held(starts.pop(), held))
 
     def copy_sink(self, s: int, area: tuple[str, int], layout: Layout, base: list[Lin]) -> Sink:
-        """A sink for the positions of a staged value. `area`: op and arg of its pointer."""
+        """The sink that stores a staged value, position by position. `area`: (op, arg) of its pointer; `base`: the start of each dim."""
         op, arg = area
         if s in self.facts.packed:
             return lambda stage: self.packing.store(stage, op, arg, layout, base)
@@ -165,7 +166,7 @@ class Stages:
         return lambda stage: self.values.store_layout(stage, self.values.result(stage), pointer, layout, base)
 
     def _store(self, stage: OpenStage, sink: Sink) -> None:
-        """A stage without reduction, position by position."""
+        """Hand the sink a stage without reduction, position by position of the register tile."""
         stage.memo.clear()
         chunks = stage.lane_chunks()
         for _, offsets in stage.positions((UPCAST,), range(stage.num_outs)):
@@ -174,7 +175,7 @@ class Stages:
                     sink(stage)
 
     def open_root(self, frame: Frame) -> OpenStage:
-        """Open a stage that is a phase: all its positions, or those of one thread of a group."""
+        """Open the stage of a phase: all its positions, or on a grid those of one thread."""
         s, base = frame.r.stage.index, [NOWHERE] * len(frame.pieces)
         if s in self.facts.derived:
             return OpenStage(frame, base)
@@ -183,7 +184,8 @@ class Stages:
         return self._open_rows(frame, self.facts.nest.stages[s], base[:frame.num_outs])
 
     def _open_rows(self, frame: Frame, nest: StageNest, base: list[Lin]) -> OpenStage:
-        """Open a stage whose loops are rows of the state, or the thread's part of it. `base`: where its output axes start."""
+        """Open a stage whose loops are rows of the state; in a group, only one thread's part of it. `base`: the starts of its output
+        axes."""
         starts: list[Lin] = base + [NOWHERE] * len(frame.r.stage.reds)
         stage = OpenStage(frame, self.ctx.group.starts_of(frame.r, nest.axes, starts))
         stage.group_base = starts
@@ -194,7 +196,8 @@ class Stages:
         return stage
 
     def _has_whole_vectors(self, stage: OpenStage, nest: StageNest) -> bool:
-        """Whether vectors begin at multiples of their width in an axis that they divide."""
+        """Whether every vector lies wholly inside its axis or wholly outside: vectors start at multiples of their width, which divides the
+        extent."""
         a = stage.vector_axis
         widths = {chunk.width for chunk in stage.lane_chunks()}
         strides = [p.stride for p in nest.axes[a] if p.row != stage.vector_row and p.extent > 1]
@@ -202,6 +205,6 @@ class Stages:
         whole = nest.region == stage.bounds[:stage.num_outs] and stage.vector_stride == 1 and axis.bound is None
         terms, const = stage.group_base[a]
         apart = [axis.extent, const, *strides, *(c * self.b.multiple_of(v) for v, c in terms.items())]
-        if a not in stage.frame.fixed:     # its last tile ends where the region does
+        if a not in stage.frame.fixed:     # a last tile that is moved back ends where the region does
             apart.append(stage.bounds[a])
         return whole and len(widths) == 1 and all(n % width == 0 for width in widths for n in apart)

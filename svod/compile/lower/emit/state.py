@@ -15,28 +15,29 @@ from svod.core.tree.nodes import Frame
 
 
 class Held(NamedTuple):
-    """The elements of a stage that a thread has in registers: by position, from where it starts in the terms of each dim."""
+    """The elements of a stage that a thread has in registers. `terms`: the index values of the start, per dim; `values`: constant position
+    per dim → value."""
 
     terms: tuple[frozenset[tuple[int, int]], ...]
     values: dict[tuple[int, ...], int]
 
 
 class Staged(NamedTuple):
-    """A stage's value for its readers: in memory (`layout`), in registers (`held`) or, for a single element, a scalar."""
+    """A stage's value for its readers: in memory (`layout`), in registers (`held`) or, if it is a single element, a scalar."""
 
     scalar: int
     pointer: int
     layout: Layout | None
     base: tuple[Lin, ...]
-    floor: int                     # loads stay at or below this level
-    version: int                   # which content of its area: an area is written again where a stage is computed twice
-    guarded: bool                  # positions beyond the extent may be asked for: read under a gate
-    buffer: int = -1               # an index value: elements before the buffer that is read, of several; -1: there is one
+    floor: int                     # the loop level at or inside which loads must stay
+    version: int                   # counts the contents of the area, which is written again when the stage is computed again
+    guarded: bool                  # readers may ask for positions beyond the extent, so they load under a gate
+    buffer: int = -1               # index value: elements before the buffer to read, if there are several; else -1
     held: Held | None = None
 
 
 class Chunk(NamedTuple):
-    """A part of the vector axis: `offset` of its first lane in positions of the row, vector `width`, lanes in use."""
+    """One vector of the vector axis. `offset`: position of its first lane; `width`: its lanes; `active`: how many lanes are in use."""
 
     offset: int
     width: int
@@ -44,7 +45,7 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
-    """A row of `extent` positions as vectors of at most `width` lanes, the last one narrower or masked."""
+    """Cut a row of `extent` positions into vectors of `width` lanes; the last one is narrower, with some lanes unused if need be."""
     out = []
     at = 0
     while extent - at >= width:
@@ -60,7 +61,7 @@ def chunks_of(extent: int, width: int) -> tuple[Chunk, ...]:
 
 
 class OpenStage:
-    """A stage while it is emitted: its loops, the values of its axes, the current position and vector chunk."""
+    """A stage while it is emitted: its loops, the values of its axes, the current position and vector."""
 
     __slots__ = ("apart", "base", "bounds", "chunk", "first", "frame", "group_base", "index", "linear", "memo", "narrow", "num_outs",
                  "offsets", "offsets_of", "opened", "partial", "pieces", "r", "results", "safe", "slots", "steps", "stores", "sums",
@@ -72,25 +73,26 @@ class OpenStage:
         self.num_outs = frame.num_outs
         self.vector_axis, self.vector_row, self.width = frame.vector_axis, frame.vector_row, frame.width
         self._take(frame)
-        self.apart = list(frame.apart)  # per local axis: positions by which the last thread of a group starts later
-        self.base = base                # per local axis: where it starts
-        self.group_base = base          # per local axis: where the first thread of the group starts
-        self.stores = -1                # the condition that this thread stores what it computes; -1: it does
-        self.steps: dict[int, int] = {}         # of nodes in a vector that move evenly: from lane to lane
-        self.whole_vectors = False      # whether the positions of a vector are all inside the stage, or none
-        self.opened: list[list[Lin]] = [[] for _ in frame.pieces]   # per local axis: values of the rows opened so far
-        self.offsets: list[int] = [0] * len(frame.pieces)     # per local axis: the current position, from where the axis starts
-        self.offsets_of = {i: itemgetter(*n.deps) for i, n in enumerate(r.nodes) if n.deps}     # node → offsets its value depends on
-        self.safe: set[int] = set()     # local axes all of whose positions are known to be inside here
-        self.narrow: set[int] = set()   # local axes whose iterations are parts of a tile
+        self.apart = list(frame.apart)  # per local axis: how many positions after the first thread the last thread of the group starts
+        self.base = base                # per local axis: the start of this thread's part
+        self.group_base = base          # per local axis: the start of the first thread of the group
+        self.stores = -1                # the condition that this thread stores its results; -1: always
+        self.steps: dict[int, int] = {}         # node → how much its value grows from lane to lane, if evenly
+        self.whole_vectors = False      # whether every vector is wholly inside the stage or wholly outside
+        self.opened: list[list[Lin]] = [[] for _ in frame.pieces]   # per local axis: the loop values opened so far
+        self.offsets: list[int] = [0] * len(frame.pieces)     # per local axis: the current position, relative to the start
+        # node → picks the offsets that its value depends on
+        self.offsets_of = {i: itemgetter(*n.deps) for i, n in enumerate(r.nodes) if n.deps}
+        self.safe: set[int] = set()     # local axes all of whose positions are known to be inside their extents
+        self.narrow: set[int] = set()   # local axes whose current iteration covers only a part of a tile
         self.chunk = Chunk(0, 1, 1)
-        self.memo: dict[Any, int] = {}  # values at positions, while the loops that are open stay
-        self.linear: dict[Any, Any] = {}    # starts of axes and of addresses, while the loops that are open stay
-        self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while a position is stored
-        self.first: list[int] = []      # the values that accumulators begin with
-        self.slots: list[int] = []      # per accumulator of the tile the number of the one that is carried for it; empty: its own
-        self.sums: dict[Any, int] = {}   # what a correction of a dot instruction depends on → its accumulator
-        self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # partial position → (number, vector width)
+        self.memo: dict[Any, int] = {}  # values at positions; cleared when a loop opens or closes
+        self.linear: dict[Any, Any] = {}    # starts of axes and of addresses; cleared when a loop opens or closes
+        self.results: dict[tuple[int, int], int] = {}   # (reduction, component) → value, while one position is stored
+        self.first: list[int] = []      # initial values of the accumulators
+        self.slots: list[int] = []      # per accumulator of the tile: the number of the carried one that stands for it; []: each is carried
+        self.sums: dict[Any, int] = {}   # key of a correction of a dot instruction → number of its accumulator
+        self.partial: dict[tuple[int, ...], tuple[int, int]] = {}   # position of a partial result → (number, vector width)
 
     def _take(self, frame: Frame) -> None:
         self.frame = frame
@@ -108,14 +110,14 @@ class OpenStage:
         self.memo.clear()
 
     def span(self, a: int) -> int:
-        """Positions that the rows of an axis cover under the loops opened so far."""
+        """Positions that the loops of an axis inside those opened so far cover."""
         loops = [p for p in self.pieces[a] if p.role == LOOP]
         return span([p for p in self.pieces[a] if p.role != LOOP] + loops[len(self.opened[a]):])
 
     @contextmanager
     def cut(self, frame: Frame, narrow: int = -1, step: int = 0) -> Iterator[None]:
-        """Take the loops of another frame. `narrow`: the local axis whose iterations are parts of a tile, of `step` positions; of several
-        positions the last may be outside."""
+        """Use the loops of another frame for a while. `narrow`: the local axis whose iterations then cover only `step` positions of a tile.
+        With a step of 1 all positions are inside; with larger ones the last may be outside."""
         if frame is self.frame:
             yield
             return
@@ -133,7 +135,7 @@ class OpenStage:
                 self.safe.discard(narrow)
 
     def positions(self, kinds: tuple[str, ...], axes: range) -> list[tuple[tuple[int, ...], dict[int, int]]]:
-        """The expanded positions of the given rows of the given local axes, the vector row excluded: (index per row, offset per axis)."""
+        """The expanded positions of the loops with these roles on these local axes, except the vector: (index per loop, axis → offset)."""
         rows = []
         for a in axes:
             for p in self.pieces[a]:
@@ -153,7 +155,7 @@ class OpenStage:
         return chunks_of(next(p.extent for p in self.pieces[self.vector_axis] if p.row == self.vector_row), self.width)
 
     def set_position(self, offsets: dict[int, int], chunk: Chunk, more: dict[int, int] | None = None) -> bool:
-        """Make a position current; False when it lies wholly beyond an axis that is expanded without a loop."""
+        """Make a position current. Returns False if all of it is beyond the end of an axis."""
         self.offsets = off = [0] * len(self.bounds)
         for a, o in offsets.items():
             off[a] = o
@@ -170,17 +172,18 @@ class OpenStage:
         return active > 0 and not any(map(ge, off, self.bounds))
 
     def out_positions(self) -> list[tuple[dict[int, int], Chunk]]:
-        """Positions of the register tile, vectors of an output axis included."""
+        """Positions of the register tile; each vector of an output axis is one."""
         outs = self.num_outs
         chunks = self.lane_chunks() if 0 <= self.vector_axis < outs else (Chunk(0, 1, 1),)
         return [(offsets, c) for _, offsets in self.positions((UPCAST,), range(outs)) for c in chunks]
 
     def partial_positions(self) -> list[tuple[tuple[Any, ...], dict[int, int], Chunk]]:
-        """Partial results per position of the tile: upcast rows of reduce axes, vectors among them."""
+        """The partial results of a position of the tile, one for each upcast position or vector of reduce axes: (key, axis → offset,
+        vector)."""
         outs = self.num_outs
         chunks = self.lane_chunks() if self.vector_axis >= outs else (Chunk(0, 1, 1),)
         positions = self.positions((UPCAST,), range(outs, len(self.pieces)))
         return [((*index, c.offset), offsets, c) for index, offsets in positions for c in chunks]
 
 
-Sink = Callable[[OpenStage], None]      # stores what a stage is at the current position
+Sink = Callable[[OpenStage], None]      # stores the stage's value at the current position

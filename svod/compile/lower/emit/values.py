@@ -1,4 +1,4 @@
-"""Values at one position: nodes as instructions, loads and stores included."""
+"""Emits the nodes of a stage as instructions at one position, loads and stores included."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,19 +23,19 @@ _TRANSCENDENTAL = {op.value: op for op in TRANSCENDENTAL}
 
 
 class SumOfAxes(NamedTuple):
-    """Σ coefficient·axis + constant: of the first lane, and by how much the next lanes are further."""
+    """Σ coefficient·axis + constant in a vector: `start` is its value in the first lane, `step` how much it grows from lane to lane."""
 
     start: Lin
     step: int
 
 
 class Values:
-    """Values of nodes, loads and stores at the current position of an open stage."""
+    """Emits values of nodes, loads and stores at the current position of an open stage."""
 
     def __init__(self, ctx: PhaseContext, axes: Axes, addresses: Addresses):
         self.ctx, self.b, self.state, self.kernel = ctx, ctx.b, ctx.state, ctx.kernel
         self.axes, self.addresses = axes, addresses
-        self.on_grid = ctx.facts.on_grid        # a mask of one lane stands for all
+        self.on_grid = ctx.facts.on_grid        # on a grid, one scalar mask holds for all lanes
 
     def evaluate(self, stage: OpenStage, n: int) -> int:
         """The value of a node at the current position: a vector where lanes differ, else a scalar."""
@@ -47,7 +47,7 @@ class Values:
 
     @staticmethod
     def _key(stage: OpenStage, n: int) -> Any:
-        """What a node's value at the current position is remembered by."""
+        """The key under which a node's value at the current position is cached."""
         deps = stage.r.nodes[n].deps
         if stage.vector_axis in deps:
             chunk = stage.chunk
@@ -55,12 +55,12 @@ class Values:
         return (n, stage.offsets_of[n](stage.offsets)) if deps else n
 
     def put(self, stage: OpenStage, value: int) -> None:
-        """Let the stage's value at the current position be one that was computed otherwise."""
+        """Set the stage's value at the current position to one that was computed elsewhere."""
         stage.memo[self._key(stage, stage.r.value)] = value
 
     def in_vector(self, stage: OpenStage, n: int) -> tuple[int, int]:
-        """(the value of a node, how far it moves from lane to lane) where it moves evenly in the vectors of a copy: the first lane's. Else
-        its value in all lanes, and 0."""
+        """(value in the first lane, growth from lane to lane) of a node that grows evenly in the vectors of a copy. For any other node (its
+        value in all lanes, 0)."""
         step = stage.steps.get(n)
         if step is None or stage.vector_axis not in stage.r.nodes[n].deps:
             return self.evaluate(stage, n), 0
@@ -70,7 +70,7 @@ class Values:
         return value, step
 
     def gate(self, stage: OpenStage, node: Node) -> int:
-        """The condition of a load, one for a vector that shares it; -1: none."""
+        """The condition of a load; -1: none. A scalar if it is the same in all lanes of a copy's vector."""
         if node.gate < 0:
             return -1
         return self.in_vector(stage, node.gate)[0] if stage.steps.get(node.gate) == 0 else self.evaluate(stage, node.gate)
@@ -109,8 +109,8 @@ class Values:
         return b.alu(op, node.dtype, lanes, *args)
 
     def compared(self, stage: OpenStage, node: Node) -> int:
-        """A comparison of sums of axes, with all constants on one side: what positions of a tile have in common is computed once. -1 for
-        others."""
+        """Emit a comparison of two sums of axes, with all constants on one side, so that the positions of a tile share the other side. -1
+        if the operands are not such sums."""
         low, high = (self.sum_of_axes(stage, s) for s in node.src)
         if low is None or high is None:
             return -1
@@ -120,7 +120,7 @@ class Values:
         return b.alu(node.op, dtypes.bool, width, value, b.vconst(dtypes.index, tuple(-const - k * step for k in range(width))))
 
     def sum_of_axes(self, stage: OpenStage, n: int) -> SumOfAxes | None:
-        """A node as a sum of axes and constants at the current position; None for another."""
+        """A node as a sum of axes and constants at the current position; None if it is no such sum."""
         node = stage.r.nodes[n]
         if node.dtype != dtypes.index:
             return None
@@ -170,7 +170,7 @@ class Values:
             gate = -1
         in_place = slot in self.kernel.written
         guards = [self.axes.guard(stage, node.deps)]
-        if in_place and (stage.results or not stage.r.reductions):     # of the threads that hold one position, one reads and stores
+        if in_place and (stage.results or not stage.r.reductions):     # of the threads that hold one position, only one reads and stores it
             guards.append(stage.stores)
         for guard in guards:
             if guard >= 0:
@@ -193,7 +193,7 @@ class Values:
         gate = alt = -1
         if staged.guarded:
             gate, alt = self.axes.guard(stage, node.deps), self.b.const(node.dtype, 1, 0)
-        # behind what is read in shared memory lies what nobody has written, or what others write meanwhile
+        # Shared memory after the area is unwritten, or written by other threads meanwhile, so it is not read past the end.
         return self.load(stage, node.dtype, staged.pointer, linear, gate, alt, staged.floor, False, base,
                          slack=self.b.op[staged.pointer] != "SHARED", version=staged.version)
 
@@ -207,7 +207,8 @@ class Values:
 
     def load(self, stage: OpenStage, dtype: DType, pointer: int, linear: LinearIndex, gate: int, alt: int, floor: int, ordered: bool,
               base: Base | None = None, slack: bool = False, version: int = 0) -> int:
-        """Load at the current position. `slack`: one vector beyond the area may be read, so that contiguous loads need no mask."""
+        """Emit a load at the current position. `gate`, `alt`: its condition and the value otherwise, or -1. `slack`: one vector past the
+        end of the area may be read, so that contiguous loads need no mask."""
         b = self.b
         start, const, lane, vector = self.address(stage, linear, base)
         w = stage.chunk.width
@@ -229,7 +230,8 @@ class Values:
         return b.load("LOADS", dtype, lanes, (pointer, start, *extra), (const, lane), floor, ordered, version)
 
     def address(self, stage: OpenStage, linear: LinearIndex, base: Base | None = None) -> Address:
-        """An access at the current position. With `base`, it contains the start of the local axes already (staged values)."""
+        """The address of an access at the current position. `base`: the start of the address, for staged values; None computes it from the
+        loops."""
         b = self.b
         off = stage.offsets
         start, const = self.addresses.base_of(stage, linear) if base is None else base
@@ -259,8 +261,8 @@ class Values:
         return Address(start, const, lane, vector)
 
     def copy_async(self, stage: OpenStage, pointer: int, at: int, const: int) -> bool:
-        """Start to copy the current position of a stage into shared memory, where its value is what an argument holds; else False. Where a
-        guard fails, zeros are stored."""
+        """Emit an asynchronous copy of the current position into shared memory; returns False, and emits nothing, if the value is not just
+        a load of an argument. Zeros are stored if its guard fails."""
         packed, b = self.ctx.facts.packed.get(stage.index), self.b
         node = stage.r.nodes[stage.r.value if packed is None else stored_node(stage.r, packed)]
         width = stage.chunk.width if stage.vector_axis >= 0 else 1
@@ -284,7 +286,7 @@ class Values:
         return True
 
     def copy_bulk(self, stage: OpenStage, pointer: int, at: int, const: int, counts: int, number: int) -> None:
-        """Start to copy the row at the current position, of the argument that the stage holds; it is counted in entry `number`."""
+        """Emit a bulk copy of an argument's row at the current position into shared memory. Its arrival is counted in counter `number`."""
         b, packed = self.b, self.ctx.facts.packed.get(stage.index)
         node = stage.r.nodes[stage.r.value if packed is None else stored_node(stage.r, packed)]
         assert node.linear is not None
@@ -299,7 +301,7 @@ class Values:
     # -- stores --------------------------------------------------------------------------------------------
     def store_linear(self, stage: OpenStage, value: int, pointer: int, linear: LinearIndex, stream: bool,
                      extra: Terms | None = None) -> None:
-        """Store to a flat index over the local axes."""
+        """Store at the current position of a flat index over the local axes. `extra`: terms to add to the index."""
         b = self.b
         at = self.address(stage, linear)
         start = at.start
@@ -308,11 +310,12 @@ class Values:
         self.store(stage, value, pointer, at._replace(start=start), stream)
 
     def store_layout(self, stage: OpenStage, value: int, pointer: int, layout: Layout, base: list[Lin], padded: bool = False) -> None:
-        """Store into a staged area."""
+        """Store at the current position of a staged area."""
         self.store(stage, value, pointer, self.addresses.in_layout(stage, pointer, layout, base), False, padded)
 
     def store(self, stage: OpenStage, value: int, pointer: int, address: Address, stream: bool, padded: bool = False) -> None:
-        """Store at an address. `padded`: there is room for positions beyond the extents, which are stored too."""
+        """Emit a store at an address. `padded`: the memory has room for positions beyond the extents, so they are stored as well,
+        unguarded."""
         b = self.b
         start, const, lane, vector = address
         w = stage.chunk.width if stage.vector_axis >= 0 else 1
@@ -337,7 +340,7 @@ class Values:
             index = b.alu("ADD", dtypes.index, lanes, b.splat(start, lanes), vector)
             b.store("SCATTER", dtype, lanes, (pointer, index, b.splat(value, lanes), *extra), const)
         elif lanes == 1 or lane == 1:
-            # what is stored under a mask at the end of an extent that depends on a variable, and what non-temporal stores would fault on
+            # Masked stores at the end of an extent are not non-temporal, nor are unaligned ones, which would fault.
             is_aligned = stage.frame.is_aligned or b.multiple_of(start) % lanes == 0 == const % lanes
             stream = stream and lanes == stage.width and not extra and is_aligned
             b.store("STORE", dtype, lanes, (pointer, start, b.splat(value, lanes), *extra), (const, stream))

@@ -1,8 +1,9 @@
-"""Copies into shared memory by all threads of a group.
+"""Emits copies into shared memory that all threads of a group share.
 
     s1[16, 64], vectors of 4, 64 threads      u = t + k*64 for k in 0…4: row u // 16, vector u % 16
 
-Threads take neighbouring parts in turn. Where their number divides neither the parts nor a row, the last turn is for some of them only."""
+In each turn neighbouring threads copy neighbouring vectors. If the number of threads does not divide the number of vectors, only some of
+the threads take part in the last turn."""
 from __future__ import annotations
 
 from svod.compile.lower.emit.axes import Axes
@@ -27,7 +28,7 @@ class GroupCopies:
         self.axes = axes
 
     def open(self, r: ResolvedStage, extents: list[int], base: list[Lin], rows: bool = False) -> OpenStage:
-        """Open a copy of a region. `rows`: a part is a whole row."""
+        """Open the stage of a copy of a region. `rows`: each part is a whole row, not a vector."""
         copy = self.ctx.facts.nest.stages[r.stage.index].copy
         assert copy is not None
         width = extents[copy.vector] if rows else copy.width if copy.vector >= 0 and extents[copy.vector] % copy.width == 0 else 1
@@ -43,7 +44,7 @@ class GroupCopies:
         return stage
 
     def emit(self, stage: OpenStage, copy: GroupCopy, sink: Sink) -> None:
-        """Store every part of the stage once."""
+        """Emit all turns, so that every part of the stage is stored once."""
         threads = self.ctx.group.group.threads
         counts = [stage.pieces[d][0].extent for d in copy.order]
         parts = 1
@@ -67,7 +68,8 @@ class GroupCopies:
             turn(({thread: 1}, whole * threads), parts, True)
 
     def _turn(self, stage: OpenStage, copy: GroupCopy, counts: list[int], at: Lin, below: int, parts: int, sink: Sink) -> None:
-        """Part number `at`, which is less than `below`, of the copy. `parts`: beyond so many there is nothing to store, or -1."""
+        """Emit one turn: the copy of part number `at`, which is less than `below`. `parts`: the number of parts, if `at` may exceed it, so
+        that such threads store nothing; else -1."""
         b = self.b
         if parts >= 0:
             value = self.axes.ssa(at)
@@ -86,7 +88,8 @@ class GroupCopies:
         stage.stores = -1
 
     def _split(self, at: Lin, n: int, below: int) -> tuple[Lin, Lin]:
-        """(at % n, at // n) of a number less than `below`. Terms that n divides stay apart, so that what is left is the same each turn."""
+        """(at % n, at // n) of a number less than `below`. Terms that `n` divides are divided one by one, so that the remainder is the same
+        value in every turn."""
         b = self.b
         if below <= n:
             return at, ({}, 0)

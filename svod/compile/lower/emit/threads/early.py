@@ -1,13 +1,13 @@
-"""The first operands of the next iteration loaded before the last products of this one.
+"""Loads the first operands of the next iteration before the last products of this one.
 
     LOOP r (acc):                                              WAIT;  BARRIER;  x = LOADMATRIX of r = 0
       WAIT;  BARRIER;  x = LOADMATRIX                          LOOP r (acc, x):
       acc = MMA acc, x;  y = LOADMATRIX;  acc = MMA acc, y       acc = MMA acc, x;  y = LOADMATRIX
                                                                  WAIT;  BARRIER;  x = LOADMATRIX of r + 1;  acc = MMA acc, y
 
-Nobody multiplies while a barrier is waited for and the loads behind it are under way; so some products are left to do meanwhile. Copies are
-committed before, and what the iteration reads of shared memory has been read. The last iteration loads what nobody uses: of a buffer that
-holds something."""
+Matrix units would idle during the barrier and the loads after it; so the last products are issued meanwhile. Before the barrier all copies
+are committed, and all reads of shared memory are done. The last iteration loads operands that are never used, from a buffer that is
+filled."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ from svod.compile.lower.builder import Builder
 from svod.compile.lower.linear import ARITY
 
 _WAITS = ["WAIT", "BARRIER"]
-_PURE = frozenset({*ARITY, "CAST", "LOADMATRIX"})       # what may be computed at another place
+_PURE = frozenset({*ARITY, "CAST", "LOADMATRIX"})       # operations without side effects, which may move to another place
 _BESIDE = frozenset({*_PURE, *_WAITS, "MMA", "LOOP", "CARRY", "COPY_ASYNC", "COMMIT"})
 
 
 def load_early(b: Builder, loop: int, start: int, stride: int, following: list[int]) -> list[int]:
-    """Change the innermost loop, which begins at `start`. Gives what it carries on: `following`, which are sums of products, and operands;
-    or the sums alone where the loop does something else, or has one product for each."""
+    """Change the innermost loop, which begins at `start`, so that it loads operands early; returns the values that it carries to the next
+    iteration. These are the sums `following` and the operands; only the sums if the loop is of another form, which leaves it unchanged."""
     code, level, count = b.code[b.level], b.level, len(following)
     products = [n for n in code if b.op[n] == "MMA"]
     if not count or len(products) < 2 * count or not _is_known(b, code, products, following):
@@ -50,7 +50,8 @@ def load_early(b: Builder, loop: int, start: int, stride: int, following: list[i
 
 
 def _is_known(b: Builder, code: list[int], products: list[int], following: list[int]) -> bool:
-    """Whether a loop waits once, computes nothing but products of operands in shared memory, and ends with those of its sums."""
+    """Whether a loop has one wait and one barrier, computes nothing but products of operands in shared memory, and ends with the products
+    that give `following`."""
     last = products[-len(following):]
     waits = [b.op[n] for n in code if b.op[n] in _WAITS]
     behind = {b.op[n] for n in code[code.index(last[0]):]}
@@ -58,7 +59,7 @@ def _is_known(b: Builder, code: list[int], products: list[int], following: list[
 
 
 def _needed(b: Builder, code: list[int], values: Iterable[int]) -> list[int]:
-    """What some values of a loop are computed of in it, and they themselves, in order."""
+    """The instructions of the loop that compute some values, these included, in program order."""
     found, open_ = set[int](), list(values)
     inside = {n for n in code if b.op[n] in _PURE}
     while open_:
@@ -70,7 +71,7 @@ def _needed(b: Builder, code: list[int], values: Iterable[int]) -> list[int]:
 
 
 def _copied(b: Builder, nodes: Iterable[int], given: dict[int, int], level: int) -> dict[int, int]:
-    """Instructions once more at the end of a level, of other values where some are given."""
+    """Repeat instructions at the end of a loop level; returns old value → new value. `given`: operands to replace."""
     done = dict(given)
     for n in nodes:
         done[n] = b.again(n, tuple([done.get(s, s) for s in b.src[n]]), level)

@@ -1,13 +1,13 @@
-"""The threads of a group: which positions each computes, and how they combine partial results.
+"""Emits the positions that each thread of a group computes, and the combination of partial results over threads.
 
     LOCAL(o0, 8) GROUP(r0, 4)           t = LOCAL_ID;  o0 starts at t // 4;  r0 starts at t % 4
     the sum over the four of a row      lanes of a subgroup: acc += SHFL_XOR acc [2];  acc += SHFL_XOR acc [1]
     over more, or an odd number         p[t] = acc;  BARRIER;  acc = p[t - t % 5];  LOOP k in 1…5: acc += p[t - t % 5 + k]
     over several subgroups              shuffles in each;  its first lane: p[t // 32] = acc;  BARRIER;  acc = Σ p
 
-All threads run the same loops: those that no opt has bound to threads. Threads for which there is no position or part do what others do.
-The first of the threads that share a reduction stores the phase's results, also where these are rows of a tile that they hold together. Of
-the threads that hold a tile of results each stores its own elements."""
+All threads run the same loops: those that no opt has bound to threads. A thread without a position of its own repeats the work of another.
+Of the threads that share a reduction, the first stores the result; this includes threads that hold a row of a tile together. Of the threads
+that hold a tile of results, each stores its own elements."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,27 +34,28 @@ NOWHERE: Lin = ({}, 0)
 
 
 class GroupThreads:
-    """The threads of a group of one phase as index values."""
+    """The threads of a group in one phase, as index values."""
 
     def __init__(self, b: Builder, state: Scheduler, group: ThreadGroup, stages: Mapping[int, StageThreads]):
         self.b, self.state, self.group, self.stages = b, state, group, dict(stages)
         self.shared = SharedMemory(b, state.target.shared_bytes)
         self.digits = thread_digits(state, self.stages)
         self.thread = b.pure("LOCAL_ID", INDEX, 1, ()) if group.threads > 1 else -1
-        self.exchanges = False      # whether threads of a subgroup exchange registers
+        self.exchanges = False      # whether threads of a subgroup exchange values by shuffles
 
     def threads_of(self, s: int) -> StageThreads:
         return self.stages.get(s, ONE_THREAD)
 
     def _part(self, value: int, inner: int, extent: int, whole: int) -> int:
-        """value // inner % extent, of a value below `whole`."""
+        """Emit value // inner % extent. `whole`: a bound that `value` stays below."""
         b = self.b
         if inner > 1:
             value = b.alu("IDIV", INDEX, 1, value, b.index(inner))
         return value if inner * extent >= whole else b.alu("MOD", INDEX, 1, value, b.index(extent))
 
     def _thread_of(self, own: StageThreads) -> int:
-        """The thread as a stage sees it: those beyond its last position do once more what the first ones do, or what the last one does."""
+        """The number of this thread among those that compute a stage. A thread beyond the last one repeats the work of one of the first, or
+        of the last one."""
         if own.threads == self.group.threads:
             return self.thread
         if self.group.threads % own.threads == 0:
@@ -62,12 +63,12 @@ class GroupThreads:
         return self.b.alu("MIN", INDEX, 1, self.thread, self.b.index(own.threads - 1))
 
     def _reducer_of(self, own: StageThreads) -> int:
-        """The part of a stage's reductions that this thread takes."""
+        """The number of the part of a stage's reductions that this thread computes."""
         reducer = self._part(self._thread_of(own), 1, own.inner, own.threads)
         return reducer if own.reducers in (1, own.inner) else self.b.alu("MIN", INDEX, 1, reducer, self.b.index(own.reducers - 1))
 
     def stores(self, s: int) -> int:
-        """The condition that this thread stores what it computes of stage `s`, or -1 where all do."""
+        """The condition that this thread stores its results of stage `s`; -1 if all threads do."""
         if self.group.threads == 1:
             return -1
         b, own = self.b, self.threads_of(s)
@@ -81,7 +82,7 @@ class GroupThreads:
         return reduce(partial(b.alu, "AND", BOOL, 1), conditions) if conditions else -1
 
     def origin(self, fragment: Fragment) -> tuple[Lin, Lin]:
-        """(row, column) of the first element of a tile that this thread holds."""
+        """(row, column), in a tile, of the first element that this thread holds."""
         inner, row, column = 1, NOWHERE, NOWHERE
         for d in reversed(fragment.threads):
             at = self._part(self.thread, inner, d.extent, self.group.threads)
@@ -90,7 +91,7 @@ class GroupThreads:
         return row, column
 
     def starts(self, r: ResolvedStage) -> dict[int, int]:
-        """Per thread-bound row of a stage the position that this thread computes."""
+        """Loop row bound to threads → the position along it that this thread computes."""
         own = self.threads_of(r.stage.index)
         starts = {}
         for a in r.axes:
@@ -104,7 +105,7 @@ class GroupThreads:
         return starts
 
     def starts_of(self, r: ResolvedStage, pieces: Sequence[tuple[EmittedLoop, ...]], base: Sequence[Lin]) -> list[Lin]:
-        """Where the axes of this thread's part of a stage start, of which the first thread's start at `base`."""
+        """The start of each axis in this thread's part of a stage. `base`: the starts of the first thread."""
         starts_at, fragment = list(base), held_layout(self.state, r.stage.index)
         if fragment is None and not any(p.role in BLOCK_ROLES for own in pieces for p in own):
             return starts_at
@@ -119,15 +120,15 @@ class GroupThreads:
 
     # -- partial results -----------------------------------------------------------------------------------
     def over_columns(self, r: ResolvedStage, values: list[int], combiner: str, alu: Alu) -> list[int]:
-        """The components of a reduction over columns that threads hold, combined over those that have columns of the same row."""
+        """Combine the components of a reduction along the columns of a tile over the threads that hold columns of the same row."""
         for mask in () if r.combines else shuffles_of(self.state, r.stage.index):
             others = [self._shuffle(v, mask) for v in values]
             values = list(get_combiner(combiner).combine(tuple(values), tuple(others), alu, nan=self.b.dtype[values[0]].is_float))
         return values
 
     def combine(self, r: ResolvedStage, accs: list[int], alu: Alu) -> list[int]:
-        """The accumulators of a stage, of all reductions in turn, combined over the threads that share its reductions, so that all have
-        the result. Threads of other positions do the same at the same time."""
+        """Combine a stage's accumulators over the threads that share its reductions, so that each of them has the result. Threads of other
+        positions do the same at the same time."""
         own = self.threads_of(r.stage.index)
         if own.reducers == 1:
             return accs
@@ -145,7 +146,7 @@ class GroupThreads:
         return b.load("SHFL_XOR", b.dtype[v], b.num_lanes[v], (v,), mask, ordered=True)
 
     def _both(self, r: ResolvedStage, accs: list[int], others: list[int], alu: Alu) -> list[int]:
-        """Two accumulators of each position combined."""
+        """Combine two lists of accumulators element by element."""
         following: list[int] = []
         while len(following) < len(accs):
             for red in r.reductions:
@@ -155,7 +156,7 @@ class GroupThreads:
         return following
 
     def _through_memory(self, r: ResolvedStage, own: StageThreads, lanes: int, accs: list[int], alu: Alu) -> list[int]:
-        """Partial results, one of every `lanes` threads, put into shared memory and combined by every thread."""
+        """Put one partial result of every `lanes` threads into shared memory; then every thread combines those of its position."""
         b, shared, s = self.b, self.shared, r.stage.index
         slots = self.group.threads // lanes
         areas = [shared.area((s, i, b.dtype[v], b.num_lanes[v]), slots * b.num_lanes[v] * b.dtype[v].itemsize) for i, v in enumerate(accs)]
@@ -174,7 +175,7 @@ class GroupThreads:
                     for pointer, v in zip(pointers, accs, strict=True)]
 
         def combined(start: int, stop: int, sizes: tuple[int, ...]) -> list[int]:
-            """The slots between two, level by level in blocks of such sizes."""
+            """Combine the slots from `start` to `stop`, in nested blocks. `sizes`: slots of a block, innermost first."""
             if not sizes:
                 loop, carried = b.open(b.add(start, b.index(1)), stop, 1, tuple(read(b.add(first, start))))
                 return b.close(loop, tuple(self._both(r, carried, read(b.add(first, loop)), alu)))
@@ -185,7 +186,7 @@ class GroupThreads:
         return combined(b.index(0), b.index(count), blocked_loop(rule, count, 1).sizes if rule is not None else ())
 
     def _identities(self, r: ResolvedStage, accs: list[int]) -> tuple[int, ...]:
-        """The neutral elements of accumulators, of all reductions in turn."""
+        """The neutral elements of a stage's accumulators, reduction by reduction."""
         b, found = self.b, list[int]()
         while len(found) < len(accs):
             for red in r.reductions:
@@ -194,7 +195,7 @@ class GroupThreads:
         return tuple(found)
 
     def _first_slot(self, own: StageThreads, lanes: int) -> int:
-        """Where the partial results begin that belong to this thread's position."""
+        """The first slot with a partial result of this thread's position."""
         b = self.b
         if own.local == 1:
             return b.index(0)

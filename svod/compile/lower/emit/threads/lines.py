@@ -1,9 +1,9 @@
-"""Results of a tile exchanged among the threads that share its rows, so that each stores a line.
+"""Exchanges results of a tile among the four threads that share its rows, so that each thread stores one line of 16 bytes.
 
     thread q of four has of a row    columns 2q, 2q+1 of eight, of the eight behind them, and so on: four words, each in a line of its own
     after two exchanges              columns 8q … 8q+7: one line
 
-Each exchange is of half of the words, with the thread whose number differs in one bit."""
+In each exchange a thread trades half of its words with the thread whose number differs in one bit."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ INDEX, BOOL, WORD = dtypes.index, dtypes.bool, dtypes.uint32
 
 
 class Cell(NamedTuple):
-    """Results that a thread has beside each other: their position, by axis, and their sums."""
+    """Neighbouring results that a thread has in one row. `at`: axis → position of the first; `total`: the sums."""
 
     at: dict[int, int]
     total: int
@@ -30,7 +30,7 @@ class Lines:
         self.ctx, self.b = ctx, ctx.b
 
     def quads(self, cells: Sequence[Cell], columns: int) -> list[tuple[Cell, ...]]:
-        """The cells of each row in fours, one line behind the other; none where they lie otherwise."""
+        """Group the cells of each row in fours, whose columns are one line apart; [] if the cells lie otherwise."""
         rows: dict[tuple[tuple[int, int], ...], list[Cell]] = {}
         for cell in cells:
             rows.setdefault(tuple(sorted((a, o) for a, o in cell.at.items() if a != columns)), []).append(cell)
@@ -42,12 +42,12 @@ class Lines:
         return found if beside and all(len(quad) == QUAD.extent for quad in found) else []
 
     def exchanged(self, values: Sequence[int]) -> int:
-        """The line of this thread. `values`: its words of four lines, vectors of two elements."""
+        """Exchange words; returns the line that this thread stores. `values`: its words of four lines, vectors of two elements."""
         b = self.b
         dtype = b.dtype[values[0]]
         words = [b.bitcast(WORD, v) for v in values]
         first, second = (words[:2], words[2:])
-        low = self._exchange([first[0]], [first[1]], 1)         # of line 0, or of line 1 in odd threads
+        low = self._exchange([first[0]], [first[1]], 1)         # words of line 0; in odd threads, of line 1
         high = self._exchange([second[0]], [second[1]], 1)
         line = self._exchange(low, high, 2)
         pairs = [b.pure("SHUFFLE", WORD, 2, (x, y), (0, 1)) for x, y in zip(line[::2], line[1::2], strict=True)]
@@ -55,7 +55,8 @@ class Lines:
         return b.bitcast(dtype, whole)
 
     def _exchange(self, own: list[int], other: list[int], bit: int) -> list[int]:
-        """Words of the line that this thread keeps, in the order of the threads that had them: `own` where its bit is 0, else `other`."""
+        """Trade words with the thread whose number differs in `bit`. A thread whose bit is 0 keeps its `own` words and gives `other` away,
+        else the reverse. Returns the words of its line, ordered by the thread that had them."""
         b, group = self.b, self.ctx.group
         digit = group.thread if bit == 1 else b.alu("IDIV", INDEX, 1, group.thread, b.index(bit))
         is_set = b.alu("CMPEQ", BOOL, 1, b.alu("MOD", INDEX, 1, digit, b.index(2)), b.index(1))

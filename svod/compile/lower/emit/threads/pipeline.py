@@ -1,19 +1,19 @@
-"""Copies into shared memory that run ahead of the loop that reads them (PIPELINE).
+"""Emits loops whose copies into shared memory start iterations before they are read (PIPELINE).
 
     fill p[0];  COMMIT;  for i: WAIT 0;  BARRIER;  start to fill p[(i + 1) % 2] for i + 1;  COMMIT;  … p[i % 2] …
 
-One barrier an iteration: behind it, what was copied for this iteration is there, and nobody reads the buffer that is filled next. Where
-copies are not asynchronous they are loaded before the iteration computes and stored behind it. Copies beyond the last iteration take its
-data once more: they are not read. Where the iteration is one piece of code with matrix instructions of a subgroup, asynchronous copies
-begin between those, and the next iteration's first operands are loaded before its last products (early.py).
+There is one barrier per iteration: after it the data of this iteration is in place, and no thread reads the buffer that is filled next.
+Copies that are not asynchronous load before the iteration computes, and store after it. Copies for iterations past the last one repeat its
+data, which is never read. If the iteration is straight-line code with matrix instructions of a subgroup, asynchronous copies start between
+these instructions, and the next iteration's first operands are loaded before its last products (early.py).
 
-Products that read shared memory by themselves go on while later instructions run. From four buffers on, those of one iteration are
-waited for behind the next one's, and copies run one iteration less ahead:
+Instructions that read both operands from shared memory run asynchronously. With four buffers or more, the products of one iteration are
+waited for only after the next iteration has issued its own, and copies start one iteration later:
 
     for i: WAIT 1;  BARRIER;  start to fill p[(i + 2) % 4] for i + 2;  COMMIT;  MMASHARED of p[i % 4];  MMAWAIT 1;  and MMAWAIT 0 behind
 
-Where the target has bulk copies, and all rows of a stage are long enough, lie inside an argument and begin at multiples of 16 bytes on both
-sides, each copy is of a whole row. What has arrived is counted in shared memory, a count for each buffer of the loop:
+If the target has bulk copies, each copy moves a whole row, provided that all rows of the stage are long enough, lie inside an argument, and
+begin at multiples of 16 bytes on both sides. Shared memory has one counter per buffer for the rows that have arrived:
 
     BULK_BEGIN; BARRIER; COPY_BULK to p[0]; for i: BULK_WAIT; BARRIER; COPY_BULK to p[(i + 1) % 2]; … p[i % 2] …; BULK_WAIT; BULK_END
 """
@@ -42,11 +42,12 @@ from svod.core.tree.nodes import Compute, Loop, StageLoop
 INDEX = dtypes.index
 COUNT_BYTES = 8
 _BEGIN = frozenset({"COPY_ASYNC", "COMMIT"})
-_BATCHES = 2        # batches of copies that begin between matrix instructions
+_BATCHES = 2        # number of groups in which copies are started between matrix instructions
 
 
 class Counts(NamedTuple):
-    """What counts the rows that arrive. `parts`: rows of all stages, into one buffer of each."""
+    """The counters of rows that arrive by bulk copies. `pointer`: their memory; `parts`: rows that one iteration copies, of all
+    `stages`."""
 
     pointer: int
     stages: frozenset[int]
@@ -54,28 +55,30 @@ class Counts(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """The buffers of a copy under the loops that are open."""
+    """The buffers of a copy, under the loops that are open."""
 
-    extents: list[int]              # of the region that each holds
-    base: list[Lin]                 # where it starts
+    extents: list[int]              # of the region that each buffer holds
+    base: list[Lin]                 # start of the region
     layout: Layout
-    offset: int                     # of the first buffer, bytes
+    offset: int                     # of the first buffer, in bytes
     elements: int                   # from one buffer to the next
 
 
 class CopiesAhead:
-    """Emits a loop whose copies run ahead."""
+    """Emits loops whose copies run ahead."""
 
     def __init__(self, ctx: PhaseContext, addresses: Addresses, values: Values, copies: GroupCopies, packing: Packing):
         self.ctx, self.b, self.facts = ctx, ctx.b, ctx.facts
         self.addresses, self.values, self.copies, self.packing = addresses, values, copies, packing
         self.is_async, self.least_row = ctx.state.target.has_async_copies, ctx.state.target.bulk_row
-        self.counts: Counts | None = None       # of the loop that is open
-        self.deferred: list[int] = []           # stores that follow what is computed meanwhile
+        self.counts: Counts | None = None       # counters of the loop that is being emitted
+        # stores of copies that are not asynchronous, to be emitted after the iteration's computation
+        self.deferred: list[int] = []
 
     def run(self, stage: OpenStage, node: Loop, bounds: tuple[int, int], accs: list[int],
             inside: Callable[[list[int]], list[int]]) -> list[int]:
-        """Iterations around `inside`, which takes accumulators and gives the next ones: those of the loop between `bounds`, maybe none."""
+        """Emit a pipelined loop from `bounds[0]` to `bounds[1]`, which may be empty; returns the accumulators. `inside` emits one
+        iteration: it takes accumulators and returns the new ones."""
         b, a, stride, (start, stop) = self.b, node.axis, node.stride, bounds
         copies = node.ahead
         count, last = node.ahead[0].nest.buffers, b.index((node.whole - 1) * stride)
@@ -123,8 +126,8 @@ class CopiesAhead:
         return out
 
     def _take_begun(self, first: int) -> list[int]:
-        """Take what begins copies, and what commits them, out of the innermost loop's code from an instruction on, where each copy is one
-        instruction of it, and none has a loop of turns."""
+        """Remove the instructions that start and commit copies from the innermost loop's code, beginning at index `first`; returns them.
+        Removes none if a copy loops over turns, or is guarded."""
         b, code = self.b, self.b.code[self.b.level]
         begun = [n for n in code[first:] if b.op[n] in _BEGIN]
         if any(b.op[n] == "LOOP" for n in code[first:]) or any(b.op[c] != "CONST" for n in begun for c in b.src[n][4:]):
@@ -133,9 +136,9 @@ class CopiesAhead:
         return begun
 
     def _put_begun(self, begun: list[int], first: int) -> None:
-        """Put what begins copies among the innermost loop's code from an instruction on. Between matrix instructions of a subgroup it comes
-        in `_BATCHES` parts, in the first half, each behind the loads of operands before: all at once and first, they would keep shared
-        memory from those loads, and one by one each makes ptxas 13.0 put three reads before it."""
+        """Insert the instructions that start copies into the innermost loop's code, beginning at index `first`. If it has matrix
+        instructions of a subgroup, the copies go between them in `_BATCHES` groups, in the first half, each after the operand loads before
+        it. All copies at once would delay these loads; single copies make ptxas 13.0 put three reads before each."""
         code = self.b.code[self.b.level]
         ops = [self.b.op[n] for n in code[first:]]
         products = [first + k for k, op in enumerate(ops) if op == "MMA"] if "LOOP" not in ops else []
@@ -149,21 +152,22 @@ class CopiesAhead:
             code[at:at] = begun[number * size:(number + 1) * size]
 
     def _wait_products(self, accs: list[int], left: int) -> list[int]:
-        """The accumulators, when products of so many iterations are under way at most."""
+        """Wait until the products of at most `left` iterations are still running; returns the accumulators."""
         b = self.b
         return [b.load("MMAWAIT", b.dtype[v], b.num_lanes[v], (v,), left, ordered=True) for v in accs]
 
     def _open_iteration(self, stage: OpenStage, a: int, start: int) -> None:
-        """Open the row of the loop at a value that no region takes for a number: buffers hold what they hold in the loop."""
+        """Open the row of the loop at an index value, even if it is constant, so that buffers get the same regions as inside the loop."""
         stage.open_row(a, ({start: 1}, 0))
 
     def _iterations(self, start: int, at: int, stride: int) -> int:
-        """How many iterations there are from one position to another."""
+        """The number of iterations from position `start` to position `at`."""
         b = self.b
         return b.alu("IDIV", INDEX, 1, at if b.known(start) == 0 else b.alu("SUB", INDEX, 1, at, start), b.index(stride))
 
     def _begin_bulk(self, stage: OpenStage, loop: StageLoop, copies: tuple[Compute, ...], stride: int, count: int) -> Counts | None:
-        """Make the counts of a loop whose iterations are `stride` apart; None: nothing is copied in bulk."""
+        """Set up the counters of rows for a loop with `count` buffers; None if nothing is copied in bulk. `stride`: positions from one
+        iteration to the next."""
         rows: dict[int, int] = {}
         for node in copies if self.least_row else ():
             found = []
@@ -183,14 +187,14 @@ class CopiesAhead:
         return counts
 
     def _wait_bulk(self, number: int, count: int) -> None:
-        """Wait until all rows of iteration `number` are there."""
+        """Wait until all rows of iteration `number` have arrived."""
         if self.counts is not None:
             b = self.b
             of, turn = (b.alu(op, INDEX, 1, number, b.index(count)) for op in ("MOD", "IDIV"))
             b.store("BULK_WAIT", dtypes.void, 1, (self.counts.pointer, of, b.alu("MOD", INDEX, 1, turn, b.index(2))), None)
 
     def _end_bulk(self, iterations: int, count: int, ahead: int) -> None:
-        """Wait for the copies that were begun past the last iteration, then give the counts back."""
+        """Wait for the copies that were started past the last iteration, then release the counters."""
         if self.counts is not None:
             for k in range(ahead):
                 self._wait_bulk(self.b.add(iterations, self.b.index(k)), count)
@@ -199,7 +203,7 @@ class CopiesAhead:
             self.counts = None
 
     def _bulk_rows(self, node: Compute) -> int:
-        """How many rows fill a buffer of a copy, under the loops that are open; 0 where it is not copied in bulk."""
+        """How many rows fill one buffer of a copy, under the loops that are open; 0 if it cannot be copied in bulk."""
         s, r, copy, (extents, base, layout, _, _) = node.stage, node.nest.r, node.nest.copy, self._buffers(node)
         assert copy is not None
         packed = self.facts.packed.get(s)
@@ -225,7 +229,8 @@ class CopiesAhead:
         return Buffers(extents, base, layout, offset, size // self.facts.stored(s).itemsize)
 
     def _fill(self, node: Compute, number: int, first: bool = False, level: int = -1) -> None:
-        """Fill buffer `number`, an index value. `level`: of the loop behind whose body stores are deferred, or -1."""
+        """Emit the copy into buffer `number`, an index value. `first`: it is the first copy of the loop. `level`: the loop level at which
+        stores are deferred to the end of the body, or -1."""
         s, r, copy, buffers, shared = node.stage, node.nest.r, node.nest.copy, self._buffers(node), self.ctx.group.shared
         assert copy is not None
         if first:
@@ -248,7 +253,7 @@ class CopiesAhead:
         self.ctx.forget_values()
 
     def _store(self, stage: OpenStage, pointer: int, moved: int, buffers: Buffers, level: int) -> None:
-        """Store the current position into the buffer that begins `moved` elements further."""
+        """Store the current position into the buffer that begins `moved` elements after the first one."""
         b = self.b
         at = self.addresses.in_layout(stage, pointer, buffers.layout, buffers.base)
         at = at._replace(start=b.add(at.start, moved))
@@ -265,7 +270,7 @@ class CopiesAhead:
             code[before:] = [n for n in code[before:] if b.op[n] not in STORE_OPS]
 
     def _read(self, node: Compute, number: int) -> None:
-        """Let readers take buffer `number`, under the loops that are open."""
+        """Make buffer `number` the one that readers load from, under the loops that are open."""
         b, s, buffers = self.b, node.stage, self._buffers(node)
         self.ctx.versions += 1
         pointer = self.ctx.group.shared.pointer(self.facts.stored(s), buffers.offset)

@@ -1,8 +1,8 @@
-"""The memory that the threads of a group share while a phase is emitted: areas, and the barriers between writes and reads of them.
+"""The shared memory of a group while a phase is emitted: its areas, and the barriers between writes and reads of them.
 
     fill p;  BARRIER;  … p[…] …;  BARRIER;  fill p      a barrier before what others wrote is read, and before what others read is written
 
-Where areas are written one after the other they share the barriers."""
+Areas that are written one after the other share their barriers."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -17,21 +17,21 @@ Loops = tuple[int, ...]
 
 
 class SharedMemory:
-    """Areas by what uses them, and the accesses since the last barrier."""
+    """Areas of shared memory by key, and the accesses since the last barrier."""
 
     def __init__(self, b: Builder, limit: int):
         self.b, self.limit = b, limit
         self.size = 0                                       # bytes taken so far
         self.areas: dict[Any, tuple[int, int]] = {}         # key → (offset, bytes)
-        self.touched: set[int] = set()                      # offsets of areas that any code before accesses
-        self.written: set[int] = set()                      # offsets of areas that were written since the last barrier
-        self.read: set[int] = set()                         # and read
-        self.loops: Loops | None = None                     # the loops around the last barrier
-        self.outside: Loops = ()                            # the loops of a phase that run once in a group
+        self.touched: set[int] = set()                      # offsets of areas that code emitted so far accesses
+        self.written: set[int] = set()                      # offsets of areas written since the last barrier
+        self.read: set[int] = set()                         # offsets of areas read since the last barrier
+        self.loops: Loops | None = None                     # the loops around the last barrier; None: there is none yet
+        self.outside: Loops = ()                            # the loops that run once per group, as the loop of the launch does
 
     def area(self, key: Any, nbytes: int, start: int = AREA) -> int:
-        """The offset, a multiple of `start`, of an area of at least so many bytes. Raises KernelOptError where the target has too little
-        shared memory."""
+        """The offset, a multiple of `start`, of the area with this key, of at least `nbytes` bytes. Raises KernelOptError if the target has
+        too little shared memory."""
         offset, size = self.areas.get(key, (0, -1))
         if size >= nbytes and offset % start == 0:
             return offset
@@ -47,7 +47,7 @@ class SharedMemory:
         return self.b.pure("SHARED", dtype, 1, (), offset)
 
     def before_writing(self, offsets: Iterable[int]) -> None:
-        """Wait until the threads have read what these areas held. Inside a loop that may be what the iteration before left."""
+        """Emit a barrier if threads may still read the old content of these areas; in a loop, the content of the iteration before."""
         offsets = set(offsets)
         here = tuple(self.b.open_loops)
         since = self.read | self.written if self.loops == here else self.touched
@@ -59,7 +59,7 @@ class SharedMemory:
         self.touched.add(offset)
 
     def before_reading(self, offsets: Iterable[int]) -> None:
-        """Wait until the threads have written these areas."""
+        """Emit a barrier if these areas were written since the last one."""
         offsets = set(offsets)
         if offsets & self.written:
             self.barrier()
