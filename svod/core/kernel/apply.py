@@ -1,4 +1,4 @@
-"""Opts applied to states: `apply_opt(state, opt)` is a new state; the AST and the old state stay as they are."""
+"""Applies opts to states: `apply_opt(state, opt)` returns a new state and leaves the AST and the old state unchanged."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,25 +12,25 @@ from svod.errors import KernelOptError
 
 
 def apply_opt(state: Scheduler, opt: Opt) -> Scheduler:
-    """The state after `opt`. Raises KernelOptError with the reason when it does not apply."""
+    """The state after `opt`. Raises KernelOptError with the reason if the opt does not apply."""
     rule = OPTS.get(opt.op)
     if rule is None:
         raise KernelOptError(f"{opt.op} is not an opt; svod has {', '.join(sorted(OPTS))}")
     new = rule(state, opt.axis, opt.arg)
     if new.kernel is state.kernel and (new.order, new.place, new.split_reduce) == (state.order, state.place, state.split_reduce):
-        # no loop of more than one iteration came, went or moved, and no stage: see `place_stages`
+        # No stage moved, and no loop of several iterations appeared, vanished or moved, so the placement is the same: see `place_stages`.
         place_stages.give(new, place_stages.known(state))
         if new.rows is state.rows and (new.vector_rows, new.dots, new.pads) == (state.vector_rows, state.dots, state.pads):
             layouts.give(new, layouts.known(state))
     elif any(type(p) is int for p in new.place):
-        place_stages(new)   # loops that move may leave a stage that lives in them
+        place_stages(new)   # raises if a loop that moved no longer holds the readers of a stage placed in it
     keep_threads(state, new)
     new.applied_opts = (*state.applied_opts, opt)
     return new
 
 
 def apply_opts(state: Scheduler, opts: Iterable[Opt]) -> Scheduler:
-    """The state after all opts of a chain, in order. Raises KernelOptError for the first that does not apply."""
+    """The state after all opts of a chain, in order. Raises KernelOptError for the first opt that does not apply."""
     for opt in opts:
         state = apply_opt(state, opt)
     return state

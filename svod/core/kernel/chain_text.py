@@ -1,4 +1,4 @@
-"""Chains of opts as text that is read back: `UPCAST(o0, 8) STAGE(s1, root) TC(r0, vnni8)`."""
+"""Chains of opts as text that can be parsed again: `UPCAST(o0, 8) STAGE(s1, root) TC(r0, vnni8)`."""
 from __future__ import annotations
 
 import re
@@ -8,32 +8,32 @@ from typing import Any
 from svod.core.kernel.scheduler import Opt
 from svod.errors import KernelOptError
 
-AS_IT_IS = "as it is"       # the empty chain
-_OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,([^()]*))?\)\s*,?")     # takes time in proportion to the text, whatever it is
+AS_IT_IS = "as it is"       # text for the empty chain
+_OPT = re.compile(r"\s*(\w+)\(\s*([^(),\s]+)\s*(?:,([^()]*))?\)\s*,?")     # runs in linear time on any text
 _INT = re.compile(r"-?[0-9]{1,18}")
 
 
 def opt_text(opt: Sequence[Any]) -> str:
-    """`ORDER(out, o1,o0)`. An opt of a record, `[op, axis, arg]` as JSON, is written as the Opt that it stands for; one of another svod may
-    have more or fewer words, and is not read back."""
+    """The text of one opt, such as `ORDER(out, o1,o0)`. The opt may also be `[op, axis, arg]` from a record; one written by another version
+    of svod may have more or fewer entries, and its text cannot be parsed again."""
     op, axis, *args = (*opt, "", "")[:max(2, len(opt))]
     arg = args[0] if len(args) == 1 else ",".join(map(str, args)) or None
     return str(Opt(op, "" if axis is None else axis, tuple(arg) if isinstance(arg, list) else arg))
 
 
 def chain_text(chain: Sequence[Sequence[Any]]) -> str:
-    """`UPCAST(o0, 8) THREAD(o1, 2)`, of Opts or of the opts of a record; the empty text for no opts."""
+    """The text of a chain, such as `UPCAST(o0, 8) THREAD(o1, 2)`, from Opts or from the opts of a record; "" for no opts."""
     return " ".join(map(opt_text, chain))
 
 
 def chain_words(chain: Sequence[Sequence[Any]]) -> str:
-    """The chain for people: "as it is" in place of an empty text."""
+    """The text of a chain for people: "as it is" if it has no opts."""
     return chain_text(chain) or AS_IT_IS
 
 
 def parse_chain(text: str) -> tuple[Opt, ...]:
-    """The chain that `chain_text` or `chain_words` writes, as it stands in reports, tables and DEBUG=2. Commas between opts are allowed.
-    Raises KernelOptError where the text is not a chain."""
+    """Parse the text of a chain, as reports, tables and DEBUG=2 show it (`chain_text`, `chain_words`). Commas between opts are allowed.
+    Raises KernelOptError if the text is not a chain."""
     if text.strip() == AS_IT_IS:
         return ()
     chain: list[Opt] = []
@@ -49,7 +49,7 @@ def parse_chain(text: str) -> tuple[Opt, ...]:
 
 
 def _argument(text: str | None) -> Any:
-    """An int, a word, several with commas as a tuple, or None."""
+    """The argument of an opt: an int, a word, a tuple for words with commas between them, or None for an empty text."""
     if not text or not text.strip():
         return None
     words = tuple([int(w) if _INT.fullmatch(w) else w for w in (w.strip() for w in text.split(","))])

@@ -1,4 +1,5 @@
-"""A stage as a contraction: a sum of products of two factors. Intrinsics, sketches and whoever skips products that are zero ask here."""
+"""Recognizes contractions: stages that are sums of products of two factors. Used by intrinsics, by sketches, and to skip products that are
+zero."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -7,11 +8,11 @@ from svod.core.kernel.kernel import Kernel, Node, ResolvedStage
 from svod.core.kernel.placement import EmittedLoop
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
-_WORTH = 0.75       # a loop skips iterations where at most this share of them reads more than padding: bounds cost a few instructions
+_WORTH = 0.75       # a loop skips iterations only if at most this share of them remains, as the bounds cost a few instructions
 
 
 def product_of(r: ResolvedStage) -> Node | None:
-    """The product that a stage sums, seen through conversions; None for a stage that is not one sum of products."""
+    """The product that a stage sums, behind any conversions; None if the stage is not one sum of products."""
     if len(r.reductions) != 1 or r.reductions[0].combiner != "ADD":
         return None
     node, = through_casts(r, r.reductions[0].values)
@@ -19,7 +20,7 @@ def product_of(r: ResolvedStage) -> Node | None:
 
 
 def through_casts(r: ResolvedStage, nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """The nodes before they were converted to another type."""
+    """The nodes without the conversions to another type around them."""
     out = []
     for n in nodes:
         while r.nodes[n].kind == "cast":
@@ -29,9 +30,10 @@ def through_casts(r: ResolvedStage, nodes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class Window(NamedTuple):
-    """A factor is 0 unless low ≤ step·o + apart·q < high, for positions o and q of an output and a reduce axis. Steps are positive."""
+    """The positions where a factor of a sum may be nonzero: low ≤ step·o + apart·q < high, with position o of an output axis and q of a
+    reduce axis. `step` and `apart` are positive."""
 
-    output: int         # local axes
+    output: int         # local axes: `output` has the positions o, `summed` the positions q
     summed: int
     step: int
     apart: int
@@ -39,7 +41,8 @@ class Window(NamedTuple):
     high: int
 
     def used(self, tile: int, outputs: int, summed: int) -> float:
-        """The share of the `summed` positions of the reduce axis that are not skipped, where `outputs` positions are computed in tiles."""
+        """The share of reduce positions that are not skipped, on average over the tiles. `tile`: output positions of a tile; `outputs`,
+        `summed`: extents of both axes."""
         starts = range(0, outputs, tile)
         kept = 0
         for start in starts:
@@ -50,8 +53,8 @@ class Window(NamedTuple):
 
 
 def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tuple[EmittedLoop, ...]) -> Window | None:
-    """The window by which the loop over a reduce axis of a stage skips iterations that add zeros: a convolution with wide padding, at rows
-    whose first taps lie in it. None where the axis is cut (`pieces`) or too little is skipped."""
+    """The window outside of which the loop over a reduce axis may skip iterations, because they add zeros: in a convolution with wide
+    padding, taps that lie in the padding. None if the axis is split (`pieces`), or too few iterations would be skipped."""
     assert r.axes[summed] >= 0, "the parts of a sum are no axis of the kernel, and none of them is skipped"
     s, axis = r.stage.index, state.kernel.axes[r.axes[summed]]
     if state.dots[s] is not None or state.target.has_groups or any(state.pads) \
@@ -65,7 +68,7 @@ def skipping_window(state: Scheduler, r: ResolvedStage, summed: int, pieces: tup
 
 
 def windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
-    """All windows of the factors of a stage, remembered on the kernel."""
+    """All windows of the factors of a stage, cached on the kernel."""
     found = kernel.windows.get(s)
     if found is None:
         found = kernel.windows[s] = _windows_of(kernel, s)
@@ -94,7 +97,7 @@ def _windows_of(kernel: Kernel, s: int) -> tuple[Window, ...]:
 
 
 def _nonzero_range(kernel: Kernel, r: ResolvedStage) -> dict[int, tuple[int, int]]:
-    """Per dim of a stage where its value is 0 outside a range: that range."""
+    """Dims of a stage with a range outside of which its value is 0: dim → (first position, end)."""
     value = r.nodes[through_casts(r, (r.value,))[0]]
     gate, other = (value.gate, value.alt) if value.kind == "load" else (value.src[0], value.src[2]) if value.op == "WHERE" else (-1, -1)
     if gate < 0 or r.nodes[other].kind != "const" or r.nodes[other].arg != 0:

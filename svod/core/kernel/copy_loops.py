@@ -1,4 +1,5 @@
-"""The loops of copies: stages whose loops follow from where they are read, and operands packed for dot and matrix instructions.
+"""The loops of copies. They are derived from how the copy is read, or from the instruction that a packed operand is for; opts do not change
+them.
 
     s1[512, 256] read by vectors of dim 0     for j in 0…256: for i in 0…512 by 64: 4 vectors of 16 along i
     the same, contiguous in memory along j    for j by 16: for i by 64: squares of 16 × 16, transposed in registers
@@ -14,14 +15,14 @@ from svod.core.kernel.layout import Layout
 from svod.core.kernel.placement import COPY_GROUP, COPY_ROWS, COPY_VECTOR, NO_ROW, EmittedLoop
 from svod.core.kernel.scheduler import DOT, LOOP, UPCAST
 
-MAX_TILE_VECTORS = 4            # vectors side by side in a copy loop
-COMPUTED_TWICE = 16             # at most one in so many positions of a copied row, so that iterations are of several vectors
-MASKED_ROW_VECTORS = 16         # vectors of a row under a mask that are copied without a loop
-MAX_TILE_ROWS = 8               # rows side by side, and vectors in all of them
+MAX_TILE_VECTORS = 4            # most vectors side by side in one iteration of a copy loop
+COMPUTED_TWICE = 16             # an iteration covers several vectors only if at most one in so many positions of the row is copied twice
+MASKED_ROW_VECTORS = 16         # most vectors of a masked row that are copied without a loop
+MAX_TILE_ROWS = 8               # most rows in one iteration of a copy loop, and most vectors in all these rows
 
 
 class CopyLoops(NamedTuple):
-    """The loops of a copy stage, and the dim whose COPY_VECTOR loop is the vector, of `width` lanes."""
+    """The loops of a copy stage. `vector`: the dim whose loop COPY_VECTOR is the vector; `width`: its lanes."""
 
     axes: list[tuple[EmittedLoop, ...]]     # per dim, outermost first
     vector: int                             # the dim of the vectors, or -1
@@ -29,7 +30,8 @@ class CopyLoops(NamedTuple):
 
 
 def copy_step(extent: int, width: int) -> int:
-    """Positions of a row that one iteration of a copy covers: several vectors where they divide it, or where little is done twice."""
+    """Positions of a row that one iteration of a copy covers: four or two vectors if they divide the row or copy few positions twice, else
+    one vector."""
     for k in (MAX_TILE_VECTORS, 2):
         if extent % (k * width) == 0 or (extent > k * width and -extent % (k * width) * COMPUTED_TWICE <= extent):
             return k * width
@@ -37,13 +39,13 @@ def copy_step(extent: int, width: int) -> int:
 
 
 def exact_step(extent: int, width: int) -> int:
-    """A `copy_step` that divides the row: several vectors, one vector, or single positions."""
+    """Like `copy_step`, but always divides the row: several vectors, one vector, or single positions."""
     return next((k * width for k in (MAX_TILE_VECTORS, 2, 1) if extent % (k * width) == 0), 1)
 
 
 def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], width: int, tile: int = 0, exact: bool = False) -> CopyLoops:
-    """The loops of a copy of `extents` positions whose dims lie in `order`, outermost first, with vectors of `width` lanes along the
-    innermost. `tile`: positions of the innermost dim side by side in tiles, or 0. `exact`: no position is computed twice."""
+    """Build the loops of a copy of `extents` positions. `order`: dims, outermost first; vectors of `width` lanes run along the last.
+    `tile`: size of the layout's tiles along that dim, or 0. `exact`: no position may be computed twice."""
     loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
     if not order:
         return CopyLoops(loops, -1, width)
@@ -58,7 +60,7 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
     source = _source_dim(r, inner)
     if source >= 0 and square >= 4 and square & (square - 1) == 0 and step % square == 0 and extents[source] >= square \
             and not (exact and extents[source] % square):
-        # the source is contiguous along another dim: squares, which become transpositions in registers
+        # The source is contiguous along another dim: copy squares, which are transposed in registers.
         loops[source] = _split(extents[source], square, COPY_ROWS)
     elif len(order) > 1 and vectors < MAX_TILE_VECTORS and step == extent:
         outer = order[-2]
@@ -69,8 +71,9 @@ def copy_loops(r: ResolvedStage, extents: list[int], order: tuple[int, ...], wid
 
 
 def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: Packed, words: int) -> CopyLoops:
-    """The loops that pack an operand, `words` of its groups to a vector register. Vectors run along the sum where memory is contiguous
-    along it (squares of words, where they do not stay side by side), else along the innermost dim, a vector per element of the group."""
+    """Build the loops that pack an operand for a dot instruction. `words`: groups in a vector register. If memory is contiguous along the
+    summed dim, vectors run along it, in squares of words if the layout has another innermost dim. Else vectors run along the innermost dim,
+    one for each element of the group."""
     loops: list[tuple[EmittedLoop, ...]] = [(EmittedLoop(NO_ROW, LOOP, e, 1),) for e in extents]
     inner, tile = layout.order[-1], layout.tile if layout.tiled >= 0 else 0
     if inner == packed.dim or _runs_along(r, packed.dim):
@@ -85,12 +88,12 @@ def packing_loops(r: ResolvedStage, extents: list[int], layout: Layout, packed: 
 
 
 def _split(extent: int, step: int, row: int) -> tuple[EmittedLoop, ...]:
-    """A loop in steps, and the positions of one step."""
+    """Split a loop into steps and the positions of one step."""
     return EmittedLoop(NO_ROW, LOOP, -(-extent // step), step), EmittedLoop(row, UPCAST, step, 1)
 
 
 def _source_dim(r: ResolvedStage, inner: int) -> int:
-    """The dim along which a copy reads memory contiguously, or -1 where that is its vector dim or none."""
+    """The dim, other than the vector dim `inner`, along which a copy reads memory contiguously; -1 if there is none."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None and n.gate < 0 and not n.linear.atoms]
     if len(loads) != 1 or loads[0].coef(inner) in (0, 1):
         return -1
@@ -98,6 +101,6 @@ def _source_dim(r: ResolvedStage, inner: int) -> int:
 
 
 def _runs_along(r: ResolvedStage, dim: int) -> bool:
-    """Whether all reads of a copy are contiguous along a dim."""
+    """Whether all loads of a copy are contiguous along a dim."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
     return bool(loads) and all(lin.coef(dim) == 1 and not lin.atoms for lin in loads)

@@ -1,6 +1,6 @@
-"""Loops bound to levels of the machine, and the stages that a group of threads computes.
+"""Binds loops to levels of the machine, and stages to the threads of a group.
 
-LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. A stage is computed by the threads in one of three ways:
+LOCAL, GROUP and GROUPTOP bind loops to the threads of a group. There are three ways in which the threads compute a stage:
 
     by position     the stage that the phase stores, and what is private to a position of it: each position of the LOCAL loops has as many
                     threads as its largest reduction is shared by; a reduction that is the same for as many neighbours is shared by these
@@ -26,12 +26,13 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 BLOCK_ROLES = (LOCAL, GROUP)
-FEW_RESULTS = 1 << 12           # results of a cut reduction, in vectors, that by themselves would leave most of a device idle
+# number of results, in vectors: with fewer, a split reduction's combining phase would leave most of a device idle
+FEW_RESULTS = 1 << 12
 
 
 class ThreadGroup(NamedTuple):
-    """The threads of a group of one phase: `local` positions, each computed by `reducers` threads that share its reductions or hold its
-    tiles. `together`: the most threads that one stage takes; the group may have more of them than positions need."""
+    """The threads of a group in one phase. `local`: positions; `reducers`: threads that compute one position, because they share its
+    reductions or hold its tiles; `together`: the most threads that any stage takes, which may be more than local · reducers."""
 
     local: int
     reducers: int
@@ -43,9 +44,9 @@ class ThreadGroup(NamedTuple):
 
 
 class StageThreads(NamedTuple):
-    """The threads of a group that compute a stage: position = t // inner, of `local` ones; reducer = t % inner, of `reducers` that take
-    part. Of a stage with tiles that a subgroup holds, t % inner is the thread in its subgroup, and a position is a tile, or several.
-    Threads beyond the last position or reducer do what others do, and store nothing."""
+    """The threads of a group that compute a stage. Thread t has position t // inner, of `local` positions, and part t % inner of a
+    reduction, of `reducers` parts. If a subgroup holds tiles of the stage, t % inner is the number in the subgroup, and a position is one
+    or several tiles. Threads beyond the last position or part repeat the work of others, and store nothing."""
 
     local: int
     reducers: int
@@ -57,7 +58,7 @@ class StageThreads(NamedTuple):
 
 
 def level_of(state: Scheduler, row: int) -> Level:
-    """The level of the machine to which a loop row is bound."""
+    """The level of the machine that a loop row is bound to."""
     role = state.rows[row].role
     if role in BLOCK_ROLES:
         return Level.BLOCK
@@ -72,8 +73,8 @@ def level_of(state: Scheduler, row: int) -> Level:
 
 
 def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, ...]:
-    """The output loops that become the grid of a phase, outermost first, up to one with a stage inside. Parts of a cut reduction stand
-    around them."""
+    """The output loops that become the grid of a phase, outermost first, up to the first that has a stage inside. The parts of a split
+    reduction are a further dimension around them."""
     if placement.paths[stage] != () or is_derived(state.kernel.stages[stage]):
         return ()
     rows = state.order[stage][:first_reduce(state, stage)]
@@ -82,8 +83,9 @@ def grid_rows(state: Scheduler, placement: Placement, stage: int) -> tuple[int, 
 
 
 def space_of(state: Scheduler, placement: Placement, stage: int, positions: int, of_group: int, threads: int) -> MemorySpace:
-    """The memory of a stage of which a thread needs `positions` at a time, and all `threads` of its group `of_group`. A copy is shared
-    where that is less than each thread's own; a stage with loops, where some of them are threads."""
+    """The memory for a stage's value. `positions`: how many a thread needs at a time; `of_group`: how many all `threads` of a group need
+    together. A copy lies in shared memory if that takes less than private copies; a stage with its own loops, if some of them are bound to
+    threads."""
     if placement.paths[stage] == ():
         return MemorySpace.GLOBAL
     if has_own_threads(state, stage):
@@ -95,18 +97,18 @@ def space_of(state: Scheduler, placement: Placement, stage: int, positions: int,
 
 
 def has_block_rows(state: Scheduler) -> bool:
-    """Whether any loop is bound to the threads of a group, or a tile."""
+    """Whether any loop is bound to the threads of a group, or any stage is computed in tiles that a subgroup holds."""
     return any(r.role in BLOCK_ROLES for r in state.rows) or any(held_threads(state, s.index) > 1 for s in state.kernel.stages)
 
 
 def covered_extent(state: Scheduler, axis: int) -> int:
-    """Positions that the loops of an axis cover, including those beyond its end."""
+    """Positions that the loops of an axis cover, including positions beyond its end."""
     return prod(state.rows[r].extent for r in state.axis_rows[axis])
 
 
 def is_covered(state: Scheduler, placement: Placement, stage: int, axis: int) -> bool:
-    """Whether the loops of an axis cover whole tiles, with guards beyond its end, because threads or groups share it and no position may
-    be computed by two of them."""
+    """Whether the loops of an axis cover whole tiles, with guards beyond its end, because threads or groups share the axis and no two of
+    them may compute the same position."""
     if not state.target.has_groups:
         return False
     is_output, chosen = axis in state.kernel.stages[stage].outs, state.dots[stage]
@@ -128,24 +130,24 @@ def _rows_of(state: Scheduler, axes: tuple[int, ...], role: str) -> int:
 
 
 def reducers_of(state: Scheduler, stage: int) -> int:
-    """The threads that share the reductions of a stage."""
+    """The number of threads that share the reductions of a stage."""
     return _rows_of(state, state.kernel.stages[stage].reds, GROUP)
 
 
 def local_threads(state: Scheduler, stage: int) -> int:
-    """The positions of a stage that threads compute side by side."""
+    """The number of positions of a stage that threads compute at the same time."""
     return _rows_of(state, state.kernel.stages[stage].outs, LOCAL)
 
 
 def has_own_threads(state: Scheduler, stage: int) -> bool:
-    """Whether the threads that compute a stage are its own, of LOCAL loops or of tiles that they hold, and not those of its readers."""
+    """Whether a stage is bound to threads by its own LOCAL loops or tiles. Other stages are computed by the threads of their readers."""
     return local_threads(state, stage) > 1 or held_threads(state, stage) > 1
 
 
 def whole_extent(state: Scheduler, stage: int, dim: int, extent: int) -> int:
-    """Positions of a dim of a stage in shared memory, of which `extent` are required: rounded up to what its threads compute side by side,
-    to whole tiles that they hold, and to whole register tiles where its loops do not divide them. Raises KernelOptError where its loops do
-    not reach so far: readers in threads go beyond the end of an axis whose outermost loop is bound to the threads of the stage."""
+    """How many positions of a dim are computed for a stage in shared memory if `extent` of them are required. Rounded up to whole rounds of
+    its threads, to whole tiles that they hold, and to whole register tiles. Raises KernelOptError if the stage's loops cover fewer: its
+    outermost loop is bound to threads, and the readers' threads go beyond the end of the axis."""
     axis = state.kernel.stages[stage].outs[dim]
     rows = state.axis_rows[axis]
     first = next((i for i, row in enumerate(rows) if state.rows[row].role in (LOCAL, DOT) and state.rows[row].extent > 1), len(rows))
@@ -153,7 +155,7 @@ def whole_extent(state: Scheduler, stage: int, dim: int, extent: int) -> int:
         return extent
     whole = _round_up(extent, prod(state.rows[row].extent for row in rows[first:]))
     pieces = fit(state, rows, whole)
-    if not is_exact(pieces, whole):     # then a tile is one block of positions
+    if not is_exact(pieces, whole):     # then a tile is one contiguous block of positions
         whole = _round_up(whole, prod(p.extent for p in pieces if p.role != LOOP))
         pieces = fit(state, rows, whole)
     covered = prod(p.extent for p in pieces)
@@ -168,28 +170,29 @@ def _round_up(extent: int, block: int) -> int:
 
 
 def phase_of(placement: Placement, stage: int) -> int:
-    """The output stage of the phase in which a stage is computed."""
+    """The stage whose phase computes a stage."""
     path = placement.paths[stage]
     return next((outer for outer, _ in path or ()), stage)
 
 
 class Positions(NamedTuple):
-    """The threads of a group that compute different elements of a stage."""
+    """How the value of a stage differs between the threads of a group."""
 
-    owner: int              # the stage whose LOCAL loops index the value; -1 where it is the same in all threads
-    by_reducers: bool       # It differs between threads that share a reduction, as each reads a part of it.
-    axes: frozenset[int] = frozenset()      # the axes of the owner that index it
-    by_tiles: bool = False  # It differs between threads that hold a tile of a reader, each at its own elements.
+    owner: int              # the stage whose LOCAL loops index the value; -1 if they do not: all threads have the same
+    by_reducers: bool       # The value differs between threads that share a reduction, as each reads another part.
+    axes: frozenset[int] = frozenset()      # the axes of the owner that index the value
+    by_tiles: bool = False  # The value differs between the threads that hold a tile of a reader, as each reads its own elements.
 
 
 def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) -> dict[int, Positions]:
-    """`Positions` of the stages of a phase, given in topological order. Reads of one dim that do not move alike ask for the whole dim."""
+    """`Positions` of each stage of a phase. `stages`: in topological order. If the readers of a dim index it by different LOCAL loops,
+    threads need the whole dim, so none indexes it."""
     bound = {role: {r.axis for r in state.rows if r.role == role} for role in BLOCK_ROLES}
     found: dict[int, Positions] = {}
-    moved: dict[int, dict[int, int]] = {}       # stage → its local axes that LOCAL loops move, and the stage that these belong to
-    shared: dict[int, set[int]] = {}            # stage → its local axes that the threads of a reduction move
-    tiled: dict[int, set[int]] = {}             # stage → its local axes that the threads of a tile move
-    through: dict[int, dict[int, set[int]]] = {}    # stage → its local axes, and those of the owner that move them
+    moved: dict[int, dict[int, int]] = {}       # stage → {local axis that LOCAL loops move: the stage with these loops}
+    shared: dict[int, set[int]] = {}            # stage → local axes along which threads that share a reduction differ
+    tiled: dict[int, set[int]] = {}             # stage → local axes along which the threads of a tile differ
+    through: dict[int, dict[int, set[int]]] = {}    # stage → {local axis: axes of the owner that move it}
     for s in reversed(stages):
         stage = state.kernel.stages[s]
         own = {i: s for i, a in enumerate(stage.outs) if a in bound[LOCAL]}
@@ -215,7 +218,7 @@ def positions_of(state: Scheduler, placement: Placement, stages: Sequence[int]) 
 
 
 def _tiled_axes(state: Scheduler, s: int) -> set[int]:
-    """The local axes of a stage of whose positions a tile has several, where a subgroup holds it."""
+    """The local axes of a stage along which a subgroup that holds its tiles has several positions of a tile."""
     chosen, stage = state.dots[s], state.kernel.stages[s]
     if chosen is None or held_threads(state, s) == 1:
         return set()
@@ -223,12 +226,13 @@ def _tiled_axes(state: Scheduler, s: int) -> set[int]:
 
 
 def _reads_of(placement: Placement, s: int, readers: Collection[int]) -> list[tuple[int, tuple[frozenset[int], ...]]]:
-    """(reader, the axes of it that move each dim) of the reads of a stage by these."""
+    """(reader, per dim the axes of the reader that move it) for each read of a stage by one of `readers`."""
     return [(q, dims) for q in placement.readers[s] if q in readers for n, dims in placement.stage(q).reads_with_axes() if n.arg == s]
 
 
 def _mover(owners: Sequence[Sequence[int]]) -> int:
-    """The stage whose LOCAL loops move a dim in all of its reads, given by the axes of each; -1 where none do, or reads differ."""
+    """The stage whose LOCAL loops move a dim in all reads of it; -1 if there is none, or the reads differ. `owners`: per read, that stage
+    for each axis, or -1."""
     found = {max(own, default=-1) for own in owners}
     return found.pop() if len(found) == 1 else -1
 
@@ -239,8 +243,8 @@ def stages_of(state: Scheduler, placement: Placement, root: int) -> list[int]:
 
 
 class PhaseThreads(NamedTuple):
-    """A phase as the threads of a group compute it: its stages in topological order, and of each the threads that move it and their
-    number."""
+    """How the threads of a group compute a phase. `stages`: in topological order; `positions`, `threads`: `Positions` and `StageThreads` of
+    each."""
 
     stages: tuple[int, ...]
     positions: dict[int, Positions]
@@ -248,7 +252,7 @@ class PhaseThreads(NamedTuple):
 
 
 def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThreads:
-    """The threads of the phase that stores stage `root`, remembered on the state."""
+    """The threads of the phase that stores stage `root`, cached on the state."""
     phases = _phases(state)
     found = phases.get(root)
     if found is None:
@@ -260,12 +264,12 @@ def phase_threads(state: Scheduler, placement: Placement, root: int) -> PhaseThr
 
 @Derived
 def _phases(state: Scheduler) -> dict[int, PhaseThreads]:
-    """The phases of a state that were asked for, by their root."""
+    """The cache of `phase_threads`: phases of a state by their root."""
     return {}
 
 
 def keep_threads(state: Scheduler, new: Scheduler) -> None:
-    """Give `new`, the state after an opt, the known phases of `state` whose loops the opt has left as they were."""
+    """Copy cached phases from `state` to `new`, the state after an opt, if the opt left their loops unchanged."""
     phases = _phases.known(state)
     if not phases or new.kernel is not state.kernel or new.dots is not state.dots:
         return
@@ -284,13 +288,13 @@ def group_of(state: Scheduler, placement: Placement, root: int) -> ThreadGroup:
 
 
 def stage_threads(state: Scheduler, placement: Placement, root: int) -> dict[int, StageThreads]:
-    """`StageThreads` of each stage of the phase of `root`."""
+    """`StageThreads` of each stage in the phase of `root`."""
     return phase_threads(state, placement, root).threads
 
 
 def _threads_of(state: Scheduler, where: dict[int, Positions]) -> dict[int, StageThreads]:
-    """`StageThreads` of the stages of a phase. Reductions are shared by the threads of the positions for which they are the same, where
-    these are neighbours and as many; else each position has threads of its own for that."""
+    """`StageThreads` of the stages of a phase. If a reduction is the same for as many neighbouring positions as it has threads, these
+    positions' threads share it. Else each position gets further threads to share its reductions."""
     reducers = {s: reducers_of(state, s) for s in where}
     inside = {s for s, p in where.items() if reducers[s] == 1 or reducers[s] == _alike(state, s, p)}
     if any(held_threads(state, s) > 1 for s in where) or len(inside) < len(where):
@@ -309,8 +313,8 @@ def _threads_of(state: Scheduler, where: dict[int, Positions]) -> dict[int, Stag
 
 
 def _alike(state: Scheduler, s: int, where: Positions) -> int:
-    """Neighbouring threads for which a stage that others read is the same, of those of the LOCAL loops of its owner; 0 where there are
-    further ones beside them."""
+    """How many neighbouring threads of its owner's LOCAL loops have the same value of a stage; 0 if further threads with that value are not
+    their neighbours."""
     if where.owner in (-1, s):
         return reducers_of(state, s) if where.owner == -1 else 0
     outs, alike = state.kernel.stages[where.owner].outs, 1
@@ -326,8 +330,8 @@ def _alike(state: Scheduler, s: int, where: Positions) -> int:
 
 
 def exchanging_threads(target: Target, own: StageThreads, threads: int) -> int:
-    """The number of neighbouring threads of a group that combine their parts of a stage's reductions by exchanging registers: a power of
-    two that divides their number into whole parts; 1 where they do not."""
+    """How many neighbouring threads combine their parts of a stage's reductions by shuffles: a power of two that divides the number of
+    parts; 1 if they use no shuffles."""
     if own.reducers != own.inner or threads % own.threads or threads % max(1, target.subgroup):
         return 1
     lanes = 1
@@ -337,14 +341,13 @@ def exchanging_threads(target: Target, own: StageThreads, threads: int) -> int:
 
 
 def combining_threads(target: Target, results: int, parts: int) -> int:
-    """The threads of a group that add the parts of one of so many results of a cut reduction, or of a vector of them: a subgroup where it
-    divides the parts and there are few results, else one."""
+    """How many threads add the parts of one result, or vector of results, of a split reduction: a subgroup if its size divides `parts` and
+    there are few `results`, else one thread."""
     return target.subgroup if 1 < target.subgroup <= target.group_threads and parts % target.subgroup == 0 and results <= FEW_RESULTS else 1
 
 
 def thread_digits(state: Scheduler, threads: dict[int, StageThreads]) -> dict[int, tuple[int, int]]:
-    """Per loop row that is bound to threads (inner, extent): a thread t of those that compute the stage has its position
-    t // inner % extent."""
+    """Loop row bound to threads → (inner, extent): thread t of the stage has position t // inner % extent along the row."""
     digits = {}
     for s, t in threads.items():
         stage = state.kernel.stages[s]
@@ -356,7 +359,7 @@ def thread_digits(state: Scheduler, threads: dict[int, StageThreads]) -> dict[in
 
 
 def most_threads(state: Scheduler) -> int:
-    """Threads of the largest group of a state; 1 where no loop is bound to threads."""
+    """Threads of the largest group of a state; 1 if no loop is bound to threads."""
     if not has_block_rows(state):
         return 1
     placement = place_stages(state)
@@ -364,7 +367,7 @@ def most_threads(state: Scheduler) -> int:
 
 
 def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads: int) -> int:
-    """Bytes of shared memory for the partial results that `threads` threads exchange in a stage, one of each for a result."""
+    """Bytes of shared memory that a stage's partial results take when `threads` threads exchange them, one per thread and result."""
     r = placement.resolved[stage]
     assert r is not None
     positions = prod(state.rows[x].extent for a in state.kernel.stages[stage].outs for x in state.axis_rows[a]
@@ -373,7 +376,7 @@ def exchanged_bytes(state: Scheduler, placement: Placement, stage: int, threads:
 
 
 def _check_held(state: Scheduler, s: int, threads: int) -> None:
-    """Raises KernelOptError where a subgroup cannot hold the tiles of a stage in a group of so many threads."""
+    """Raises KernelOptError if subgroups cannot hold the tiles of a stage in a group of `threads` threads."""
     held, name = held_threads(state, s), state.kernel.stages[s].name
     if held == 1:
         return
@@ -384,7 +387,7 @@ def _check_held(state: Scheduler, s: int, threads: int) -> None:
 
 
 def check_groups(state: Scheduler) -> None:
-    """Raises KernelOptError where the loops bound to threads contradict each other, or a group exceeds the target's limits."""
+    """Raises KernelOptError if the loops bound to threads contradict each other, or a group exceeds the target's limits."""
     if not has_block_rows(state):
         return
     placement, target = place_stages(state), state.target

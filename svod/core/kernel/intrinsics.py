@@ -1,4 +1,4 @@
-"""Dot and matrix instructions: sums of narrow products, as data, and which contractions they compute.
+"""Dot and matrix instructions, which sum products of narrow numbers: the contractions that they compute, and the form of their operands.
 
     acc[lane]   += Σ over i < group of a[lane·group + i] · b[lane·group + i]                                         vectors
     acc[m, n]   += Σ over k < depth, i < group of a[m, k·group + i] · b[k, n·group + i]                               tiles
@@ -7,9 +7,9 @@ A group is one 32-bit word of 4 bytes or 2 halves. Operands are staged in their 
 whole instructions; the copy does masks and conversions. A vector instruction reads one operand as a vector of words, the other as a word in
 all lanes. A tile instruction reads one operand in rows along the sum, the other in rows of groups side by side.
 
-Where the threads of a subgroup hold tiles together a group is one number. Operands then lie in either order and are padded with zeros to
-whole tiles along both dims, and LOCAL counts subgroups. A stage with such tiles that is computed inside another one lies in shared
-memory. An instruction of several subgroups reads its operands from shared memory, in lines of 16 bytes, one behind the other."""
+If the threads of a subgroup hold tiles together, a group is one number. Either dim of an operand may then be innermost, both are padded
+with zeros to whole tiles, and LOCAL counts subgroups. A stage with such tiles that is computed inside another stage lies in shared memory.
+An instruction of several subgroups reads its operands from shared memory, in lines of 16 bytes."""
 from __future__ import annotations
 
 from functools import lru_cache
@@ -24,12 +24,13 @@ from svod.core.machine.isa import DOTS, LINE, TILES, Digit, Dot, Fragment
 from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
-LEAST_POWER = -126.0     # exponent of the least power of two that is a normal number of float32
-WORD = dtypes.uint32     # the unit that a dot instruction sums up for one of its results
+LEAST_POWER = -126.0     # exponent of the smallest normal power of two in float32
+WORD = dtypes.uint32     # the operand's part that a dot instruction sums into one of its results
 
 
 class Operand(NamedTuple):
-    """A factor of a contraction: the stage it reads, the dim summed over, its narrow type, and the local axes it needs."""
+    """A factor of a contraction. `node`: the read in the contraction; `dim`: the dim that is summed over; `source`: its narrow dtype;
+    `axes`: the local axes that it depends on."""
 
     node: int
     stage: int
@@ -39,9 +40,9 @@ class Operand(NamedTuple):
 
 
 def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, Operand]:
-    """The factors of the sum of products in `r`, both of which run along reduce axis `axis` alone.
+    """The two factors of the sum of products in `r`; reduce axis `axis` moves one dim of each, position by position.
 
-    Raises KernelOptError with the reason where the stage is no such sum, or a factor is not a widened narrow number."""
+    Raises KernelOptError with the reason if the stage is no such sum, or a factor cannot be copied for an instruction."""
     product = product_of(r)
     if product is None or product is not r.nodes[r.reductions[0].values[0]] or any(r.nodes[n].kind != "read" for n in product.src):
         raise KernelOptError(f"stage {r.stage.name} does not sum up products of two stages")
@@ -64,13 +65,13 @@ def operands_of(kernel: Kernel, r: ResolvedStage, axis: int) -> tuple[Operand, O
 
 
 def holds_tiles_of(target: Target, dtype: DType) -> bool:
-    """Whether the subgroups of a target multiply tiles of numbers of this type."""
+    """Whether the subgroups of a target multiply tiles of numbers of this dtype."""
     return target.uses_intrinsics and any(d.fragments and dtype in d.sources and d.runs_on(target)
                                           and (not d.significand or target.rounds_factors) for d in DOTS.values())
 
 
 def source_of(stage: Stage) -> DType | None:
-    """The type of a stage's value, before it was widened where it is a conversion; None for a stage that is not copied."""
+    """The dtype of a stage's value; if the value is a conversion, the dtype before it. None for a stage that is not a copy."""
     value = stage.value
     if stage.is_output or stage.has_reduce:
         return None
@@ -78,8 +79,8 @@ def source_of(stage: Stage) -> DType | None:
 
 
 def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile: tuple[int, int] = (-1, -1)) -> tuple[Operand, Operand]:
-    """The operands of `dot` in the contraction in `stage`; `tile`: the axes of the rows and columns of its tiles, for an instruction
-    with tiles. Raises KernelOptError with the reason where `dot` does not compute the contraction."""
+    """The operands of `dot` in the contraction in `stage`; `tile`: the axes of the rows and columns of its tiles, for an instruction with
+    tiles. Raises KernelOptError with the reason if `dot` does not compute the contraction."""
     if not target.uses_intrinsics:
         raise KernelOptError("TC=0 keeps dot and matrix instructions out of every kernel")
     if dot.significand and not target.rounds_factors:
@@ -108,7 +109,7 @@ def check(kernel: Kernel, target: Target, stage: int, axis: int, dot: Dot, tile:
 
 def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand], dot: Dot,
              tile: tuple[int, int]) -> tuple[Operand, Operand]:
-    """The operand with the rows of a tile, then the one with its columns."""
+    """Order the operands of a tile instruction: first the one that has the rows, then the one that has the columns."""
     rows, columns = (r.axes.index(a) for a in tile)
     if kernel.written:
         raise KernelOptError("a kernel that reads what it writes computes no position twice, as whole tiles may")
@@ -126,7 +127,7 @@ def _by_rows(kernel: Kernel, r: ResolvedStage, operands: tuple[Operand, Operand]
 
 
 def check_tiles(state: Scheduler, stage: int) -> None:
-    """Raises KernelOptError where the tiles of a stage, a row of operands and one more exceed the tile registers."""
+    """Raises KernelOptError if the tiles of results, the operands of a row of them and one more operand exceed the tile registers."""
     chosen = state.dots[stage]
     if chosen is None or not DOTS[chosen.name].is_tile or DOTS[chosen.name].fragments:
         return
@@ -143,7 +144,7 @@ def check_tiles(state: Scheduler, stage: int) -> None:
 
 @lru_cache(maxsize=64)
 def applicable(kernel: Kernel, target: Target, stage: int) -> tuple[tuple[str, Any], ...]:
-    """(reduce axis, argument) of each TC that applies to a stage of an untouched kernel."""
+    """(reduce axis, argument) of each TC that applies to a stage of a kernel without opts."""
     axes, s, found = kernel.axes, kernel.stages[stage], list[tuple[str, Any]]()
     usable = [d for d in DOTS.values() if d.runs_on(target)]
     for axis in s.reds if usable else ():
@@ -159,7 +160,7 @@ def applicable(kernel: Kernel, target: Target, stage: int) -> tuple[tuple[str, A
 
 
 def normal_power(r: ResolvedStage, node: Node) -> int:
-    """The node x of where(x < -126, 0, 2^x) of float32, which is POW2, an instruction of some targets; -1 for another value."""
+    """The node x of `where(x < -126, 0, 2^x)` in float32, which some targets compute by one instruction (POW2); -1 for another value."""
     if node.op != "WHERE" or node.dtype != dtypes.float32:
         return -1
     tiny, zero, power = (r.nodes[s] for s in node.src)
@@ -170,39 +171,40 @@ def normal_power(r: ResolvedStage, node: Node) -> int:
 
 
 class Packed(NamedTuple):
-    """The form in which an operand of a dot instruction is staged: its dim along the sum in groups, as `dtype`, perhaps with the sign bit
-    flipped."""
+    """The form in which an operand of a dot instruction is staged. `dim`: the dim that is summed over, cut into groups of `group`; `dtype`:
+    the type stored; `flipped`: with the sign bit flipped."""
 
     dim: int
     group: int
-    padded: int                # positions of the dim, whole groups
+    padded: int                # positions of `dim`, rounded up to whole groups
     dtype: DType
     flipped: bool
-    row_dim: int = -1          # the dim along which tiles have rows, which may reach beyond the end by all but one, or -1
+    row_dim: int = -1          # the dim of the tiles' rows, or -1; a last tile may go beyond its end
     rows: int = 1
-    row_padded: int = 0        # positions of `row_dim`, whole tiles, where a subgroup holds them; else 0
-    turns: bool = False        # Tiles that a subgroup holds may lie with `row_dim` innermost.
-    line: int = 0              # elements of the innermost dim in a line, of tiles that are read from shared memory; else 0
-    whole_tiles: bool = False  # Those begin at multiples of a tile along `row_dim`.
+    row_padded: int = 0        # positions of `row_dim`, rounded up to whole tiles, if a subgroup holds them; else 0
+    turns: bool = False        # Tiles that a subgroup holds may be stored with `row_dim` innermost.
+    line: int = 0              # elements of a 16-byte line of the innermost dim, if the instruction reads shared memory; else 0
+    whole_tiles: bool = False  # Tiles begin at multiples of a tile along `row_dim`.
 
     @property
     def is_held(self) -> bool:
-        """Whether a subgroup holds tiles of it."""
+        """Whether a subgroup holds tiles of the operand."""
         return self.row_padded > 0
 
     def padded_to(self, dim: int) -> int:
-        """Positions of a dim with its padding; 0 for one that is not padded."""
+        """Positions of a dim with its padding; 0 if the dim is not padded."""
         return self.padded if dim == self.dim else self.row_padded if dim == self.row_dim else 0
 
 
 def stored_node(r: ResolvedStage, packed: Packed) -> int:
-    """The node of a packed operand that is stored: its value, or what was made wide."""
+    """The node of a packed operand that is stored: its value, or what the value was before it was widened."""
     value = r.nodes[r.value]
     return r.value if value.dtype == packed.dtype else value.src[0]
 
 
 class TensorizePlan(NamedTuple):
-    """An instruction of a stage: its operands in the order of the instruction, and the local axes of the rows and columns of its tiles."""
+    """The instruction that computes a stage's sums. `operands`, `packed`: in the order of the instruction; `rows`, `columns`: the local
+    axes of its tiles, or -1."""
 
     dot: Dot
     operands: tuple[Operand, Operand]
@@ -212,7 +214,7 @@ class TensorizePlan(NamedTuple):
 
     @property
     def corrects(self) -> int:
-        """The operand (0 or 1) whose sum corrects for the flipped sign bit of the other one, or -1."""
+        """The number (0 or 1) of the operand whose sum corrects for the flipped sign bits of the other one; -1 if none are flipped."""
         return next((1 - i for i, p in enumerate(self.packed) if p.flipped), -1)
 
 
@@ -224,7 +226,7 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
     axis, dot = chosen.axis, DOTS[chosen.name]
     first_dtype, second_dtype = dot.operands
     first, second = operands_of(state.kernel, r, axis)
-    flipped: Operand | None = None      # the operand whose numbers the instruction takes with the other sign
+    flipped: Operand | None = None      # the operand that the instruction takes with the other signedness
     rows = columns = -1
     if dot.is_tile:
         rows, columns = r.axes.index(chosen.rows), r.axes.index(chosen.columns)
@@ -246,7 +248,7 @@ def plan_dot(state: Scheduler, r: ResolvedStage, lane: int) -> TensorizePlan | N
 
 
 def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed, a: int, dot: Dot) -> Packed:
-    """An operand with as many positions as the tiles along local axis `a` cover."""
+    """`packed` with as many positions as the tiles along local axis `a` cover."""
     dims, size = r.nodes[o.node].dims, packed.dtype.itemsize
     dim = next(i for i, lin in enumerate(dims) if lin.coef(a))
     axes, own = state.kernel.axes, r.axes[a]
@@ -258,13 +260,13 @@ def _whole_tiles(state: Scheduler, r: ResolvedStage, o: Operand, packed: Packed,
 
 
 def held_threads(state: Scheduler, stage: int) -> int:
-    """The threads of a subgroup that hold the tiles of a stage; 1 where none do."""
+    """The number of threads of a subgroup that hold the tiles of a stage; 1 if none do."""
     chosen = state.dots[stage]
     return DOTS[chosen.name].threads if chosen is not None else 1
 
 
 def held_layout(state: Scheduler, stage: int) -> Fragment | None:
-    """The elements of a tile that each thread has, of a stage that HOLD has laid out; None for another stage."""
+    """The elements of a tile that each thread has, if HOLD has laid out the stage; None for other stages."""
     chosen = state.dots[stage]
     if chosen is None or chosen.computes:
         return None
@@ -274,8 +276,8 @@ def held_layout(state: Scheduler, stage: int) -> Fragment | None:
 
 
 def sharing_digits(state: Scheduler, stage: int) -> list[tuple[int, int]]:
-    """(threads of one value, values) of each digit of the threads' numbers in which those differ that share the reduction of a stage whose
-    columns HOLD has laid out."""
+    """The digits of the thread number in which the threads differ that share a reduction along the columns of a stage laid out by HOLD:
+    (inner, extent) each, with digit t // inner % extent. [] for other stages."""
     chosen, fragment = state.dots[stage], held_layout(state, stage)
     if chosen is None or fragment is None or chosen.columns not in state.kernel.stages[stage].reds:
         return []
@@ -288,18 +290,18 @@ def sharing_digits(state: Scheduler, stage: int) -> list[tuple[int, int]]:
 
 
 def shuffles_of(state: Scheduler, stage: int) -> list[int]:
-    """The bits of their numbers in which these threads differ."""
+    """The masks of the shuffles by which these threads combine their results, one for each bit of `sharing_digits`."""
     bits = [range(inner.bit_length() - 1, (inner * extent).bit_length() - 1) for inner, extent in sharing_digits(state, stage)]
     return [1 << k for own in bits for k in own]
 
 
-QUAD, RUN = Digit(4, 0, 2), Digit(2, 0, 1)     # threads that share a row of eight results, and what each has of them
+QUAD, RUN = Digit(4, 0, 2), Digit(2, 0, 1)     # threads that share a row of eight results, and the results that each has of it
 LINE_OF_QUAD = QUAD.extent * RUN.extent
 
 
 def exchanges_results(state: Scheduler, r: ResolvedStage, plan: TensorizePlan) -> bool:
-    """Whether threads that share rows of results exchange them before they are stored: each then has a line of 16 bytes instead of a word
-    in each of four."""
+    """Whether threads that share rows of results exchange results before storing. Each then stores one line of 16 bytes instead of one word
+    in each of four lines."""
     fragments, store, axes = plan.dot.fragments, r.store, state.kernel.axes
     split = state.split_reduce
     if fragments is None or store is None or state.target.subgroup < QUAD.extent or (split and axes[split.axis].stage == r.stage.index):
@@ -313,17 +315,18 @@ def exchanges_results(state: Scheduler, r: ResolvedStage, plan: TensorizePlan) -
 
 
 class DotRate(NamedTuple):
-    """Cost of a stage's dot instruction: products per instruction, its time in multiply-adds, and whether it needs a correction."""
+    """The cost of a stage's dot instruction. `group`: products per instruction and lane; `cost`: its time in multiply-adds; `corrects`:
+    whether it needs a correction."""
 
     group: int
     cost: float
     corrects: bool
-    load: float = 1.0          # vector loads that take as long as one of an operand
-    store: float = 1.0         # vector stores that take as long as one of results
+    load: float = 1.0          # time of an operand's load, in vector loads
+    store: float = 1.0         # time of a result's store, in vector stores
 
 
 def rate_of(plan: TensorizePlan | None, target: Target) -> DotRate:
-    """The rate of the instruction that sums in a stage: TC's, or a multiply-add."""
+    """The rate of the instruction that computes a stage's sums; a plain multiply-add without a plan."""
     if plan is None:
         return DotRate(1, 1.0, False)
     dot = plan.dot

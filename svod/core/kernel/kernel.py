@@ -1,8 +1,8 @@
 """A kernel: its AST, the names of its stages and axes, and the table of its accesses. Grammar: docs/ir.md, section 2.
 
-Opts do not rewrite the AST, except ONLINE and FLATTEN, which make another kernel of it. The only choice of a state that changes a stage's
-value is which stages are recomputed in place. `Kernel.resolve(inlined)` substitutes those once per choice and analyses every access (affine
-coefficient per range, constant, the rest); lowering and the cost model read only these tables."""
+Opts do not rewrite the AST, except ONLINE and FLATTEN, which create another kernel. A state changes the value of a stage only by inlining
+the stages that it reads. `Kernel.resolve(inlined)` substitutes these, once per choice, and analyses every access (affine coefficient per
+range, constant, other terms); lowering and the cost model read only these tables."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,8 @@ from svod.errors import CompileError, KernelOptError
 
 @dataclass(frozen=True)
 class Axis:
-    """One RANGE: `o` axes span a stage's value, `r` axes are reduced. `extent`: its positions, the most of them where `bound` varies."""
+    """One RANGE of a stage. `kind`: "o" for an axis of the stage's value, "r" for one that is reduced. `bound`: the extent as an expression
+    of variables, or None; `extent` is then its maximum."""
 
     index: int
     name: str
@@ -46,7 +47,7 @@ class Stage:
     reds: tuple[int, ...]         # axis indices of its REDUCEs
     is_output: bool
     dtype: DType
-    sum_rule: SumRule | None      # strictest rule of its sums of floats; None without any
+    sum_rule: SumRule | None      # strictest rule for its sums of floats; None if it has none
 
     @property
     def has_reduce(self) -> bool:
@@ -54,7 +55,7 @@ class Stage:
 
 
 def own_reduces(value: UOp) -> list[UOp]:
-    """The REDUCE nodes of a stage's value, without those of other stages."""
+    """The REDUCE nodes in a stage's value, without those inside other stages."""
     return [u for u in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.REDUCE]
 
 
@@ -88,10 +89,11 @@ class Kernel:
         self.stage_of: dict[UOp, int] = {s.node: s.index for s in self.stages}
         self.output: int = len(stages)
         self._resolved: dict[frozenset[int], tuple[ResolvedStage | None, ...]] = {}
-        self.library_kernel: UOp | None = library_kernel_of(ast)   # a kernel with one form, without opts
-        self.windows: dict[int, Any] = {}    # by stage `windows_of` of `contraction`: every state asks for the same
-        self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, once it was asked for
-        # kernels by the arguments of ONLINE, or (stage, 0) of FLATTEN: every state of a chain asks for the same
+        # the library kernel node if the kernel consists of one, else None; it has one form, without opts
+        self.library_kernel: UOp | None = library_kernel_of(ast)
+        self.windows: dict[int, Any] = {}    # stage → `windows_of` of `contraction`, cached for all states
+        self.limits: tuple[Any, ...] | None = None      # `masked_limits` of `online`, cached; None: not computed yet
+        # (stage, block) of ONLINE, or (stage, 0) of FLATTEN → the rewritten kernel, cached for all states
         self.rewritten: dict[tuple[str, int], Kernel] = {}
 
     def _add_stage(self, name: str, node: UOp) -> None:
@@ -120,12 +122,12 @@ class Kernel:
 
     @cached_property
     def variables(self) -> dict[str, tuple[int, int]]:
-        """Bounds of the variables that the kernel is launched with, by name, in the order of the names."""
+        """Bounds of the variables that the kernel is launched with: name → (least, most), sorted by name."""
         return kernel_variables(self.ast)
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that the value of each stage reads directly."""
+        """Per stage, the stages that its value reads directly."""
         result = []
         for s in self.stages:
             own = s.value.toposort(gate=lambda n: n.op is not Ops.STAGE)
@@ -146,13 +148,14 @@ class Kernel:
 
     @cached_property
     def written(self) -> frozenset[int]:
-        """Slots that are both written and read: their loads and stores must keep their order."""
+        """Slots of arguments that are both written and read: their loads and stores must keep their order."""
         outs = set(self.outs)
         return frozenset(u.src[0].src[0].arg.slot for u in self.ast.toposort() if u.op is Ops.LOAD and u.src[0].src[0].arg.slot in outs)
 
     @cached_property
     def dimensions(self) -> tuple[int, ...]:
-        """Per axis the number of its tensor dimension. Axes along which a stage reads another one position by position share it."""
+        """Per axis, a number for its tensor dimension. If a stage reads another one position by position along an axis, both axes share the
+        number."""
         number = list(range(len(self.axes)))
 
         def first(a: int) -> int:
@@ -171,7 +174,7 @@ class Kernel:
         return tuple(first(a) for a in range(len(self.axes)))
 
     def resolve(self, inlined: frozenset[int]) -> tuple[ResolvedStage | None, ...]:
-        """Per stage its value with the `inlined` stages substituted and all accesses analysed; None for inlined ones."""
+        """Per stage, its value with the `inlined` stages substituted and all accesses analysed; None for the inlined stages."""
         resolved = self._resolved.get(inlined)
         if resolved is None:
             resolved = self._resolved[inlined] = tuple(None if s.index in inlined else resolve_stage(self, s, inlined) for s in self.stages)
@@ -200,21 +203,22 @@ class LinearIndex:
 class Node:
     """One operation of a resolved stage. `deps`: the local axes its value depends on."""
 
-    kind: str                      # const, axis, variable, alu, cast, bitcast, load, read (of a stage), reduce (its result), part (of it)
+    # const, axis, variable, alu, cast, bitcast, load, read (of a stage), reduce (result of a reduction), part (one partial result)
+    kind: str
     op: str
     dtype: DType
     src: tuple[int, ...]
     arg: Any
     deps: tuple[int, ...]
     linear: LinearIndex | None = None   # load: the flat index
-    dims: tuple[LinearIndex, ...] = ()  # read: one per axis of the stage read
+    dims: tuple[LinearIndex, ...] = ()  # read: the index along each axis of the stage that is read
     gate: int = -1                 # load: node of the gate
     alt: int = -1
 
 
 @dataclass(slots=True)
 class ReduceNode:
-    """One REDUCE of a resolved stage: the nodes of its values and its combiner."""
+    """One REDUCE of a resolved stage: its combiner, and the nodes of the values that it combines."""
 
     combiner: str
     values: tuple[int, ...]
@@ -223,37 +227,38 @@ class ReduceNode:
 
 @dataclass(slots=True)
 class ResolvedStage:
-    """A stage ready to be emitted. Local axes are the stage's outs followed by its reds."""
+    """A stage ready to be emitted, with all accesses analysed. Local axes are the stage's outs followed by its reds."""
 
     stage: Stage
     axes: tuple[int, ...]
     nodes: list[Node]
     reductions: list[ReduceNode]
-    value: int                      # node of the value (after the reductions)
-    store: LinearIndex | None            # STOREs: the flat index written
+    value: int                      # node of the value that is stored, after the reductions
+    store: LinearIndex | None            # for an output: the flat index that is written
     store_slot: int
     reads: tuple[int, ...]          # stages read, in topological order
-    after_reduce: frozenset[int]    # stages read by what is done with the results of its REDUCEs; all of them where there are none
-    lanes_bytes: int = 4            # widest value type, bytes
+    after_reduce: frozenset[int]    # stages read after the reductions; all stages read, if there are no reductions
+    lanes_bytes: int = 4            # size in bytes of the widest value type
     read_nodes: tuple[Node, ...] = ()
-    read_axes: tuple[tuple[frozenset[int], ...], ...] = ()      # by read, per dim the local axes that move it
+    read_axes: tuple[tuple[frozenset[int], ...], ...] = ()      # per read and dim: the local axes that move it
 
     @property
     def combines(self) -> bool:
-        """Whether this combines partial results, along an axis of its own: by loops of its own, too, whatever those of the stage are."""
+        """Whether this is the reduction of partial results, over an axis that is not in the kernel. Its loops do not depend on the
+        state's."""
         return bool(self.axes) and self.axes[-1] < 0
 
     def reads_with_axes(self) -> Iterable[tuple[Node, tuple[frozenset[int], ...]]]:
-        """The reads of other stages, each with the local axes that move its dims."""
+        """The reads of other stages, each with the local axes that move each of its dims."""
         return zip(self.read_nodes, self.read_axes, strict=True)
 
 
 def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
     """`value` with every read of a STAGE for which `through` is true replaced by that stage's value at the coordinates read.
 
-    The work is one visit per node of the result: reads of one stage at the same coordinates are expanded once, without recursion."""
+    Each node of the result is visited once: equal reads are expanded once, without recursion."""
     done: dict[UOp, UOp] = {}
-    values: dict[UOp, UOp] = {}     # values of STAGEs by the read of one
+    values: dict[UOp, UOp] = {}     # read of a STAGE → the stage's value there
     todo = [value]
     while todo:
         u = todo[-1]
@@ -276,7 +281,7 @@ def expand_reads(value: UOp, through: Callable[[UOp], bool]) -> UOp:
 
 
 def _value_at(stage: UOp, coords: tuple[UOp, ...]) -> UOp:
-    """The value of a STAGE at `coords`, with the stages that it reads left alone."""
+    """The value of a STAGE at `coords`. Stages that it reads are not expanded."""
     done = dict(zip(stage.src[1:], coords, strict=True))
     for u in stage.src[0].toposort(gate=lambda n: n not in done and n.op is not Ops.STAGE):
         if u not in done:
@@ -286,7 +291,7 @@ def _value_at(stage: UOp, coords: tuple[UOp, ...]) -> UOp:
 
 
 class _Resolver:
-    """Builds the node list of one stage."""
+    """Builds the node list of one resolved stage."""
 
     def __init__(self, kernel: Kernel, stage: Stage, inlined: frozenset[int]):
         self.kernel, self.stage, self.inlined = kernel, stage, inlined
@@ -327,7 +332,7 @@ class _Resolver:
         return self.local[u]
 
     def linear(self, u: UOp) -> LinearIndex:
-        """`u`, an index expression, as Σ coef·axis + const + Σ coef·atom."""
+        """Analyse an index expression `u` as Σ coef·axis + const + Σ coef·atom."""
         if (linear := self.linears.get(u)) is not None:
             return linear
         coefs: dict[int, int] = {}
@@ -359,7 +364,7 @@ class _Resolver:
         return lin
 
     def node(self, root: UOp) -> int:
-        """The node number of an (expanded) expression."""
+        """The node number of an expression without inlined reads."""
         for u in root.toposort(gate=lambda n: n not in self.made and n.op not in (Ops.LOAD, Ops.INDEX, Ops.RANGE, Ops.REDUCE)):
             if u not in self.made:
                 self.made[u] = self._make(u)
@@ -420,7 +425,7 @@ def resolve_stage(kernel: Kernel, stage: Stage, inlined: frozenset[int]) -> Reso
 
 
 def reachable(nodes: list[Node], todo: list[int]) -> set[int]:
-    """The nodes that those in `todo` need, reductions not entered."""
+    """The nodes that those in `todo` need, except the operands of reductions."""
     reached: set[int] = set()
     while todo:
         n = todo.pop()
@@ -431,7 +436,7 @@ def reachable(nodes: list[Node], todo: list[int]) -> set[int]:
 
 
 def node_sources(n: Node) -> list[int]:
-    """The nodes a node needs: operands, gate and alternative, and the atoms of its index expressions."""
+    """The nodes that a node needs: operands, gate and alternative, and the atoms of its index expressions."""
     operands = list(n.src) + [x for x in (n.gate, n.alt) if x >= 0]
     for lin in ((n.linear,) if n.linear else ()) + n.dims:
         operands += [a for a, _ in lin.atoms]

@@ -1,5 +1,5 @@
-"""Layouts of staged values in memory: dims in the order in which they are read, the vector innermost, in tiles where all readers use the
-same ones.
+"""Layouts of staged values in memory. Dims lie in the order in which they are read, the readers' vector innermost; in tiles if all readers
+read the same tiles.
 
     s1[i, k] read by a tile of 32 rows i in vectors, k summed up      [i/32][k][i%32]
     the same with 27 rows of 64                                       [3][k][27]               rows 0, 27 and 37 on: some lie twice
@@ -20,78 +20,78 @@ from svod.core.kernel.scheduler import LOCAL, LOOP, UPCAST, Derived, Scheduler
 from svod.core.machine.isa import LINE as LINE_BYTES
 from svod.core.machine.levels import CACHE_LINE_BYTES
 
-SET_STRIDE = 2048               # bytes: rows so far apart share the sets of the first cache, or every second of them
-MOST_LINES = 8                  # most lines of a row that change places: those of 128 bytes
-WIDE = 2                        # bytes of numbers of which an instruction turns lines that lie across the sum
-AREA = 64                       # bytes: areas of shared memory begin at multiples of this
-SWIZZLED = 1024                 # bytes: those of such rows begin at multiples of this
+SET_STRIDE = 2048               # bytes; rows that are a multiple of this apart share sets of the first cache, all or every second
+MOST_LINES = 8                  # most lines in a row of a swizzle: 128 bytes
+WIDE = 2                        # bytes of the numbers for which an instruction transposes lines that lie across the sum
+AREA = 64                       # bytes; areas of shared memory begin at multiples of this
+SWIZZLED = 1024                 # bytes; areas with a swizzle begin at multiples of this
 
 
 class Swizzle(NamedTuple):
-    """An exchange of lines between neighbouring rows: line j of a row lies where line j XOR i % `lines` would, in the i-th eight lines of
-    the area. So neither the lines of a row meet in one bank of shared memory, nor the same line of eight rows.
+    """A permutation of the lines in each row that avoids bank conflicts: in the i-th block of eight lines of the area, line j of a row is
+    stored at the place of line j XOR (i % `lines`). Then neither the lines of one row nor the same line of eight rows share a bank.
 
         rows of 4 lines:    0 1 2 3 | 0 1 2 3      rows 0 and 1
                             1 0 3 2 | 1 0 3 2      rows 2 and 3
     """
 
-    line: int       # elements
+    line: int       # elements of a line
     lines: int      # lines of a row: 2, 4 or 8
 
     @property
     def together(self) -> int:
-        """Elements of eight lines."""
+        """Elements of eight lines, in which rows are permuted alike."""
         return 8 * self.line
 
     @property
     def period(self) -> int:
-        """Elements after which it is the same again."""
+        """Elements after which the pattern repeats."""
         return self.together * self.lines
 
     def place(self, element: int) -> int:
-        """The place of an element."""
+        """The place in memory of an element, in elements."""
         return element ^ element // self.together % self.lines * self.line
 
 
 class Layout(NamedTuple):
-    """The layout of a staged value in memory. Element (p0, p1, …) stands at Σ stride·p, that of the tiled dim at (p // tile)·outer + p %
-    tile. Where tiles do not divide the dim, the last one is moved back, as its readers' is; the overlap with the one before is stored
-    twice."""
+    """The layout of a staged value in memory. Element (p0, p1, …) lies at Σ stride·p, where the tiled dim contributes (p // tile)·outer +
+    (p % tile)·stride instead. If tiles do not divide that dim, the last tile is moved back, as that of its readers is, and the overlap with
+    the tile before is stored twice."""
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     order: tuple[int, ...]         # dims, outermost first
-    tiled: int                     # the dim cut into tiles, or -1
+    tiled: int                     # the dim that is cut into tiles, or -1
     tile: int
     outer: int
     size: int                      # elements
-    row_pad: int = 0               # elements behind each row of the innermost dim, in shared memory
+    row_pad: int = 0               # elements of padding after each row of the innermost dim, in shared memory
     swizzle: Swizzle | None = None
 
     def place(self, position: Sequence[int]) -> int:
-        """The element that stands at a position; no tile of it was moved back."""
+        """The element number of a position. The layout must not have a tile that was moved back."""
         at = sum([p // self.tile * self.outer + p % self.tile * n if d == self.tiled else p * n
                   for d, (p, n) in enumerate(zip(position, self.strides, strict=True))])
         return at if self.swizzle is None else self.swizzle.place(at)
 
     @property
     def overlaps(self) -> bool:
-        """Whether the last tile is moved back into the one before."""
+        """Whether the last tile is moved back, so that it overlaps the tile before."""
         return self.tiled >= 0 and self.extents[self.tiled] % self.tile != 0
 
 
 def is_exact(pieces: tuple[EmittedLoop, ...], extent: int) -> bool:
-    """Whether the loops of an axis have `extent` positions together."""
+    """Whether the loops of an axis cover exactly `extent` positions."""
     return prod([p.extent for p in pieces]) == extent
 
 
 def block_of(pieces: tuple[EmittedLoop, ...]) -> int:
-    """Positions that the expanded rows of an axis cover."""
+    """Positions that one iteration of the loops of an axis spans: its expanded rows."""
     return span(p for p in pieces if p.role != LOOP)
 
 
 def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
-    """Whether the expanded rows are the innermost ones, so that a tile is one block of positions."""
+    """Whether all expanded rows of an axis are inside its loops, so that a tile is one contiguous block of positions."""
     seen = False
     for p in reversed(pieces):
         if p.extent == 1:
@@ -104,17 +104,17 @@ def is_contiguous(pieces: tuple[EmittedLoop, ...]) -> bool:
 
 
 def area_start(layout: Layout) -> int:
-    """Bytes of a multiple of which an area of shared memory begins."""
+    """The alignment, in bytes, of an area of shared memory."""
     return SWIZZLED if layout.swizzle is not None else AREA
 
 
 def area_bytes(layout: Layout, nbytes: int) -> int:
-    """Bytes from one buffer of an area to the next, each of `nbytes`."""
+    """Bytes from one buffer of a copy to the next, if a buffer needs `nbytes`."""
     return -(-nbytes // area_start(layout)) * area_start(layout)
 
 
 class TiledDim(NamedTuple):
-    """The dim of a staged value that its readers take in whole tiles, and a tile's positions."""
+    """The dim of a staged value that its readers read in whole tiles, and the positions of a tile."""
 
     dim: int
     tile: int
@@ -124,9 +124,9 @@ UNTILED = TiledDim(-1, 1)
 
 
 class Layouts(NamedTuple):
-    """The layouts of a state, per stage: the order of its dims, the dim read in whole tiles, and the local axis that is the vector (or
-    -1). For stages that are not copies also the vector's loop row, the dot instruction and how its operands are packed. `rows`: stages
-    read in all lanes, with rows along the sum."""
+    """The layouts of a state, by stage. `orders`: its dims, outermost first; `tiles`: the dim read in whole tiles; `vector_axes`: the local
+    axis of its vector, or -1. Only for stages that are not copies: `vector_rows`, the vector's loop row; `dots`, the dot instruction.
+    `packed`: the form of its operands. `rows`: stages of which readers load one value for all lanes, laid out with rows along the sum."""
 
     orders: dict[int, tuple[int, ...]]
     tiles: dict[int, TiledDim]
@@ -139,10 +139,10 @@ class Layouts(NamedTuple):
 
 @Derived
 def layouts(state: Scheduler) -> Layouts:
-    """The layouts of a state's stages, which follow from their readers."""
+    """The layouts of a state's stages, derived from their readers."""
     plan = place_stages(state)
     result = Layouts({}, {}, {}, {}, {}, {}, set())
-    for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers before what they read
+    for s in range(len(state.kernel.stages) - 1, -1, -1):       # readers come before the stages that they read
         r = plan.resolved[s]
         if r is None or plan.paths[s] is None:
             continue
@@ -160,16 +160,17 @@ def layouts(state: Scheduler) -> Layouts:
     return result
 
 
-SIDE_BY_SIDE, VECTOR = 1 << 20, 1 << 21     # ranks of dims, after the depth of any loop: in a register tile; the vector
+SIDE_BY_SIDE, VECTOR = 1 << 20, 1 << 21     # ranks of dims, above any depth of a loop: in a register tile, and the vector
 
 
 def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple[tuple[int, ...], TiledDim]:
-    """The order in which a stage's dims are read (loops by depth, register tiles, vector), and the dim that is read in whole tiles."""
+    """The order of a stage's dims, as they are read (loops by depth, then register tiles, then the vector), and the dim that is read in
+    whole tiles."""
     dims = len(state.kernel.stages[s].outs)
     rank = [-1] * dims
     here = plan.resolved[s]
     copied = here is not None and any(n.kind == "load" for n in here.nodes)
-    uses: set[TiledDim] = set()     # the tiles that each read could use
+    uses: set[TiledDim] = set()     # the tiles in which each reader could read
     for q in plan.readers[s]:
         r = plan.resolved[q]
         if r is None or plan.paths[q] is None:
@@ -178,12 +179,13 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
             if node.arg == s:
                 ranks = _ranks_of_read(state, layouts, r, node, copied)
                 rank = [max(pair) for pair in zip(rank, ranks, strict=True)]
-                if not state.target.has_groups:     # a thread reads elements, not whole tiles
+                if not state.target.has_groups:     # on a grid a thread reads single elements, not whole tiles
                     uses.add(_tile_of_read(state, plan, layouts.vector_axes[q], r, node))
     tiled = uses.pop() if len(uses) == 1 else UNTILED
     packed = layouts.packed.get(s)
     if dims and max(rank) < VECTOR and (packed is not None or plan.paths[s] == ()):
-        # read as a value in all lanes: rows along the sum are few streams through memory, as it mostly lies there
+        # Each read takes one value for all lanes: rows along the sum then give few streams through memory, as the source mostly lies that
+        # way.
         along = _summed_dim(state, plan, s) if packed is None else _innermost(here, packed)
         if along >= 0:
             rank[along] = VECTOR
@@ -194,23 +196,24 @@ def _order(state: Scheduler, plan: Placement, layouts: Layouts, s: int) -> tuple
 
 
 def _innermost(r: ResolvedStage | None, packed: Packed) -> int:
-    """The innermost dim of an operand: the one along the sum, or, of tiles that may be turned, the one that memory has innermost."""
+    """The innermost dim of a packed operand: the one that is summed over; if tiles may be transposed, the one that is innermost in the
+    source."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None] if r is not None else []
     by_row = packed.turns and loads and all(lin.coef(packed.row_dim) == 1 for lin in loads)
     return packed.row_dim if by_row else packed.dim
 
 
 def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: Node, copied: bool) -> list[int]:
-    """Per dim of a staged value the rank of one read: the depth of the loop that moves it, SIDE_BY_SIDE or VECTOR, or -1 where nothing
-    moves it. `copied`: the value is read from memory, not computed from scratch."""
+    """The rank of each dim of a staged value in one read: the depth of the loop that moves it, SIDE_BY_SIDE in a register tile, or VECTOR;
+    -1 if nothing moves it. `copied`: the value is loaded from an argument, not computed from values in scratch memory."""
     s = r.stage.index
     lane = layouts.vector_axes[s]
     if is_derived(r.stage):
         at = {a: i for i, a in enumerate(layouts.orders[s])}
         return [max([VECTOR if a == lane else at[a] for a, _ in lin.coefs], default=-1) for lin in node.dims]
     rows, depth = state.rows, {row: i for i, row in enumerate(state.order[s])}
-    # what is computed from scratch and read one element for all lanes keeps the order of the loops: its rows lie as those it is
-    # computed from, in vectors
+    # A value that is computed from scratch memory, and read as one element for all lanes, keeps the order of the loops: its rows then lie
+    # like those of its sources, in vectors.
     tiles_inside = copied or any(a == lane for lin in node.dims for a, _ in lin.coefs)
 
     def rank_of(a: int) -> int:
@@ -224,13 +227,13 @@ def _ranks_of_read(state: Scheduler, layouts: Layouts, r: ResolvedStage, node: N
 
 
 def _tile_of_read(state: Scheduler, plan: Placement, lane: int, r: ResolvedStage, node: Node) -> TiledDim:
-    """The dim that a read moves along with its vector, and the positions of a tile of it."""
+    """The dim that a read's vector moves along, and the positions of a tile of it; UNTILED if there is none."""
     dims = [i for i, lin in enumerate(node.dims) if any(a == lane for a, _ in lin.coefs)]
     return TiledDim(dims[-1], _tile_size(state, plan, r, node, dims[-1], lane)) if dims else UNTILED
 
 
 def _summed_dim(state: Scheduler, plan: Placement, s: int) -> int:
-    """The dim of a stage along which its readers' innermost reduce loop runs, or -1."""
+    """The dim of a stage along which its readers' innermost reduce loop runs; -1 if there is none."""
     for q in plan.readers[s]:
         r = plan.resolved[q]
         if r is None or is_derived(r.stage):
@@ -245,17 +248,18 @@ def _summed_dim(state: Scheduler, plan: Placement, s: int) -> int:
 
 
 def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, dim: int, local: int) -> int:
-    """Positions of the reader's vector axis that stand side by side if the dim is read in tiles of them, else 1."""
+    """The size of the tiles in which a reader reads a dim: the positions of its vector axis in a register tile; 1 if it does not read whole
+    tiles."""
     lin = node.dims[dim]
     axis, extent = r.axes[local], state.axis_extent(r.axes[local])
     if lin.atoms or lin.const or lin.coefs != ((local, 1),) or plan.paths[r.stage.index] != () or is_derived(r.stage):
-        return 1    # a stage inside another nest computes whatever part is asked for, not whole tiles of it
+        return 1    # the loops around such a stage decide which part of it is computed, which need not be whole tiles
     kernel, pieces = state.kernel, fit(state, state.axis_rows[axis], extent)
     positions, block = kernel.axes[kernel.stages[node.arg].outs[dim]].extent, block_of(pieces)
     if not is_contiguous(pieces):
         return 1
     if not is_exact(pieces, extent) or positions % block:
-        # tiles that do not divide the dim: the reader's last one is to be moved back to the end of it
+        # Tiles that do not divide the dim: allowed if the reader's last tile is moved back to the end of the dim.
         moved = local < len(r.stage.outs) and bool(r.reductions) and positions == extent
         if not moved or kernel.written or state.pads[axis] or kernel.axes[axis].bound is not None:
             return 1
@@ -263,16 +267,17 @@ def _tile_size(state: Scheduler, plan: Placement, r: ResolvedStage, node: Node, 
 
 
 def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...], tiled: bool = True) -> Layout:
-    """The layout of a region of stage `s`. Readers take it from the emitted stage (`Staged`), as regions may differ."""
+    """The layout of a region of stage `s`. Regions, and so layouts, may differ between the places where it is computed: readers use that of
+    `Staged`."""
     order = layouts.orders[s]
     dim, tile = layouts.tiles[s] if tiled else UNTILED
     if dim >= 0 and extents[dim] % tile and extents[dim] != state.kernel.axes[state.kernel.stages[s].outs[dim]].extent:
-        dim, tile = UNTILED     # a part of the dim, which ends elsewhere
+        dim, tile = UNTILED     # a part of the dim, whose end need not be the end of a tile
     packed = layouts.packed.get(s)
     if packed is not None and packed.line:
         return in_lines(order, extents, packed, packed.line)
     if packed is not None:
-        # in words of a group: a step along the summed dim is a part of a word's stride, everything else moves by whole words
+        # Strides in words of one group: a step along the summed dim is part of a word, a step along other dims is whole words.
         words = tuple(e // packed.group if d == packed.dim else e for d, e in enumerate(extents))
         laid = _lay_out(order, words, dim, tile, SET_STRIDE // (packed.group * packed.dtype.itemsize) if s in layouts.rows else 0)
         inside = tuple(n if d == packed.dim else n * packed.group for d, n in enumerate(laid.strides))
@@ -281,8 +286,9 @@ def lay_out(state: Scheduler, layouts: Layouts, s: int, extents: tuple[int, ...]
 
 
 def in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed, line: int) -> Layout:
-    """The innermost dim cut into rows of 8, 4 or 2 lines of `line` elements, as many as fit, those of neighbouring positions of the other
-    dim of the tiles one behind the other, and swizzled. Where tiles begin anywhere along the other dim a row is one line."""
+    """The layout of an operand in lines of `line` elements. The innermost dim is cut into rows of 8, 4 or 2 lines, as many as fit. Rows of
+    neighbouring positions of the tiles' other dim follow one another, and are swizzled. If tiles may begin anywhere along that dim, a row
+    is one line."""
     inner = order[-1]
     other = packed.row_dim if inner == packed.dim else packed.dim
     whole = -(-extents[inner] // line)
@@ -300,8 +306,8 @@ def in_lines(order: tuple[int, ...], extents: tuple[int, ...], packed: Packed, l
 
 
 def swizzled_lines(layouts: Layouts, s: int, extents: tuple[int, ...]) -> Layout | None:
-    """The layout in shared memory of a copy for tiles that a subgroup holds, if each line of a tile is 16 bytes beside each other, and the
-    lines of a tile are in one row; else None."""
+    """The swizzled layout of an operand in shared memory, for tiles that a subgroup holds. None if a line of a tile is not 16 contiguous
+    bytes, or a tile needs more than one row of lines."""
     packed, order = layouts.packed[s], layouts.orders[s]
     inner, size = order[-1], packed.dtype.itemsize
     dot, number = next((plan.dot, n) for plan in layouts.dots.values() for n, o in enumerate(plan.operands) if o.stage == s)
@@ -320,7 +326,8 @@ def left_out(lines: int, parts: int) -> int:
 
 
 def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: int, apart: int) -> Layout:
-    """The layout. `apart`: rows of a multiple of so many elements are padded by a cache line, for other sets; 0: no padding."""
+    """The layout of `extents` in a given order. `dim`, `tile`: the dim in tiles, or -1. `apart`: if a row is a multiple of so many
+    elements, it is padded by a cache line, so that rows use different cache sets; 0: no padding."""
     strides = [0] * len(extents)
     if dim >= 0 and tile < extents[dim]:
         size = tile
@@ -330,7 +337,7 @@ def _lay_out(order: tuple[int, ...], extents: tuple[int, ...], dim: int, tile: i
                 size *= extents[d]
         strides[dim] = 1
         return Layout(extents, tuple(strides), order, dim, tile, size, size * -(-extents[dim] // tile))
-    order = tuple(sorted(order, key=lambda d: extents[d] != 1))   # stable: axes of one position go outermost
+    order = tuple(sorted(order, key=lambda d: extents[d] != 1))   # stable sort: dims of one position go outermost
     size = 1
     for d in reversed(order):
         strides[d] = size

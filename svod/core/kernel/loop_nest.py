@@ -1,8 +1,8 @@
-"""A state as the loops that will be emitted: `loop_nest(state)`, made once per state.
+"""The loops that will be emitted for a state: `loop_nest(state)`, computed once per state.
 
-Placement says where stages live; this module derives the rest per stage: the region of its value that the readers require under the loops
-around it (bounds inference), the loops that compute that region, copy loops included, the vector loop, and the memory space. The cost
-model, the printer of loop nests, the sketches and the emitter read it.
+Placement decides at which loop each stage is computed. This module derives the rest: the region of a stage that its readers need in one
+iteration of the loops around it (bounds inference), the loops that compute the region, the vector loop, and the memory. The cost model, the
+printer of loop nests, the sketches and the emitter use it.
 
     s1 read by out as s1[o1, r0], STAGE(s1, o1) with o1 in tiles of 32 and r0 of 256
         region (32, 256)      loops 256 × 32, the 32 in vectors      around: o1, which moves dim 0      scratch
@@ -39,45 +39,50 @@ from svod.core.machine.levels import OF_GROUP, MemorySpace
 from svod.errors import KernelOptError
 
 NO_START: Lin = ({}, 0)
-LATE_BUFFERS = 4        # buffers from which on products go on behind the next barrier: copies one iteration ahead take longer than it
+# with so many buffers, products may finish after the next barrier; with three, copies would then start only one iteration ahead
+LATE_BUFFERS = 4
 
 
 class AroundLoop(NamedTuple):
     """A loop of another stage around a stage."""
 
     row: int
-    moves: int          # local axis of the stage that it moves, or -1: it computes the same region again
+    moves: int          # local axis of the inner stage that the loop moves; -1: each iteration computes the same region again
     iterations: int
 
 
 class StageNest(NamedTuple):
-    """A stage as it is emitted."""
+    """A stage as it is emitted: its region, its loops, and its memory."""
 
     r: ResolvedStage
-    region: tuple[int, ...]                         # positions of each output axis that one computation of the stage covers
-    starts: tuple[Lin, ...]                         # the first position of each, by the loop rows around the stage
-    axes: tuple[tuple[EmittedLoop, ...], ...]       # per local axis its loops, outermost first
-    loops: tuple[tuple[int, EmittedLoop], ...]      # (local axis, loop) of those with several iterations, outermost first
-    around: tuple[AroundLoop, ...]                  # outermost first
+    region: tuple[int, ...]                         # per output axis: positions that one computation of the stage covers
+    # per output axis: the first of these positions, in terms of the loop rows around the stage
+    starts: tuple[Lin, ...]
+    axes: tuple[tuple[EmittedLoop, ...], ...]       # per local axis: its loops, outermost first
+    loops: tuple[tuple[int, EmittedLoop], ...]      # (local axis, loop) of each loop with several iterations, outermost first
+    around: tuple[AroundLoop, ...]                  # loops of other stages around it, outermost first
     vector: int                                     # the local axis that is the vector, or -1
-    vector_loop: EmittedLoop | None                 # the loop of it whose positions are the lanes
-    layout: Layout | None                           # how the region lies in memory; None for the output
-    space: MemorySpace                              # the memory of the value
-    copy: GroupCopy | None = None                   # how all threads of a group copy it into shared memory together
-    buffers: int = 1                                # areas of memory that it takes in turn, as it is copied ahead of its readers
-    beyond: tuple[int, ...] = ()                    # positions that threads compute beyond those that are read, in shared memory
-    bulk_rows: int = 0                              # rows of the region, where each is copied at once; 0: threads copy parts of them
-    of_group: tuple[RequiredDim, ...] = ()          # the region that all threads of a group require of a value that each has to itself
-    anywhere: frozenset[int] = frozenset()          # dims of which readers may ask for any position
-    padded: tuple[RequiredDim, ...] = ()            # the region with whole groups and tiles of packed operands; (): there are none
+    vector_loop: EmittedLoop | None                 # the loop whose positions are the lanes
+    layout: Layout | None                           # memory layout of the region; None for the output
+    space: MemorySpace                              # memory in which the value is stored
+    copy: GroupCopy | None = None                   # the copy into shared memory by all threads of a group, if the stage is one
+    buffers: int = 1                                # number of buffers that a copy uses in turn, as it starts iterations before its readers
+    # per output axis, in shared memory: positions that threads compute beyond those that are read
+    beyond: tuple[int, ...] = ()
+    bulk_rows: int = 0                              # rows of the region if each is one bulk copy; 0: threads copy smaller parts
+    # the region that all threads of a group need together, of a value that each thread has for itself
+    of_group: tuple[RequiredDim, ...] = ()
+    anywhere: frozenset[int] = frozenset()          # dims whose positions are looked up, so that readers may ask for any of them
+    # the region rounded up to whole groups and tiles of packed operands; () without such operands
+    padded: tuple[RequiredDim, ...] = ()
 
     @property
     def written(self) -> tuple[RequiredDim, ...]:
-        """The positions that one computation of the stage writes."""
+        """The positions that one computation of the stage writes, per output axis."""
         return self.padded or tuple(map(RequiredDim, self.starts, self.region))
 
     def reached(self, state: Scheduler, axis: int, extent: int) -> int:
-        """Positions of an output axis that threads compute where `extent` are required, at once or in the loops around the stage."""
+        """Positions of an output axis that threads compute if `extent` of them are required."""
         if not self.beyond:
             return extent
         return max(whole_extent(state, self.r.stage.index, axis, extent), extent + self.beyond[axis])
@@ -94,12 +99,12 @@ class StageNest(NamedTuple):
 
     @property
     def times(self) -> float:
-        """The number of times that the stage is computed."""
+        """How often the stage is computed: the product of the iterations of the loops around it."""
         return float(prod(loop.iterations for loop in self.around))
 
 
 class LoopNest(NamedTuple):
-    """All stages of a state that are computed somewhere, by number."""
+    """The nests of all stages of a state that are not inlined, by stage number."""
 
     placement: Placement
     layouts: Layouts
@@ -108,29 +113,29 @@ class LoopNest(NamedTuple):
 
 @Derived
 def loop_nest(state: Scheduler) -> LoopNest:
-    """The loop nest of a state. Raises KernelOptError when its placements contradict each other."""
+    """The loop nest of a state. Raises KernelOptError if its placements contradict each other."""
     return LoopNestMaker(state).make()
 
 
 def copied_ahead(state: Scheduler, nest: LoopNest) -> int:
-    """The iterations of the pipelined loop by which copies run ahead."""
+    """How many iterations of the pipelined loop copies start before they are read; 0 without PIPELINE."""
     return state.pipeline.buffers - 1 - products_under_way(state, nest) if state.pipeline is not None else 0
 
 
 def products_under_way(state: Scheduler, nest: LoopNest) -> int:
-    """The iterations of the pipelined loop that may have products under way when a later one begins: one where an instruction reads both
-    operands from the buffers by itself, and there is a buffer more than copies take that run two iterations ahead."""
+    """How many earlier iterations of the pipelined loop may still have products running when an iteration begins: 1 if an instruction reads
+    both operands from the buffers asynchronously and there are `LATE_BUFFERS` buffers or more, else 0."""
     if state.pipeline is None or state.pipeline.buffers < LATE_BUFFERS:
         return 0
     plan = nest.layouts.dots.get(state.kernel.axes[state.rows[state.pipeline.row].axis].stage)
     if plan is None or not plan.dot.reads_shared:
         return 0
-    # the nest of a bound from below has no operands: there products may be under way
+    # a nest made for a lower bound may lack the operands: then assume that products may be running
     return int(all(nest.stages[o.stage].buffers > 1 for o in plan.operands if o.stage in nest.stages))
 
 
 def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: Layouts, layout: Layout, exact: bool = False) -> CopyLoops:
-    """The loops of a copy stage over `extents` positions that lie in memory as `layout` says. `exact`: no position is computed twice."""
+    """The loops of a copy stage over `extents` positions that are stored in `layout`. `exact`: no position may be computed twice."""
     packed = layouts.packed.get(r.stage.index)
     if packed is not None and not packed.is_held:
         return packing_loops(r, extents, layout, packed, max(1, state.target.vector_bytes // WORD.itemsize))
@@ -139,35 +144,36 @@ def stage_copy(state: Scheduler, r: ResolvedStage, extents: list[int], layouts: 
 
 
 def copied_width(state: Scheduler, layouts: Layouts, r: ResolvedStage) -> int:
-    """Lanes of the vectors in which a stage is copied: of the narrow type, where a subgroup holds tiles of it."""
+    """Lanes of the vectors in which a stage is copied. For packed operands they are lanes of the narrow type."""
     packed = layouts.packed.get(r.stage.index)
     return vector_width(state, r) if packed is None else state.target.lanes(packed.dtype)
 
 
 def stored_bytes(state: Scheduler, layouts: Layouts, s: int) -> int:
-    """Bytes of one element of a stage's value where it is staged."""
+    """Bytes of one element of a stage as it is stored."""
     return layouts.packed[s].dtype.itemsize if s in layouts.packed else state.kernel.stages[s].dtype.itemsize
 
 
 def _axes_of_copy(copy: GroupCopy, region: tuple[int, ...]) -> tuple[tuple[EmittedLoop, ...], ...]:
-    """Per dim the loop over the parts of it that threads take."""
+    """Per dim, the loop over its parts that threads copy."""
     counts = [e // copy.width if d == copy.vector else e for d, e in enumerate(region)]
     return tuple([(EmittedLoop(NO_ROW, LOOP, n, e // n),) for n, e in zip(counts, region, strict=True)])
 
 
 class Cut(NamedTuple):
-    """Other, shorter loops over an axis: those of a tail."""
+    """The shorter loops of a local axis in a tail."""
 
     pieces: tuple[EmittedLoop, ...]
-    bound: int          # positions that it spans
+    bound: int          # positions that the loops span
 
 
-Cuts = Mapping[int, Mapping[int, Cut]]      # by stage and local axis
+Cuts = Mapping[int, Mapping[int, Cut]]      # stage → local axis → its shorter loops
 
 
 class LoopNestMaker:
-    """Builds the nests of stages. Readers come before what they read, since they decide its region. Phases need nothing of each other.
-    `cuts`: by stage and local axis what is shorter than the state says; `whole`: the nests without them, in whose memory values stay."""
+    """Builds the nests of stages. Readers come before the stages that they read, since they decide their regions; phases are independent of
+    each other. `cuts`: loops that are shorter than the state says, by stage and local axis; `whole`: the nests without these cuts, whose
+    memory is used."""
 
     def __init__(self, state: Scheduler, cuts: Cuts | None = None, whole: Mapping[int, StageNest] | None = None) -> None:
         self.state, self.cuts, self.uncut = state, cuts or {}, whole or {}
@@ -175,20 +181,23 @@ class LoopNestMaker:
         self.layouts = layouts(state)
         self.stages: dict[int, StageNest] = {}
         roots = self.placement.roots if has_block_rows(state) else ()
-        self.threads = {s: group_of(state, self.placement, s).threads for s in roots}       # of a group, by the stage that its phase stores
-        self.beyond: dict[int, tuple[int, ...]] = {}        # per stage in shared memory what its threads compute beyond what is required
-        self.whole: dict[int, list[RequiredDim]] = {}       # per stage inside a phase with threads: what all threads require of it
-        self.required: dict[tuple[int, Path, bool, bool], list[RequiredDim]] = {}     # of stages that were made: `_of_reader`
-        self.padded_dims: dict[int, list[RequiredDim]] = {}     # `StageNest.padded` of those
-        self.anywhere: dict[tuple[int, bool], set[int]] = {}    # dims of which a thread, or the group, may ask for any position, by stage
-        self.padded: set[int] = set()       # axes with positions beyond the value's: their loops cover whole tiles, their values are masked
+        # stage that a phase stores → threads of the phase's group
+        self.threads = {s: group_of(state, self.placement, s).threads for s in roots}
+        # stage in shared memory → per dim, positions that threads compute beyond those required
+        self.beyond: dict[int, tuple[int, ...]] = {}
+        self.whole: dict[int, list[RequiredDim]] = {}       # stage inside a phase with threads → the region that all threads together need
+        self.required: dict[tuple[int, Path, bool, bool], list[RequiredDim]] = {}     # cache of `_of_reader`
+        self.padded_dims: dict[int, list[RequiredDim]] = {}     # stage → `StageNest.padded`
+        # (stage, whether for the whole group) → dims whose positions are looked up, so that any may be needed
+        self.anywhere: dict[tuple[int, bool], set[int]] = {}
+        self.padded: set[int] = set()       # axes whose loops cover positions beyond the extent: loops cover whole tiles, values are masked
         self.computed = [s.index for s in reversed(state.kernel.stages) if self.placement.paths[s.index] is not None]
         if any(state.pads) or state.target.has_groups:
             for s in self.computed:
                 self._find_padded(self.placement.stage(s))
 
     def make(self, wanted: Iterable[int] | None = None) -> LoopNest:
-        """The nests of all stages, or of those in `wanted` alone: whole phases, and stages at the root."""
+        """The nests of all stages, or only of those in `wanted`, which must be whole phases or stages at the root."""
         for s in self.computed if wanted is None else sorted(wanted, reverse=True):
             path = self.placement.paths[s]
             assert path is not None
@@ -230,8 +239,8 @@ class LoopNestMaker:
                          self._padded(r.stage, path, space))
 
     def _check_tiles(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], around: tuple[AroundLoop, ...]) -> None:
-        """Raises KernelOptError where tiles that a subgroup holds, which begin where the loops around their stage say, reach beyond an
-        operand of all groups: that ends with the last tile from the start of the axis."""
+        """Raises KernelOptError if tiles that a subgroup holds reach beyond the end of an operand at the root. The tiles start where the
+        loops around their stage do; the operand is padded only to whole tiles counted from the start of the axis."""
         plan, axes = self.layouts.dots.get(r.stage.index), self.state.kernel.axes
         if plan is None:
             return
@@ -249,7 +258,7 @@ class LoopNestMaker:
                                      f"STAGE it at a loop around {name}, or choose amounts that tiles divide")
 
     def _bulk_rows(self, r: ResolvedStage, region: tuple[int, ...], starts: tuple[Lin, ...], copy: GroupCopy, layout: Layout) -> int:
-        """`rows_in_bulk` of a copy that runs ahead, none of whose positions is checked."""
+        """The number of rows that are bulk copies (`rows_in_bulk`), for a copy that runs ahead; 0 if any of its positions needs a check."""
         state, packed = self.state, self.layouts.packed.get(r.stage.index)
         most = [max(extent, packed.padded_to(d) if packed is not None else 0) for d, extent in enumerate(region)]
         checked = any(a in self.padded or state.kernel.axes[a].bound is not None or n > state.kernel.axes[a].extent
@@ -261,7 +270,8 @@ class LoopNestMaker:
         return rows_in_bulk(node, copy, layout, region, [first, *terms.values()], state.target.bulk_row)
 
     def _region(self, stage: Stage, path: Path) -> tuple[tuple[Lin, ...], tuple[int, ...], MemorySpace]:
-        """(starts, extents, memory) of the part of a stage that is computed at a time: what a thread needs, or, in shared memory, all."""
+        """(starts, extents, memory) of the region of a stage that is computed at a time: the region that one thread needs, or, in shared
+        memory, the one that all threads need."""
         state, s = self.state, stage.index
         if not path:
             region = tuple([spanned(state, self.placement, s, a) for a in stage.outs])
@@ -287,7 +297,8 @@ class LoopNestMaker:
         return tuple([start for start, _ in required]), tuple([extent for _, extent in required]), space
 
     def _padded(self, stage: Stage, path: Path, space: MemorySpace) -> tuple[RequiredDim, ...]:
-        """`StageNest.padded` of a stage inside a phase. Stages that read it may be padded for dot instructions, too."""
+        """`StageNest.padded` of a stage inside a phase; () at the root. Its readers may be padded for dot instructions, and so need a
+        larger region."""
         if not path or not self.layouts.packed:
             return ()
         s, of_group = stage.index, space in OF_GROUP
@@ -298,7 +309,7 @@ class LoopNestMaker:
         return tuple(dims)
 
     def _is_held(self, stage: Stage, path: Path, region: tuple[int, ...]) -> bool:
-        """Whether what the threads of a group compute of a stage stays with them."""
+        """Whether the values of a stage stay in the registers of the threads that compute them."""
         state, root = self.state, phase_of(self.placement, stage.index)
         if held_threads(state, stage.index) == 1:
             return False
@@ -310,7 +321,7 @@ class LoopNestMaker:
 
     def _rows(self, r: ResolvedStage, region: tuple[int, ...]) \
             -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
-        """(loops per axis, loops in order, the vector axis, its vector loop) of a stage with loops of the state."""
+        """The loops of a stage whose loops are rows of the state: (loops per axis, loops in order, the vector axis, its vector loop)."""
         state, s = self.state, r.stage.index
         extents = (*region, *[spanned(state, self.placement, s, a) for a in r.stage.reds])
         axes = tuple([fit(state, state.axis_rows[a], e) for a, e in zip(r.axes, extents, strict=True)])
@@ -323,7 +334,8 @@ class LoopNestMaker:
 
     def _in_shared_memory(self, r: ResolvedStage, starts: tuple[Lin, ...], region: tuple[int, ...], layout: Layout,
                           ahead: bool) -> tuple[GroupCopy | None, Layout]:
-        """The copy of a stage by a group, None for one with loops of its own, and its layout. `ahead`: whether the copy runs ahead."""
+        """(the copy by all threads, layout) of a stage in shared memory; the copy is None for a stage that is no copy. `ahead`: whether the
+        copy starts iterations before its readers."""
         state, s = self.state, r.stage.index
         packed, copy = self.layouts.packed.get(s), None
         if is_derived(r.stage):
@@ -340,7 +352,7 @@ class LoopNestMaker:
         return copy, padded
 
     def _shared_reads(self, s: int, layout: Layout) -> tuple[SharedRead, ...]:
-        """The reads of a stage in shared memory by the threads of a group."""
+        """The reads of a stage in shared memory, as accesses of the threads of a group."""
         state, itemsize = self.state, stored_bytes(self.state, self.layouts, s)
         digits = thread_digits(state, stage_threads(state, self.placement, phase_of(self.placement, s)))
         reads = []
@@ -361,7 +373,8 @@ class LoopNestMaker:
         return tuple(reads)
 
     def _buffers(self, r: ResolvedStage, path: Path) -> int:
-        """The number of buffers of a copy: those of PIPELINE, where it stands in that loop and waits for no other stage there."""
+        """The number of buffers of a copy: that of PIPELINE if the copy is placed in that loop and reads no other stage placed there, else
+        1."""
         state, (t, depth) = self.state, path[-1]
         chosen = state.pipeline
         if chosen is None or state.order[t][:depth][-1:] != (chosen.row,):
@@ -370,7 +383,8 @@ class LoopNestMaker:
         return chosen.buffers if alone else 1
 
     def _layout(self, r: ResolvedStage, region: tuple[int, ...]) -> Layout:
-        """The layout of a region that is read: whole groups of a packed operand, tiles where it has the whole of their dim."""
+        """The layout of the region that readers need. It has whole groups of a packed operand, and tiles only if the region has all
+        positions of the tiled dim."""
         extents = [self.state.kernel.axes[a].extent for a in r.stage.outs]
         tiled, packed = self.layouts.tiles[r.stage.index].dim, self.layouts.packed.get(r.stage.index)
         whole = tiled >= 0 and not self.state.target.has_groups and region[tiled] == extents[tiled]
@@ -384,13 +398,13 @@ class LoopNestMaker:
 
     def _copy(self, r: ResolvedStage, layout: Layout, exact: bool) \
             -> tuple[tuple[tuple[EmittedLoop, ...], ...], list[tuple[int, EmittedLoop]], int, EmittedLoop | None]:
-        """(loops per axis, loops in order, the vector axis, its vector loop) of a copy stage."""
+        """The loops of a copy stage: (loops per axis, loops in order, the vector axis, its vector loop)."""
         copy = stage_copy(self.state, r, list(layout.extents), self.layouts, layout, exact)
         vector_loop = copy.axes[copy.vector][-1] if copy.vector >= 0 else None
         return tuple(copy.axes), [(a, copy.axes[a][0]) for a in layout.order], copy.vector, vector_loop
 
     def _around(self, path: Path, starts: tuple[Lin, ...]) -> list[AroundLoop]:
-        """The loops around a stage that have several iterations. `starts`: where its region is."""
+        """The loops around a stage that have several iterations. `starts`: of its region, in terms of loop rows."""
         out = []
         for t, depth in path:
             outer = self.stages[t]
@@ -403,8 +417,8 @@ class LoopNestMaker:
         return out
 
     def _required(self, s: int, path: Path, of_group: bool = False, padded: bool = False) -> list[RequiredDim]:
-        """Per dim of stage `s` the region that its readers require under the loops around the stage; starts in terms of these. `of_group`:
-        what all threads of a group require, else what one of them does. `padded`: with the positions beyond an extent that dot
+        """Per dim of stage `s`, the region that its readers need in one iteration of the loops around it; starts are in terms of these
+        loops. `of_group`: for all threads of a group together, not for one thread. `padded`: with the positions beyond an extent that dot
         instructions read."""
         opened = {q: frozenset(self.state.order[q][:depth]) for q, depth in path}
 
@@ -425,14 +439,15 @@ class LoopNestMaker:
             start, region = self.whole[q][a] if of_group and q in self.whole else (reader.starts[a], reader.region[a])
             if padded and q in self.padded_dims:
                 start, region = self.padded_dims[q][a]
-            # the last tile is moved back, or cut
+            # the last tile is moved back or cut, so no more positions than the region are needed
             return RequiredDim(add_lins(start, (moving, 0), 1) if moving else start, min(extent, self._cut_to(q, a, region)))
 
         reads, out = list(self.placement.reads_of(s)), []
         for dim in range(len(self.state.kernel.stages[s].outs)):
             region = required_region(reads, dim, region_of)
             if region is None and not of_group and self.threads.get(phase_of(self.placement, s), 1) > 1:
-                out.append(self._of_reader(s, path, True, padded)[dim])     # what a thread asks for is among what all do
+                # positions that one thread looks up are among those that all threads need
+                out.append(self._of_reader(s, path, True, padded)[dim])
                 if dim in self.anywhere.get((s, True), ()):
                     self.anywhere.setdefault((s, False), set()).add(dim)
             elif region is None or self._is_whole(s, dim, region.extent, padded):
@@ -444,40 +459,40 @@ class LoopNestMaker:
         return out
 
     def _readable(self, s: int, dim: int, padded: bool) -> int:
-        """The positions of a dim that may be read, `padded` for dot instructions or not."""
+        """The number of positions of a dim that may be read. `padded`: with the padding for dot instructions."""
         extent = self.state.kernel.axes[self.state.kernel.stages[s].outs[dim]].extent
         return max(extent, self.layouts.packed[s].padded_to(dim)) if padded and s in self.layouts.packed else extent
 
     def _is_whole(self, s: int, dim: int, extent: int, padded: bool) -> bool:
-        """Whether a region of so many positions is all that may be read of a dim. Tiles that a subgroup holds begin anywhere, and may end
-        beyond it."""
+        """Whether a region of `extent` positions is the whole dim, so that it starts at 0. Never true for tiles that a subgroup holds,
+        which may begin anywhere and end beyond the dim."""
         packed = self.layouts.packed.get(s) if padded else None
         in_tiles = packed is not None and packed.is_held and dim == packed.row_dim
         return extent >= self._readable(s, dim, padded) and not in_tiles and self.state.kernel.stages[s].outs[dim] not in self.padded
 
     def _spanned(self, s: int, r: ResolvedStage, a: int) -> int:
-        """Positions of a reduce axis that its loops span."""
+        """Positions of reduce axis `a` that its loops span."""
         return self._cut_to(s, a, spanned(self.state, self.placement, s, r.axes[a]))
 
     def _starts_anywhere(self, s: int, r: ResolvedStage, a: int) -> bool:
-        """Whether even a single iteration of a loop over an axis starts where only the program knows: in a tail, or where a variable ends
-        the axis."""
+        """Whether even a loop of one iteration over an axis has a start that is known only at run time: in a tail, or if the extent depends
+        on a variable."""
         return a in self.cuts.get(s, {}) or self.state.kernel.axes[r.axes[a]].bound is not None
 
     def _cut_to(self, s: int, a: int, positions: int) -> int:
-        """The positions of a local axis, or of what is cut of it."""
+        """The positions of a local axis; in a tail, those that its shorter loops span."""
         cuts = self.cuts.get(s, {})
         return cuts[a].bound if a in cuts else positions
 
     def _of_reader(self, s: int, path: Path, of_group: bool, padded: bool) -> list[RequiredDim]:
-        """`_required` of a stage whose readers were made. What it reads ask for it again and again, and it does not change."""
+        """`_required` of a stage, cached: every stage that it reads asks for the same region again."""
         key = s, path, of_group, padded
         if key not in self.required:
             self.required[key] = self._required(s, path, of_group, padded)
         return self.required[key]
 
     def _find_padded(self, r: ResolvedStage) -> None:
-        """Note the padded axes of a stage, and those of the stages that it reads at their positions."""
+        """Collect the padded axes of a stage, and the axes of stages that it reads at padded positions."""
         dot = self.state.dots[r.stage.index]
         if not is_derived(r.stage):
             s, inside = r.stage.index, bool(self.placement.paths[r.stage.index])

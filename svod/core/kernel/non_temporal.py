@@ -1,6 +1,6 @@
-"""Which outputs can be stored non-temporally, past the caches. Lowering, the cost model and the sketches ask here.
+"""Decides which outputs can be stored non-temporally, past the caches, for lowering, the cost model and the sketches.
 
-A non-temporal store writes a whole vector at a multiple of its size. It pays only where all stores of a line are non-temporal: a line
+A non-temporal store writes a whole vector at a multiple of its size. It pays only if all stores of a cache line are non-temporal: a line
 written in both ways is written to memory, fetched again and written again.
 
     y[128], UPCAST(o0, 32)          32 32 32 32        all of them
@@ -20,8 +20,8 @@ from svod.core.kernel.loop_nest import loop_nest
 from svod.core.kernel.placement import NO_ROW, EmittedLoop, place_stages, span, vector_width
 from svod.core.kernel.scheduler import LOOP, Scheduler
 
-# Vectors of a row from which on those at its ends cost little: stored in the ordinary way beside others like them, and beside those that
-# go past the caches.
+# Vectors of a row from which on the vectors at its ends, which are stored in the ordinary way, cost little: if all other stores are
+# ordinary as well, and if they are non-temporal.
 MANY, MANY_PAST_CACHES = 64, 128
 
 
@@ -33,7 +33,8 @@ def has_non_temporal_stores(state: Scheduler) -> bool:
 
 
 class _OutputRow:
-    """The output stage as rows of vectors. `axes`: the emitted loops per local axis; `lane`, `row`: the vector's axis and row, or -1."""
+    """The output stage as rows of vectors. `axes`: the emitted loops per local axis; `lane`: the local axis of the vector; `row`: its loop
+    row; -1 without a vector."""
 
     def __init__(self, state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> None:
         self.state, self.r, self.store, self.axes, self.lane = state, r, r.store, axes, lane
@@ -59,8 +60,8 @@ class _OutputRow:
 
 
 def aligns_rows(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
-    """Whether lowering aligns the vectors of the output stage `r` although its rows begin at other addresses: for rows of many vectors,
-    with one loop over their tiles between a row and its tiles, that exceed the second cache. Arguments: `_OutputRow`."""
+    """Whether lowering aligns the vectors of the output stage `r` although its rows do not begin at aligned addresses. That takes rows of
+    many vectors with a single loop over the tiles of a row, and an output larger than the second cache. Arguments: as for `_OutputRow`."""
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_plain() or output.extent < MANY * output.width or is_exact(output.own, output.extent):
         return False
@@ -77,13 +78,13 @@ def aligns_rows(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[Emit
     if any((r.stage.index, d) in place_stages(state).children for d in range(depth + 1, len(order) + 1)):
         return False
     threads = state.thread.cores if state.thread else 1
-    enough = prod(p.extent for _, p in outer) >= 4 * threads    # else cores share rows, tile by tile
+    enough = prod(p.extent for _, p in outer) >= 4 * threads    # with fewer rows, cores share each row tile by tile
     return enough and any(step for step, _ in outer)
 
 
 def leaves_tail(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
-    """Whether lowering stores the last tile of the output stage `r`, which is moved back off alignment, in a loop of its own: for a
-    single row of many vectors whose outermost and only loop runs over the tiles. Arguments: `_OutputRow`."""
+    """Whether lowering stores the last tile of the output stage `r`, which is moved back off alignment, in a loop of its own: for a single
+    row of many vectors whose outermost and only loop runs over the tiles. Arguments: as for `_OutputRow`."""
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_plain() or output.vector is None or output.store is None or output.extent < MANY_PAST_CACHES * output.width:
         return False
@@ -96,8 +97,8 @@ def leaves_tail(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[Emit
 
 
 def stores_whole_vectors(state: Scheduler, r: ResolvedStage, axes: Sequence[Sequence[EmittedLoop]], lane: int, row: int) -> bool:
-    """Whether all stores of the output stage `r` are aligned whole vectors. Arguments: `_OutputRow`. Where an extent depends on a
-    variable, this holds for the iterations that are wholly inside."""
+    """Whether all stores of the output stage `r` are aligned whole vectors. If an extent depends on a variable, this is about the
+    iterations that are wholly inside. Arguments: as for `_OutputRow`."""
     output = _OutputRow(state, r, axes, lane, row)
     if not output.is_vector:
         return False
@@ -128,9 +129,9 @@ def _steps_by_vectors(output: _OutputRow, a: int) -> bool:
     if is_exact(own, extent) or state.kernel.axes[axis].bound is not None:
         return True
     if state.kernel.written:
-        return False    # nothing is computed twice: the last tile is masked
+        return False    # no position may be computed twice, so the last tile is masked
     block = span([p for p in own if p.role != LOOP])
     moved = any(p.role == LOOP and p.extent > 1 for p in own)
     if moved and step * max(0, extent - block) % width:
-        return False    # the last tile is moved back to there
+        return False    # the last tile is moved back to an unaligned address
     return not (a == output.lane and block > extent and extent % width)

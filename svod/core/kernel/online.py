@@ -1,4 +1,4 @@
-"""ONLINE: a maximum, the sum of exponentials relative to it and what they weight, in one pass over blocks of the row.
+"""ONLINE: computes a row's maximum, the sum of exponentials relative to it, and a sum weighted by them in one pass over blocks of the row.
 
     M[c]      = max_k X[c, k]                          MB[c, b] = max_i X[c, b*B + i]
     S[c]      = Σ_k exp(X[c, k] - M[c])                PB[c, b, i] = exp(X[c, b*B + i] - MB[c, b])
@@ -6,17 +6,17 @@
                     · V[k, n]                          YB[c, n, b] = Σ_i PB[c, b, i] · V[b*B + i, n]
                                                        (m, s, a) = EXPSUM over b of (MB[c, b], SB[c, b], YB[c, n, b]);  y[c, n] = a / s
 
-Weights that the graph rounds to 16 bits before they are multiplied are rounded in their block: relative to its maximum, before the
-division. Maxima and sums are of the weights as they are, and scores that the graph rounds to 16 bits are left as they are. The factors of
-that product are stages of their own, [c, b, i] and [n, b, i], so that the sum over a block is a contraction for matrix instructions.
+If the graph rounds weights to 16 bits before it multiplies them, they are rounded block by block: relative to the block's maximum, before
+the division. Maxima and sums use the unrounded weights, and a rounding of the scores to 16 bits is left out. The factors of the product
+become stages, [c, b, i] and [n, b, i], so that the sum over a block is a contraction for matrix instructions.
 
-What has the maximum of its own block is scaled to the larger one where two blocks meet (the combiner EXPSUM), so a block needs no other
-block: they are a REDUCE like any other, serial, side by side, or shared among cores. Where the maximum is read outside of such a sum
+Results of a block are relative to its own maximum. The combiner EXPSUM scales them to the larger maximum when it combines two blocks, so
+blocks are independent: a REDUCE over them may be serial, side by side, or shared among cores. If the maximum is read outside of such a sum
 (softmax, log-softmax), (m, s) of a row are a stage R[c, j] of two elements, and M[c], S[c] become R[c, 0], R[c, 1].
 
-This rewrites the AST into another one of the same grammar, with the same parameters: the stages of the new one are placed, tiled and
-staged by the other opts. A row that B does not divide is filled: its stages are made longer, their loads gated, with -inf for X and 0
-for what is weighted. A row that is -inf throughout gives 0/0, as without the rewriting: NaN where nothing outside replaces it.
+The result is an AST of the same grammar with the same parameters, whose stages the other opts place and tile. A row that B does not divide
+is padded: its stages become longer and their loads gated, with -inf for X and 0 for the weighted values. A row that is -inf throughout
+gives 0/0 = NaN, as it does without ONLINE.
 
 After M. Milakov and N. Gimelshein, arXiv:1805.02867, and T. Dao et al., arXiv:2205.14135.
 """
@@ -33,12 +33,13 @@ from svod.core.kernel.kernel import Kernel, Stage, expand_reads, own_reduces, re
 from svod.errors import KernelOptError
 
 PAIR = 2        # elements of a row's (maximum, sum)
-PER_LN2 = 1.4426950216293335    # 1/ln 2 in float32
-SCALES = 1e-30, 1e30            # between which a factor of scores is taken out of them
+PER_LN2 = 1.4426950216293335    # 1/ln 2, rounded to float32
+SCALES = 1e-30, 1e30            # a constant factor of the scores is taken out of them only between these bounds
 
 
 def online(kernel: Kernel, name: str, block: int) -> Kernel:
-    """The kernel with the rows of the maximum `name` done in blocks of `block` positions. Raises KernelOptError with the reason."""
+    """Rewrite a kernel: the rows of the maximum stage `name` are computed in blocks of `block` positions. Raises KernelOptError with the
+    reason."""
     known = kernel.rewritten.get((name, block))
     if known is None:
         known = kernel.rewritten[name, block] = Kernel(_rewrite(kernel, name, block))
@@ -65,7 +66,7 @@ def _rewrite(kernel: Kernel, name: str, block: int) -> UOp:
 
 
 def is_pair(kernel: Kernel, axis: int) -> bool:
-    """Whether an axis tells the (maximum, sum) of a row apart."""
+    """Whether an axis distinguishes the two elements of a (maximum, sum) stage."""
     stage = kernel.stages[kernel.axes[axis].stage]
     return stage.has_reduce and not stage.is_output and stage.outs[-1:] == (axis,) and stage.value.op is Ops.WHERE \
         and [r.arg[0] for r in own_reduces(stage.value)] == ["EXPSUM"]
@@ -76,14 +77,14 @@ def is_pair(kernel: Kernel, axis: int) -> bool:
 class _RowMaximum(NamedTuple):
     """A maximum over rows: M[c] = max_k X[…]."""
 
-    stage: UOp                      # STAGE(REDUCE(INDEX(X, …), k; MAX), c…)
+    stage: UOp                      # the stage: STAGE(REDUCE(INDEX(X, …), k; MAX), c…)
     source: UOp                     # X
-    at: tuple[int | UOp, ...]       # per dim of X: which c, -1 for k, or a constant
-    extent: int                     # of k
-    scale: float = 1.0              # factor that X still has to be multiplied by
+    at: tuple[int | UOp, ...]       # per dim of X: the number of a coordinate c, -1 for k, or a constant
+    extent: int                     # number of positions k
+    scale: float = 1.0              # factor by which X still has to be multiplied
 
     def read(self, coords: tuple[UOp, ...], k: UOp) -> UOp:
-        """X at the row with these coordinates, position k."""
+        """The read of X at position `k` of the row with these coordinates."""
         return UOp(Ops.INDEX, self.source.dtype, (self.source, *self.dims(coords, k)))
 
     def dims(self, coords: tuple[UOp, ...], k: UOp) -> tuple[UOp, ...]:
@@ -117,7 +118,7 @@ def _match_rows(kernel: Kernel, name: str) -> _RowMaximum:
 
 
 def _touching(kernel: Kernel, members: tuple[UOp, ...]) -> tuple[set[UOp], list[Stage]]:
-    """(elementwise stages that read one of the stages in `members`, directly or through others; the stages with loops that do)."""
+    """The readers of the stages in `members`: (elementwise stages that read them, directly or through others; other stages that do)."""
     through: set[UOp] = set()
     readers = []
     for s in kernel.stages:
@@ -133,7 +134,7 @@ def _touching(kernel: Kernel, members: tuple[UOp, ...]) -> tuple[set[UOp], list[
 
 
 def _weight(rows: _RowMaximum, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
-    """(coordinates of the row, position) where `u` is exp(X[…] - M[…])."""
+    """Match exp(X[…] - M[…]): (coordinates of the row, position in it); None if `u` is something else."""
     if u.op is not Ops.EXP or u.src[0].op is not Ops.SUB:
         return None
     x, m = u.src[0].src
@@ -145,7 +146,7 @@ def _weight(rows: _RowMaximum, u: UOp) -> tuple[tuple[UOp, ...], UOp] | None:
 
 
 def _find_sums(kernel: Kernel, rows: _RowMaximum) -> tuple[Stage | None, list[Stage]]:
-    """(the stage that computes with the sum of exp(X - M) over each row, the other stages with loops that read M or that stage)."""
+    """Find the stage that sums exp(X - M) over each row: (that stage or None, the other stages with loops that read M or the sum)."""
     through, readers = _touching(kernel, (rows.stage,))
     for s in readers:
         if s.is_output or len(s.reds) != 1 or [r.arg for r in own_reduces(s.value)] != [("ADD", 1)]:
@@ -159,7 +160,8 @@ def _find_sums(kernel: Kernel, rows: _RowMaximum) -> tuple[Stage | None, list[St
 
 
 def _with_bare_sum(kernel: Kernel, rows: _RowMaximum) -> Kernel:
-    """The kernel with the sum of exp(X - M) as a stage of its own, where its stage goes on to compute with it (1 / sum)."""
+    """The kernel, in which the sum of exp(X - M) is a separate stage. Needed if its stage computes further with the sum, such as 1 /
+    sum."""
     sums, _ = _find_sums(kernel, rows)
     if sums is None or sums.value.op is Ops.REDUCE:
         return kernel
@@ -173,7 +175,7 @@ def _with_bare_sum(kernel: Kernel, rows: _RowMaximum) -> Kernel:
 
 
 def _unrounded(stage: UOp) -> UOp:
-    """A stage of sums that are rounded to 16 bits and made wide again, without that: what the weights are computed from stays as it is."""
+    """Remove the rounding of a stage's sums to 16 bits and back, so that weights are computed from exact scores."""
     rounded = {u: u.src[0].src[0] for u in stage.src[0].toposort(gate=lambda n: n.op is not Ops.STAGE)
                if u.op is Ops.CAST and u.src[0].op is Ops.CAST and u.src[0].src[0].op is Ops.REDUCE and u.src[0].src[0].dtype == u.dtype
                and u.src[0].dtype.is_float and u.src[0].dtype.bits == 16}
@@ -181,7 +183,7 @@ def _unrounded(stage: UOp) -> UOp:
 
 
 def _unscaled(rows: _RowMaximum) -> _RowMaximum:
-    """The rows without a positive constant that is a factor of all of X: what is computed from a maximum has it once for a row."""
+    """Move a positive constant factor of X from X to `scale`, so that it is applied once per maximum instead of at every position."""
     value = rows.source.src[0]
     masked = value.op is Ops.WHERE and value.src[2].op is Ops.CONST and value.src[2].arg == -math.inf
     product = value.src[1] if masked else value
@@ -192,7 +194,8 @@ def _unscaled(rows: _RowMaximum) -> _RowMaximum:
 
 
 class Limit(NamedTuple):
-    """Block b of a pass is masked throughout for all rows q with const + step·q + apart·b < 0, for a local axis q of the output stage."""
+    """A bound on the blocks that a mask leaves: block b is completely masked for every row q with const + step·q + apart·b < 0. `output`:
+    the local axis of the output stage along which q runs."""
 
     output: int
     const: int
@@ -200,7 +203,7 @@ class Limit(NamedTuple):
     apart: int
 
     def blocks(self, first: int, last: int, count: int) -> tuple[int, int]:
-        """The blocks of `count` outside of which all are masked for the rows from `first` to `last`, as a range."""
+        """The range of blocks (start, stop) outside of which all of `count` blocks are masked, for all rows from `first` to `last`."""
         reach = self.const + max(self.step * first, self.step * last)
         if self.apart < 0:
             return 0, min(count, max(0, reach - self.apart) // -self.apart)
@@ -208,8 +211,8 @@ class Limit(NamedTuple):
 
 
 def masked_limits(kernel: Kernel) -> tuple[Limit, ...]:
-    """Where the blocks of a pass begin and end that its mask leaves anything of: scores that are -inf wherever a comparison of the row with
-    the key says so (causal masks, windows). A block without any other score adds nothing."""
+    """The bounds on the blocks of keys that a mask leaves (causal masks, windows), cached on the kernel. A block whose scores are all -inf
+    adds nothing. Masks are recognized as comparisons of the row with the key."""
     if kernel.limits is None:
         kernel.limits = tuple(_limits_of(kernel))
     return kernel.limits
@@ -229,12 +232,12 @@ def _limits_of(kernel: Kernel) -> Iterator[Limit]:
     if any(lin.atoms for lin in (*peak.dims, *read.dims)):
         return
     for terms, const in _kept_where(source.src[0]):
-        total: dict[int, int] = {}          # by local axis of the output stage
+        total: dict[int, int] = {}          # local axis of the output stage → coefficient
         for dim, r in enumerate(source.src[1:]):
             k = terms.pop(r, 0)
             const += k * read.dims[dim].const
             for a, c in read.dims[dim].coefs:
-                if a >= inside:             # the position of a block that stays unmasked the longest
+                if a >= inside:             # take the position of a block that is unmasked for the most rows
                     const += max(0, k * c) * (kernel.axes[blocks.axes[a]].extent - 1)
                     continue
                 const += k * c * peak.dims[a].const
@@ -247,7 +250,8 @@ def _limits_of(kernel: Kernel) -> Iterator[Limit]:
 
 
 def kept_blocks(kernel: Kernel, count: int, tile: Callable[[int], int]) -> float:
-    """How many of `count` blocks are computed, on average, for tiles of `tile(axis)` rows along a local axis of the output stage."""
+    """The average number of `count` blocks that a mask leaves. `tile(axis)`: the number of rows computed together along a local axis of the
+    output stage."""
     kept = float(count)
     for limit in masked_limits(kernel):
         rows = tile(limit.output)
@@ -258,7 +262,7 @@ def kept_blocks(kernel: Kernel, count: int, tile: Callable[[int], int]) -> float
 
 
 def _kept_where(value: UOp) -> Iterator[tuple[dict[UOp, int], int]]:
-    """Sums of ranges and a constant that are not negative where a value is not -inf."""
+    """Linear expressions (coefficient of each range, constant) that are not negative wherever a value is not -inf."""
     if value.op is not Ops.WHERE or value.src[2].op is not Ops.CONST or value.src[2].arg != -math.inf:
         return
     todo = [value.src[0]]
@@ -275,7 +279,7 @@ def _kept_where(value: UOp) -> Iterator[tuple[dict[UOp, int], int]]:
 
 
 def _sum_of_ranges(u: UOp) -> tuple[dict[UOp, int], int] | None:
-    """Σ coefficient·range + constant, or None for another expression."""
+    """Match Σ coefficient·range + constant: (coefficients, constant); None for other expressions."""
     terms: dict[UOp, int] = {}
     const, todo = 0, [(u, 1)]
     while todo:
@@ -294,17 +298,17 @@ def _sum_of_ranges(u: UOp) -> tuple[dict[UOp, int], int] | None:
 
 
 class _Weighted(NamedTuple):
-    """A sum of weights times something: Σ_k exp(X[c, k] - M[c]) · Π inner · Π outer."""
+    """A weighted sum: Σ_k exp(X[c, k] - M[c]) · Π inner · Π outer."""
 
-    value: UOp                      # of the stage, what it reads in place
-    coords: tuple[UOp, ...]         # the row's, over the ranges of the stage
+    value: UOp                      # the stage's value, with the stages that it reads in place expanded
+    coords: tuple[UOp, ...]         # coordinates c of the row, over the ranges of the stage
     inner: tuple[UOp, ...]          # factors that depend on k
-    outer: tuple[UOp, ...]          # those that do not
-    rounded: DType | None           # the type to which weights are rounded before they are multiplied
+    outer: tuple[UOp, ...]          # factors that do not depend on k
+    rounded: DType | None           # dtype to which the weights are rounded before they are multiplied, or None
 
 
 def _match_weighted(kernel: Kernel, rows: _RowMaximum, sums: Stage | None, stage: Stage) -> _Weighted | None:
-    """The only reader of a maximum as a weighted sum of the row; None for any other reader."""
+    """Match the only reader of a maximum as a weighted sum over the row; None if it is something else."""
     if len(stage.reds) != 1 or len(own_reduces(stage.value)) != 1 or kernel.axes[stage.reds[0]].extent != rows.extent:
         return None
     members = (rows.stage,) if sums is None else (rows.stage, sums.node)
@@ -337,7 +341,8 @@ def _match_weighted(kernel: Kernel, rows: _RowMaximum, sums: Stage | None, stage
 
 
 def _without_rounding(product: UOp, rows: _RowMaximum) -> tuple[DType | None, list[UOp]]:
-    """(the type to which the factor with the weight is rounded, or None; the factors of a product, those of what is rounded too)."""
+    """(the dtype to which the factor with the weight is rounded, or None; all factors of the product, with the rounded one split into its
+    own factors)."""
     rounded: DType | None = None
     factors = []
     for f in _factors(product):
@@ -351,7 +356,7 @@ def _without_rounding(product: UOp, rows: _RowMaximum) -> tuple[DType | None, li
 
 
 def _reads_of(values: Iterable[UOp], stages: tuple[UOp, ...]) -> list[UOp]:
-    """The reads of one of the stages in these values."""
+    """The reads of any of these stages in some values."""
     return [u for v in values for u in v.toposort(gate=lambda n: n.op is not Ops.STAGE) if u.op is Ops.INDEX and u.src[0] in stages]
 
 
@@ -366,7 +371,7 @@ def _factors(u: UOp) -> list[UOp]:
 # -- what becomes of it -----------------------------------------------------------------------------
 
 class _Rewriter:
-    """Builds the stages of blocks."""
+    """Builds the stages that compute in blocks."""
 
     def __init__(self, kernel: Kernel, rows: _RowMaximum, block: int):
         self.kernel, self._old, self.rows, self.block = kernel, rows, rows, block
@@ -392,7 +397,7 @@ class _Rewriter:
         return b * self.block + i
 
     def _filled(self, stage: UOp, dim: int, fill: float | int) -> UOp:
-        """A copy of a stage whose dim `dim` is as long as all blocks: its loads are gated there, and its values are `fill`."""
+        """A copy of a stage whose dim `dim` is extended to whole blocks. Beyond the row its loads are gated, and its values are `fill`."""
         copy = self.copies.get((stage, dim))
         if copy is not None:
             return copy
@@ -405,8 +410,8 @@ class _Rewriter:
         return made
 
     def _cut(self, value: UOp, k: UOp, fill: float | int) -> UOp:
-        """`value` with its loads gated, and `fill` beyond the row. A value computed from gated loads need not be 0 there, nor finite (a
-        quotient), and a weight of 0 would not cancel it."""
+        """`value` with its loads gated and `fill` beyond the row. The WHERE is needed because a value computed from gated loads may be
+        nonzero there, or not finite (a quotient), and a weight of 0 would not cancel that."""
         gated = plain = self._gated(value, k)
         while plain.op in (Ops.CAST, Ops.BITCAST):      # casts of zero are zero
             plain = plain.src[0]
@@ -417,7 +422,7 @@ class _Rewriter:
         return UOp(Ops.WHERE, value.dtype, (inside, gated, UOp.const(value.dtype, fill)))
 
     def _gated(self, value: UOp, k: UOp) -> UOp:
-        """`value` with its loads that depend on `k` gated to the row, and the stages that it reads at `k` filled."""
+        """`value` with its loads that depend on `k` gated to the row, and the stages that it reads at `k` extended by `_filled`."""
         inside = UOp(Ops.CMPLT, dtypes.bool, (k, UOp.const(dtypes.index, self.rows.extent)))
         done: dict[UOp, UOp] = {}
         depends: set[UOp] = {k}
@@ -439,8 +444,9 @@ class _Rewriter:
         return done[value]
 
     def _blocks(self, rounded: bool) -> tuple[UOp, Callable[[tuple[UOp, ...], UOp, UOp], UOp]]:
-        """(the stage MB; exp(X - MB) at a row, block and position in it). `rounded`: to 16 bits, so that it may be 2^(X/ln 2 - MB/ln 2),
-        one operation less, off by 2^-24 of the larger of both terms. Where that is no normal number it is 0: the block's largest is 1."""
+        """(the stage MB of block maxima, a function that builds exp(X - MB) at a row, block and position). `rounded`: weights are rounded
+        to 16 bits later, so they may be computed as 2^(X/ln 2 - MB/ln 2), one operation less, with an error of 2^-24 of the larger term.
+        Results that are no normal numbers become 0, as the largest of a block is 1."""
         rows = self.rows
         coords, b, i = self._ranges(rows.stage), self._range(self.count), self._range(self.block)
         peak = UOp(Ops.REDUCE, rows.source.dtype, (rows.read(coords, self._position(b, i)), i), ("MAX", 1))
@@ -451,7 +457,7 @@ class _Rewriter:
 
         def weight(coords: tuple[UOp, ...], b: UOp, i: UOp) -> UOp:
             m = self._index(peaks, *coords, b)
-            # exp(-inf - 0) is 0: a block without any key weighs nothing
+            # exp(-inf - 0) is 0: a block whose scores are all -inf weighs nothing
             m = UOp(Ops.WHERE, m.dtype, (UOp(Ops.CMPEQ, dtypes.bool, (m, low)), UOp.const(m.dtype, 0), m))
             if rounded:
                 per_ln2 = UOp.const(m.dtype, PER_LN2)
@@ -467,13 +473,14 @@ class _Rewriter:
         return UOp(Ops.STAGE, dtype, (UOp(Ops.REDUCE, dtype, (value, i), ("ADD", 1)), *ranges))
 
     def _rounded(self, weights: UOp, dtype: DType) -> UOp:
-        """The weights as numbers of a narrower type."""
+        """A stage with the weights rounded to a narrower dtype, and widened again."""
         ranges = self._ranges(weights)
         narrow = UOp(Ops.CAST, dtype, (self._index(weights, *ranges),))
         return UOp(Ops.STAGE, weights.dtype, (UOp(Ops.CAST, weights.dtype, (narrow,)), *ranges))
 
     def _of_blocks(self, factor: UOp, k: UOp, b: UOp, i: UOp) -> UOp:
-        """A factor of the weights as a stage of its own, along position i of block b: read there by the ranges that it depends on."""
+        """Make a factor of the weights a separate stage with dims for block and position, and return the read of it at block `b`, position
+        `i`."""
         value = expand_reads(factor, lambda s: s.op is Ops.STAGE and not own_reduces(s.src[0]))
         own = [r for r in value.toposort(gate=lambda n: n.op is not Ops.STAGE) if r.op is Ops.RANGE and r is not k]
         at, inside = self._range(self.count), self._range(self.block)
@@ -482,7 +489,7 @@ class _Rewriter:
         return self._index(UOp(Ops.STAGE, value.dtype, (value, *fresh.values(), at, inside)), *own, b, i)
 
     def weighted_sum(self, stage: Stage, weighted: _Weighted, sums: Stage | None) -> UOp:
-        """Attention: the whole computation in the reduction of `stage`."""
+        """Rewrite attention: maximum, sum and weighted sum become one reduction, in `stage`. Returns the new AST."""
         dtype = self.rows.source.dtype
         peaks, weight = self._blocks(weighted.rounded is not None)
         coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)
@@ -518,7 +525,7 @@ class _Rewriter:
         return self.kernel.ast.substitute({node: new})
 
     def pair(self, sums: Stage) -> UOp:
-        """Softmax: (maximum, sum) of a row as a stage of two elements, which all other stages read."""
+        """Rewrite softmax: maximum and sum of a row become a stage of two elements, which all other stages read. Returns the new AST."""
         dtype = self.rows.source.dtype
         peaks, weight = self._blocks(False)
         coords, b, i = self._ranges(self.rows.stage), self._range(self.count), self._range(self.block)

@@ -1,8 +1,8 @@
-"""The places of a state's stages, the loops around them, and the axis that is the vector.
+"""Places each stage at a loop of a state, fits loops to regions, and chooses the axis that is the vector.
 
-A *point* is (stage, depth): inside the first `depth` loops of that stage's order. A stage that is not at the root is emitted at a point of
-another stage's nest. Its *path* is the list of points around it, outermost first. Lowering, the cost model and the legality of STAGE read
-this."""
+A *point* (stage, depth) is inside the outermost `depth` loops of that stage's order. A stage that is not at the root is emitted at a point
+of another stage's loop nest. Its *path* is the list of points around it, outermost first. Lowering, the cost model and the check of STAGE
+use this."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,19 +20,19 @@ class Placement(NamedTuple):
     """The placement of every stage of a state."""
 
     resolved: tuple[ResolvedStage | None, ...]
-    paths: tuple[Path | None, ...]                     # per stage; () at the root, None when inlined
+    paths: tuple[Path | None, ...]                     # per stage: its path; () at the root, None if inlined
     children: dict[tuple[int, int], tuple[int, ...]]   # point → stages emitted there, in topological order
-    roots: tuple[int, ...]                             # stages that are phases, in order
+    roots: tuple[int, ...]                             # stages that are phases of their own, in order
     readers: tuple[tuple[int, ...], ...]               # per stage: the stages that read it
 
     def stage(self, s: int) -> ResolvedStage:
-        """A stage that is computed somewhere."""
+        """The resolved form of stage `s`, which must not be inlined."""
         r = self.resolved[s]
         assert r is not None, "an inlined stage is part of its readers"
         return r
 
     def reads_of(self, s: int) -> Iterator[tuple[ResolvedStage, Node]]:
-        """The reads of stage `s` by stages that are computed somewhere."""
+        """The reads of stage `s` by stages that are not inlined."""
         for q in self.readers[s]:
             r = self.resolved[q]
             if r is not None and self.paths[q] is not None:
@@ -43,15 +43,15 @@ class Placement(NamedTuple):
 
 @Derived
 def place_stages(state: Scheduler) -> Placement:
-    """Place every stage. Raises KernelOptError when a placement is not around all readers of its stage.
+    """Place every stage. Raises KernelOptError if a stage is placed inside a loop that does not hold all its readers.
 
-    The result depends on the kernel, `order`, `place`, `split_reduce` and on which rows are loops, but on no extent and no hint:
-    `apply_opt` keeps it where those stay."""
+    The result depends on the kernel, `order`, `place`, `split_reduce` and the set of rows that are loops, but on no extent and no hint:
+    `apply_opt` keeps it if these stay the same."""
     return _Placer(state).place()
 
 
 class _Placer:
-    """Places the stages of a state, readers before what they read."""
+    """Places the stages of a state; readers come before the stages that they read."""
 
     def __init__(self, state: Scheduler) -> None:
         self.state, self.kernel = state, state.kernel
@@ -63,7 +63,7 @@ class _Placer:
                 for s in r.reads:
                     self.readers[s].append(r.stage.index)
         self.paths: list[Path | None] = [None] * n
-        self.axis_deps: dict[int, frozenset[int]] = {}      # axis of a placed stage → loop rows outside that its base depends on
+        self.axis_deps: dict[int, frozenset[int]] = {}      # axis of a placed stage → loop rows outside the stage that its start depends on
         self.children: dict[tuple[int, int], list[int]] = {}
         self.roots: list[int] = []
 
@@ -72,7 +72,7 @@ class _Placer:
             place = self.state.place[s]
             if place == ROOT:
                 self._at_root(s)
-            elif place != INLINE and self.readers[s]:   # a stage without readers was read by a stage that is not needed
+            elif place != INLINE and self.readers[s]:   # a stage without readers was read only by stages that are not needed any more
                 self._inside(s, place)
         children = {point: tuple(sorted(stages)) for point, stages in self.children.items()}
         return Placement(self.resolved, tuple(self.paths), children, tuple(reversed(self.roots)), tuple(map(tuple, self.readers)))
@@ -82,7 +82,7 @@ class _Placer:
         self.roots.append(s)
 
     def _inside(self, s: int, place: StagePlace) -> None:
-        """Place a stage at a point of another stage's nest, or at the root where no loop holds all its readers."""
+        """Place a stage at a point of another stage's nest, or at the root if no loop holds all its readers."""
         common, deps = self._readers_of(s)
         if place == AUTO:
             path = self._innermost_that_moves(common, deps)
@@ -92,13 +92,14 @@ class _Placer:
         else:
             raise KernelOptError(f"stage {self.kernel.stages[s].name} is read by more than one phase; it can only live at the root")
         if not path:
-            self._at_root(s)    # needed before any loop of a phase: a phase of its own, not once per core
+            self._at_root(s)    # needed outside all loops of a phase, so it is its own phase instead of being computed by each core
             return
         self.paths[s] = path
         self.children.setdefault(path[-1], []).append(s)
 
     def _readers_of(self, s: int) -> tuple[Path, frozenset[int]]:
-        """The deepest point around all readers of a stage (() where they belong to several phases), and the rows that move its reads."""
+        """(deepest point around all readers of a stage, loop rows that move its reads). The path is () if the readers belong to several
+        phases."""
         deps: frozenset[int] = frozenset()
         common: Path | None = None
         for q in self.readers[s]:
@@ -109,7 +110,7 @@ class _Placer:
         return common, deps
 
     def _read_by(self, s: int, q: int) -> tuple[frozenset[int], Path]:
-        """The loop rows that move what stage `q` reads of stage `s`, and the point inside which none of them runs."""
+        """(loop rows that move what stage `q` reads of stage `s`, the path to the point inside which none of these rows runs)."""
         state, r, path = self.state, self.resolved[q], self.paths[q]
         assert r is not None and path is not None
         rows_of = [frozenset(x for x in state.axis_rows[a] if state.rows[x].role == LOOP) | self.axis_deps.get(a, frozenset())
@@ -123,8 +124,9 @@ class _Placer:
                     self.axis_deps[axis] = self.axis_deps.get(axis, frozenset()) | rows
         split = state.split_reduce
         if s in r.after_reduce and split is not None and self.kernel.axes[split.axis].stage == q:
-            return moved_by, ()     # The work on the results of a cut reduction is done in another phase.
-        depth = 0       # the state does not have the loops of a copy: what the copy reads stands before them
+            # The results of a split reduction are used in another phase, so stages read there cannot be inside this one.
+            return moved_by, ()
+        depth = 0       # a copy's loops are not in the state: stages that it reads are computed before its loops
         if not is_derived(self.kernel.stages[q]):
             depth = max((i + 1 for i, row in enumerate(state.order[q]) if row in moved_by), default=0)
             if s in r.after_reduce:
@@ -132,7 +134,7 @@ class _Placer:
         return moved_by, (*path, (q, depth))
 
     def _innermost_that_moves(self, common: Path, deps: frozenset[int]) -> Path:
-        """The innermost loop of `common` that moves the read, so that nothing is computed twice; () where none does."""
+        """The path to the innermost loop of `common` that moves the read, so that nothing is computed twice; () if no loop moves it."""
         for k in range(len(common) - 1, -1, -1):
             t, depth = common[k]
             while depth and self.state.order[t][depth - 1] not in deps:
@@ -142,7 +144,7 @@ class _Placer:
         return ()
 
     def _at_loop(self, s: int, row: int, common: Path) -> Path:
-        """The loop that STAGE chose. Raises KernelOptError when it no longer exists, or does not hold all readers."""
+        """The path to the loop that STAGE chose. Raises KernelOptError if the loop no longer exists, or does not hold all readers."""
         state, name = self.state, self.kernel.stages[s].name
         t = state.stage_of_row(row)
         outer = self.paths[t]
@@ -162,7 +164,7 @@ class _Placer:
 
 
 def first_reduce(state: Scheduler, stage: int) -> int:
-    """Number of loops of the stage outside its first reduce loop."""
+    """The number of loops of a stage outside its first reduce loop."""
     order = state.order[stage]
     for i, row in enumerate(order):
         if state.kernel.axes[state.rows[row].axis].kind == "r":
@@ -171,7 +173,7 @@ def first_reduce(state: Scheduler, stage: int) -> int:
 
 
 def _common(a: Path, b: Path) -> Path:
-    """The deepest point around both paths."""
+    """The path to the deepest point around both paths."""
     out: list[tuple[int, int]] = []
     for (s, d), (t, e) in zip(a, b, strict=False):
         if s != t:
@@ -191,12 +193,12 @@ def _encloses(outer: Path, inner: Path) -> bool:
 
 
 def is_derived(stage: Stage) -> bool:
-    """Whether a stage's loops follow from where it is read: copies and elementwise values."""
+    """Whether a stage's loops are derived from where it is read: copies and elementwise values."""
     return not stage.is_output and not stage.has_reduce
 
 
 def is_computed_once(state: Scheduler, placement: Placement, s: int) -> bool:
-    """Whether a stage is a phase of its own that reads only constants of the plan and depends on no variable: it is computed at prepare."""
+    """Whether a stage is a phase of its own that reads only constants and depends on no variable, so that it runs once, at prepare."""
     r = placement.resolved[s]
     if r is None or placement.paths[s] != () or r.stage.is_output:
         return False
@@ -206,7 +208,7 @@ def is_computed_once(state: Scheduler, placement: Placement, s: int) -> bool:
 
 
 def _needed(placement: Placement, s: int, through: Callable[[int], bool]) -> list[ResolvedStage]:
-    """A stage, and the stages for which `through` holds that it reads, itself or through these; each once."""
+    """A stage and all stages that it reads, directly or through others, as long as `through` holds for each; without duplicates."""
     needed, seen = [s], {s}
     for q in needed:
         for n in placement.stage(q).reads:
@@ -217,7 +219,7 @@ def _needed(placement: Placement, s: int, through: Callable[[int], bool]) -> lis
 
 
 def _is_constant(state: Scheduler, r: ResolvedStage) -> bool:
-    """Whether a stage's value is the same in every run if the values that it reads are."""
+    """Whether a stage's value is the same in every run, provided that the stages it reads are."""
     kernel = state.kernel
     return all(kernel.axes[a].bound is None for a in r.axes) and all(
         n.kind != "variable" and (n.kind != "load" or kernel.params[n.arg].arg.constant) for n in r.nodes)
@@ -225,14 +227,14 @@ def _is_constant(state: Scheduler, r: ResolvedStage) -> bool:
 
 # -- extents --------------------------------------------------------------------------------------
 
-NO_ROW = -1             # the row of a copy loop: copies follow from what reads them; the state does not have their loops
-COPY_VECTOR = -2        # the lanes of a copy
-COPY_ROWS = -3          # rows beside each other in the tile of a copy
-COPY_GROUP = -4         # the elements that a dot instruction sums up
+NO_ROW = -1             # the row of a copy loop, which is no row of the state, as it is derived from the copy's readers
+COPY_VECTOR = -2        # the row of a copy's vector lanes
+COPY_ROWS = -3          # the row of neighbouring rows in the tile of a copy
+COPY_GROUP = -4         # the row of the elements that one dot instruction sums up
 
 
 class EmittedLoop(NamedTuple):
-    """A row as it is emitted: its extent cut to the required region, and the resulting stride."""
+    """A loop row as it is emitted: its extent cut to the required region, with the resulting stride."""
 
     row: int
     role: str
@@ -241,16 +243,17 @@ class EmittedLoop(NamedTuple):
 
 
 def fit(state: Scheduler, rows: tuple[int, ...], extent: int) -> tuple[EmittedLoop, ...]:
-    """The rows of an axis (outermost first) over `extent` positions: inner amounts are kept while they fit, the outermost row takes the
-    rest, rounded up, unless threads are bound to it. A row that is expanded grows too: readers in threads go beyond the end of an axis.
+    """Fit the rows of an axis (outermost first) to `extent` positions. Inner rows keep their extents while they fit. The outermost row
+    takes the rest, rounded up, unless threads are bound to it; it may become larger than in the state, since readers in threads go beyond
+    the end of an axis.
 
-    Where the amounts do not divide the extent and a loop stands inside expanded rows, the expanded rows become the innermost ones: a tile
-    is then one block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
+    If the rows do not divide the extent and a loop stands inside expanded rows, the expanded rows become the innermost ones. A tile is then
+    one contiguous block of positions, which can be moved back or cut short, instead of a comb with teeth beyond the end.
 
         o0 of 17 = loop 3 × upcast 2 × loop 3     strides 6, 3, 1   →   loop 3 × loop 3 × upcast 2     strides 6, 2, 1
     """
     table = state.rows
-    rows = tuple([r for r in rows if table[r].extent > 1])    # a loop that is used up is gone
+    rows = tuple([r for r in rows if table[r].extent > 1])    # a row of extent 1 has no loop any more
     out = _fit(table, rows, extent)
     if not out or out[0].stride * out[0].extent == extent:
         return out
@@ -274,25 +277,26 @@ def _fit(table: Sequence[Loop], rows: tuple[int, ...], extent: int) -> tuple[Emi
 
 
 def span(loops: Iterable[EmittedLoop]) -> int:
-    """Positions of an axis between the first and the last that these loops reach: 1 + Σ stride·(extent - 1)."""
+    """Positions of an axis from the first to the last that these loops reach: 1 + Σ stride·(extent - 1)."""
     return 1 + sum(loop.stride * (loop.extent - 1) for loop in loops)
 
 
 # -- lanes ----------------------------------------------------------------------------------------
 
 def vector_width(state: Scheduler, r: ResolvedStage) -> int:
-    """Lanes of a stage's vectors: as many as the widest value in them allows."""
+    """Lanes of a stage's vectors: a register's bytes divided by the size of the widest value."""
     return max(1, state.target.vector_bytes // r.lanes_bytes)
 
 
 def vector_row(state: Scheduler, r: ResolvedStage) -> int:
-    """The vector row of a stage with axis rows: LANES' choice, else the upcast row that makes most accesses unit-stride."""
+    """The loop row that is the vector of a stage, or -1: the row that LANES chose, else the upcast row with the best score, which favours
+    accesses of unit stride."""
     s = r.stage.index
     chosen = state.dots[s]
     if chosen is not None and DOTS[chosen.name].fragments:
-        return -1       # the elements of a tile are those of threads
+        return -1       # a thread's elements of a tile are no vector
     if chosen is not None and chosen.columns >= 0:
-        return state.axis_rows[chosen.columns][-1]      # the columns of a tile
+        return state.axis_rows[chosen.columns][-1]      # the columns of a tile are the vector
     if state.vector_rows[s] >= 0:
         return state.vector_rows[s]
     best, best_score = -1, 0.0
@@ -302,22 +306,23 @@ def vector_row(state: Scheduler, r: ResolvedStage) -> int:
             if piece.role != UPCAST or piece.extent < 2:
                 continue
             width = vector_width(state, r)
-            used = piece.extent / (-(-piece.extent // width) * width)   # the share of the lanes that does work
+            used = piece.extent / (-(-piece.extent // width) * width)   # share of the lanes that are used
             score = _lane_score(r, local, piece.stride) * used
             if axis in r.stage.reds:
-                score *= 0.9   # lanes on a reduce axis are combined across at the end
+                score *= 0.9   # lanes on a reduce axis have to be combined at the end
             if score > best_score:
                 best, best_score = row, score
     return best
 
 
-# what an access is worth along a vector axis: of unit stride, of scratch (laid out as it is read), of one value in all lanes, any other
+# Scores of an access along a vector axis: of unit stride; of scratch memory, which is laid out as it is read; of one value in all lanes; of
+# any other kind.
 UNIT_STRIDE, FROM_SCRATCH, SAME_VALUE, SCATTERED = 1.0, 0.8, 0.3, -0.5
-REDUCED = 4.0      # times that: accesses below a REDUCE run more often
+REDUCED = 4.0      # factor on the scores of a stage with reductions, whose accesses run more often than its store
 
 
 def _lane_score(r: ResolvedStage, local: int, stride: int) -> float:
-    """Score of `local` as the vector axis: what its accesses are worth."""
+    """The score of local axis `local` as the vector axis: the sum over its accesses."""
     total = 0.0
     for node in r.nodes:
         if node.kind == "load":

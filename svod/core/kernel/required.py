@@ -1,9 +1,9 @@
-"""Required regions: the positions of a stage that its readers ask for while the loops around it stand still (bounds inference).
+"""Bounds inference: the positions of a stage that its readers need in one iteration of the loops around it.
 
     out reads s1[o1 + r1, r0], STAGE(s1, o1) with o1 in tiles of 8, r1 of 3, r0 of 256
         s1 from (8·o1, 0), of 10 × 256 positions
 
-The terms of a start are rows of the state; the emitter puts the values of their loops in their place (`Axes.placed_at`).
+The terms of a start are loop rows of the state, which the emitter replaces by index values (`Axes.placed_at`).
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Lin = tuple[Terms, int]         # Σ coefficient·term + constant
 
 
 class RequiredDim(NamedTuple):
-    """The region of one dim: positions beside each other."""
+    """The region of one dim: contiguous positions."""
 
     start: Lin
     extent: int
@@ -45,8 +45,8 @@ def add_lins(a: Lin, b: Lin, k: int) -> Lin:
 
 def required_region(reads: Iterable[tuple[ResolvedStage, Node]], dim: int, region_of: Callable[[ResolvedStage, int], RequiredDim]) \
         -> RequiredDim | None:
-    """The region of a dim of a stage that holds all `reads` of it, each by a stage `r` that covers `region_of(r, a)` of its local axis
-    `a`. None where they may ask for anything: positions are known at run time only, or starts differ by more than a constant."""
+    """The smallest region of a dim that holds all `reads` of a stage. Each read is by a stage `r`, which covers `region_of(r, a)` along its
+    local axis `a`. None if the region may be anywhere: positions are known only at run time, or starts differ by more than a constant."""
     union: RequiredDim | None = None
     for r, node in reads:
         lin = node.dims[dim]

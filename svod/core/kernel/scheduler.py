@@ -1,8 +1,8 @@
 """A kernel's state during search: an immutable value.
 
-The axis table is append-only: a row comes from the AST (every axis of every stage) or from a split, keeps its name for ever, and has extent
-1 when it is used up. Loop order, placement of stages and hints are fields of their own. `svod.core.kernel.apply` makes the state after an
-opt; `svod.core.cost` prices a state."""
+The axis table is append-only. A row comes from the AST (every axis of every stage) or from a split, keeps its name for ever, and has extent
+1 once splits have used it up. Loop order, placement of stages and hints are separate fields. `svod.core.kernel.apply` computes the state
+after an opt; `svod.core.cost` predicts a state's time."""
 from __future__ import annotations
 
 import hashlib
@@ -15,18 +15,18 @@ from svod.core.machine.target import Target
 from svod.errors import KernelOptError
 
 # places of a stage
-INLINE = "inline"   # recomputed by its readers
-AUTO = "auto"       # at the innermost loop that holds all its readers and does not repeat it
-ROOT = "root"       # a phase of its own, its result a temporary
-StagePlace = str | int  # one of these, or a row id: inside that loop
+INLINE = "inline"   # recomputed at each read
+AUTO = "auto"       # computed at the innermost loop that holds all its readers and does not repeat the work
+ROOT = "root"       # computed in its own phase, which stores a temporary
+StagePlace = str | int  # one of these, or the id of a loop row: computed inside that loop
 
 LOOP, UPCAST, UNROLL = "loop", "upcast", "unroll"
-DOT = "dot"     # the positions that one dot instruction sums up
-LOCAL, GROUP = "local", "group"     # the threads of a group: positions of an output, parts of a reduction
+DOT = "dot"     # the positions that one dot instruction sums up, or a tile covers
+LOCAL, GROUP = "local", "group"     # bound to threads of a group: positions of an output; parts of a reduction
 
 
 class Opt(NamedTuple):
-    """One opt: what, on which named axis or stage, how much. As JSON: [op, axis, arg]."""
+    """One opt: its name, the axis or stage that it changes, and its argument. As JSON: [op, axis, arg]."""
 
     op: str
     axis: str
@@ -51,7 +51,7 @@ class Opt(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A row of the axis table. The axis' coordinate is the sum of stride·position over its rows."""
+    """A row of the axis table: one loop. The coordinate along an axis is the sum of stride·position over its rows."""
 
     name: str
     axis: int
@@ -61,8 +61,8 @@ class Loop(NamedTuple):
 
 
 class IntrinsicChoice(NamedTuple):
-    """TC's choice: the reduce axis, the instruction's name, and the axes of the rows and columns of its tiles (-1 without tiles). Or
-    HOLD's: the axis is -1, as the instruction computes nothing of the stage. Its positions lie as those of results do."""
+    """The instruction that TC chose for a stage: the reduce axis, the instruction's name, and the axes of its tiles' rows and columns (-1
+    without tiles). HOLD's choice has axis -1: the instruction computes nothing, but the stage is laid out like its results."""
 
     axis: int
     name: str
@@ -71,26 +71,26 @@ class IntrinsicChoice(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether the instruction sums up the stage."""
+        """Whether the instruction computes the stage's sums."""
         return self.axis >= 0
 
 
 class ParallelLoop(NamedTuple):
-    """A loop whose iterations cores claim."""
+    """A loop whose iterations are spread over cores."""
 
     row: int
     cores: int
 
 
 class ReductionParts(NamedTuple):
-    """A reduction that is cut into parts, one iteration of a phase each."""
+    """A reduction split into parts, each computed by one iteration of a phase."""
 
     axis: int
     parts: int
 
 
 class Pipelined(NamedTuple):
-    """A loop whose copies into shared memory run ahead of what reads them: they have `buffers` of them."""
+    """A loop whose copies into shared memory start iterations before they are read, and so have `buffers` buffers each."""
 
     row: int
     buffers: int
@@ -100,32 +100,33 @@ T = TypeVar("T")
 
 
 class Derived(Generic[T]):
-    """A function of a state whose result is remembered on the state; used as a decorator."""
+    """Decorator: a function of a state whose result is cached on the state."""
 
     def __init__(self, make: Callable[[Scheduler], T]) -> None:
         self._make = make
         update_wrapper(self, make)
 
     def __call__(self, state: Scheduler, make: Callable[[Scheduler], T] | None = None) -> T:
-        """The result for a state. `make`: another way to the same result. Raises as the function does."""
+        """The result for a state, from the cache if it is there. `make`: another function that computes the same result. Raises what the
+        function raises."""
         found: T | None = state._derived.get(self)
         if found is None:
             found = state._derived[self] = (make or self._make)(state)
         return found
 
     def give(self, new: Scheduler, value: T | None) -> None:
-        """Let `new` remember a value that is known to be its own. Nothing happens for None."""
+        """Store the result for `new`, which must be correct for it. Nothing happens for None."""
         if value is not None:
             new._derived[self] = value
 
     def known(self, state: Scheduler) -> T | None:
-        """The value that a state remembers; None where it was not asked for."""
+        """The cached result for a state; None if it was not computed yet."""
         found: T | None = state._derived.get(self)
         return found
 
 
 class Scheduler:
-    """A state. Fields are read-only; equal states have equal `digest`."""
+    """A state. Fields are read-only; equal states have equal digests."""
 
     __slots__ = (
         "_derived",
@@ -152,17 +153,17 @@ class Scheduler:
     target: Target
     rows: tuple[Loop, ...]
     axis_rows: tuple[tuple[int, ...], ...]   # per axis: its rows, outermost first
-    order: tuple[tuple[int, ...], ...]       # per stage: its loop rows of more than one iteration, outermost first
+    order: tuple[tuple[int, ...], ...]       # per stage: its loop rows of several iterations, outermost first
     place: tuple[StagePlace, ...]             # per stage
-    vector_rows: tuple[int, ...]                   # per stage: the row that LANES chose, or -1
-    pads: tuple[int, ...]                    # per axis: padded extent, or 0
-    thread: ParallelLoop | None              # the parallel loop of the output stage
-    split_reduce: ReductionParts | None      # partial results per core and a combining phase
-    stream: bool                             # the output is stored past the caches
-    prefetch: tuple[tuple[str, int], ...]    # (argument p0, p1, … or stage at the root, iterations ahead) of what is prefetched
+    vector_rows: tuple[int, ...]                   # per stage: the vector row that LANES chose, or -1
+    pads: tuple[int, ...]                    # per axis: its extent with padding, or 0 without
+    thread: ParallelLoop | None              # the loop of the output stage that THREAD spreads over cores
+    split_reduce: ReductionParts | None      # the reduction that THREAD or SPLITK splits into parts; a second phase combines them
+    stream: bool                             # whether the output is stored non-temporally, past the caches
+    prefetch: tuple[tuple[str, int], ...]    # PREFETCH: (argument p0, p1, … or stage at the root, iterations ahead)
     pipeline: Pipelined | None
-    dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC chose
-    online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE, (stage, 0) of FLATTEN; `kernel` is what they made
+    dots: tuple[IntrinsicChoice | None, ...]          # per stage: the instruction that TC or HOLD chose
+    online: tuple[tuple[str, int], ...]      # (stage, block) of each ONLINE, (stage, 0) of FLATTEN; `kernel` is the rewritten one
     applied_opts: tuple[Opt, ...]
     _digest: bytes | None
     _derived: dict[Derived[Any], Any]
@@ -185,7 +186,7 @@ class Scheduler:
         self._digest, self._derived = None, {}
 
     def copy(self, **changes: Any) -> Scheduler:
-        """This state with some fields replaced."""
+        """A copy of this state with some fields replaced."""
         new = object.__new__(Scheduler)
         new.kernel, new.target, new.rows, new.axis_rows, new.order = self.kernel, self.target, self.rows, self.axis_rows, self.order
         new.place, new.vector_rows, new.pads = self.place, self.vector_rows, self.pads
@@ -200,21 +201,21 @@ class Scheduler:
 
     # -- looking up -----------------------------------------------------------------------------
     def row_id(self, name: str) -> int:
-        """The row called `name`. Raises KernelOptError."""
+        """The number of the row called `name`. Raises KernelOptError if there is none."""
         for i, r in enumerate(self.rows):
             if r.name == name:
                 return i
         raise KernelOptError(f"no axis {name!r} in this state; axes are {', '.join(r.name for r in self.rows)}")
 
     def stage_id(self, name: str) -> int:
-        """The stage called `name` ("out", "s0", …). Raises KernelOptError."""
+        """The number of the stage called `name` ("out", "s0", …). Raises KernelOptError if there is none."""
         return self.kernel.stage_named(name).index
 
     def stage_of_row(self, row: int) -> int:
         return self.kernel.axes[self.rows[row].axis].stage
 
     def axis_extent(self, axis: int) -> int:
-        """The axis' extent, padding included."""
+        """The axis' extent, with its padding."""
         return self.pads[axis] or self.kernel.axes[axis].extent
 
     @property
@@ -230,8 +231,8 @@ class Scheduler:
 
             def ident(row: int) -> tuple[int, int]:
                 return rows[row].axis, rows[row].stride
-            # flat, as every proposal of a search is asked for it: the rows of an axis, and the loops of a stage, end in -1, which is no
-            # stride and no axis; then one place and one vector per stage
+            # A flat list, as a search computes the digest of every proposal. The rows of an axis, and the loops of a stage, end in -1,
+            # which is no stride and no axis; then follow one place and one vector per stage.
             table: list[object] = []
             for ids in self.axis_rows:
                 for r in ids:
@@ -263,5 +264,5 @@ class Scheduler:
 
 
 def cores_of(state: Scheduler) -> int:
-    """The number of cores that share a state's work: THREAD's, or the parts of a reduction cut over cores."""
+    """The number of cores that share a state's work: that of THREAD, or the parts of a split reduction."""
     return state.thread.cores if state.thread else state.split_reduce.parts if state.split_reduce else 1

@@ -1,6 +1,6 @@
-"""The banks of shared memory, and rows so far apart that threads that access it at once meet in few of them.
+"""Bank conflicts in shared memory, and the padding of rows that avoids them.
 
-    64 rows of 16 floats, a thread a row      32 threads meet in 2 banks of 32; rows of 17 floats: each in one of its own
+    64 rows of 16 floats, a thread a row      32 threads share 2 of the 32 banks; with rows of 17 floats each has its own bank
 """
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import NamedTuple
 from svod.core.kernel.group_memory.copy import GroupCopy
 from svod.core.kernel.layout import Layout
 
-BANKS, BANK_BYTES = 32, 4       # banks of shared memory, and the bytes of each that are accessed at once
-AT_ONCE = 32                    # threads that access it at once, where each takes one word
+BANKS, BANK_BYTES = 32, 4       # number of banks, and bytes that one bank delivers per access
+AT_ONCE = 32                    # threads whose accesses of one word each are served together
 
 
 class Access(NamedTuple):
-    """An access of several threads at once: the first element of each, the elements of one, and how often it happens."""
+    """An access to shared memory by several threads at once. `elements`: the first element of each thread; `width`: elements of one thread;
+    `weight`: relative frequency."""
 
     elements: tuple[int, ...]
     width: int
@@ -24,7 +25,7 @@ class Access(NamedTuple):
 
 
 def conflicts(access: Access, itemsize: int) -> float:
-    """The turns that the banks need for one access of the threads, times its weight."""
+    """The bank cycles that one access of the threads takes, times its weight."""
     nbytes = access.width * itemsize
     at_once = max(1, AT_ONCE * BANK_BYTES // max(nbytes, BANK_BYTES))
     total = 0
@@ -38,7 +39,7 @@ def conflicts(access: Access, itemsize: int) -> float:
 
 
 def with_row_pad(layout: Layout, pad: int) -> Layout:
-    """A layout with `pad` elements behind each row of its innermost dim."""
+    """The layout with `pad` elements of padding after each row of its innermost dim."""
     if not pad or len(layout.order) < 2:
         return layout
     strides, size = [0] * len(layout.extents), 1
@@ -51,7 +52,7 @@ def with_row_pad(layout: Layout, pad: int) -> Layout:
 
 
 def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> Access:
-    """The store of the first threads at once."""
+    """The store of the first turn of a copy, as an access of `threads` threads."""
     counts = copy.counts(layout.extents)
     elements = []
     for t in range(min(threads, prod(counts))):
@@ -65,7 +66,7 @@ def copy_access(copy: GroupCopy, layout: Layout, threads: int) -> Access:
 
 
 class Digit(NamedTuple):
-    """Thread t is `positions` times t // inner % extent further along a dim than the first one."""
+    """A digit of the thread number t, as it moves an access along a dim: by positions · (t // inner % extent)."""
 
     inner: int
     extent: int
@@ -73,8 +74,8 @@ class Digit(NamedTuple):
 
 
 class SharedRead(NamedTuple):
-    """A read of a value in shared memory: per dim how far the threads of a group are apart, and the elements of a vector along the
-    innermost dim."""
+    """A read of a value in shared memory. `apart`: per dim, the digits of the thread number that move the read; `width`: elements of a
+    thread's vector along the innermost dim."""
 
     apart: tuple[tuple[Digit, ...], ...]
     width: int
@@ -82,7 +83,8 @@ class SharedRead(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def padded_rows(layout: Layout, copy: GroupCopy | None, reads: tuple[SharedRead, ...], threads: int, itemsize: int) -> Layout:
-    """The layout with the padding of rows for which copy and reads meet in the fewest banks. `threads`: those that access it at once."""
+    """Choose the padding of rows that gives the fewest bank conflicts for the copy and the reads. `threads`: number of threads that access
+    memory at once."""
     if len(layout.order) < 2 or layout.extents[layout.order[-2]] == 1:
         return layout
     unit = max([1, *(r.width for r in reads), copy.width if copy is not None and copy.vector == layout.order[-1] else 1])
@@ -96,17 +98,18 @@ def padded_rows(layout: Layout, copy: GroupCopy | None, reads: tuple[SharedRead,
     return best
 
 
-MATRIX = 8, 16          # its lines, and bytes of each
+MATRIX = 8, 16          # lines of a matrix that ldmatrix loads, and bytes of each
 
 
 def is_turned(layout: Layout, itemsize: int, summed: int) -> bool:
-    """Whether a matrix lies across the sum, over dim `summed`, in numbers that threads load one by one: no instruction turns them."""
+    """Whether a matrix of 4-byte numbers lies with another dim than `summed` innermost. Threads then load single numbers, as no instruction
+    transposes them."""
     return itemsize == BANK_BYTES and len(layout.order) > 1 and layout.order[-1] != summed
 
 
 def matrix_read(layout: Layout, itemsize: int, summed: int) -> SharedRead:
-    """A read of a tile that a subgroup holds: threads read lines of the innermost dim at once, one beside the other along the next dim; or,
-    of a matrix that is turned, a number of each line."""
+    """A read of a tile by a subgroup: eight threads at once read 16-byte lines of the innermost dim, at neighbouring positions of the next
+    dim. Of a transposed matrix (`is_turned`) threads read single numbers."""
     (lines, nbytes), dims = MATRIX, range(len(layout.extents))
     line = layout.order[-2] if len(layout.order) > 1 else -1
     if is_turned(layout, itemsize, summed):
@@ -116,7 +119,7 @@ def matrix_read(layout: Layout, itemsize: int, summed: int) -> SharedRead:
     return SharedRead(tuple([(Digit(1, lines, 1),) if d == line else () for d in dims]), max(1, nbytes // itemsize))
 
 
-READ_WEIGHT = 4.0       # a value in shared memory is read more often than written
+READ_WEIGHT = 4.0       # weight of a read against a write, as values in shared memory are read more often than written
 
 
 def _read_access(layout: Layout, read: SharedRead, threads: int) -> Access:

@@ -1,4 +1,4 @@
-"""Copies of a region into shared memory by the threads of a group together, and its layout there.
+"""Copies of a region into shared memory that the threads of a group do together.
 
     s1[16, 64] ← b[k, n], 256 threads, vectors of 4      thread t copies row t // 16, vector t % 16: one vector each, rows contiguous in b
     s0[64, 16] ← a[m, k], read by [k][m]                 thread t loads 4 of row t // 4 and stores them to 4 rows, 64 + 4 elements apart
@@ -15,31 +15,32 @@ from svod.core.kernel.kernel import LinearIndex, Node, ResolvedStage
 from svod.core.kernel.layout import Layout
 from svod.core.kernel.required import Lin
 
-ASYNC_BYTES = (4, 8, 16)     # sizes of an asynchronous copy of a thread
-UNROLLED_TURNS = 8      # turns of the threads of a group that are written one after the other
-BULK = 16               # bytes of which addresses and lengths of bulk copies are multiples
-MOST_BULK = 1 << 20     # bytes and copies that one count can tell are below this
+ASYNC_BYTES = (4, 8, 16)     # bytes that a thread may copy asynchronously at once
+UNROLLED_TURNS = 8      # most turns of a copy that are emitted as straight-line code
+BULK = 16               # bytes; addresses and lengths of bulk copies are multiples of this
+MOST_BULK = 1 << 20     # limit, in bytes and in copies, of what one counter of arrivals can count
 
 
 class GroupCopy(NamedTuple):
-    """A copy by all threads of a group: its dims, outermost first, and the one along which a thread takes `width` elements (-1: none)."""
+    """A copy by all threads of a group. `order`: its dims, outermost first; `vector`: the dim along which a thread copies `width` elements
+    at once, or -1."""
 
     order: tuple[int, ...]
     vector: int
     width: int
 
     def counts(self, extents: tuple[int, ...]) -> tuple[int, ...]:
-        """Per dim of `order` how many parts of it there are for threads to take."""
+        """Per dim of `order`, the number of parts that threads take."""
         return tuple(extents[d] // self.width if d == self.vector else extents[d] for d in self.order)
 
 
 def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], order: tuple[int, ...],
                lanes: int) -> GroupCopy:
-    """The copy of a region by a group. `full`: the extents of the whole stage; `order`: the dims as they lie in memory; `lanes`: elements
-    of the widest access."""
+    """Plan the copy of a region by a group of threads. `full`: extents of the whole stage; `order`: dims of its layout, outermost first;
+    `lanes`: elements of the widest access."""
     loads = [n.linear for n in r.nodes if n.kind == "load" and n.linear is not None]
     steps = [max([_step(r, linear, d, lanes) for linear in loads], default=0) for d in range(len(extents))]
-    if any(steps):      # along the smallest steps through memory; what does not move in it goes outside
+    if any(steps):      # dims with the smallest steps through the source go innermost, dims that do not move in it outermost
         order = tuple(sorted(order, key=lambda d: (steps[d] != 0, -steps[d])))
     order = tuple(sorted(order, key=lambda d: extents[d] != 1))
     inner = order[-1] if order else -1
@@ -50,14 +51,15 @@ def group_copy(r: ResolvedStage, extents: tuple[int, ...], starts: tuple[Lin, ..
 
 
 def _step(r: ResolvedStage, linear: LinearIndex, d: int, width: int) -> int:
-    """The usual distance in memory, in elements, between neighbouring positions of a dim."""
+    """The usual distance in memory, in elements, between neighbouring positions of dim `d`."""
     total, moved = linear.coef(d), [(a, c) for a, c in linear.atoms if d in r.nodes[a].deps]
     along = along_vector(r, d, width) if moved else {}
     return abs(total + sum([c * along[a].step for a, c in moved if a in along])) + sum([abs(c) for a, c in moved if a not in along])
 
 
 def evenly(r: ResolvedStage, linear: LinearIndex) -> LinearIndex | None:
-    """An index with what it moves by from most positions to the next in the place of divisions; None where it looks positions up."""
+    """Replace the divisions in an index by coefficients: the usual step from one position to the next. None if the index depends on values
+    that are looked up."""
     if not linear.atoms:
         return linear
     coefs = dict(linear.coefs)
@@ -70,7 +72,7 @@ def evenly(r: ResolvedStage, linear: LinearIndex) -> LinearIndex | None:
 
 
 def _takes_vectors(r: ResolvedStage, d: int, extents: tuple[int, ...], starts: tuple[Lin, ...], full: tuple[int, ...], width: int) -> bool:
-    """Whether a region is copied in whole vectors of `width` elements along dim `d`, each aligned where it is read."""
+    """Whether a region can be copied in vectors of `width` elements along dim `d`, each of them whole and aligned in the source."""
     terms, const = starts[d]
     if extents[d] % width or full[d] % width or const % width or any(c % width for c in terms.values()):
         return False
@@ -89,14 +91,16 @@ def _takes_vectors(r: ResolvedStage, d: int, extents: tuple[int, ...], starts: t
 
 
 class Along(NamedTuple):
-    """A number inside vectors along a dim: how far it moves from one position to the next, and what the first one is a multiple of."""
+    """The values of a node inside a vector along a dim. `step`: growth from one position to the next; `multiple`: divides the value at the
+    first position."""
 
     step: int
     multiple: int
 
 
 def along_vector(r: ResolvedStage, d: int, width: int) -> dict[int, Along]:
-    """The nodes of a copy that move evenly inside vectors of `width` positions along dim `d`, which begin at multiples of it.
+    """The nodes of a copy whose values grow evenly inside vectors along dim `d`: node → `Along`. Vectors have `width` positions and begin
+    at multiples of `width`.
 
         k % 256, k // 256 in vectors of 8 along k        steps 1 and 0, as 256 is a multiple of 8
     """
@@ -116,7 +120,7 @@ def along_vector(r: ResolvedStage, d: int, width: int) -> dict[int, Along]:
 
 
 def _along(n: Node, src: list[Along], nodes: list[Node], width: int) -> Along | None:
-    """`Along` of an operation on such numbers; None where it moves unevenly."""
+    """`Along` of an operation, from those of its operands; None if its value does not grow evenly."""
     if n.op in ("ADD", "SUB"):
         sign = 1 if n.op == "ADD" else -1
         return Along(src[0].step + sign * src[1].step, gcd(src[0].multiple, src[1].multiple))
@@ -132,9 +136,9 @@ def _along(n: Node, src: list[Along], nodes: list[Node], width: int) -> Along | 
 
 
 def rows_in_bulk(node: Node, copy: GroupCopy, layout: Layout, extents: Sequence[int], start: Iterable[int], least: int) -> int:
-    """The number of rows of a region if each can be copied at once: it has `least` bytes or more, and begins at a multiple of `BULK` bytes
-    in the argument that `node` loads and in shared memory; else 0. `start`: coefficients of the region's first position along its rows,
-    which is a sum of multiples of them."""
+    """The number of rows of a region if each row can be one bulk copy; else 0. A row must have `least` bytes or more, and begin at a
+    multiple of `BULK` bytes both in the argument that `node` loads and in shared memory. `start`: numbers that divide the terms of the
+    region's first position along its rows."""
     inner, size = copy.vector, node.dtype.itemsize
     if node.kind != "load" or node.linear is None or node.linear.atoms or node.gate >= 0 or inner < 0 or layout.tiled >= 0 \
             or layout.swizzle is not None or layout.strides[inner] != 1 or node.linear.coef(inner) != 1:

@@ -1,11 +1,12 @@
-"""Values that stay in the registers of the threads that hold tiles of them: results of matrix instructions, and stages laid out like them.
+"""Decides which values stay in registers, spread over threads in tiles: results of matrix instructions, and stages that HOLD lays out like
+these.
 
     s2[q, k] = Σ …              TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) LOCAL(s2.o1, 4)
     s3[q] = max over k of s2    HOLD(s3, (mma_bf16,s3.o1,s3.r0)) LOCAL(s3.o1, 4)        each thread reads the elements that it has itself
     s6[q, k] = exp(s2 - s3)     an operand of TC, in rows: computed where it is multiplied, as its fragments lie like those of results
 
-A stage stays with its threads where each of its readers reads, of a row and a column of a tile, the same row and column, in the same
-threads. An operand is computed in place where all that it reads are such stages, and the same threads have its elements.
+A stage stays in registers if every reader needs, in each thread, only elements that this thread has computed. An operand of an instruction
+is computed in place, without memory, if it reads nothing but such stages and its elements belong to the same threads.
 """
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Pieces = tuple[tuple[EmittedLoop, ...], ...]
 
 
 class Product(NamedTuple):
-    """The product of which a stage is an operand: the stage that sums it up, its read of the operand, the instruction, which operand."""
+    """A product that has a stage as an operand. `r`: the stage that sums the product; `read`: its read of the operand; `plan`: the
+    instruction; `number`: 0 for the first operand, 1 for the second."""
 
     r: ResolvedStage
     read: Node
@@ -33,17 +35,17 @@ class Product(NamedTuple):
 
     @property
     def fragment(self) -> Fragment | None:
-        """The elements of the operand that each thread has; None where the instruction reads memory."""
+        """The elements of the operand that each thread has; None if the instruction reads the operand from memory."""
         fragments = self.plan.dot.fragments
         return None if fragments is None or self.plan.dot.reads_shared else fragments[1 + self.number]
 
     def tile_axes(self, along: int) -> tuple[int, int]:
-        """The local axes of the rows and columns of the operand's tiles. `along`: the axis of the sum."""
+        """The local axes of the rows and columns of the operand's tiles. `along`: the axis that is summed."""
         return (self.plan.rows, along) if self.number == 0 else (along, self.plan.columns)
 
 
 def product_with(placement: Placement, layouts: Layouts, s: int) -> Product | None:
-    """The only reader of stage `s`, where that takes it as an operand of an instruction."""
+    """The product that has stage `s` as an operand, if that is the stage's only reader; else None."""
     reads = list(placement.reads_of(s))
     if s not in layouts.packed or len(reads) != 1:
         return None
@@ -53,7 +55,7 @@ def product_with(placement: Placement, layouts: Layouts, s: int) -> Product | No
 
 
 def is_computed_in_place(state: Scheduler, placement: Placement, layouts: Layouts, s: int) -> bool:
-    """Whether threads compute the elements that they have of an operand where these are multiplied."""
+    """Whether an operand is computed where it is multiplied, by the threads that multiply it."""
     product = product_with(placement, layouts, s)
     if product is None or product.fragment is None or not placement.paths[s]:
         return False
@@ -69,7 +71,8 @@ def is_computed_in_place(state: Scheduler, placement: Placement, layouts: Layout
 
 
 class _Reading(NamedTuple):
-    """A read over the axes of the stage that has the tiles: what each thread has of them, and the local axes of their rows and columns."""
+    """A read, expressed over the axes of the stage `r` that computes in tiles. `fragment`: the elements of a tile that each thread has;
+    `tile`: the local axes of the tile's rows and columns; `dims`: the position read."""
 
     r: ResolvedStage
     instruction: str
@@ -79,8 +82,8 @@ class _Reading(NamedTuple):
 
 
 class Holders:
-    """The stages of a phase that stay with the threads that compute them. `axes`: the loops of the stages that read others; `opened`: loop
-    rows around the stages that are asked about; `digits`: of loop rows that are bound to threads (`thread_digits`)."""
+    """Finds the stages of a phase that stay in registers. `axes`: the loops of stages that are readers; `opened`: the loop rows around the
+    stages in question; `digits`: `thread_digits` of the loop rows bound to threads."""
 
     def __init__(self, state: Scheduler, placement: Placement, layouts: Layouts, axes: Mapping[int, Pieces], opened: frozenset[int],
                  threads: Mapping[int, StageThreads], digits: Mapping[int, tuple[int, int]]) -> None:
@@ -88,7 +91,7 @@ class Holders:
         self.opened, self.threads, self.digits = opened, threads, digits
 
     def keep(self, s: int, pieces: Pieces) -> bool:
-        """Whether stage `s`, whose outputs have these loops, stays with the threads that compute it."""
+        """Whether the values of stage `s` stay in the registers of the threads that compute them. `pieces`: the loops of its outputs."""
         chosen = self.state.dots[s]
         if chosen is None or not self.placement.paths[s]:
             return False
@@ -98,7 +101,7 @@ class Holders:
         return all(self._reads_its_own(s, pieces[:outs], q, node) for q, node in self.placement.reads_of(s))
 
     def _reads_its_own(self, s: int, pieces: Pieces, q: ResolvedStage, node: Node) -> bool:
-        """Whether each thread reads, of stage `s`, what it has computed."""
+        """Whether each thread reads only elements of stage `s` that it has computed."""
         chosen, reading = self.state.dots[s], self._reading(q, node)
         if chosen is None or reading is None or reading.instruction != chosen.name:
             return False
@@ -121,8 +124,8 @@ class Holders:
         return True
 
     def _reading(self, q: ResolvedStage, node: Node) -> _Reading | None:
-        """The stage that reads a node of stage `q` in tiles: the stage itself, or the product of which it is an operand that is computed in
-        place."""
+        """A read by stage `q` as `_Reading`: over the axes of `q` if it computes in tiles, or of the product that has `q` as an operand
+        computed in place. None in other cases."""
         s = q.stage.index
         if not is_derived(q.stage):
             chosen = self.state.dots[s]
@@ -140,14 +143,15 @@ class Holders:
 
     def _alike(self, own: tuple[EmittedLoop, ...], results: Fragment, of_reader: tuple[EmittedLoop, ...], fragment: Fragment,
                side: int) -> bool:
-        """Whether threads are bound to an axis alike in both, and what one reads is among what it has. `side`: 0 rows, 1 columns."""
+        """Whether computing stage and reader bind the same threads to an axis, and each thread reads only positions that it has. `side`: 0
+        for rows, 1 for columns."""
         threads = [[(self.digits[p.row], p.stride) for p in loops if p.role in BLOCK_ROLES and p.extent > 1]
                    for loops in (own, of_reader)]
         return threads[0] == threads[1] and _positions(of_reader, fragment, side) <= _positions(own, results, side)
 
 
 def _positions(loops: tuple[EmittedLoop, ...], fragment: Fragment, side: int) -> set[int]:
-    """The positions of an axis that a thread has, from its first one, where no loop is left."""
+    """The positions of an axis that one thread has, relative to its first one. Loops over the axis are not counted."""
     steps = [(p.extent, p.stride) for p in loops if p.role not in (*BLOCK_ROLES, LOOP, DOT)]
     steps += [(d.extent, (d.rows, d.columns)[side]) for d in fragment.elements if (d.rows, d.columns)[side]]
     at = {0}
@@ -157,7 +161,7 @@ def _positions(loops: tuple[EmittedLoop, ...], fragment: Fragment, side: int) ->
 
 
 def _composed(lin: LinearIndex, dims: tuple[LinearIndex, ...]) -> LinearIndex:
-    """A position over the dims of a stage as one over the axes of its reader, which reads it at `dims`."""
+    """Substitute: an index over the dims of a stage becomes one over the axes of the reader, which reads the stage at `dims`."""
     const, coefs = lin.const, dict[int, int]()
     for d, c in lin.coefs:
         const += c * dims[d].const

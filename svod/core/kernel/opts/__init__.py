@@ -1,4 +1,4 @@
-"""The opts: each a pure function (state, axis, arg) → state that raises KernelOptError with the reason when it does not apply.
+"""The opts. Each is a pure function (state, axis, arg) → state, which raises KernelOptError with the reason if it does not apply.
 
 The docstrings show the loop nest before and after. Amounts are positions of the axis; 0 means the whole axis.
 """

@@ -1,4 +1,4 @@
-"""The opts that lay positions out for instructions of the target: sums of narrow products, tiles that threads hold."""
+"""The opts that arrange positions for dot and matrix instructions of the target: TC and HOLD."""
 from __future__ import annotations
 
 from math import prod
@@ -13,10 +13,10 @@ from svod.errors import KernelOptError
 
 
 def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Sum narrow products by an instruction of the target (`svod.core.machine.isa.DOTS`): TC("r0", name); with tiles, over two output
-    axes, TC("r0", (name, rows, columns)). Both operands are staged in their narrow type with the group innermost, at first at the root,
-    and padded with zeros to whole instructions. The axes then count instructions. TC comes before they are split, before or after any
-    other opt.
+    """Sum narrow products by an instruction of the target (`svod.core.machine.isa.DOTS`): TC("r0", name); with tiles, over two output axes,
+    TC("r0", (name, rows, columns)). Both operands become stages in their narrow type with the group innermost, first placed at the root,
+    and padded with zeros to whole instructions. The axes then count instructions. TC has to come before these axes are split; its order
+    with other opts is free.
 
         for r in K: c += wide(a[r])*wide(b[r, n])     p[r, n, i] = b[r*g + i, n];  for r in K/g: c += Σ a[r*g + i]*p[r, n, i], i < g
     """
@@ -60,7 +60,8 @@ def tc(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def _check_products(state: Scheduler, stage: int, axis: int, dot: Dot, what: str) -> None:
-    """Raises KernelOptError where tiles of floats that cannot be added to one another would sum up too many products in a row."""
+    """Raises KernelOptError if tiles of floats would sum too many products one after the other, and cannot be cut into blocks because tile
+    registers cannot be added to each other."""
     others = prod([state.kernel.axes[a].extent for a in state.kernel.stages[stage].reds if a != axis])
     products = -(-state.kernel.axes[axis].extent // dot.positions) * others
     rule = state.kernel.stages[stage].sum_rule
@@ -70,7 +71,7 @@ def _check_products(state: Scheduler, stage: int, axis: int, dot: Dot, what: str
 
 
 def _named_intrinsic(arg: Any, what: str) -> tuple[Dot, list[str]]:
-    """The instruction that the argument of TC names, and the names of the axes of its rows and columns."""
+    """Parse TC's argument: (the instruction, the names of the axes of its rows and columns)."""
     name, *names = arg if isinstance(arg, tuple) and arg else (arg,)
     dot = DOTS.get(name) if isinstance(name, str) else None
     if dot is None:
@@ -81,7 +82,7 @@ def _named_intrinsic(arg: Any, what: str) -> tuple[Dot, list[str]]:
 
 
 def _tile_rows(state: Scheduler, stage: int, dot: Dot, names: list[str], what: str) -> list[tuple[int, int]]:
-    """(row, positions of a tile) of the output axes that an instruction with tiles takes."""
+    """(loop row, positions of a tile) of each output axis that a tile instruction takes."""
     out = []
     for name, amount in zip(names, (dot.rows, dot.columns), strict=False):
         row = loop_row(state, name, "TC")
@@ -94,11 +95,10 @@ def _tile_rows(state: Scheduler, stage: int, dot: Dot, names: list[str], what: s
 
 
 def hold(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Lay out the positions of a stage like the results of a matrix instruction, tile by tile: HOLD(stage, (instruction, rows, columns)),
-    where rows is the innermost loop of an output axis and columns that of an output or a reduce axis. The loops then count tiles, and LOCAL
-    counts subgroups. Threads that have columns of the same row share what is reduced along it, and all have the result. Where a stage and
-    all that read it are laid out alike, its values stay in the registers of the threads that computed them; else they lie in shared
-    memory.
+    """Spread the positions of a stage over threads like the results of a matrix instruction, tile by tile: HOLD(stage, (instruction, rows,
+    columns)). `rows` names the innermost loop of an output axis, `columns` that of an output or a reduce axis. The loops then count tiles,
+    and LOCAL counts subgroups. Threads that have columns of the same row share a reduction along it, and all get the result. If all readers
+    of the stage are laid out alike, its values stay in the registers of the threads that computed them; else they lie in shared memory.
 
         for o in N: for r in K: m[o] = max(m[o], x[o, r])     subgroups: for o in N/16: for r in K/8: each thread its own 2 × 2 positions;
                                                               m = max over the 4 threads of a row

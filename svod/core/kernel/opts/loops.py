@@ -1,4 +1,4 @@
-"""The opts of loops: tiles of registers, order, vector lanes, cores, rounded extents."""
+"""The opts that change loops: register tiles, order, vector lanes, cores, and padded extents."""
 from __future__ import annotations
 
 from typing import Any
@@ -22,7 +22,8 @@ MAX_UNROLL = 32
 
 
 def upcast(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n positions side by side in registers. On an output axis: a register tile or vector lanes; on a reduce axis: n partial results.
+    """Compute n positions of an axis side by side in registers. On an output axis: a register tile or vector lanes; on a reduce axis: n
+    partial results.
 
         for o in N:                 for o in N/n:
             y[o] = f(o)                 y[o*n], …, y[o*n + n-1] = f(o*n), …, f(o*n + n-1)
@@ -35,7 +36,7 @@ def upcast(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def unroll(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n iterations of a reduce axis as straight-line code into the same accumulators.
+    """Emit n iterations of a reduce axis as straight-line code, into the same accumulators.
 
         for r in K: acc += f(r)     for r in K/n: acc += f(r*n); …; acc += f(r*n + n-1)
     """
@@ -62,13 +63,14 @@ def tile(state: Scheduler, axis: str, arg: Any) -> Scheduler:
     order = state.order[stage]
     at = len(order) if is_reduce(state, row) else max(first_reduce(state, stage), order.index(row) + 1)
     inner = new.axis_rows[state.rows[row].axis]
-    # an axis cut before: the parts of one axis keep their nesting
+    # an axis that was split before: the parts of one axis keep their nesting
     at = min([at, *(order.index(r) for r in inner[inner.index(len(state.rows)) + 1:] if r in order)])
     return with_order(new, stage, (*order[:at], len(state.rows), *order[at:]))
 
 
 def reorder(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Order of a stage's loops: ORDER("out", ("o1", "o0")) puts the named loops, in this order, at the places they now have.
+    """Change the order of a stage's loops: ORDER("out", ("o1", "o0")) puts the named loops in this order, and leaves the others where they
+    are.
 
         for o0: for o1: for r0      for o1: for o0: for r0
     """
@@ -81,7 +83,7 @@ def reorder(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         row = loop_row(state, name, "ORDER")
         if state.stage_of_row(row) != stage:
             raise KernelOptError(f"ORDER({axis}): {name} is not a loop of stage {axis}")
-        if row in order:    # a loop that is used up has no place any more
+        if row in order:    # a loop that is used up is not in the order
             ids.append(row)
     places = sorted(order.index(i) for i in ids)
     result = list(order)
@@ -121,7 +123,7 @@ def swap(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def lanes(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Which upcast axis of a stage is the vector.
+    """Choose the upcast axis of a stage that is the vector.
 
         for o: y[o, 0…7] scalar     for o: y[o, 0:8] as one vector
     """
@@ -143,8 +145,8 @@ def lanes(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Spread a loop over n cores. An output loop becomes the outermost, and cores claim its iterations. A reduce axis is cut into n
-    parts: each core makes partial results, and a second phase combines them.
+    """Spread a loop over n cores. An output loop becomes the outermost, and cores claim its iterations. A reduce axis is split into n
+    parts: each core computes partial results, and a second phase combines them.
 
         for o in N: …               parallel(n) for o in N: …
         for r in K: acc += f(r)     parallel(n) for t in n: p[t] = Σ f(part t);  then  y = Σ p[t]
@@ -174,7 +176,7 @@ def thread(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def padto(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Round an axis' extent up to a multiple of n, masking the tail.
+    """Round an axis' extent up to a multiple of n; positions beyond the original extent are masked.
 
         for o in 13: …              for o in 16: if o < 13: …
     """

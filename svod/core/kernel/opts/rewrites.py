@@ -1,4 +1,4 @@
-"""The opts that make other stages or axes of a kernel, and come before all others."""
+"""The opts that rewrite a kernel into one with other stages or axes: ONLINE and FLATTEN. They come before all other opts."""
 from __future__ import annotations
 
 from typing import Any
@@ -31,16 +31,16 @@ def online(state: Scheduler, axis: str, arg: Any) -> Scheduler:
         raise KernelOptError(f"ONLINE({axis}, {arg}): {e}") from None
     new = Scheduler(kernel, state.target)
     for row, r in enumerate(new.rows):
-        # both elements of a row's pair come out of one pass
+        # both elements of a (maximum, sum) pair are computed in one pass
         if is_pair(kernel, r.axis):
             new = split_row(new, row, r.extent, UPCAST)
     return new.copy(online=(*state.online, (axis, arg)), applied_opts=state.applied_opts)
 
 
 def flatten(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """A sum of products of two stages as a product of two matrices: FLATTEN(stage). The output axes that one factor alone has become
-    one, as do those that are summed up, the one last along which the loads of the factors are contiguous
-    (`svod/core/schedule/flatten.py`). FLATTEN comes first; later opts see the merged axes.
+    """Turn a sum of products of two stages into a product of two matrices: FLATTEN(stage). All output axes that only the first factor has
+    become one axis, those that only the second has another, and all reduce axes a third, whose last part is the axis along which the
+    factors' loads are contiguous (`svod/core/schedule/flatten.py`). FLATTEN comes first; later opts see the merged axes.
 
         for n, o, y, x: for c, i, j:                        for m in N*Y*X, o: for k in I*J*C:
             out[n, o, y, x] += a[n, y + i, x + j, c]*w[…]       out[m, o] += a[m // YX, m // X % Y + k // JC, …]*w[o, k]

@@ -1,4 +1,4 @@
-"""Names and amounts of opts checked, and loop rows split: the parts that opts have in common."""
+"""Common parts of opts: checks of names and amounts, and splits of loop rows."""
 from __future__ import annotations
 
 from itertools import count
@@ -12,7 +12,7 @@ from svod.errors import KernelOptError
 
 
 def loop_row(state: Scheduler, name: str, what: str) -> int:
-    """The id of the loop row `name`, in a stage whose loops can be changed."""
+    """The number of the loop row called `name`. Raises KernelOptError if there is none, or if opts cannot change its loop."""
     row = state.row_id(name)
     stage = state.kernel.stages[state.stage_of_row(row)]
     place = state.place[stage.index]
@@ -26,7 +26,7 @@ def loop_row(state: Scheduler, name: str, what: str) -> int:
 
 
 def checked_amount(state: Scheduler, row: int, arg: Any, what: str) -> int:
-    """The amount of a split, checked against the row's extent."""
+    """The amount of a split, as a number of positions. Raises KernelOptError if it does not fit the row's extent."""
     r = state.rows[row]
     if not isinstance(arg, int) or isinstance(arg, bool) or arg < 0:
         raise KernelOptError(f"{what}({r.name}, {arg!r}): the amount must be an int ≥ 0 (0: the whole axis)")
@@ -48,24 +48,25 @@ def takes_no_argument(what: str, axis: str, arg: Any) -> None:
 
 
 def is_reduce(state: Scheduler, row: int) -> bool:
-    """Whether a row is of a reduce axis."""
+    """Whether a row belongs to a reduce axis."""
     return state.kernel.axes[state.rows[row].axis].kind == "r"
 
 
 def free_name(state: Scheduler, name: str) -> str:
-    """A name that no row has: `name`, else with 2, 3, … behind it."""
+    """A name that no row has: `name`, or `name` followed by 2, 3, …."""
     taken = {x.name for x in state.rows}
     return name if name not in taken else next(other for k in count(2) if (other := f"{name}{k}") not in taken)
 
 
 def keeps_nesting(state: Scheduler, order: tuple[int, ...]) -> bool:
-    """Whether the parts of each axis stand in `order` as they are nested."""
+    """Whether the rows of each axis have the same nesting in `order` as in the axis."""
     places = ([order.index(r) for r in ids if r in order] for ids in state.axis_rows)
     return all(inside == sorted(inside) for inside in places)
 
 
 def split_row(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
-    """Split `n` inner positions off a loop row: the row keeps its name with the outer positions, a row of `role` is appended."""
+    """Split a loop row: it keeps its name and counts blocks of `n` positions; a new row with `role`, inside it, has the n positions of a
+    block."""
     r = state.rows[row]
     name = free_name(state, f"{r.name}.in")
     left = -(-r.extent // n)
@@ -79,7 +80,7 @@ def split_row(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
     axis_rows[r.axis] = (*ids[:at], new, *ids[at:])
     if left > 1:
         return state.copy(rows=tuple(rows), axis_rows=tuple(axis_rows))
-    # used up: the loop is gone, its name stays
+    # the loop is used up: it leaves the order, but its name stays
     _check_unused(state, row, n)
     stage = state.stage_of_row(row)
     order = list(state.order)
@@ -88,7 +89,7 @@ def split_row(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
 
 
 def _check_unused(state: Scheduler, row: int, n: int) -> None:
-    """Raises KernelOptError when something needs the loop that a split by `n` would use up."""
+    """Raises KernelOptError if a split by `n` would use up a loop that a stage, PIPELINE or THREAD needs."""
     name = state.rows[row].name
     for s, place in enumerate(state.place):
         if place == row and isinstance(place, int):
@@ -108,8 +109,8 @@ def with_order(state: Scheduler, stage: int, order: tuple[int, ...]) -> Schedule
 
 
 def check_registers(state: Scheduler, stage: int, what: str) -> None:
-    """Accumulators (or values side by side) of a stage, in vectors, must not exceed twice the vector registers, nor those that a thread has
-    of tiles its registers; tiles of a core have their own."""
+    """Raises KernelOptError if the accumulators of a stage, or its values side by side, need more than twice the vector registers. Numbers
+    of tiles that a thread holds must fit its registers, and tiles of a CPU core its tile registers."""
     try:
         dots.check_tiles(state, stage)
     except KernelOptError as e:
@@ -133,7 +134,7 @@ def check_registers(state: Scheduler, stage: int, what: str) -> None:
 
 
 def cut_reduction(state: Scheduler, row: int, n: int, what: str) -> Scheduler:
-    """A reduction of the output stage cut into `n` parts."""
+    """Split the reduction over a row of the output stage into `n` parts."""
     r = state.rows[row]
     if r.extent < n or state.axis_rows[r.axis][0] != row:
         raise KernelOptError(f"{what}: only the outermost part of a reduce axis of at least {n} iterations is cut")
@@ -144,7 +145,7 @@ def cut_reduction(state: Scheduler, row: int, n: int, what: str) -> Scheduler:
 
 
 def checked_groups(state: Scheduler, what: str) -> Scheduler:
-    """The state. Raises KernelOptError where its groups are not what the target runs."""
+    """Returns the state. Raises KernelOptError if the target cannot run its groups of threads."""
     try:
         check_groups(state)
     except KernelOptError as e:

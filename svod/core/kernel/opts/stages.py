@@ -1,4 +1,4 @@
-"""The opts of stages: where each is computed, and how its memory is read and written."""
+"""The opts that decide where stages are computed, and how memory is read and written."""
 from __future__ import annotations
 
 from typing import Any
@@ -14,9 +14,9 @@ MAX_PREFETCH = 64
 
 
 def stage(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Compute the part of a stage that the loops inside a loop read, into scratch, laid out in the order of the reads. At "root": a
-    phase of its own computes the whole stage. In a phase with threads, copies that several of them read lie in shared memory, and all
-    threads fill them together.
+    """Compute a stage inside a loop of its reader: in each iteration, the part of it that is read there goes to scratch memory, laid out in
+    the order of the reads. At "root", a separate phase computes the whole stage. In a phase with threads, copies that several threads read
+    lie in shared memory, and all threads fill them together.
 
         for n: for k: c += a[k]*b[k, n]     for n: { p[k] = b[k, n] for all k };  for k: c += a[k]*p[k]
     """
@@ -86,8 +86,8 @@ def stream(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Prefetch what the loads of an argument, or of a stage at the root, read n iterations later, counted in the innermost loop that
-    moves them: PREFETCH("p1", n) for the second argument of the kernel, PREFETCH("s0", n) for a stage.
+    """Prefetch the data that loads of an argument, or of a stage at the root, will read n iterations later: PREFETCH("p1", n) for the
+    second argument of the kernel, PREFETCH("s0", n) for a stage. Iterations are those of the innermost loop that moves the load.
 
         for r in K: acc += x[r]     for r in K: acc += x[r]; prefetch x[r + n]
     """
@@ -107,7 +107,7 @@ def prefetch(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def _loads_of(state: Scheduler, name: str, what: str) -> list[tuple[ResolvedStage, LinearIndex]]:
-    """The reads of an argument by its name, or of a stage at the root by its own."""
+    """The reads of the argument called `name`, or of the stage at the root with that name: (reading stage, index) each."""
     placement, params = place_stages(state), [f"p{i}" for i in range(len(state.kernel.params))]
     staged = next((s for s in placement.roots if name == state.kernel.stages[s].name and s != state.kernel.output), -1)
     if staged >= 0:
@@ -120,7 +120,7 @@ def _loads_of(state: Scheduler, name: str, what: str) -> list[tuple[ResolvedStag
 
 
 def _is_moved(state: Scheduler, r: ResolvedStage, a: int) -> bool:
-    """Whether a loop moves local axis `a` of a stage. A copy has loops wherever it stands."""
+    """Whether a loop moves local axis `a` of a stage. For a copy always true, as its loops are derived."""
     if is_derived(r.stage):
         return True
     return any(state.rows[row].role == LOOP and state.rows[row].extent > 1 for row in state.axis_rows[r.axes[a]])

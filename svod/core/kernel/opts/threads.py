@@ -1,4 +1,4 @@
-"""The opts of targets with groups of threads: loops shared by threads and by the grid, copies that run ahead."""
+"""The opts for targets with groups of threads: they spread loops over threads and the grid, and let copies run ahead."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +13,8 @@ MAX_BUFFERS = 8
 
 
 def _group_row(state: Scheduler, axis: str, arg: Any, what: str) -> tuple[int, int]:
-    """The row and the amount of a split over the threads of a group. Raises KernelOptError where the target has none."""
+    """(row, amount) of a split over the threads of a group. Raises KernelOptError if the target has no groups, or the amount is too
+    large."""
     if not state.target.has_groups:
         raise KernelOptError(f"{what}({axis}): the target {state.target.arch} has no groups of threads")
     if any(o.op == "NOLOCALS" for o in state.applied_opts):
@@ -26,8 +27,8 @@ def _group_row(state: Scheduler, axis: str, arg: Any, what: str) -> tuple[int, i
 
 
 def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n positions of an output axis become the threads of a group. A stage inside the loops of another one is then kept in shared memory,
-    computed by all threads and read by all. Positions beyond the end of the axis are guarded.
+    """Bind n positions of an output axis to the threads of a group. If the stage is computed inside the loops of another stage, its value
+    lies in shared memory, where all threads write and read it. Positions beyond the end of the axis are guarded.
 
         for o in N: y[o] = f(o)     grid o in N/n: threads o.in in n: y[o*n + o.in] = f(o*n + o.in)
     """
@@ -38,10 +39,10 @@ def local(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def group(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n threads of a group share a reduction; neighbouring threads take neighbouring positions. Threads of a subgroup combine their
-    partial results by shuffles, in a tree; those of several subgroups, or of a target without shuffles, through shared memory. All n
-    have the result. A reduction that no LOCAL loop indexes is shared by all threads; one that is constant over n neighbouring threads,
-    such as the maximum of a row for its elements, by those n. Else each position of LOCAL loops has n threads of its own.
+    """Let n threads of a group share a reduction; neighbouring threads take neighbouring positions. Threads of a subgroup combine their
+    partial results by shuffles, in a tree; those of several subgroups, or of a target without shuffles, through shared memory. All n have
+    the result. A reduction that no LOCAL loop indexes is shared by all threads; one that is constant over n neighbouring threads, such as
+    the maximum of a row for its elements, by those n. Else each position of LOCAL loops has n threads of its own.
 
         for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(r*n + t);  p[t] = acc;  barrier;  acc = Σ p
     """
@@ -49,7 +50,7 @@ def group(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def grouptop(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """n threads of a group share a reduction, each taking a block of positions. The loop keeps its name inside the block.
+    """Let n threads of a group share a reduction, each taking a contiguous block of positions. The loop over the block keeps the name.
 
         for r in K: acc += f(r)     threads t in n: for r in K/n: acc += f(t*K/n + r);  p[t] = acc;  barrier;  acc = Σ p
     """
@@ -68,7 +69,8 @@ def _share_reduction(state: Scheduler, axis: str, arg: Any, what: str, split: Ca
 
 
 def _split_top(state: Scheduler, row: int, n: int, role: str) -> Scheduler:
-    """Split `n` outer positions off a loop row: the row keeps its name with the inner positions, a row of `role` stands around it."""
+    """Split a loop row into `n` blocks: a new row with `role` counts the blocks; the row keeps its name and has the positions of a
+    block."""
     r = state.rows[row]
     left = -(-r.extent // n)
     if left == 1:
@@ -94,8 +96,8 @@ def nolocals(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Cut a reduce axis into n parts, for each of which groups of the grid make partial results; a second phase combines them, with a
-    subgroup for each of few results where it divides n.
+    """Split a reduce axis into n parts. Groups of the grid compute partial results for each part, and a second phase combines them. If the
+    results are few and the size of a subgroup divides n, the threads of a subgroup combine one result together.
 
         grid i in M: for r in K: acc += f(i, r)     grid t in n, i in M: p[t, i] = Σ f(i, part t);  then  grid i in M: y[i] = Σ p[t, i]
     """
@@ -114,9 +116,9 @@ def splitk(state: Scheduler, axis: str, arg: Any) -> Scheduler:
 
 
 def pipeline(state: Scheduler, axis: str, arg: Any) -> Scheduler:
-    """Copy what later iterations of a reduce loop read while this one computes: the copies into shared memory that stand in the loop get n
-    buffers and run n-1 iterations ahead, by asynchronous copies where the target has them, else by way of registers. With four buffers or
-    more, products that an instruction computes of shared memory alone go on behind the next barrier, and copies run n-2 ahead.
+    """Copy the data of later iterations of a reduce loop into shared memory while the current one computes. The copies placed in the loop
+    get n buffers and start n-1 iterations ahead: asynchronously if the target can, else through registers. With four buffers or more,
+    instructions that read both operands from shared memory may finish after the next barrier, and copies start n-2 iterations ahead.
 
         for r: fill p; barrier; use p     fill p[0];  for r: barrier; start to fill p[(r+1) % 2]; use p[r % 2]
     """
