@@ -1,4 +1,4 @@
-"""Attention in one pass over blocks of the keys (ONLINE), a tile of queries to each group.
+"""Sketches of attention for groups: one pass over blocks of keys (ONLINE), with a tile of queries for each group.
 
     16-bit numbers, scores and weights in registers: HOLD
         ONLINE(s3, 128) TC(s2.r0, (mma_bf16,s2.o1,s2.o2)) … TILE(o1, 64) TILE(o0, 16) ORDER(out, o0, o1, o0.in, r0, o1.in, o2) …
@@ -11,8 +11,8 @@
         TC(s8.r0, (mma_bf16,s8.o1,s8.o2)) UPCAST(s8.o2, 8) LOCAL(s8.o1, 4)      sums of weighted values
         LOCAL(o2, 16) LOCAL(o1.in, 8) UPCAST(o1.in, 8) UPCAST(o2, 4)            the sums of all blocks stay in registers
 
-The queries lie in shared memory for the whole pass, the keys and values of a block while it is computed, or before (PIPELINE). Without
-matrix instructions that fit, each thread has a register tile of scores and one of weighted values.
+The queries lie in shared memory for the whole pass; the keys and values of a block lie there while it is computed, or are copied ahead
+(PIPELINE). If no matrix instruction fits, each thread has a register tile of scores and one of weighted values.
 """
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from svod.core.kernel.placement import vector_width
 from svod.core.kernel.scheduler import Scheduler
 from svod.core.machine.isa import DOTS, Dot
 
-KEYS = (32, 64, 128)            # of a block
-QUERIES = (32, 64, 128)         # of a group
-THREAD_COLUMNS = (4, 8, 16)     # of a thread's register tile
-BUFFERS = 2                     # of keys and values that are copied ahead
-HELD_ROWS = (1, 2)              # tiles of queries of a subgroup whose scores stay in registers
+KEYS = (32, 64, 128)            # keys of a block
+QUERIES = (32, 64, 128)         # queries of a group
+THREAD_COLUMNS = (4, 8, 16)     # columns of a thread's register tile
+BUFFERS = 2                     # buffers of keys and values, which are copied ahead
+HELD_ROWS = (1, 2)              # tiles of queries in a subgroup, if scores stay in registers
 ROW_CHAINS = 4                  # independent partial maxima and sums of a row
-OTHER_REGISTERS = 64            # of a thread, for everything but scores and sums
-HELD_RESULTS = 32               # elements of a tile of scores or sums in a thread's registers
-MOST_HEADS = 16                 # whose groups begin one after the other
-HEADS_L2_SHARE = 2              # the keys and values of these heads take the second cache over this
-HALF_BYTES = 2                  # of a number of 16 bits
+OTHER_REGISTERS = 64            # registers of a thread for everything but scores and sums
+HELD_RESULTS = 32               # most elements of a tile of scores or sums in a thread's registers
+MOST_HEADS = 16                 # most heads whose groups are scheduled side by side
+HEADS_L2_SHARE = 2              # keys and values of these heads may take the second cache divided by this
+HALF_BYTES = 2                  # size of a 16-bit number
 
 
 class _Part(NamedTuple):
-    """A stage of the pass as its tiles are cut: the axes of its rows and columns, its reduce axis ("": not tiled), its columns' extent."""
+    """A stage of the pass that is cut into tiles. `rows`, `columns`: names of its tiles' axes; `summed`: its reduce axis, "" if that is not
+    tiled; `across`: extent of the columns."""
 
     stage: int
     rows: str
@@ -54,8 +55,8 @@ class _Part(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Local axes of the output: queries, and the axis of what is weighted. Both products, the output's own tiles, and the stages that
-    reduce the rows of a block: maxima, and sums of weights."""
+    """The parts of the pass. `tile`: local axis of the queries; `lane`: local axis of the weighted values; `scores`, `sums`: both products;
+    `out`: the output stage; `of_rows`: stages that reduce the rows of a block: maxima, and sums of weights."""
 
     tile: int
     lane: int
@@ -66,7 +67,8 @@ class _Pass(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Tiles or elements side by side in a subgroup or thread, and how many subgroups or threads there are along rows and columns."""
+    """A tile of a stage. `rows`, `columns`: tiles of a subgroup, or elements of a thread; `over_rows`, `over_columns`: subgroups or threads
+    along each axis."""
 
     rows: int
     columns: int
@@ -82,12 +84,12 @@ def _queries(p: Point) -> Iterator[int]:
 
 
 def _pass(p: Point) -> _Pass | None:
-    """The parts of the pass, where each product sums along one axis."""
+    """Find the parts of the pass; None if a product does not sum along exactly one axis."""
     state, r = p.state, p.stage
     lane, tile = main_axes(state, r)
     peaks, totals, parts = (r.nodes[v] for v in r.reductions[0].values)
     of_peaks = resolved(state, peaks.arg)
-    down = _moved(peaks.dims, tile)                     # the dim of the maxima along which queries lie
+    down = _moved(peaks.dims, tile)                     # the dim of the maxima that runs along the queries
     read = next(n for n in of_peaks.nodes if n.kind == "read")
     columns = extent_of(state, r, lane)
     scores = _part(state, read.arg, _moved(read.dims, down), _moved(read.dims, len(of_peaks.stage.outs)), p[_KEYS])
@@ -102,12 +104,12 @@ def _pass(p: Point) -> _Pass | None:
 
 
 def _moved(dims: Any, local: int) -> int:
-    """The dim of a read that local axis `local` moves by one, or -1."""
+    """The dim of a read whose position is local axis `local` plus others; -1 if there is none."""
     return next((d for d, lin in enumerate(dims) if lin.coef(local) == 1), -1)
 
 
 def _part(state: Scheduler, s: int, rows: int, columns: int, across: int) -> _Part | None:
-    """A stage with the outputs number `rows` and `columns`, which sums along one axis."""
+    """Describe a stage by its outputs number `rows` and `columns`; None if they do not exist, or it has several reduce axes."""
     stage, axes = state.kernel.stages[s], state.kernel.axes
     if min(rows, columns) < 0 or len(stage.reds) != 1:
         return None
@@ -115,7 +117,7 @@ def _part(state: Scheduler, s: int, rows: int, columns: int, across: int) -> _Pa
 
 
 def _instruction(state: Scheduler, part: _Part) -> Dot | None:
-    """The matrix instruction of a product, whose tiles a subgroup holds."""
+    """The matrix instruction for a product whose tiles a subgroup holds in registers; None if none fits."""
     for axis, arg in applicable(state.kernel, state.target, part.stage):
         if axis == part.summed and isinstance(arg, tuple) and arg[1:] == (part.rows, part.columns):
             dot = DOTS[arg[0]]
@@ -130,8 +132,8 @@ def _power_below(n: int) -> int:
 
 
 def _heads_together(state: Scheduler, heads: str, operands: set[int]) -> int:
-    """Heads that are scheduled side by side where a mask makes blocks uneven: the largest divisor of the number of heads for which keys and
-    values fit a part of the second cache."""
+    """How many heads are scheduled side by side, if a mask makes blocks uneven: the largest divisor of the number of heads for which keys
+    and values fit their share of the second cache."""
     axes, stages = state.kernel.axes, state.kernel.stages
     count = state.rows[state.row_id(heads)].extent
     nbytes = sum(prod([axes[a].extent for a in stages[s].outs]) * HALF_BYTES for s in operands if any(n.kind == "load" for n in resolved(
@@ -141,8 +143,9 @@ def _heads_together(state: Scheduler, heads: str, operands: set[int]) -> int:
 
 
 def _placed(p: Point, values: bool) -> Scheduler:
-    """The loop over blocks around a tile of queries, and in it what is computed and read of a block; around it the queries. `values`: what
-    several stages read is computed once, and not by each of them."""
+    """Order the loops: tiles of queries, in them blocks of keys. The stages of a block are computed inside the loop over blocks, the
+    queries are staged outside of it. `values`: stage also elementwise values that several stages read, instead of computing them in
+    each."""
     state, r, parts, queries = p.state, p.stage, p[_PASS], p[_QUERIES]
     tile, lane = parts.tile, parts.lane
     name, along, blocks = name_of(state, r, tile), name_of(state, r, lane), name_of(state, r, len(r.stage.outs))
@@ -173,7 +176,7 @@ def _placed(p: Point, values: bool) -> Scheduler:
 # -- scores, weights and sums in the registers of the threads that hold them as results of a matrix instruction ------------------------
 
 def _held_instruction(p: Point) -> Dot | None:
-    """The instruction of both products, where its tiles fit the blocks, the group and the registers of its threads."""
+    """The instruction for both products; None if its tiles do not fit the blocks, the group or the registers of its threads."""
     parts, queries, keys, high, target = p[_PASS], p[_QUERIES], p[_KEYS], p[_HIGH], p.state.target
     dot = _instruction(p.state, parts.scores)
     if dot is None or dot is not _instruction(p.state, parts.sums) or queries % (dot.rows * high) or keys % dot.positions:
@@ -184,13 +187,13 @@ def _held_instruction(p: Point) -> Dot | None:
 
 
 def _by_subgroups(part: Hole[_Part], wide: Value[int]) -> list[Apply]:
-    """`_HIGH` by `wide` tiles to each subgroup, and the rows of tiles dealt out to the subgroups."""
+    """Steps that give each subgroup `_HIGH` × `wide` tiles, and bind the remaining rows of tiles to subgroups."""
     return [Apply("UPCAST", lambda p: p[part].columns, wide), Apply("UPCAST", lambda p: p[part].rows, _HIGH),
             Apply("LOCAL", lambda p: p[part].rows, lambda p: p[_QUERIES] // (p[_DOT].rows * p[_HIGH]))]
 
 
 def _in_tiles_of(op: str, part: Hole[_Part], axis: Value[str]) -> Apply:
-    """TC or HOLD of a part."""
+    """TC or HOLD for a part of the pass."""
     return Apply(op, axis, lambda p: (p[_DOT].name, p[part].rows, p[part].columns))
 
 
@@ -222,7 +225,7 @@ HELD_PASS = Template(
 # -- scores and weights in shared memory -----------------------------------------------------------------------------------------------
 
 def _matrix_tile(p: Point) -> _Tile | None:
-    """Tiles of a matrix instruction by all subgroups, to which rows are dealt out, then columns; None where they are too large."""
+    """Divide the tiles of a product among all subgroups: rows first, then columns. None if a subgroup would have too many tiles."""
     part, dot = p[_PRODUCT], p[_PRODUCT_DOT]
     subgroups, rows, columns = p[_THREADS] // dot.threads, -(-p[_QUERIES] // dot.rows), -(-part.across // dot.columns)
     over_rows = _power_below(min(subgroups, rows))
@@ -232,7 +235,8 @@ def _matrix_tile(p: Point) -> _Tile | None:
 
 
 def _thread_tile(p: Point, part: _Part) -> _Tile | None:
-    """A register tile to each thread: neighbouring columns, and as many rows as are left to it; None where that is too large."""
+    """Divide a part among all threads: a register tile of neighbouring columns, and of as many rows as remain. None if the tile is too
+    large."""
     wide = next(n for n in THREAD_COLUMNS if -(-part.across // n) <= p[_THREADS] or n == THREAD_COLUMNS[-1])
     over_columns = min(p[_THREADS], -(-part.across // wide))
     over_rows = _power_below(min(p[_THREADS] // over_columns, p[_QUERIES]))
@@ -241,7 +245,7 @@ def _thread_tile(p: Point, part: _Part) -> _Tile | None:
 
 
 def _in_thread_tiles(part: Hole[_Part]) -> list[Apply | Hole[Any]]:
-    """Register tiles of a part; no more threads than there are positions left."""
+    """Steps that give each thread a register tile of a part, with no more threads than there are positions left."""
     tile = fact(lambda p: _thread_tile(p, p[part]))
     return [tile,
             Apply("UPCAST", lambda p: p[part].columns, lambda p: p[tile].columns),

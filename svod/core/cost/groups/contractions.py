@@ -1,4 +1,4 @@
-"""Contractions on groups: a register tile of each thread times a tile of threads, the sum cut where there are few tiles.
+"""Sketches of contractions for groups: a register tile per thread and a tile of threads per group; the sum is split if there are few tiles.
 
     UPCAST(o0, 8) UPCAST(o1, 4) LOCAL(o0, 8) LOCAL(o1, 16) UNROLL(r0, 4)      64 × 64 results a group, 32 a thread
     … STAGE(s1, root)                                                         the weights in the order in which they are read, once
@@ -20,18 +20,18 @@ from svod.core.kernel.placement import is_derived, place_stages
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
 THREAD_TILES = ((8, 8), (8, 4), (4, 8), (4, 4), (2, 4), (4, 2), (2, 2), (1, 4), (4, 1), (1, 1))     # rows × columns along memory
-UNROLLED = 4            # iterations of the innermost reduce loop
-SHORT_SUM = 4           # iterations: a shorter reduce loop becomes straight-line code
-K_BLOCKS = (16, 32)     # positions of the sum in shared memory at a time
-BUFFERS = 2             # of an operand that is copied ahead
-STAGED_RESULTS = 8      # of a thread, from which on its group stages operands
-STAGED_THREADS = 65     # of a group, likewise
-PARTS = (2, 4, 8, 16)   # of a sum
-GROUPS_PER_UNIT = 2     # groups for each unit with which no sum is cut
+UNROLLED = 4            # unrolled iterations of the innermost reduce loop
+SHORT_SUM = 4           # iterations; a shorter reduce loop becomes straight-line code
+K_BLOCKS = (16, 32)     # positions of the sum whose operands are in shared memory at a time
+BUFFERS = 2             # buffers of an operand that is copied ahead
+STAGED_RESULTS = 8      # results of a thread from which on its group stages operands
+STAGED_THREADS = 65     # threads of a group from which on it stages operands
+PARTS = (2, 4, 8, 16)   # parts of a split sum
+GROUPS_PER_UNIT = 2     # groups per unit from which on no sum is split
 
 
 class _ThreadTile(NamedTuple):
-    """Results of a thread: `rows` along one local axis, `columns` along another, that of the vectors."""
+    """The register tile of a thread: `rows` positions of one local axis times `columns` positions of another, along which vectors run."""
 
     row_axis: int
     column_axis: int
@@ -43,7 +43,7 @@ class _ThreadTile(NamedTuple):
 
 
 def _thread_tiles(p: Point) -> Iterator[_ThreadTile]:
-    """Tiles that fit half of a thread's registers, for each axis that can be read along memory."""
+    """Tiles that fit half of a thread's registers, for each axis along which an operand can be read contiguously."""
     registers = device_of(p.state.target).registers_per_thread
     for _, lane, x, _ in lane_choices(p.state, p.stage, p[OPERANDS])[:2]:
         others = [a for a in p.outs if a != lane and p.extent(a) > 1]
@@ -55,7 +55,7 @@ def _thread_tiles(p: Point) -> Iterator[_ThreadTile]:
 
 
 def _local_tile(p: Point) -> Scheduler:
-    """About `threads` threads, as many along both axes as there are results; threads to spare go to further axes."""
+    """Bind about `_THREADS` threads to the tile's axes, in a square as far as there are positions; spare threads go to further axes."""
     state, threads, (row_axis, column_axis, *_) = p.state, p[_THREADS], p[_TILE]
     side = 1
     while side * side * 2 <= threads:
@@ -79,7 +79,7 @@ def _derived_operands(p: Point) -> list[Factor]:
 
 
 def _packed_operands(p: Point) -> list[str]:
-    """The operands that can be packed, constants first, as they are packed before a plan runs; "" for each that cannot."""
+    """The names of two operands that can be packed, filled up with "". Constants come first, as they are packed before a plan runs."""
     derived = sorted(_derived_operands(p), key=lambda x: not is_constant(p.state, x.stage))
     return [*[p.state.kernel.stages[x.stage].name for x in derived], "", ""][:2]
 
@@ -93,7 +93,7 @@ def _is_staged(p: Point) -> bool:
 
 
 def has_copies(p: Point) -> bool:
-    """Whether a stage lives in a loop."""
+    """Whether any stage is placed in a loop."""
     return any(isinstance(place, int) for place in p.state.place)
 
 
@@ -103,7 +103,7 @@ def _first_sum(p: Point) -> str:
 
 
 def _blocked_sum(p: Point) -> str:
-    """The sum's outer loop where a block is a part of it, else ""."""
+    """The outer loop of the sum, if a block is shorter than the sum; else ""."""
     return _first_sum(p) if p.left(_first_sum(p)) > p[_BLOCK] else ""
 
 
@@ -117,19 +117,19 @@ def _unroll_amount(p: Point) -> int:
 
 
 def _innermost_sum(p: Point) -> str:
-    """The innermost reduce loop, that inside a block where the sum is blocked; "" without one."""
+    """The innermost reduce loop, inside a block if the sum is blocked; "" without one."""
     axes, reds = p.state.kernel.axes, p.stage.stage.reds
     return p.state.rows[p.state.axis_rows[reds[0]][-1]].name if len(reds) == 1 else axes[reds[-1]].name if reds else ""
 
 
 def parts_of_sum(p: Point) -> list[int]:
-    """Parts of a sum whose tiles are too few for the units: the two largest numbers that keep them busy."""
+    """Numbers of parts for a sum with too few tiles for the units: the two largest that are useful; [] if there are enough tiles."""
     few = GROUPS_PER_UNIT * device_of(p.state.target).units // max(1, groups_of(p.state, p.stage.stage.index))
     return [n for n in PARTS if n <= few][-2:] if few >= 2 and p.stage.stage.is_output and p.stage.stage.reds else []
 
 
 def _sizes(p: Point) -> tuple[int, ...]:
-    """Threads of a group: fewer choices where the kernel has several phases, one where others follow."""
+    """Sizes of a group to try: fewer if the kernel has several phases, and only one for phases before the last."""
     sizes = thread_counts(p.state)
     roots = [s for s in place_stages(p.state).roots if not is_derived(p.state.kernel.stages[s])]
     return (sizes if len(roots) == 1 else sizes[1:] if roots[-1] == p.stage.stage.index else sizes[1:2]) or sizes
@@ -139,7 +139,7 @@ OPERANDS = fact(lambda p: factors_of(p.state, p.stage))
 CUT = Hole("parts", parts_of_sum)
 _TILE = Hole("results of a thread", _thread_tiles)
 _THREADS = Hole("threads", _sizes)
-_LOCAL_TILE = fact(_local_tile)         # the state after it
+_LOCAL_TILE = fact(_local_tile)         # the state after binding threads to the tile
 _PACKED = fact(_packed_operands)
 _BLOCK = Hole("positions in shared memory", lambda p: K_BLOCKS)
 _OPERAND = Hole("", lambda p: [p.state.kernel.stages[x.stage].name for x in _derived_operands(p)])
@@ -152,7 +152,7 @@ CONTRACTION = Template(
     Apply("LANES", lambda p: f"{p.name(p[_TILE].column_axis)}.in" if p[_TILE].columns > 1 else ""),
     _THREADS, _LOCAL_TILE, Choose(
         [Do(lambda p: p[_LOCAL_TILE]), _UNROLL, Maybe(CUT, Apply("SPLITK", _longest_sum, CUT))],
-        # one operand in a buffer of its own, in the order in which it is read, or both
+        # stage one operand, or both, at the root, in the order in which it is read
         [Only(_reuses_operands), _PACKED,
          Need(Apply("STAGE", lambda p: p[_PACKED][0], ROOT), Maybe(Apply("STAGE", lambda p: p[_PACKED][1], ROOT))),
          Do(_local_tile), _UNROLL],

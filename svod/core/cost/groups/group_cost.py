@@ -1,8 +1,8 @@
-"""What a state costs on a target that launches grids of groups of threads, read from its loop nest without lowering it.
+"""Predicts the time of a state on a target that launches grids of groups of threads, from its loop nest, without lowering it.
 
 Per phase: the instructions of a group, the bytes that it moves through the first cache, through shared memory, from the second cache and
-from memory, and how long a single thread waits. Each is turned into cycles of a unit, or of the device; the phase takes the longest of
-them and a share of the others, and the launch. The prediction ranks states; it does not promise a time.
+from memory, and how long a single thread waits. Each is turned into cycles of a unit, or of the device; the phase takes the longest of them
+and a share of the others, and the launch. The prediction ranks states; it does not promise a time.
 """
 from __future__ import annotations
 
@@ -41,62 +41,64 @@ from svod.errors import KernelOptError
 #: Terms of the cost of a phase.
 TERMS = ("instructions", "first cache", "second cache", "memory", "latency", "copies ahead", "first and last blocks", "start of groups",
          "launch")
-_EXCHANGE_BARRIERS = 2  # of one exchange of partial results
-_COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}     # instructions that combine each component of two
+_EXCHANGE_BARRIERS = 2  # barriers of one exchange of partial results through shared memory
+# instructions to combine two results, for each component of a reduction
+_COMBINED = {"ARGMAX": (4.0, 4.0), "ARGMIN": (4.0, 4.0), "EXPSUM": (20.0, 5.0, 5.0)}
 
 
 @dataclass
 class Phase:
-    """What one phase has used, per group and in all."""
+    """Resources that one phase uses, per group or in all."""
 
     groups: float
     threads: int
     registers: int = 0
-    ahead: int = 0                  # registers of what is copied ahead by way of them
-    held: int = 0                   # registers of stages that stay with the threads that hold them
+    ahead: int = 0                  # registers of a thread for data of copies that run ahead, if they are not asynchronous
+    held: int = 0                   # registers of a thread for stages that stay in registers
     shared: int = 0
-    instructions: float = 0.0       # instructions of one group, by single threads
-    products: float = 0.0           # the part of `instructions` in stages with matrix instructions
-    beside: float = 0.0             # and those of other stages that are no copies
-    first: float = 0.0              # bytes through the first cache, by one group, sectors whole
-    turns: float = 0.0              # accesses to shared memory, one after the other, by one group
+    instructions: float = 0.0       # instructions of one group, summed over its threads
+    products: float = 0.0           # part of `instructions` that belongs to stages with matrix instructions
+    beside: float = 0.0             # part of `instructions` that belongs to other stages, except copies
+    first: float = 0.0              # bytes through the first cache, in whole sectors, of one group
+    turns: float = 0.0              # accesses to shared memory that are served one after the other, of one group
     second: float = 0.0             # bytes from the second cache, of one group
     memory: float = 0.0             # bytes from memory, of all groups
-    latency: float = 0.0            # cycles of one thread that depend on each other
-    blocks: float = 0.0             # iterations of a loop whose copies run ahead
-    block: int = 0                  # bytes of the copies of one of them
-    copied_ahead: int = 1           # iterations that copies run ahead
-    drained: float = 0.0            # cycles in which no product is under way, of one group
-    last: float = 0.0               # bytes that a group moves outside of the loops of its tiles
-    accumulators: int = 0           # registers of a thread that live through the reduce loops, at most over the stages
-    scratch: int = 0                # bytes
-    flops: float = 0.0              # of all groups
+    latency: float = 0.0            # cycles of one thread in operations that wait for each other
+    blocks: float = 0.0             # iterations of the loop whose copies run ahead
+    block: int = 0                  # bytes that the copies of one such iteration move
+    copied_ahead: int = 1           # how many iterations before their use copies start
+    drained: float = 0.0            # cycles of one group in which no product is running
+    last: float = 0.0               # bytes that a group moves outside of its loops over products
+    accumulators: int = 0           # registers of a thread that live through the reduce loops; the largest number of any stage
+    scratch: int = 0                # scratch memory, in bytes
+    flops: float = 0.0              # floating point operations of all groups
 
 
 @Derived
 def group_cost(state: Scheduler) -> Cost:
-    """The predicted cost of a state on a target with groups, remembered on it: `cycles` of the device. Raises KernelOptError when its
-    placements contradict each other, or a group stages more than its shared memory holds."""
+    """The predicted cost of a state on a target with groups, cached on the state; `cycles` are clock cycles of the device. Raises
+    KernelOptError if placements contradict each other, or a group stages more than its shared memory holds."""
     nest = loop_nest(state)
     return total([PhasePricer(state, nest, root).price() for root in nest.placement.roots])
 
 
 def group_work(state: Scheduler) -> list[StageWork]:
-    """The work of each stage of a state as a thread does it. Raises KernelOptError as `group_cost` does."""
+    """The work of each stage of a state, as one thread does it. Raises KernelOptError as `group_cost` does."""
     nest = loop_nest(state)
     return [counter.work for root in nest.placement.roots for counter in PhasePricer(state, nest, root).counters()]
 
 
 class PhasePricer:
-    """Prices the phase that stores stage `root`. `nest`: of its stages, and of those of other phases that they read."""
+    """Prices the phase that stores stage `root`. `nest` has to contain the stages of the phase, and stages of other phases that they
+    read."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, root: int) -> None:
         self.state, self.nest, self.root, self.device = state, nest, root, device_of(state.target)
-        self.loaded: set[tuple[int, float, float]] = set()      # (argument, bytes of a group, bytes of all) that stages have loaded
+        self.loaded: set[tuple[int, float, float]] = set()      # (argument, bytes of a group, bytes of all groups) of loads counted so far
 
     def price(self) -> Cost:
-        """The cost, that of combining the parts of its sums included; none for a phase that is computed before a plan runs. Raises
-        KernelOptError as `group_cost` does."""
+        """The cost of the phase, including the combination of partial results; zero for a phase that is computed once, before a plan runs.
+        Raises KernelOptError as `group_cost` does."""
         if is_computed_once(self.state, self.nest.placement, self.root):
             return Cost()
         phase, split = self.phase(), self.state.split_reduce
@@ -110,7 +112,7 @@ class PhasePricer:
 
     # -- phases -----------------------------------------------------------------------------------------
     def phase(self) -> Phase:
-        """What the phase uses."""
+        """Count the resources of the phase."""
         state, placement, root = self.state, self.nest.placement, self.root
         staged = sum([self._staged_bytes(stage) for s, stage in self.nest.stages.items()
                       if stage.space is MemorySpace.SHARED and phase_of(placement, s) == root])
@@ -120,7 +122,7 @@ class PhasePricer:
         whole = next(c.shape for c in counters if c.r.stage.index == root)
         phase = Phase(float(prod([run.times for run in whole.grid])), whole.num_threads)
         wanted = [(c.shape, self.count(phase, c.shape, c)) for c in counters]
-        phase.registers += phase.held + phase.ahead     # beside what the stage that the phase stores has summed up
+        phase.registers += phase.held + phase.ahead     # in addition to the registers for the results of the stage that the phase stores
         beyond = max(0, min(phase.ahead, phase.registers - self.device.registers_per_thread))
         phase.instructions += phase.threads * phase.blocks * self.device.spill_operations * beyond
         resident = resident_groups(self.device, phase.threads, phase.registers, phase.shared)
@@ -136,14 +138,15 @@ class PhasePricer:
         return [StageCounter(state, self.nest, shape, once.known(shape)) for shape in shapes]
 
     def _staged_bytes(self, stage: StageNest) -> int:
-        """Bytes of shared memory that a staged value takes, all of its buffers."""
+        """Bytes of shared memory for a staged value, with all its buffers."""
         assert stage.layout is not None
         itemsize = stored_bytes(self.state, self.nest.layouts, stage.r.stage.index)
         return area_bytes(stage.layout, itemsize * stage.layout.size) * stage.buffers
 
     def _exchange(self, phase: Phase, shape: StageShape, results: int) -> None:
-        """Count what threads do that share the reductions of a stage, of so many results at a time: neighbours exchange registers in a
-        tree; what is left goes to shared memory, where each thread reads all of it."""
+        """Count the exchange of partial results between threads that share the reductions of a stage. `results`: number of results
+        exchanged at a time. Neighbours exchange registers in a tree; the remaining partial results go through shared memory, where each
+        thread reads all of them."""
         s, times = shape.stage.r.stage.index, shape.times
         own = stage_threads(self.state, self.nest.placement, phase_of(self.nest.placement, s))[s]
         lanes = exchanging_threads(self.state.target, own, phase.threads)
@@ -158,7 +161,8 @@ class PhasePricer:
                                            + _EXCHANGE_BARRIERS * self.device.barrier(phase.threads))
 
     def _is_waited_for(self, shape: StageShape, counter: StageCounter) -> bool:
-        """Whether threads wait for what a stage loads. A copy that runs ahead is started and left alone, or stores its few loads later."""
+        """Whether threads wait for the loads of a stage. They do not if a copy runs ahead: it is asynchronous, or stores its few loads
+        after the computation."""
         if shape.stage.buffers == 1:
             return True
         is_async = self.state.target.has_async_copies and all(a.width in ASYNC_BYTES for a in counter.accesses)
@@ -166,14 +170,14 @@ class PhasePricer:
 
     # -- one stage -----------------------------------------------------------------------------------------
     def count(self, phase: Phase, shape: StageShape, counter: StageCounter) -> list[Access]:
-        """Count the instructions of a stage into its phase. Returns its accesses of memory."""
+        """Count the instructions of a stage into its phase. Returns its accesses to memory."""
         counter.count()
         times, s = shape.times, shape.stage.r.stage.index
         accumulators = counter.accumulators
         phase.registers = max(phase.registers, self.device.base_registers + int(counter.registers))
         spilled = max(0.0, self.device.base_registers + counter.registers - self.device.registers_per_thread)
         if spilled and counter.tiles is not None and counter.tiles.dot.reads_shared:
-            spilled = accumulators      # products wait for each other, and each finds all registers in place
+            spilled = accumulators      # these products wait for each other, and each needs all accumulators in registers
         if counter.tiles is not None and counter.tiles.dot.reads_shared and not products_under_way(self.state, self.nest):
             phase.drained += times * prod([c for a, c in counter.work.loops if a >= counter.outs]) * self.device.drained_cycles
         threads = shape.num_threads
@@ -193,7 +197,7 @@ class PhasePricer:
             phase.latency += times * self.device.shared_cycles
             phase.instructions += times * threads * counter.work.rows * 2.0
         if shape.stage.space is MemorySpace.HELD and not shape.is_of_group:
-            # what becomes an operand has half as many registers soon
+            # an operand is soon made of the results, and takes half as many registers
             results = accumulators if counter.tiles is not None else counter.work.rows
             phase.held += int(results if s in self.nest.placement.stage(self.root).reads else results / 2)
         if shape.stage.space is MemorySpace.SCRATCH:
@@ -215,13 +219,14 @@ class PhasePricer:
         return counter.accesses
 
     def _registers_ahead(self, stage: StageNest, nbytes: int, threads: int) -> int:
-        """Registers of a thread for its part of a copy that runs ahead: of what it copies, or of the addresses of asynchronous copies."""
+        """Registers of a thread for its part of a copy that runs ahead: for the data, or, if the copy is asynchronous, for its
+        addresses."""
         if not self.state.target.has_async_copies:
             return -(-nbytes // (WORD * threads))
         return 0 if stage.bulk_rows else self.device.address_registers * -(-nbytes // (self.state.target.vector_bytes * threads))
 
     def _traffic(self, phase: Phase, shape: StageShape, accesses: Sequence[Access], resident: int) -> None:
-        """Count what a stage's accesses move."""
+        """Count the bytes that a stage's accesses move through each cache, and the turns they take."""
         device, lanes = self.device, min(self.device.subgroup, shape.num_threads)
         subgroups = -(-shape.num_threads // device.subgroup)
         steady = [self._footprints(shape, a) for a in accesses]
@@ -230,7 +235,7 @@ class PhasePricer:
         for a, footprints in zip(accesses, steady, strict=True):
             sectors = lanes if a.gathered else lane_granules(steps_of(shape.threads, a.coefs), lanes, a.width, SECTOR)
             asked = shape.times * a.times * subgroups * sectors * SECTOR
-            is_tile = a.width > LINE // self.device.line_threads       # the threads of a subgroup have parts of one access
+            is_tile = a.width > LINE // self.device.line_threads       # each thread of a subgroup has a part of one access
             turns = 1 if device.is_software or is_tile else lanes if a.gathered else \
                 line_turns(steps_of(shape.threads, a.coefs), lanes, a.width, LINE)
             phase.first += max(asked, shape.times * a.times * subgroups * turns * self.device.first_bytes)
@@ -246,7 +251,8 @@ class PhasePricer:
             phase.memory += self._from_memory_once(phase, shape, a, footprints[0], resident)
 
     def _footprints(self, shape: StageShape, a: Access) -> list[float]:
-        """Bytes that a group touches inside the first k serial loops, for k from 0 (all of them) to all (one iteration)."""
+        """Bytes that a group touches inside the outermost k serial loops: a list with k from 0 (the whole nest) to the number of loops (one
+        iteration)."""
         if a.gathered:
             one = float(shape.num_threads * SECTOR * a.times / max(1.0, prod(run.times for run in shape.serial)))
             sizes = [one]
@@ -261,7 +267,8 @@ class PhasePricer:
         return sizes[::-1]
 
     def _from_memory_once(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
-        """`_from_memory`, or nothing where another stage of the group has loaded the same and the second cache keeps it for all groups."""
+        """Like `_from_memory`, but 0 if another stage of the phase has loaded the same data, and the second cache keeps it for all
+        groups."""
         found = self._from_memory(phase, shape, a, of_group, resident)
         if a.kind is not AccessKind.LOAD or self.device.is_software:
             return found
@@ -273,7 +280,8 @@ class PhasePricer:
         return found
 
     def _from_memory(self, phase: Phase, shape: StageShape, a: Access, of_group: float, resident: int) -> float:
-        """Bytes that come from memory in all: what a wave of groups shares is read once, and stays where the second cache holds it."""
+        """Bytes that an access moves from memory, over all groups. A wave of groups reads shared data once; all groups do, if the second
+        cache holds the data."""
         if a.gathered:
             return min(of_group * phase.groups, float(a.limit))
         inside = waves_of([run.times for run in shape.grid], resident * self.device.units)
@@ -281,13 +289,14 @@ class PhasePricer:
         wave = [run._replace(times=n) for run, n in zip(shape.grid, inside, strict=True)]
         of_wave = touched_bytes(steps_of([*runs, *wave], a.coefs), a.itemsize, a.limit, SECTOR)
         of_all = touched_bytes(steps_of([*runs, *shape.grid], a.coefs), a.itemsize, a.limit, SECTOR)
-        if a.kind is AccessKind.STORE and not self.device.is_software:      # what is stored in parts is read before
+        if a.kind is AccessKind.STORE and not self.device.is_software:      # sectors that are stored only in part are read first
             of_all *= 1.0 + shared_granules(steps_of(runs, a.coefs), steps_of(shape.grid, a.coefs), a.itemsize, SECTOR)
         return of_all if of_all <= self.device.second * self.device.kept_share else max(of_all, of_wave * phase.groups / prod(inside))
 
 
 def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
-    """The phase that combines the partial results of a reduction cut into parts: a thread or a subgroup for each vector of results."""
+    """The resources of the phase that combines the partial results of a split reduction: a thread or a subgroup for each vector of
+    results."""
     device, outputs = device_of(state.target), float(prod([state.kernel.axes[a].extent for a in r.stage.outs]))
     size = sum(d.itemsize for red in r.reductions for d in red.dtypes)
     width = vector_width(state, r)
@@ -304,21 +313,21 @@ def combining_phase(state: Scheduler, r: ResolvedStage, parts: int) -> Phase:
 
 
 def _ends(device: Device, phase: Phase, block: float) -> float:
-    """Cycles of the groups that run at once in which none multiplies, where tiles are multiplied: until the first block is there, and
-    behind the last one; where no copy runs ahead, all that is waited for. `block`: cycles until the copies of an iteration are there."""
+    """Cycles in which none of the resident groups multiplies, in a phase that multiplies tiles: before the first block has arrived and
+    after the last one. If no copy runs ahead, all waiting counts. `block`: cycles until the copies of one iteration have arrived."""
     if not phase.last:
         return 0.0
     return (block if phase.blocks else phase.latency) + device.far_cycles + phase.last / device.second_bytes
 
 
 def phase_cost(device: Device, phase: Phase, name: str) -> CostPart:
-    """Cycles of the device for a phase, and those that each of its resources takes alone."""
+    """The cost of a phase in cycles of the device, with the cycles that each resource alone would take."""
     resident = resident_groups(device, phase.threads, phase.registers, phase.shared)
     busy = min(phase.groups, device.units)
     per_unit = -(-phase.groups // device.units)         # groups that the unit with most of them runs
     at_once = min(per_unit, resident)
     wasted = device.whole(phase.threads) / phase.threads
-    # one group has a part of a unit
+    # a group of software runs on one part of a unit
     lanes = device.arithmetic if device.is_software else min(device.arithmetic, at_once * device.whole(phase.threads))
     at_the_same_time = device.product_overlap * min(phase.products, phase.beside) if at_once > 1 else 0.0
     arithmetic = per_unit * (phase.instructions - at_the_same_time) * wasted / lanes
@@ -326,25 +335,27 @@ def phase_cost(device: Device, phase: Phase, name: str) -> CostPart:
     second = max(phase.groups * phase.second / (device.second_bytes * device.units), per_unit * phase.second / device.alone_bytes)
     memory = max(phase.memory / (device.memory * device.units), phase.memory / (device.alone_bytes * busy))
     rounds = -(-per_unit // at_once)
-    latency = 0.0 if device.is_software else rounds * phase.latency     # a processor goes on with the next access
-    block = device.far_cycles + at_once * phase.block / device.second_bytes      # until the copies of an iteration are there
+    latency = 0.0 if device.is_software else rounds * phase.latency     # a processor goes on with the next access meanwhile
+    block = device.far_cycles + at_once * phase.block / device.second_bytes      # cycles until the copies of one iteration have arrived
     copied = 0.0 if device.is_software else rounds * phase.blocks * block / phase.copied_ahead
     arithmetic += per_unit * device.group_cycles + rounds * phase.drained
     ends = rounds * _ends(device, phase, block)
     parts = (arithmetic, first, second, memory, latency)
     longest = max(parts)
-    begun = 0.0 if device.is_software else phase.groups * device.begin_cycles        # meanwhile groups before it do all of that
+    # starting all groups takes at least this long; earlier groups run meanwhile
+    begun = 0.0 if device.is_software else phase.groups * device.begin_cycles
     cycles = device.launch_cycles + max(begun, ends + max(longest, copied) + device.unhidden_share * (sum(parts) - longest))
     return CostPart(name, cycles, tuple(zip(TERMS, (*parts, copied, ends, begun, device.launch_cycles), strict=True)))
 
 
 def phase_cycles(device: Device, phase: Phase) -> float:
-    """Cycles of the device for a phase."""
+    """Predicted cycles of the device for a phase."""
     return phase_cost(device, phase, "").cycles
 
 
 class StageCounter:
-    """Prices the work of one thread in a stage, while the loops around it stand still. `known`: nodes whose values are there."""
+    """Prices the work of one thread in a stage, in one iteration of the loops around the stage. `known`: nodes whose values an earlier
+    stage has computed."""
 
     def __init__(self, state: Scheduler, nest: LoopNest, shape: StageShape, known: Collection[int] = ()) -> None:
         self.state, self.nest, self.shape, self.device = state, nest, shape, device_of(state.target)
@@ -360,13 +371,13 @@ class StageCounter:
         self.gaps = self.device.gaps(reducers_of(state, self.r.stage.index))
         self.subgroups = -(-shape.num_threads // self.device.subgroup)
         self.instructions = self.turns = self.latency = self.private = 0.0
-        self.stored = 0.0           # the part of the instructions that stores
+        self.stored = 0.0           # part of `instructions` in the store
         self.accumulators = self.registers = 0.0
-        self.waits = 0.0            # cycles of one innermost iteration that wait for loads
-        self.accesses: list[Access] = []        # of memory
+        self.waits = 0.0            # longest wait for a load, in cycles, in one innermost iteration
+        self.accesses: list[Access] = []        # accesses to memory beyond the first cache
 
     def _held(self) -> list[int]:
-        """The elements that a thread has, per axis, of a tile that HOLD has laid out."""
+        """Per axis, the elements that a thread has of a tile that HOLD lays out."""
         fragment, chosen = held_layout(self.state, self.r.stage.index), self.state.dots[self.r.stage.index]
         elements = [1] * len(self.stage.axes)
         if fragment is not None and chosen is not None:
@@ -378,8 +389,8 @@ class StageCounter:
         work, device = self.work, self.device
         packed = self.nest.layouts.packed.get(self.r.stage.index)
         if packed is not None and stored_node(self.r, packed) != self.r.value:
-            work.skipped.add(self.r.value)      # stored before it is made wide
-        if self.state.target.has_pow2:          # the instruction does it
+            work.skipped.add(self.r.value)      # it is stored in its narrow type, so it is never widened
+        if self.state.target.has_pow2:          # POW2 includes the comparison and the scaling
             work.skipped.update([x for i, n in enumerate(self.r.nodes) if normal_power(self.r, n) >= 0 for x in (i, n.src[0])])
         self._reductions()
         for i, n, is_load in work.values():
@@ -406,7 +417,7 @@ class StageCounter:
         self.latency += self.waits * (1.0 + (self.body - 1.0) / device.iterations_in_flight)
 
     def _reductions(self) -> None:
-        """Count what is summed up."""
+        """Count the instructions that accumulate."""
         for red in self.r.reductions:
             tile = self.body * prod(self.work.positions)
             if self.tiles is not None:
@@ -417,14 +428,15 @@ class StageCounter:
                 self.instructions += self.body * sum(n * self._side_by_side(red, c) for c, n in enumerate(_COMBINED[red.combiner]))
 
     def _side_by_side(self, red: ReduceNode, component: int, role: str = "") -> float:
-        """Positions side by side, of rows of a role alone, that have a component of a reduction of their own."""
+        """Positions side by side that have their own value of a component of a reduction. `role`: count only loops of this role; "":
+        all."""
         of = get_combiner(red.combiner).read_for(component)
         axes = {a for c in of for a in self.r.nodes[red.values[c]].deps} if len(of) < len(red.values) else range(len(self.stage.axes))
         return float(prod([self.work.side_by_side(a, role) * self.work.held[a] for a in axes]))
 
     def _beside(self) -> float:
-        """Registers for what is added to accumulators: the loads of one unrolled iteration are all under way at once, each of those under
-        a condition with a predicate or an address of its own."""
+        """Registers for the values that are added to accumulators. All loads of one unrolled iteration are in flight at once; a load under
+        a condition needs a second register, for its predicate or address."""
         positions = self.work.positions
         if self.tiles is not None:
             return self.tiles.registers(positions)
@@ -434,19 +446,19 @@ class StageCounter:
                          if n.kind in ("load", "read") and any(a >= self.outs for a in n.deps)))
 
     def _runs(self, deps: tuple[int, ...]) -> float:
-        """How often a value that depends on these axes is computed, by one thread."""
+        """How often one thread computes a value that depends on these axes."""
         held = self.tiles is not None and (self.tiles.plan.rows in deps or self.tiles.plan.columns in deps)
         return self.work.runs(deps) * (self.tiles.results.num_elements if self.tiles is not None and held else 1.0)
 
     def _is_vector(self, coefs: Coefs, const: int, lanes: int) -> bool:
-        """Whether the lanes of the vector axis are beside each other, and each vector begins at a multiple of its size."""
+        """Whether the lanes of an access along the vector axis are contiguous, and each vector begins at a multiple of its size."""
         axis, loop = self.stage.vector, self.stage.vector_loop
         if axis < 0 or lanes < 2 or not (self.shape.is_shared_copy or (loop is not None and loop.stride == 1)):
             return False
         return dict(coefs).get(axis) == 1 and is_aligned(coefs, const, axis, lanes)
 
     def _elements_of(self, coefs: Coefs, const: int) -> int:
-        """Elements of one instruction of an access: those of a vector, or of a row of a square that is turned in registers."""
+        """Elements that one instruction of an access moves: a vector, or a row of a square that is transposed in registers."""
         for width in (self.width, self.width // 2, self.width // 4):
             if width > 1 and self.lanes % width == 0 and (self._is_vector(coefs, const, width) or self._is_turned(coefs, const, width)):
                 return width
@@ -461,7 +473,7 @@ class StageCounter:
             and any(p.stride == 1 and p.extent % lanes == 0 and p.role in (UPCAST, UNROLL) for p in self.stage.axes[a]) for a, c in coefs)
 
     def _instructions_of(self, deps: tuple[int, ...], coefs: Coefs, const: int) -> tuple[float, int]:
-        """(instructions of one thread, elements of each) of an access."""
+        """(instructions of one thread, elements of each) for an access."""
         width = self._elements_of(coefs, const)
         return (self._runs(deps) / width, width) if width > 1 else (self._runs(deps) * self.work.distinct(deps, coefs, equal_steps=True), 1)
 
@@ -483,7 +495,7 @@ class StageCounter:
         self.accesses.append(access)
 
     def _read(self, n: Node, operand: int) -> None:
-        """A read of a staged value, from where it lies. `operand`: of which tiles are read, or -1."""
+        """Count the read of a staged value. `operand`: number of the operand whose tiles are read, or -1."""
         if self.nest.stages[n.arg].space in (MemorySpace.REGISTER, MemorySpace.HELD):
             return
         device, is_tile = self.device, self.tiles is not None and operand >= 0
@@ -498,7 +510,8 @@ class StageCounter:
         if access.space is MemorySpace.SHARED:
             self.turns += count * self.subgroups * bank_turns(steps_of(self.shape.threads, access.coefs), lanes, access.width)
             self.waits = max(self.waits, device.shared_cycles)
-        elif access.space is MemorySpace.SCRATCH:       # each thread has its own; elements of neighbouring threads lie beside each other
+        # each thread has its own area; the same element of neighbouring threads lies side by side
+        elif access.space is MemorySpace.SCRATCH:
             self.private += count * self.subgroups * lanes * access.width
             self.waits = max(self.waits, device.shared_cycles)
         else:
@@ -506,11 +519,11 @@ class StageCounter:
             self.accesses.append(access)
 
     def _read_tile(self, access: Access, number: int) -> None:
-        """A read of tiles of an operand."""
+        """Count the read of tiles of an operand."""
         assert self.tiles is not None
         tiles, count, layout = self.tiles, access.times, self.nest.stages[access.number].layout
         assert layout is not None
-        if tiles.dot.reads_shared:      # counted with the products
+        if tiles.dot.reads_shared:      # counted with the products, which read shared memory themselves
             self.waits = max(self.waits, self.device.shared_cycles)
             return
         self.instructions += count * self.device.rounding_operations * tiles.words(number) if tiles.dot.significand else 0.0
@@ -525,7 +538,7 @@ class StageCounter:
         self.accesses.append(access._replace(itemsize=size, elements=tiles.tile_bytes(number) // size))
 
     def _store(self) -> None:
-        """The store of the stage's value."""
+        """Count the store of the stage's value."""
         r, stage, device = self.r, self.stage, self.device
         size = stored_bytes(self.state, self.nest.layouts, r.stage.index)
         if stage.space in (MemorySpace.REGISTER, MemorySpace.HELD):
@@ -537,14 +550,14 @@ class StageCounter:
             self.instructions += runs * device.access(1.0)
             self.private += runs * size * self.shape.num_threads
             return
-        if stage.bulk_rows:     # no instruction of a thread's
+        if stage.bulk_rows:     # a bulk copy stores, without instructions of the threads
             self.turns += prod(stage.region) * size / device.first_bytes
             return
         place, count, elements = evenly(r, self.work.place) or self.work.place, runs, 1
-        if self.tiles is not None:      # lines of results, each in sectors of its own
+        if self.tiles is not None:      # Threads store rows of the results, each row in sectors of its own.
             count *= self.tiles.results.num_elements / self.tiles.results.run.extent
             elements = SECTOR // size * self.tiles.results.threads[0].extent
-            if exchanges_results(self.state, r, self.tiles.plan):      # a fourth as many stores of whole sectors
+            if exchanges_results(self.state, r, self.tiles.plan):      # a quarter as many stores, each of whole sectors
                 self.instructions += count * device.exchanged_word_operations
                 count, elements = count / QUAD.extent, 2 * elements
         if 0 <= stage.vector < self.outs and (width := self._elements_of(place.coefs, place.const)) > 1:

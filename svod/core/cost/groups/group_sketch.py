@@ -22,24 +22,25 @@ from svod.core.cost.template import Apply, Choose, Do, Each, Hole, Maybe, Need, 
 from svod.core.kernel.placement import is_derived, place_stages, vector_width
 from svod.core.kernel.scheduler import ROOT, Scheduler
 
-TIE_SHARE = 0.015       # of the cycles behind the launch: predictions this near each other say nothing
-MOST_SKETCHES = 24      # of a kernel, those predicted fastest
-SHARING_THREADS = 256   # of a group that computes a reduction inside a phase
+TIE_SHARE = 0.015       # share of the cycles without the launch; predictions that differ by less are equal
+MOST_SKETCHES = 24      # most sketches of a kernel, the fastest by prediction
+SHARING_THREADS = 256   # threads of a group that share a reduction inside a phase
 
 
 def group_heuristic(state: Scheduler) -> Scheduler:
-    """The state that a kernel runs in when nothing is known about it: of the sketches predicted equal the one with the shortest chain."""
+    """The state that a kernel runs in if nothing was measured: of the sketches that are predicted fastest, the one with the shortest
+    chain."""
     return best_sketch(state, GroupPrices())
 
 
 def best_sketch(state: Scheduler, prices: GroupPrices) -> Scheduler:
-    """`group_heuristic` by these prices."""
+    """`group_heuristic`, with the given cache of prices."""
     candidates = prices.cheapest(_generate(state, prices), 1, TIE_SHARE)
     return min([s for _, s in candidates], key=lambda s: (len(s.applied_opts), group_cost(s).cycles), default=state)
 
 
 def group_sketches(state: Scheduler) -> list[Scheduler]:
-    """The states that a search starts from."""
+    """The sketches that a search starts from, by predicted time."""
     prices = GroupPrices()
     return [s for _, s in prices.cheapest(_generate(state, prices), MOST_SKETCHES)]
 
@@ -47,13 +48,13 @@ def group_sketches(state: Scheduler) -> list[Scheduler]:
 # -- templates of whole kernels ----------------------------------------------------------------------
 
 def _reductions_inside(p: Point) -> list[int]:
-    """The stages that reduce inside the phase of another."""
+    """The stages that reduce inside the phase of another stage."""
     paths = place_stages(p.state).paths
     return [s.index for s in p.state.kernel.stages if s.has_reduce and paths[s.index]]
 
 
 def _without_loops(p: Point) -> Scheduler:
-    """Each thread has a short reduction inside a phase as straight-line code."""
+    """Turn short reductions inside a phase into straight-line code, which each thread runs by itself."""
     state = p.state
     for s in _reductions_inside(p):
         state = short_unrolled(state, state.kernel.stages[s], THREAD_ROW, vector_width(state, resolved(state, s)))
@@ -61,7 +62,7 @@ def _without_loops(p: Point) -> Scheduler:
 
 
 def _shared_by_group(p: Point) -> Scheduler:
-    """The threads of a group share the reduction `_INSIDE`, in vectors where it runs along memory."""
+    """Let the threads of a group share the reduction `_INSIDE`, in vectors if it runs along memory."""
     state, parts, r = p.state, p[_PARTS], resolved(p.state, p[_INSIDE])
     lane, reds = along_memory(state, r), range(len(r.stage.outs), len(r.axes))
     axes = [state.kernel.axes[a] for a in r.axes]
@@ -77,17 +78,19 @@ _INSIDE = Hole("", _reductions_inside)
 _PARTS = Hole("threads of a sum inside", lambda p: dict.fromkeys(
     (device_of(p.state.target).subgroup, min(SHARING_THREADS, p.state.target.group_threads))) if _reductions_inside(p) else ())
 
-# Where the reductions live that other stages read: as they are or each in a phase of its own; by each thread or by all of a group.
+# Places the reductions that other stages read: left as they are, or each as its own phase; computed by each thread, or shared by all
+# threads of a group.
 PLACEMENT = Template("PLACEMENT", Maybe(Each(_INNER, Apply("STAGE", _INNER, ROOT))),
                      Choose(Do(_without_loops), [_PARTS, Need(Each(_INSIDE, Do(_shared_by_group)))]))
 
-# The loops of one phase, the others left as they are.
+# Schedules the loops of one phase; the empty choice leaves them as they are.
 PHASE = Choose(
     [],
     [Only(lambda p: not p.stage.reductions), Choose(ELEMENTWISE, TRANSPOSE)],
     [Only(lambda p: bool(p.stage.reductions)), Choose(MATRIX_TILES, CONTRACTION, REDUCTION)])
 
-# The axes of a convolution as they are make tiles with gaps: its pixels in tiles, whatever the extents of an image.
+# Flattens a convolution to a matrix product, as its own axes would make tiles with gaps: tiles then cut its pixels, whatever the extents of
+# an image.
 FLAT = Template("FLAT", Need(Apply("FLATTEN", lambda p: p.stage.stage.name)), MATRIX_TILES)
 
 

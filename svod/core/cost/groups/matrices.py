@@ -1,4 +1,5 @@
-"""Contractions by matrix instructions whose tiles a subgroup holds: tiles of each, subgroups side by side, what is staged.
+"""Sketches of contractions by matrix instructions whose tiles a subgroup holds: tiles per subgroup, subgroups per group, and staged
+operands.
 
     TC(r0, (mma_bf16,o0,o1)) UPCAST(o0, 4) UPCAST(o1, 4) LOCAL(o0, 2) LOCAL(o1, 2)        128 × 64 results a group of four subgroups
     … TILE(r0, 2) STAGE(s0, r0) STAGE(s1, r0) UNROLL(r0.in2, 0)                           32 positions of the sum in shared memory at a time
@@ -23,13 +24,14 @@ from svod.core.kernel.scheduler import Opt, Scheduler
 from svod.core.machine.isa import DOTS
 
 SUBGROUP_TILES = ((4, 8), (4, 4), (2, 8), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))       # tiles of a subgroup: rows × columns
-SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))            # of a group, likewise
-WIDE_TILES, WIDE_GROUPS = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))        # both, of instructions that several subgroups run together
+SUBGROUPS = ((2, 2), (2, 4), (4, 2), (1, 4), (4, 1), (1, 2), (2, 1), (1, 1))            # subgroups of a group: rows × columns
+# the same two, for instructions that several subgroups run together
+WIDE_TILES, WIDE_GROUPS = ((2, 1), (1, 1)), ((2, 1), (1, 2), (1, 1))
 K_BLOCKS = (2, 4)       # instructions along the sum whose operands are in shared memory at a time
-BUFFERS = (3, 4, 2)     # of an operand that is copied ahead, the fastest without a prediction first
-SYNCHRONOUS_BUFFERS = (2,)      # of copies by way of registers
-CUT_BUFFERS = (4, 2)    # where each sum is cut
-SQUARE_ROWS = 8         # rows of groups that follow each other column by column
+BUFFERS = (3, 4, 2)     # buffers of an operand that is copied ahead; the number that usually is fastest comes first
+SYNCHRONOUS_BUFFERS = (2,)      # buffers of copies through registers
+CUT_BUFFERS = (4, 2)    # buffers if each sum is split
+SQUARE_ROWS = 8         # rows of groups that the grid visits column by column
 
 
 class _Block(NamedTuple):
@@ -43,7 +45,8 @@ class _Block(NamedTuple):
 
 
 def _instructions(p: Point) -> list[Instruction]:
-    """The instructions for the sum of a phase; those that read shared memory alone where one has a tile for each unit."""
+    """The instructions for the sum of a phase. If one that reads shared memory has enough tiles for all units, only such instructions are
+    tried."""
     if place_stages(p.state).paths[p.stage.stage.index] != ():
         return []
     fitting = instructions(p.state, p.stage.stage.index)
@@ -53,7 +56,7 @@ def _instructions(p: Point) -> list[Instruction]:
 
 
 def _subgroups(p: Point) -> Iterator[_Block]:
-    """Subgroups whose tiles the results fill."""
+    """Arrangements of subgroups in a group that do not exceed the tiles of the result."""
     (m, n), (down, across) = p[_TILES], p[_RESULTS]
     for block in WIDE_GROUPS if _is_wide(p) else SUBGROUPS:
         a, b = block
@@ -62,14 +65,14 @@ def _subgroups(p: Point) -> Iterator[_Block]:
 
 
 def _fills_units(state: Scheduler, arg: Any) -> bool:
-    """Whether there is a tile of an instruction for each unit, so that no smaller instruction is faster."""
+    """Whether an instruction has a tile of results for each unit, so that no smaller instruction is faster."""
     name, *tile = arg
     rows, columns = (state.kernel.axis_by_name[axis].extent for axis in tile)
     return rows // DOTS[name].rows * (columns // DOTS[name].columns) >= device_of(state.target).units
 
 
 def _stores_lines(state: Scheduler, r: ResolvedStage, arg: Any) -> bool:
-    """Whether the columns of tiles lie beside each other in the output, if any axis of as many positions does."""
+    """Whether the columns of tiles are contiguous in the output; also true if no axis that is long enough for columns is."""
     axes, (name, _, columns) = state.kernel.axes, arg
     at = next(a for a, axis in enumerate(r.axes) if axes[axis].name == columns)
     return r.store is None or r.store.coef(at) == 1 or not any(
@@ -81,7 +84,7 @@ def _is_wide(p: Point) -> bool:
 
 
 def _outer_loop(p: Point) -> str:
-    """The loop around a block of the sum: the sum's, or the innermost one where the block is the whole sum."""
+    """The loop around a block of the sum: the sum's outer loop, or the innermost loop if the block is the whole sum."""
     axis, state = p[_INSTRUCTION].axis, p.state
     if p[_WHOLE] > p[_BLOCK]:
         return axis
@@ -89,23 +92,24 @@ def _outer_loop(p: Point) -> str:
 
 
 def _inside_block(p: Point) -> str:
-    """The loop over the instructions of a block."""
+    """The loop over the instructions of one block."""
     axis, state = p[_INSTRUCTION].axis, p.state
     return state.rows[-1].name if Opt("TILE", axis, p[_BLOCK]) in state.applied_opts else axis
 
 
 def _is_far(p: Point) -> bool:
-    """Whether operands are copied ahead, in groups of which there are several rows of squares, and the second cache does not hold them."""
+    """Whether operands are copied ahead, the second cache does not hold them, and the grid has several times `SQUARE_ROWS` rows of
+    groups."""
     left, state = p.left(p[_INSTRUCTION].arg[1]), p.state
     return state.pipeline is not None and left % SQUARE_ROWS == 0 and left > SQUARE_ROWS \
         and bytes_of_arguments(state) > device_of(state.target).second
 
 
 _INSTRUCTION = Hole("instruction", _instructions)
-_RESULTS = Hole("", lambda p: (_Block(p.left(_rows(p)), p.left(_columns(p))),))      # tiles of all results
+_RESULTS = Hole("", lambda p: (_Block(p.left(_rows(p)), p.left(_columns(p))),))      # numbers of tiles in the whole result
 _TILES = Hole("tiles", lambda p: itertools.starmap(_Block, WIDE_TILES if _is_wide(p) else SUBGROUP_TILES))
 _SUBGROUPS = Hole("subgroups", _subgroups)
-_WHOLE = Hole("", lambda p: (p.left(p[_INSTRUCTION].axis),))        # instructions along the sum
+_WHOLE = Hole("", lambda p: (p.left(p[_INSTRUCTION].axis),))        # number of instructions along the sum
 _BLOCK = Hole("instructions a block", lambda p: K_BLOCKS)
 _OPERAND = Hole("", lambda p: [p.state.kernel.stages[s].name for s in p.stage.reads])
 _BUFFERS = Hole("buffers", lambda p: BUFFERS if p.state.target.has_async_copies else SYNCHRONOUS_BUFFERS)
@@ -125,8 +129,8 @@ def _columns(p: Point) -> str:
 
 _CUT_SUM = Need(CUT, Apply("SPLITK", _axis, CUT))
 
-# Groups in squares, some rows of them column by column, read less at a time of matrices that the second cache does not hold. Without
-# copies in shared memory only tiles of one subgroup are worth a cut sum.
+# Visiting the grid in squares, some rows of groups column by column, reads less at a time of matrices that the second cache does not hold.
+# Without copies in shared memory, splitting the sum is worth it only for tiles of one subgroup.
 MATRIX_TILES = Template(
     "MATRIX TILES", _INSTRUCTION, Need(Apply("TC", _axis, lambda p: p[_INSTRUCTION].arg)), _WHOLE, _RESULTS, _TILES,
     Apply("UPCAST", _rows, lambda p: p[_TILES].rows), Apply("UPCAST", _columns, lambda p: p[_TILES].columns),

@@ -1,4 +1,4 @@
-"""What stages of a phase compute alike: a thread that has all of its positions side by side computes it once.
+"""Finds values that several stages of a phase compute alike. A thread that has all its positions side by side computes each of them once.
 
     softmax of 1024 columns, GROUP(s1.r0, 256) UNROLL(s1.r0, 0) GROUP(s3.r0, 256) UNROLL(s3.r0, 0) LOCAL(o1, 256) UPCAST(o1, 0)
         s1 = max x;  s3 = Σ exp(x - s1);  y = exp(x - s1) / s3
@@ -14,14 +14,14 @@ from svod.core.machine.levels import MemorySpace
 
 
 class OnceInPhase:
-    """The values that the stages of a phase have computed so far, for stages without loops of their own in a thread."""
+    """The values that the stages of a phase have computed so far. Only stages without loops of their own in a thread count."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}         # of values, by their identities
+        self._numbers: dict[Hashable, int] = {}         # identity of a value → its number
         self._known: set[int] = set()
 
     def known(self, shape: StageShape) -> set[int]:
-        """The nodes of a stage whose values are there already. Those of its others are from now on."""
+        """The nodes of a stage whose values earlier stages have computed. The values of its other nodes count as computed from now on."""
         if any(run.times > 1 for run in shape.serial) or shape.is_shared_copy or shape.stage.space is MemorySpace.HELD:
             return set()
         values = _Values(shape, self._numbers).of_nodes()
@@ -31,15 +31,15 @@ class OnceInPhase:
 
 
 class _Values:
-    """The numbers of a stage's values. The identity of one is its operation with the numbers of its operands, or which elements each thread
-    of each group loads."""
+    """Numbers the values of a stage's nodes, so that equal values get equal numbers. The identity of a value is its operation and the
+    numbers of its operands; for a load, the elements that each thread of each group loads."""
 
     def __init__(self, shape: StageShape, numbers: dict[Hashable, int]) -> None:
         self.shape, self.r, self.numbers = shape, shape.stage.r, numbers
         self.of_node: dict[int, int] = {}
 
     def of_nodes(self) -> dict[int, int]:
-        """Of loads and of what is computed from them alone and from what other stages are."""
+        """Number the loads, and the values computed from loads and from other stages."""
         for i, n in enumerate(self.r.nodes):
             identity = self._identity(n)
             if identity is not None:
@@ -58,7 +58,8 @@ class _Values:
         return None
 
     def _places(self, linear: LinearIndex) -> Hashable:
-        """Where the threads are, and the positions side by side; their order is of no account."""
+        """The elements that an access touches: its steps along threads, along positions side by side and along the grid. The order of the
+        last two does not matter."""
         def moving(runs: list[Run]) -> list[tuple[int, int]]:
             return [step for step in steps_of(runs, linear.coefs) if step[0] and step[1] > 1]
         shape = self.shape
@@ -66,7 +67,7 @@ class _Values:
 
 
 def _in_order(steps: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Loops by their steps; those that go on where another one ends are one."""
+    """Sort loops by their steps, and merge loops of which one continues where the other ends."""
     out = list[tuple[int, int]]()
     for step, count in sorted(steps):
         if out and step == out[-1][0] * out[-1][1]:

@@ -1,4 +1,4 @@
-"""Rows that the threads of a group hold in registers: reductions along them, and what is computed with the results.
+"""Sketches for rows that the threads of a group hold in registers: reductions along the rows, and elementwise stages that use the results.
 
     softmax of 4096 columns      UPCAST(s1.r0, 4) GROUP(s1.r0, 256) UNROLL(s1.r0, 0) … UPCAST(o1, 4) LOCAL(o1, 256) UPCAST(o1, 0)
     of 64 columns                UPCAST(s1.r0, 4) GROUP(s1.r0, 8) UNROLL(s1.r0, 0) … UPCAST(o1, 4) LOCAL(o1, 8) UPCAST(o1, 0) LOCAL(o0, 16)
@@ -15,14 +15,15 @@ from svod.core.cost.template import Apply, Each, Hole, Point, Template, fact
 from svod.core.kernel.placement import is_derived, place_stages
 
 ROW_THREADS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-SEVERAL_ROWS = 128              # threads: a group of fewer has several rows
-HELD_ELEMENTS = 32              # of a row, by each thread
-LONG_ROW_THREADS = (512, 1024)  # for rows that are longer
-LOADED_ELEMENTS = 16            # of a longer row, by each thread at a time
+SEVERAL_ROWS = 128              # threads; a smaller group computes several rows
+HELD_ELEMENTS = 32              # most elements of a row in each thread, all at once
+LONG_ROW_THREADS = (512, 1024)  # numbers of threads for longer rows
+LOADED_ELEMENTS = 16            # elements of a longer row that each thread loads at a time
 
 
 def _reduced_axes(p: Point) -> list[str] | None:
-    """The longest reduce axis of each stage that reduces rows, where one phase does and stores a value for each of their elements."""
+    """The longest reduce axis of each stage that reduces rows. None unless the kernel is one phase that stores a value for each element of
+    the rows."""
     placement, kernel = place_stages(p.state), p.state.kernel
     inside = [s for s in kernel.stages if s.has_reduce and placement.paths[s.index]]
     roots = [s for s in placement.roots if not is_derived(kernel.stages[s])]
@@ -32,26 +33,27 @@ def _reduced_axes(p: Point) -> list[str] | None:
 
 
 def _thread_counts(p: Point) -> Iterator[int]:
-    """Threads of a row. Long rows are few at a time, which the second cache keeps from stage to stage."""
+    """Numbers of threads for a row. Few long rows are computed at a time, so that the second cache keeps them from stage to stage."""
     extent, limit = p.extent(p[STORED]), p.state.target.group_threads
     yield from [n for n in ROW_THREADS if n <= min(limit, extent) and extent <= n * HELD_ELEMENTS]
     yield from [n for n in LONG_ROW_THREADS if n <= limit and extent > n * HELD_ELEMENTS]
 
 
 def _vector(p: Point) -> int:
-    """Elements of a vector: the most that fill whole vectors of all threads, else that fill vectors and give each thread one."""
+    """Elements of a vector: the largest number that gives all threads whole vectors and equally many; else the largest that divides the
+    row."""
     extent, threads = p.extent(p[STORED]), p[_THREADS]
     fitting = [w for w in (p.width, p.width // 2, 1) if w and extent % w == 0 and threads * w <= extent]
     return next((w for w in fitting if extent % (threads * w) == 0), fitting[0])
 
 
 def _outer_axis(p: Point) -> int:
-    """The axis of the rows that lie side by side, or -1."""
+    """The local axis along which a group has several rows, or -1."""
     return next((a for a in range(p[STORED] - 1, -1, -1) if p.extent(a) > 1), -1)
 
 
 def _rows(p: Point) -> int:
-    """Rows of a group: a divisor of all of them, so that none is masked."""
+    """Rows of a group: a divisor of their number, so that none is masked."""
     return gcd(p.extent(p[_OUTER]), SEVERAL_ROWS // p[_THREADS]) if p[_OUTER] >= 0 and p[_THREADS] < SEVERAL_ROWS else 1
 
 
@@ -59,7 +61,8 @@ _REDUCED, _OUTER = fact(_reduced_axes), fact(_outer_axis)
 _AXIS = Hole("", lambda p: p[_REDUCED])
 _THREADS = Hole("threads", _thread_counts)
 _VECTOR = Hole("vector", lambda p: (_vector(p),))
-_VECTORS = fact(lambda p: 0 if p.extent(p[STORED]) <= p[_THREADS] * HELD_ELEMENTS else LOADED_ELEMENTS // p[_VECTOR])   # 0: all at once
+# elements of UNROLL in vectors; 0: the whole row at once
+_VECTORS = fact(lambda p: 0 if p.extent(p[STORED]) <= p[_THREADS] * HELD_ELEMENTS else LOADED_ELEMENTS // p[_VECTOR])
 _ROWS = Hole("rows", lambda p: (_rows(p),))
 
 ROWS = Template(

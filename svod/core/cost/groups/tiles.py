@@ -1,4 +1,4 @@
-"""What the tiles that a subgroup holds cost: products, reads of operands, the elements of results that each thread has.
+"""Prices tiles that a subgroup holds: products, reads of operands, and registers.
 
     4 × 4 tiles of mma_bf16, operands in shared memory       per 16 of the sum: 16 products, 4 + 4 reads of lines of 16 bytes
 """
@@ -20,7 +20,7 @@ class HeldTiles(NamedTuple):
 
     plan: TensorizePlan
     results: Fragment
-    operands: tuple[Fragment, ...]      # empty where the instruction reads shared memory
+    operands: tuple[Fragment, ...]      # empty if the instruction reads its operands from shared memory
 
     @property
     def dot(self) -> Dot:
@@ -28,23 +28,23 @@ class HeldTiles(NamedTuple):
 
     @property
     def products(self) -> float:
-        """Multiply-adds of one instruction, by threads."""
+        """Multiply-adds of one instruction, per thread."""
         return self.dot.rows * self.dot.columns * self.dot.positions / self.dot.threads
 
     def number(self, node: int) -> int:
-        """Which operand a node is, or -1."""
+        """The number of the operand that a node is, or -1."""
         return next((k for k, o in enumerate(self.plan.operands) if o.node == node), -1)
 
     def words(self, number: int) -> float:
-        """Registers of a thread for a tile of an operand; read in as many loads."""
+        """Registers of a thread for a tile of an operand; also the number of loads that read it from memory."""
         return self.operands[number].num_elements * self.dot.operands[number].itemsize / WORD if self.operands else 0.0
 
     def registers(self, positions: list[int]) -> float:
-        """Registers for the operands of tiles side by side, by local axis."""
+        """Registers for the operands of tiles side by side. `positions`: tiles per local axis."""
         return positions[self.plan.rows] * self.words(0) + positions[self.plan.columns] * self.words(1)
 
     def reads(self, number: int, layout: Layout) -> float:
-        """Instructions of a thread that read a tile from shared memory."""
+        """Instructions of a thread to read a tile of an operand from shared memory."""
         return self.words(number) if is_turned(layout, self.dot.operands[number].itemsize, self.plan.packed[number].dim) else 1.0
 
     def tile_bytes(self, number: int) -> int:
@@ -52,12 +52,12 @@ class HeldTiles(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes that one instruction reads from shared memory by itself."""
+        """Bytes that one instruction itself reads from shared memory; 0 if threads load its operands."""
         dot = self.dot
         return (dot.rows + dot.columns) * dot.positions * dot.operands[0].itemsize if dot.reads_shared else 0
 
     def turns(self, number: int, layout: Layout) -> float:
-        """Turns of shared memory for a tile: a matrix of lines at a time."""
+        """Turns that shared memory takes to read a tile: one for each matrix of eight lines, more with bank conflicts."""
         lines, nbytes = MATRIX
         size = self.dot.operands[number].itemsize
         if layout.swizzle is not None:
@@ -69,7 +69,7 @@ class HeldTiles(NamedTuple):
 
 
 def held_tiles(plan: TensorizePlan | None) -> HeldTiles | None:
-    """The tiles of a stage, where a subgroup holds them."""
+    """The tiles of a stage, if a subgroup holds them; else None."""
     if plan is None or plan.dot.fragments is None:
         return None
     results, *operands = plan.dot.fragments
